@@ -37,7 +37,7 @@ check: $(INSTALLED) ## format, lint, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/unit/test_layers.py
+	$(BIN)/pytest -q tests/unit/tests/test_layers.py
 
 format: $(INSTALLED) ## put the code into its format
 	$(BIN)/ruff format .

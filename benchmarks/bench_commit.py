@@ -24,14 +24,16 @@ import trio
 
 from escapement.clock import SystemClock
 from escapement.message import Blobs, MessageBatch, Times
-from escapement.storage import catalog, checkpoint, lease, schema
+from escapement.storage import lease, schema
 from escapement.storage.blocking import in_threads
+from escapement.storage.catalog import catalog
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Append
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.log.log import Log
-from escapement.storage.state import load_state
+from escapement.storage.state import checkpoint
+from escapement.storage.state.state import load_state
 
 PAYLOAD_BYTES = 100
 DELAY_MS = 86_400_000
@@ -46,7 +48,7 @@ def open_database(options: argparse.Namespace) -> Iterator[Engine]:
             yield open_engine(options.log, Path(directory))
             return
         sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-        from servers import private_server
+        from support.database_servers import private_server
 
         with private_server() as server:
             yield open_engine(server.url("escapement_bench"), Path(directory))

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.database_servers import MysqlServer, private_server
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-from servers import MysqlServer, private_server
 
 
 class Measurement(NamedTuple):

@@ -33,16 +33,16 @@ from database import add_options, database
 import escapement
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, MessageBatch, Times
-from escapement.pipeline.filling import all_rows
 from escapement.pipeline.rebuild import RebuildConfig, run
+from escapement.pipeline.rebuilding.filling import all_rows
 from escapement.pipeline.session import session
 from escapement.storage.engine.open import open_engine
-from escapement.storage.index.directfile import DirectFile
+from escapement.storage.index.segments.direct_file import DirectFile
 from escapement.storage.log.log import Log
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from brokers import broker_process
-from servers import MysqlServer
+from support.broker_processes import broker_process
+from support.database_servers import MysqlServer
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100

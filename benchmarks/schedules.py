@@ -31,7 +31,7 @@ from escapement.client.connect import connect
 from escapement.recurrence import Recurrence
 from escapement.storage import schema
 from escapement.storage.engine.open import open_engine
-from escapement.storage.letters.schedule import Content, create_schedule
+from escapement.storage.inbox.schedule import Content, create_schedule
 
 SECOND_MS = 1_000
 # The time for a broker to start and to handle missed occurrences.

@@ -40,8 +40,8 @@ from database import add_options, database
 from processor_time import processor_time, spent
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process
 from escapement.pipeline.jvm import provide_java
+from support.broker_processes import PATIENT, BrokerProcess, broker_process
 
 TOPIC: Final = "bench/spark/bulk"
 TASKS: Final = 2

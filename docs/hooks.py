@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from escapement.durations import format as duration_text
-from escapement.storage.policy import (
+from escapement.storage.catalog.policy import (
     NamespacePolicy,
     Policy,
     SubscriptionPolicy,

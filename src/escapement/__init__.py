@@ -30,37 +30,37 @@ from escapement.errors import (
 )
 
 if TYPE_CHECKING:
-    from escapement.client.batch import Batch, Message
+    from escapement.client.administration.outcome import Outcome, Outcomes
+    from escapement.client.administration.schedules import Schedule, Schedules
     from escapement.client.broker import Broker
     from escapement.client.connect import connect
-    from escapement.client.groups import FollowUp, Group, GroupClosing, Groups
-    from escapement.client.inbox import Inbox
-    from escapement.client.outcome import Outcome, Outcomes
-    from escapement.client.producer import Producer
-    from escapement.client.receipt import Pending, Receipt, Receipts
-    from escapement.client.schedules import Schedule, Schedules
+    from escapement.client.consuming.batch import Batch, Message
+    from escapement.client.consuming.inbox import Inbox
+    from escapement.client.producing.groups import FollowUp, Group, GroupCompletion, Groups
+    from escapement.client.producing.producer import Producer
+    from escapement.client.producing.receipt import Pending, Receipt, Receipts
     from escapement.client.selection import Selection
     from escapement.client.serializers import JSON, MSGPACK, Serializer
     from escapement.client.settings import Settings
     from escapement.message import Blobs, MessageBatch, MessageId, Times
-    from escapement.protocol.fate import Fate
+    from escapement.protocol.amend_status import AmendStatus
     from escapement.traits import slot_of
 else:
     _HOMES: Final = {
-        "escapement.client.batch": ("Batch", "Message"),
+        "escapement.client.consuming.batch": ("Batch", "Message"),
         "escapement.client.broker": ("Broker",),
         "escapement.client.connect": ("connect",),
-        "escapement.client.groups": ("FollowUp", "Group", "GroupClosing", "Groups"),
-        "escapement.client.inbox": ("Inbox",),
-        "escapement.client.outcome": ("Outcome", "Outcomes"),
-        "escapement.client.producer": ("Producer",),
-        "escapement.client.receipt": ("Pending", "Receipt", "Receipts"),
-        "escapement.client.schedules": ("Schedule", "Schedules"),
+        "escapement.client.producing.groups": ("FollowUp", "Group", "GroupCompletion", "Groups"),
+        "escapement.client.consuming.inbox": ("Inbox",),
+        "escapement.client.administration.outcome": ("Outcome", "Outcomes"),
+        "escapement.client.producing.producer": ("Producer",),
+        "escapement.client.producing.receipt": ("Pending", "Receipt", "Receipts"),
+        "escapement.client.administration.schedules": ("Schedule", "Schedules"),
         "escapement.client.selection": ("Selection",),
         "escapement.client.serializers": ("JSON", "MSGPACK", "Serializer"),
         "escapement.client.settings": ("Settings",),
         "escapement.message": ("Blobs", "MessageBatch", "MessageId", "Times"),
-        "escapement.protocol.fate": ("Fate",),
+        "escapement.protocol.amend_status": ("AmendStatus",),
         "escapement.traits": ("slot_of",),
     }
     _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
@@ -77,6 +77,7 @@ __all__ = [
     "JSON",
     "MSGPACK",
     "AlreadyExists",
+    "AmendStatus",
     "BacklogFull",
     "Batch",
     "Blobs",
@@ -87,11 +88,10 @@ __all__ = [
     "DelaysDisabled",
     "Disconnected",
     "EscapementError",
-    "Fate",
     "FollowUp",
     "Group",
     "GroupClosed",
-    "GroupClosing",
+    "GroupCompletion",
     "Groups",
     "Inbox",
     "InvalidRequest",

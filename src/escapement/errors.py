@@ -189,7 +189,7 @@ class LogForgotten(StorageError):
     code = "log_forgotten"
 
 
-class LetterDamaged(StorageError):
+class InboxEntryDamaged(StorageError):
     """Raised when an inbox entry does not decode. It is held; the other entries continue."""
 
     code = "letter_damaged"

@@ -31,7 +31,7 @@ from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, UInt32s
 
 SLOTS: Final = 1 << 16
-PRINTS: Final = 1 << 23
+KEY_HASHES: Final = 1 << 23
 # Longer keys are cut here, to bound the loop over their bytes.
 HASHED_BYTES: Final = 256
 HAS_KEY: Final = 1 << 16
@@ -49,7 +49,7 @@ _SLOT_MASK: Final = SLOTS - 1
 _KEY_MASK: Final = FIRST_PRIORITY - 1
 # The bits of the hash that the key hash has beside the slot, and their place in the traits.
 _MORE_FROM: Final = 9
-_MORE_MASK: Final = PRINTS // SLOTS - 1
+_MORE_MASK: Final = KEY_HASHES // SLOTS - 1
 _MORE_SHIFT: Final = 17
 _OFFSET_BASIS: Final = 2_166_136_261
 _PRIME: Final = 16_777_619
@@ -145,15 +145,15 @@ def key_slots(traits: UInt32s) -> npt.NDArray[np.intp]:
     return (traits & np.uint32(_SLOT_MASK)).astype(np.intp)
 
 
-def key_prints(traits: UInt32s) -> Int64s:
+def hash_keys(traits: UInt32s) -> Int64s:
     """Return the key hashes, 0 for a message without a key; int64[n]."""
     more = (traits >> np.uint32(1)) & np.uint32(_MORE_MASK * SLOTS)
     return ((traits & np.uint32(_SLOT_MASK)) | more).astype(np.int64)
 
 
-def slots_of_prints(prints: Int64s) -> npt.NDArray[np.intp]:
+def slots_of_key_hashes(key_hashes: Int64s) -> npt.NDArray[np.intp]:
     """Return the slots of keys with these hashes; intp[n], so that they can index tables."""
-    return prints & _SLOT_MASK
+    return key_hashes & _SLOT_MASK
 
 
 def may_have_key(traits: UInt32s | None, key: bytes, count: int) -> npt.NDArray[np.intp]:

@@ -3,6 +3,6 @@
 Spark searches every module whose name begins with ``pyspark_`` for a ``DefaultSource``.
 """
 
-from escapement.pipeline.source import EscapementSource as DefaultSource
+from escapement.pipeline.source.source import EscapementSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -11,15 +11,15 @@ from typing import Any, Final
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process
-from bulk import commit, stage_letters
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.open import open_engine
-from escapement.storage.letters import inbox, job
-from letters import letter
+from escapement.storage.inbox import inbox, job
+from support.broker_processes import PATIENT, BrokerProcess, broker_process
+from support.inbox_entries import inbox_entry
+from support.staged_jobs import commit, stage_entries
 
 TOPICS: Final = 2
-LETTERS: Final = 100
+ENTRIES: Final = 100
 KILLS: Final = 3
 # So small that a kill finds most of it still to be done.
 SMALL: Final[dict[str, Any]] = {"inbox_step_bytes": 2_000, "inbox_round_bytes": 4_000}
@@ -39,7 +39,7 @@ async def kill_half_way(process: BrokerProcess, connection: Connection) -> None:
 
 
 def waiting(connection: Connection) -> int:
-    return sum(one.letters for one in inbox.waiting(connection, 99))
+    return sum(one.inbox_entries for one in inbox.waiting(connection, 99))
 
 
 async def received(broker: escapement.Broker, topic: str) -> list[int]:
@@ -54,13 +54,13 @@ async def test_an_owner_killed_half_way_through_adopting_a_job_adds_nothing_twic
     with broker_process(tmp_path / "data", mysql_url, limits=SMALL) as process:
         connection = engine.connect()
         load = job.enter(engine, connection, "load", 0)
-        letters = [
-            letter(
+        inbox_entries = [
+            inbox_entry(
                 f"shop/eu/{n % TOPICS}", f"{n}", *(b"%d" % m for m in range(10 * n, 10 * n + 10))
             )
-            for n in range(TOPICS * LETTERS)
+            for n in range(TOPICS * ENTRIES)
         ]
-        counted = stage_letters(engine, connection, load, 0, "a", letters)
+        counted = stage_entries(engine, connection, load, 0, "a", inbox_entries)
         commit(engine, connection, load, counted)
         await kill_half_way(process, connection)
         async with escapement.connect(process.url, settings=PATIENT) as broker:
@@ -70,7 +70,7 @@ async def test_an_owner_killed_half_way_through_adopting_a_job_adds_nothing_twic
             for topic in range(TOPICS):
                 wanted = [
                     m
-                    for n in range(topic, TOPICS * LETTERS, TOPICS)
+                    for n in range(topic, TOPICS * ENTRIES, TOPICS)
                     for m in range(10 * n, 10 * n + 10)
                 ]
                 assert await received(broker, f"shop/eu/{topic}") == wanted

@@ -20,13 +20,13 @@ import pytest
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process
 from escapement.errors import RemoteProtocolError
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_INT64, PROTOCOL_VERSION
+from support.broker_processes import PATIENT, BrokerProcess, broker_process
 
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 LENGTH: Final = struct.Struct(">I")
 ONE: Final = escapement.MessageBatch(escapement.Blobs.of([b"x"])).encode()
 TWO: Final = escapement.MessageBatch(escapement.Blobs.of([b"x", b"y"])).encode()
@@ -57,7 +57,7 @@ class Peer:
 
     async def hear(self) -> Any:
         """The next command, or None when the broker has closed the connection."""
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(TIMEOUT_S):
             while True:
                 event = self.protocol.next_event()
                 if isinstance(event, wire.Command):
@@ -101,7 +101,7 @@ async def undisturbed(broker: BrokerProcess) -> AsyncIterator[None]:
 
 async def round_trip(producer: escapement.Producer, inbox: escapement.Inbox) -> None:
     receipt = await producer.send(b"still here")
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         async for message in inbox:
             await message.ack()
             if message.id == receipt.id:
@@ -193,7 +193,7 @@ async def test_a_peer_that_vanishes_while_its_requests_wait_disturbs_nobody(
                     wire.OpenProducer(2, 2, topic, "p", -1),
                     wire.Subscribe(3, 3, topic, "s", "exclusive", "earliest", 0, ""),
                 )
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(TIMEOUT_S):
             async with escapement.connect(broker.url, settings=PATIENT) as client:
                 async with client.consumer("vanishing/a/t0", "s", kind="exclusive"):
                     pass
@@ -275,7 +275,7 @@ async def test_a_batch_of_lies_about_its_own_columns(broker: BrokerProcess) -> N
     async with undisturbed(broker):
         for body in bodies:
             async with peer_of(broker) as peer:
-                with trio.fail_after(PATIENCE_S):
+                with trio.fail_after(TIMEOUT_S):
                     await peer.say(wire.OpenProducer(1, 1, "lies", "p", -1))
                     assert isinstance(await peer.hear(), wire.ProducerReady)
                     packed = msgpack.packb([12, 1, 0, -1, None, None, body])
@@ -358,7 +358,7 @@ async def test_random_bytes_and_mangled_frames_bring_nobody_down(broker: BrokerP
             async with peer_of(broker) as peer:
                 await peer.stream.send_all(bytes(mangled))
                 await peer.stream.send_eof()
-                with trio.fail_after(PATIENCE_S):
+                with trio.fail_after(TIMEOUT_S):
                     while await peer.stream.receive_some(65536):
                         pass
 

@@ -15,10 +15,10 @@ import pytest
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process, until
+from support.broker_processes import PATIENT, BrokerProcess, broker_process, until
 
 MIB: Final = 1 << 20
-PATIENCE_S: Final = 120
+TIMEOUT_S: Final = 120
 
 
 async def receive_all(
@@ -28,7 +28,7 @@ async def receive_all(
     order: list[int] = []
     seen: set[int] = set()
     async with client.consumer("t", "s", permits=permits, **options) as inbox:
-        with trio.move_on_after(PATIENCE_S):
+        with trio.move_on_after(TIMEOUT_S):
             while len(seen) < count:
                 batch = await inbox.next_batch()
                 assert batch is not None
@@ -193,7 +193,7 @@ async def test_failover_hands_on_without_a_gap(tmp_path: Path) -> None:
             producer = await client.producer("t")
             delays = np.random.default_rng(5).integers(0, 3_600_000, count)
             await producer.send_many([b"x"] * count, delay=delays)
-            with trio.fail_after(PATIENCE_S):
+            with trio.fail_after(TIMEOUT_S):
                 async with trio.open_nursery() as nursery:
                     for most in (700, 900, count * 2):
                         nursery.start_soon(member, most)

@@ -24,12 +24,12 @@ import pytest
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process, until
 from escapement.names import TopicName
+from escapement.storage.encoding.lag import TRIED, UNSEEN, Tally
 from escapement.storage.engine.open import open_engine
-from escapement.storage.lag import TRIED, UNSEEN, Tally
-from escapement.storage.lagtable import read_lags
-from escapement.storage.topicstate import read_topic
+from escapement.storage.state.lag_table import read_lags
+from escapement.storage.state.topic_state import read_topic
+from support.broker_processes import PATIENT, BrokerProcess, broker_process, until
 
 TOPIC: Final = "shop/eu/orders"
 SUBSCRIPTION: Final = "billing"
@@ -37,7 +37,7 @@ ID: Final = struct.Struct("<II")  # producer, number
 LONGEST_DELAY_MS: Final = 3_000
 # Receipts and deliveries travel over different connections: so much one may overtake the other.
 OVERTAKE_MS: Final = 1_000
-PATIENCE_S: Final = 120
+TIMEOUT_S: Final = 120
 
 
 def now_ms() -> int:
@@ -345,7 +345,7 @@ async def work_under_kills(
             )
         # From here on nobody says anything to the broker but acknowledgements.
         with contextlib.suppress(trio.TooSlowError):
-            await until(lambda: record.confirmed <= record.got, PATIENCE_S)
+            await until(lambda: record.confirmed <= record.got, TIMEOUT_S)
         consumers.cancel_scope.cancel()
     return record
 
@@ -354,7 +354,7 @@ async def nothing_is_left(broker: BrokerProcess) -> None:
     """Whatever is still unacknowledged comes once more, and then never again."""
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         async with client.consumer(TOPIC, SUBSCRIPTION, permits=10_000) as inbox:
-            with trio.fail_after(PATIENCE_S):
+            with trio.fail_after(TIMEOUT_S):
                 while await unacknowledged(client):
                     batch = await inbox.next_batch(timeout_s=0.1)
                     if batch is not None:

@@ -17,15 +17,15 @@ import pytest
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process, until
-from damage import scramble
-from servers import MysqlServer
+from support.broker_processes import PATIENT, BrokerProcess, broker_process, until
+from support.damaged_bytes import scramble
+from support.database_servers import MysqlServer
 
 COUNT: Final = 6_000
 SEGMENTS: Final = "*.segment"
 # Segments soon, and nothing of them kept in memory.
 LIMITS: Final[dict[str, Any]] = {"checkpoint_interval_s": 0.2, "index_cache_bytes": 0}
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 REPAIR: Final = "rebuilding the delayed index"
 REPAIR_WAITS: Final = "the rebuild of the index waits for the database"
 
@@ -52,7 +52,7 @@ async def prepare(broker: BrokerProcess, delay_ms: int) -> np.ndarray:
 async def take(inbox: escapement.Inbox, want: set[int]) -> None:
     """Receive until every offset of ``want`` is there; nothing else may come, nor early."""
     got: set[int] = set()
-    with trio.move_on_after(PATIENCE_S):
+    with trio.move_on_after(TIMEOUT_S):
         while got != want:
             batch = await inbox.next_batch()
             assert batch is not None

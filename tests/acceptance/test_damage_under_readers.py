@@ -12,9 +12,9 @@ import pytest
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process, until
-from damage import scramble
 from escapement.errors import EscapementError
+from support.broker_processes import PATIENT, BrokerProcess, broker_process, until
+from support.damaged_bytes import scramble
 
 READERS: Final = 6
 # Segments soon, and nothing of them kept in memory: a damage is met with the next delivery.

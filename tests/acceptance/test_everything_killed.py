@@ -14,12 +14,12 @@ from pathlib import Path
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process
-from escapement import Fate, FollowUp
+from escapement import AmendStatus, FollowUp
+from support.broker_processes import PATIENT, BrokerProcess, broker_process
 
 KILLS = 3
 BATCH = 5
-PATIENCE_S = 60
+TIMEOUT_S = 60
 POLICY = {"max_deliveries": 2, "min_backoff_ms": 50, "max_backoff_ms": 100, "order": "key"}
 WORK = {"topic": "work", "subscription": "w"}
 
@@ -69,7 +69,7 @@ async def batch(
                 (outcome,) = await broker.run_now([id])
                 # The client asks again if the broker dies before its answer. The message is due
                 # by then, so the next broker cannot know that nobody has had it.
-                assert outcome.fate in (Fate.DONE, Fate.DELIVERED)
+                assert outcome.status in (AmendStatus.DONE, AmendStatus.DELIVERED)
     await producer.close_group(group, "w", FollowUp(group.encode(), "after"))
     told.groups.append(group.encode())
 
@@ -87,7 +87,7 @@ async def settled(broker: escapement.Broker, told: Told) -> None:
     """Wait until everything is done, and what follows from it is where it belongs."""
     await broker.schedules.pause("s")
     bad = sum(value.startswith(b"bad") for value in told.sent)
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         while True:
             (row,) = await broker.admin("subscriptions.list", topic="work")
             schedule = await broker.schedules.get("s")
@@ -127,9 +127,9 @@ async def test_what_was_confirmed_holds_for_every_feature_though_the_broker_is_k
             fresh = Counter(offset for offset, _, again in told.arrivals if not again)
             assert max(fresh.values()) == 1, "it came again, unmarked"
             assert {v for _, v, _ in told.arrivals} == told.sent.keys() - told.cancelled
-            letters = await broker.admin("dlq.list", **WORK, count=1000)
-            buried = Counter(letter["original_offset"] for letter in letters)
-            assert buried == Counter(o for v, o in told.sent.items() if v.startswith(b"bad"))
+            inbox_entries = await broker.admin("dlq.list", **WORK, count=1000)
+            dead_lettered = Counter(inbox_entry["original_offset"] for inbox_entry in inbox_entries)
+            assert dead_lettered == Counter(o for v, o in told.sent.items() if v.startswith(b"bad"))
             assert Counter(await values(broker, "after")) == Counter(told.groups)
             schedule = await broker.schedules.get("s")
             assert len(await values(broker, "ticks")) == schedule.published

@@ -12,11 +12,11 @@ from typing import Final
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process
 from escapement import FollowUp
+from support.broker_processes import PATIENT, BrokerProcess, broker_process
 
 KILLS: Final = 3
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 
 
 async def kill_again_and_again(
@@ -67,12 +67,12 @@ async def test_killed_at_any_time_a_broker_fires_each_follow_up_once(
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(import_until, client, over, closed)
                     nursery.start_soon(kill_again_and_again, process, random.Random(7), over)
-                with trio.fail_after(PATIENCE_S):
+                with trio.fail_after(TIMEOUT_S):
                     while await fired(client) < len(closed):  # noqa: ASYNC110 (it is elsewhere)
                         await trio.sleep(0.1)
                 await trio.sleep(0.5)  # what comes twice comes soon
                 workers.cancel_scope.cancel()
             found = [int(m.payload) async for page in client.read("after") for m in page]
             assert sorted(found) == closed
-            states = {one.closings[0].state for one in await client.groups.list("work")}
+            states = {one.completions[0].state for one in await client.groups.list("work")}
             assert states == {"fired"}

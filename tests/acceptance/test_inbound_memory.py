@@ -10,10 +10,10 @@ import trio
 import trio.lowlevel
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import MAX_FRAME_BYTES, PROTOCOL_VERSION
+from support.broker_processes import PATIENT, BrokerProcess, broker_process
 
 MIB = 1 << 20
 

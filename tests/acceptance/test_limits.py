@@ -9,13 +9,13 @@ from typing import Any, Final
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process
+from support.broker_processes import PATIENT, BrokerProcess, broker_process
 
 BATCHES: Final = 60
 BATCH: Final = 50
 KEPT: Final = 100
 KILLS: Final = 3
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 LIMITED: Final = {"expired_to_dead_letter": "yes", "dropped_to_dead_letter": "yes"}
 # What of a topic may wait, and for how long.
 POLICIES: Final[dict[str, dict[str, Any]]] = {
@@ -87,7 +87,7 @@ async def test_killed_while_messages_expire_and_are_dropped_each_is_a_dead_lette
                 nursery.start_soon(publish, process.url, f"t/n/{name}-{kind}")
             await kill_again_and_again(process, random.Random(3))
         async with escapement.connect(process.url, settings=PATIENT) as broker:
-            with trio.fail_after(PATIENCE_S):
+            with trio.fail_after(TIMEOUT_S):
                 for name, kind in WHERE:
                     kept, topic = (KEPT if name == "few" else 0), f"t/n/{name}-{kind}"
                     dead = f"{topic}-s-DLQ"

@@ -19,16 +19,16 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 import escapement
-from brokers import PATIENT, broker_process, until
 from escapement.broker.limits import DEFAULT_LIMITS
 from escapement.broker.server import LEAVE_S
 from escapement.errors import StorageUnavailable
-from servers import MysqlServer
+from support.broker_processes import PATIENT, broker_process, until
+from support.database_servers import MysqlServer
 
 LEASE_MS: Final = 3_000
 LIMITS: Final[dict[str, Any]] = {"lease_ms": LEASE_MS, "checkpoint_interval_s": 0.5}
 USER: Final = "broker"
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 # So much must be overdue before it counts that nothing of it came.
 OVERDUE: Final = 200
 
@@ -81,7 +81,7 @@ class Watcher:
         # What was sent before that reply is here, and is taken out now.
         await wait_all_tasks_blocked()
         before = len(self.offsets)
-        await until(lambda: (due_ms <= now_ms()).sum() >= before + OVERDUE, PATIENCE_S)
+        await until(lambda: (due_ms <= now_ms()).sum() >= before + OVERDUE, TIMEOUT_S)
         assert len(self.offsets) == before, "something was delivered all the same"
 
 
@@ -92,7 +92,7 @@ async def tick_finely(client: escapement.Broker) -> None:
 
 async def refusal(producer: escapement.Producer) -> StorageUnavailable:
     """What the broker says of a publish, and not that its time was up meanwhile."""
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         while True:
             try:
                 await producer.send(b"hasty")
@@ -104,7 +104,7 @@ async def refusal(producer: escapement.Producer) -> StorageUnavailable:
 
 
 async def until_the_lease_has_run_out(client: escapement.Broker) -> None:
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         while True:
             # A connection in which messages wait for their way out is cut by then.
             with suppress(escapement.Disconnected):
@@ -132,7 +132,7 @@ async def test_a_killed_server_loses_nothing_and_work_goes_on(
             receipts = await patient.send_many([b"m"] * 6_000, delay=delays)
             confirmed = set(receipts.offsets.tolist())
             due_ms = now_ms() + delays
-            await until(lambda: len(watcher.offsets) >= OVERDUE, PATIENCE_S)
+            await until(lambda: len(watcher.offsets) >= OVERDUE, TIMEOUT_S)
             mysql_to_break.kill()
             killed_ms = now_ms()
             with pytest.raises((StorageUnavailable, escapement.Disconnected)) as refused:
@@ -140,7 +140,7 @@ async def test_a_killed_server_loses_nothing_and_work_goes_on(
             assert refused.value.retryable
             waiting = await patient.submit(b"patient")
             # What is due goes on being delivered while the lease is held.
-            await until(lambda: watcher.latest_due_ms > killed_ms, PATIENCE_S)
+            await until(lambda: watcher.latest_due_ms > killed_ms, TIMEOUT_S)
             with trio.move_on_after(0.3) as patience:
                 await inbox.ack(np.array([0], np.int64), durable=True)
                 await inbox.ack(np.array([max(watcher.offsets)], np.int64), durable=True)
@@ -151,7 +151,7 @@ async def test_a_killed_server_loses_nothing_and_work_goes_on(
             receipt = await waiting
             assert receipt.id is not None
             confirmed.add(receipt.id.offset)
-            await until(lambda: set(watcher.offsets) >= confirmed, PATIENCE_S)
+            await until(lambda: set(watcher.offsets) >= confirmed, TIMEOUT_S)
             await inbox.flush_acks()
             await patient.send(b"again")
             nursery.cancel_scope.cancel()
@@ -186,7 +186,7 @@ async def test_a_read_only_server_stops_dispatch_until_it_takes_writes(
             delays = np.linspace(0, 5_000, 2_000).astype(np.int64)
             receipts = await patient.send_many([b"m"] * 2_000, delay=delays)
             due_ms = now_ms() + delays
-            await until(lambda: bool(watcher.offsets), PATIENCE_S)
+            await until(lambda: bool(watcher.offsets), TIMEOUT_S)
             mysql_to_break.admin("SET GLOBAL read_only = 1")
             refused = await refusal(hasty)
             assert refused.code == "storage_read_only"
@@ -199,7 +199,7 @@ async def test_a_read_only_server_stops_dispatch_until_it_takes_writes(
             mysql_to_break.admin("SET GLOBAL read_only = 0")
             assert (await waiting).id is not None
             want = set(receipts.offsets.tolist()) - set(range(1_900, 1_905))
-            await until(lambda: set(watcher.offsets) >= want, PATIENCE_S)
+            await until(lambda: set(watcher.offsets) >= want, TIMEOUT_S)
             await patient.send(b"again")
             await inbox.flush_acks()
             nursery.cancel_scope.cancel()
@@ -230,10 +230,10 @@ async def test_a_frozen_server_is_waited_for(
                 mysql_to_break.resume()
                 for pending in waiting:
                     await pending
-                with trio.fail_after(PATIENCE_S):
+                with trio.fail_after(TIMEOUT_S):
                     got = [(await anext(inbox)).value for _ in range(100)]
                 assert sorted(got) == sorted(b"%d" % number for number in range(100))
-            with trio.fail_after(PATIENCE_S):
+            with trio.fail_after(TIMEOUT_S):
                 async with client.consumer("other", "s") as other:
                     await (await client.producer("other")).send(b"hello")
                     assert (await anext(other)).value == b"hello"
@@ -297,7 +297,7 @@ async def test_a_read_only_server_is_noticed_though_nobody_writes(
             nursery.start_soon(watch)
             await until(lambda: bool(got))
             mysql_to_break.admin("SET GLOBAL read_only = 1")
-            with trio.fail_after(PATIENCE_S):
+            with trio.fail_after(TIMEOUT_S):
                 stats = await database_is("read_only")
             assert stats["lease_held"]
             # What was sent before that reply is here, and is taken out now.

@@ -11,13 +11,13 @@ import pytest
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process, until, until_it_starts
 from escapement.storage.engine.address import MysqlAddress
+from support.broker_processes import PATIENT, BrokerProcess, broker_process, until, until_it_starts
 
 SHORT_LEASE: Final[dict[str, Any]] = {"lease_ms": 1_500}
 # Nobody who waits for its end is ready before patience is.
 LONG_LEASE: Final[dict[str, Any]] = {"lease_ms": 600_000}
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 
 
 def log_rows(url: str) -> dict[int, int]:
@@ -57,7 +57,7 @@ def test_a_second_broker_is_refused_and_told_who_is_first(tmp_path: Path, mysql_
         second = BrokerProcess(tmp_path / "second", mysql_url)
         second.launch()
         try:
-            assert second.process.wait(PATIENCE_S) == 1, "it waited for the lease"
+            assert second.process.wait(TIMEOUT_S) == 1, "it waited for the lease"
             complaint = second.complaints()
             assert f"127.0.0.1:{first.port}" in complaint
             assert "Traceback" not in complaint
@@ -79,7 +79,7 @@ def test_a_data_directory_and_a_port_have_one_broker_each(tmp_path: Path) -> Non
         said = first._said.read_bytes()
         for broker, word in ((same_data, str(first.process.pid)), (same_port, "in use")):
             broker.launch()
-            assert broker.process.wait(PATIENCE_S) == 1
+            assert broker.process.wait(TIMEOUT_S) == 1
             assert word in broker.complaints()
             assert "Traceback" not in broker.complaints()
         first._said.write_bytes(said)

@@ -18,13 +18,13 @@ import pytest
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process, until
 from escapement.storage.engine.address import MysqlAddress
-from servers import MysqlServer, private_server
+from support.broker_processes import PATIENT, BrokerProcess, broker_process, until
+from support.database_servers import MysqlServer, private_server
 
 LIMITS: Final[dict[str, Any]] = {"lease_ms": 3_000, "checkpoint_interval_s": 0.5}
 USER: Final = "somebody"
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 BATCH: Final = [bytes(20_000)] * 20
 # All tables in two files that do not grow, the first as large as the server makes it.
 FULL: Final = ("--innodb-file-per-table=0", "--innodb-data-file-path=ibdata1:12M;ibdata2:16M")
@@ -74,7 +74,7 @@ class Traffic:
 
     async def refusal(self, producer: escapement.Producer) -> escapement.EscapementError:
         """Publish until that is refused, and not because its time was up."""
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(TIMEOUT_S):
             while True:
                 try:
                     await self.publish(producer)
@@ -86,7 +86,7 @@ class Traffic:
     async def all_come(self, client: escapement.Broker) -> None:
         """Everything that was confirmed is delivered."""
         async with client.consumer("t", "s", permits=10_000) as inbox:
-            with trio.fail_after(PATIENCE_S):
+            with trio.fail_after(TIMEOUT_S):
                 while not self.got >= self.confirmed:
                     batch = await inbox.next_batch()
                     assert batch is not None
@@ -197,7 +197,7 @@ async def test_what_an_operator_must_mend_ends_the_broker_with_the_reason(
                 cut_off(mysql_to_break)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(traffic.go_on, producer)
-                    await until(lambda: not broker.running, PATIENCE_S)
+                    await until(lambda: not broker.running, TIMEOUT_S)
                     nursery.cancel_scope.cancel()
             finally:
                 mysql_to_break.admin(mend_it)

@@ -9,7 +9,7 @@ import numpy as np
 import trio
 
 import escapement
-from brokers import PATIENT, broker_process, until
+from support.broker_processes import PATIENT, broker_process, until
 
 PERMITS = 200
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from brokers import BrokerProcess, broker_process
-from commandline import Say
 from escapement.cli.main import run
+from support.broker_processes import BrokerProcess, broker_process
+from support.command_lines import Say
 
 
 @pytest.fixture(scope="module")

@@ -21,25 +21,27 @@ from escapement.cli.main import run as command
 from escapement.errors import InvalidRequest, NotFound, StorageError
 from escapement.names import TopicName
 from escapement.pipeline import archive as job
-from escapement.pipeline import archivetasks, audit
+from escapement.pipeline import audit
 from escapement.pipeline.archive import ArchiveConfig, run
-from escapement.pipeline.archivecount import ArchiveClaim, count_files
-from escapement.pipeline.archived import archived_parts, read_archived
-from escapement.pipeline.archivedigest import Digest
-from escapement.pipeline.archivefile import FoundFile
-from escapement.pipeline.archivemanifest import Manifest
-from escapement.pipeline.archivetasks import Made, make, read_back
+from escapement.pipeline.archive_manifest import Manifest
+from escapement.pipeline.archiving import tasks
+from escapement.pipeline.archiving.archive_file import FoundFile
+from escapement.pipeline.archiving.digest import Digest
+from escapement.pipeline.archiving.tasks import Made, make, read_back
 from escapement.pipeline.arrow import arrow_schema
+from escapement.pipeline.auditing.archive_count import ArchiveClaim, count_files
 from escapement.pipeline.columns import READ_COLUMNS
-from escapement.pipeline.localplace import local_path
+from escapement.pipeline.directories.local_directory import local_path
 from escapement.pipeline.selection import Selection
-from escapement.storage import archive, topicstate
-from escapement.storage.catalog import TopicRecord
+from escapement.pipeline.source.archived_reading import archived_parts, read_archived
+from escapement.storage import archive_record
+from escapement.storage.catalog.catalog import TopicRecord
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.topicstate import read_topic
-from storied import TOPIC, Expected, fill
+from escapement.storage.state import topic_state
+from escapement.storage.state.topic_state import read_topic
+from support.eventful_log import TOPIC, Expected, fill
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Kept:
     def archived(self) -> list[int]:
         connection = self.engine.connect()
         try:
-            return archive.archived(connection, 1).to_array(0, 1 << 40).tolist()
+            return archive_record.archived(connection, 1).to_array(0, 1 << 40).tolist()
         finally:
             connection.close()
 
@@ -122,7 +124,7 @@ def test_a_topic_that_is_deleted_under_a_run_is_left_out(
     def deleted_first(_: Engine, __: Connection, names: Sequence[TopicName]) -> list[NotFound]:
         return [NotFound(f"{name.full} was deleted") for name in names]
 
-    monkeypatch.setattr(topicstate, "read_topics", deleted_first)
+    monkeypatch.setattr(topic_state, "read_topics", deleted_first)
     assert run(spark, log.config()).topics == []
 
 
@@ -159,7 +161,7 @@ def test_another_file_system_is_spark_s_to_write_and_to_read(
         return read_back(spark, directory)
 
     with monkeypatch.context() as patch:
-        patch.setattr(archivetasks, "read_back", doubled)
+        patch.setattr(tasks, "read_back", doubled)
         with pytest.raises(StorageError, match="60 messages of 30, content"):
             run(spark, config)
     assert not log.archived()
@@ -182,7 +184,7 @@ def test_what_is_done_is_archived_as_it_is_read(
     log.hold(True)
     live = spark.read.format("escapement").options(**log.source, topic=TOPIC).load()
     wanted = live.where("state IN ('acked', 'cancelled')").collect()
-    shown: list[int] = []
+    shared: list[int] = []
 
     def then_a_task_is_tried_again(*of: Any) -> Made:
         directory = local_path(of[3])
@@ -193,10 +195,10 @@ def test_what_is_done_is_archived_as_it_is_read(
 
     monkeypatch.setattr(job, "make", then_a_task_is_tried_again)
     config = ArchiveConfig(
-        log.source, str(log.root), older_than_ms=0, show=lambda at: shown.append(at.messages)
+        log.source, str(log.root), older_than_ms=0, show=lambda at: shared.append(at.messages)
     )
     (done,) = run(spark, config).topics
-    assert (done.topic, done.messages, shown) == (TOPIC, 30, [0, 30])
+    assert (done.topic, done.messages, shared) == (TOPIC, 30, [0, 30])
     assert log.archived() == log.done == sorted(row.offset for row in wanted)
     plain = spark.read.parquet(str(log.root))
     found = plain.select(*READ_COLUMNS).collect()
@@ -216,7 +218,7 @@ def test_what_is_done_is_archived_as_it_is_read(
     assert sorted(ours, key=lambda row: row.offset) == sorted(wanted, key=lambda row: row.offset)
     manifest = Manifest.decode(Path(urlsplit(done.manifest).path).read_bytes())
     connection = log.engine.connect()
-    (record,) = archive.records(connection, 1)
+    (record,) = archive_record.records(connection, 1)
     connection.close()
     assert Manifest.decode(record.manifest) == manifest
     (path,) = files(log.root)

@@ -19,11 +19,11 @@ from escapement import testing
 from escapement.errors import Conflict
 from escapement.pipeline import audit
 from escapement.pipeline.archive import ArchiveConfig, Archived, run
-from escapement.pipeline.archivemanifest import Manifest
-from escapement.storage import archive
+from escapement.pipeline.archive_manifest import Manifest
+from escapement.storage import archive_record
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
-from storied import CONFIG, DAY_MS
+from support.eventful_log import CONFIG, DAY_MS
 
 NAMESPACE: Final = "shop/eu"
 TOPICS: Final = 4
@@ -96,10 +96,10 @@ def check(spark: SparkSession, log: Engine, url: str, root: Path) -> None:
     named: set[str] = set()
     connection = log.connect()
     for topic_id in range(1, TOPICS + 1):
-        assert archive.archived(connection, topic_id).to_array(0, 1 << 40).tolist() == [
+        assert archive_record.archived(connection, topic_id).to_array(0, 1 << 40).tolist() == [
             *range(EACH)
         ]
-        for record in archive.records(connection, topic_id):
+        for record in archive_record.records(connection, topic_id):
             manifest = Manifest.decode(record.manifest)
             named |= {file.path for file in manifest.files}
     connection.close()

@@ -19,11 +19,11 @@ from escapement.errors import InvalidRequest, LogDamaged, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import audit, rebuild
 from escapement.pipeline.audit import Audit, AuditConfig, run
-from escapement.pipeline.indexcount import IndexCount
-from escapement.pipeline.recount import Digest
+from escapement.pipeline.auditing.index_count import IndexCount
+from escapement.pipeline.auditing.recount import Digest
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.offsets import OffsetSet
-from storied import CONFIG, TOPIC, Expected, fill
+from support.eventful_log import CONFIG, TOPIC, Expected, fill
 
 Harm = Callable[[sqlite3.Connection, Path], object]
 

@@ -11,8 +11,8 @@ import trio
 from pyspark.sql import SparkSession
 
 import escapement
-from brokers import PATIENT, broker_process
 from escapement.pipeline.audit import AuditConfig, run
+from support.broker_processes import PATIENT, broker_process
 
 TOPIC: Final = "shop/eu/busy"
 BATCH: Final = 200

@@ -16,8 +16,8 @@ from escapement.pipeline.arrow import arrow_schema
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
-from forgottenshop import NAMES, open_shop
-from storied import HOUR_MS, TOPIC, Expected, fill
+from support.eventful_log import HOUR_MS, TOPIC, Expected, fill
+from support.forgotten_log import NAMES, open_shop
 
 SECRET = "s3cr3t-of-the-log"
 
@@ -186,9 +186,9 @@ def test_a_password_is_in_no_plan_and_no_error(
         frame = reader.load()
         assert frame.count() == len(expected)
         frame.explain("extended")
-        shown = capsys.readouterr().out + str(frame) + frame._jdf.queryExecution().toString()
-        assert "escapement" in shown
-        assert SECRET not in shown
+        shared = capsys.readouterr().out + str(frame) + frame._jdf.queryExecution().toString()
+        assert "escapement" in shared
+        assert SECRET not in shared
         file.write_text(SECRET + "x")
         with pytest.raises(PySparkException, match="refuses this user") as refused:
             reader.load().count()

@@ -16,8 +16,8 @@ import pytest
 import trio
 
 import escapement
-from brokers import PATIENT, broker_process
-from sparkcluster import CHECKOUT, SparkCluster, install
+from support.broker_processes import PATIENT, broker_process
+from support.spark_cluster import CHECKOUT, SparkCluster, install
 
 NAMESPACE: Final = "shop/eu"
 TOPIC: Final = "shop/eu/reminders"

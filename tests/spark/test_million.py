@@ -23,10 +23,10 @@ from million import ROWS, TRIES
 from reaper import Reaper
 
 import escapement
-from brokers import PATIENT, BrokerProcess, broker_process
 from escapement.message import Int64s
 from escapement.storage.engine.open import open_engine
 from escapement.storage.log.generation import read_generations
+from support.broker_processes import PATIENT, BrokerProcess, broker_process
 
 NAMESPACE: Final = "shop/eu"
 TOPIC: Final = "shop/eu/reminders"

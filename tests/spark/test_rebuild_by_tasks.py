@@ -17,19 +17,19 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import escapement
-from brokers import PATIENT, broker_process
 from escapement.cli.main import run as command
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, MessageBatch
 from escapement.pipeline.audit import AuditConfig
 from escapement.pipeline.audit import run as audit
-from escapement.pipeline.filling import Progress
+from escapement.pipeline.directories.shared_directory import SharedDirectory
 from escapement.pipeline.options import LogAddress
 from escapement.pipeline.rebuild import RebuildConfig, run
-from escapement.pipeline.shown import Shown
-from escapement.pipeline.shuffle import Block, Work, Written, gather
+from escapement.pipeline.rebuilding.filling import Progress
+from escapement.pipeline.rebuilding.shuffle import Block, Work, Written, gather
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits
 from escapement.storage.index.building import Building
+from support.broker_processes import PATIENT, broker_process
 
 TOPIC: Final = "shop/eu/reminders"
 SOON, LATER = timedelta(seconds=2), timedelta(hours=1)
@@ -146,7 +146,7 @@ def test_what_a_task_wrote_before_it_died_is_no_part_of_the_index(
 ) -> None:
     """P5: its next attempt writes all of it again, into files of its own."""
     building = Building(tmp_path / "index")
-    work = Work(LogAddress(), Shown.mark_in(building.directory), 0, 20_000)
+    work = Work(LogAddress(), SharedDirectory.mark_in(building.directory), 0, 20_000)
     blocks = [(number % 2, block_of(number)) for number in range(12)]
 
     def dying(some: Iterable[tuple[int, Block]]) -> Iterator[Written]:

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from escapement.pipeline.columns import READ_COLUMNS
-from escapement.pipeline.reader import check_types
+from escapement.pipeline.source.batch_reader import check_types
 
 
 def test_spark_finds_the_data_source_by_itself(spark: SparkSession) -> None:

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
-from storied import TOPIC, fill, more
+from support.eventful_log import TOPIC, fill, more
 
 
 def test_a_query_goes_on_after_its_checkpoint(

@@ -21,19 +21,20 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from reaper import task_workers
 
-from bulk import take_out
 from escapement.errors import InvalidRequest
-from escapement.pipeline import bulk
 from escapement.pipeline.options import Options
-from escapement.pipeline.source import EscapementSource
-from escapement.pipeline.writer import BatchWriter, StagedPart, StreamWriter
-from escapement.storage import catalog, schema
+from escapement.pipeline.sink import bulk_write
+from escapement.pipeline.sink.writer import BatchWriter, StagedPart, StreamWriter
+from escapement.pipeline.source.source import EscapementSource
+from escapement.storage import schema
+from escapement.storage.catalog import catalog
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.letters import inbox, job
-from escapement.storage.letters.job import JobState
-from escapement.storage.letters.letter import decode_letter
+from escapement.storage.inbox import inbox, job
+from escapement.storage.inbox.entry import decode_inbox_entry
+from escapement.storage.inbox.job import JobState
+from support.staged_jobs import take_out
 
 ROWS = 100_000
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
@@ -60,9 +61,9 @@ class Log:
         found: dict[str, list[tuple[bytes, bytes, int, int, bytes]]] = {}
         while boxes := inbox.occupied(self.connection, 0, 9):
             for box in boxes:
-                step = inbox.read_parcels(self.connection, box.id, 8 << 20)
-                for one in step.letters:
-                    batch, times, _ = decode_letter(one.data)
+                step = inbox.read_staged_batches(self.connection, box.id, 8 << 20)
+                for one in step.inbox_entries:
+                    batch, times, _ = decode_inbox_entry(one.data)
                     none = [b""] * len(batch)
                     absent = np.full(len(batch), 50, np.uint8)
                     columns = (
@@ -79,7 +80,7 @@ class Log:
     def jobs(self) -> list[JobState]:
         return job.states(self.connection, 99)
 
-    def parcels(self) -> int:
+    def staged_batches(self) -> int:
         ((count,),) = self.connection.execute("SELECT COUNT(*) FROM parcels").rows
         return int(count)
 
@@ -196,7 +197,7 @@ def test_a_write_that_fails_adds_nothing_and_takes_back_what_it_staged(
     with pytest.raises(PySparkException, match="shop/eu/nowhere does not exist"):
         log.write(rows)
     assert log.take() == {}
-    assert log.parcels() == 0
+    assert log.staged_batches() == 0
     assert log.jobs()[0].given_up_at_ms is not None
 
 
@@ -213,7 +214,7 @@ def test_time_that_spark_cannot_parse_fails_the_write_instead_of_sending_at_once
     with pytest.raises(PySparkException, match=why) as failed:
         log.write(rows, topic="shop/eu/a")
     assert "secret" not in str(failed.value)
-    assert (log.take(), log.parcels()) == ({}, 0)
+    assert (log.take(), log.staged_batches()) == ({}, 0)
 
 
 def test_a_repeated_job_adds_nothing(spark: SparkSession, log: Log) -> None:
@@ -270,7 +271,7 @@ def test_a_write_ends_with_a_line_and_a_stream_has_one_for_each_batch_that_is_no
     options = Options({"url": log.url, "topic": "shop/eu/a"})
     rows = pa.RecordBatch.from_pydict({"payload": pa.array([b"1", b"2"])})
     batch = BatchWriter(options, StructType().add("payload", "binary"), False)
-    batch.commit([StagedPart(bulk.write_part(batch._plan, 0, [rows]))])
+    batch.commit([StagedPart(bulk_write.write_part(batch._plan, 0, [rows]))])
     (said,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"escapement: job job/.*: 2 messages .* for 1 topic committed in .*", said)
     for number, given in ((7, [rows]), (7, [rows]), (8, [])):
@@ -279,7 +280,7 @@ def test_a_write_ends_with_a_line_and_a_stream_has_one_for_each_batch_that_is_no
             StreamWriter(options, StructType().add("payload", "binary"), False) for _ in range(2)
         )
         plan = replace(of_tasks._plan.of_batch("query/q", number), began_s=time.time() - 30)
-        of_commit.commit([StagedPart(bulk.write_part(plan, 0, given))], number)
+        of_commit.commit([StagedPart(bulk_write.write_part(plan, 0, given))], number)
     first, again = capsys.readouterr().err.splitlines()
     said = r"escapement: job query/q, version 7: 2 messages \(.* committed in 3\d\.\d s, 0 a second"
     assert re.fullmatch(said, first)
@@ -356,7 +357,7 @@ def test_a_streams_batch_whose_task_is_killed_leaves_nothing_and_is_added_once_w
                 os.kill(worker, signal.SIGKILL)
         with pytest.raises(StreamingQueryException, match="crashed"):
             query.awaitTermination(60)
-        assert (log.take(), log.parcels()) == ({}, 0)
+        assert (log.take(), log.staged_batches()) == ({}, 0)
         held.unlink()
         assert writer.trigger(availableNow=True).start().awaitTermination(60)
     finally:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import trio
 
 import escapement
-from brokers import PATIENT
-from escapement import Fate, MessageId
+from escapement import AmendStatus, MessageId
 from escapement.errors import EscapementError
 from stress.history import NEVER_MS, now_ms
 from stress.world import World, passes
+from support.broker_processes import PATIENT
 
 
 async def amend(world: World) -> None:
@@ -36,22 +36,22 @@ async def _amend_one(world: World, client: escapement.Broker, number: int) -> No
             message.maybe_cancelled = True
             (outcome,) = await client.cancel(ids)
             message.maybe_cancelled = False
-            if outcome.fate in (Fate.DONE, Fate.CANCELLED):
+            if outcome.status in (AmendStatus.DONE, AmendStatus.CANCELLED):
                 message.cancelled_but_for = frozenset(outcome.handed)
                 counts["cancelled"] += 1
         elif what == "reschedule":
             message.settled_ms = NEVER_MS
             message.earliest_ms = min(message.earliest_ms, began_ms + delay_ms)
             (outcome,) = await client.reschedule(ids, delay=(delay_ms, "ms"))
-            if outcome.fate is Fate.DONE:
+            if outcome.status is AmendStatus.DONE:
                 message.moved = (began_ms + delay_ms, frozenset(outcome.handed))
                 counts["rescheduled"] += 1
         else:
             message.settled_ms = NEVER_MS
             message.earliest_ms = min(message.earliest_ms, began_ms)
             (outcome,) = await client.run_now(ids)
-            counts["run now"] += outcome.fate is Fate.DONE
-            if outcome.fate is Fate.DONE:
+            counts["run now"] += outcome.status is AmendStatus.DONE
+            if outcome.status is AmendStatus.DONE:
                 message.moved = (began_ms, frozenset(outcome.handed))
         message.settled_ms = now_ms()
     except EscapementError as error:

@@ -7,10 +7,10 @@ from typing import Final
 import trio
 
 import escapement
-from brokers import PATIENT
 from escapement.errors import EscapementError
 from stress.history import now_ms, number_of
-from stress.world import SUBSCRIPTIONS, WITH_LETTERS, World, passes
+from stress.world import SUBSCRIPTIONS, WITH_DEAD_LETTERS, World, passes
+from support.broker_processes import PATIENT
 
 ACTIONS: Final = {
     "ack": 0.90,
@@ -52,7 +52,7 @@ async def _take(world: World, subscription: str, inbox: escapement.Inbox) -> boo
         )
         known = world.history.messages[number]
         first_copy = known.offset in (message.offset, -1)
-        if known.poison and first_copy and subscription in WITH_LETTERS:
+        if known.poison and first_copy and subscription in WITH_DEAD_LETTERS:
             action = "nack"
         else:
             (action,) = world.chance.choices(list(ACTIONS), list(ACTIONS.values()))

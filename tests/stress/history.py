@@ -75,7 +75,7 @@ class Arrival:
 
 
 @dataclass
-class Letters:
+class DeadLetters:
     """Dead letters of one subscription, by their offset in the dead-letter topic."""
 
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # (number, original offset)
@@ -91,7 +91,7 @@ class History:
     ordered: frozenset[str] = frozenset()  # subscriptions that keep the order of keys
     messages: dict[int, Message] = field(default_factory=dict)
     courses: dict[str, dict[int, Course]] = field(default_factory=dict)  # by offset
-    letters: dict[str, Letters] = field(default_factory=dict)
+    dead_letters: dict[str, DeadLetters] = field(default_factory=dict)
     arrivals: dict[str, list[Arrival]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)  # found while the run went on
     counts: Counter[str] = field(default_factory=Counter)
@@ -100,7 +100,7 @@ class History:
         for names in self.subscriptions.values():
             for name in names:
                 self.courses[name] = {}
-                self.letters[name] = Letters()
+                self.dead_letters[name] = DeadLetters()
                 self.arrivals[name] = []
 
     def publish(self, topic: str, earliest_ms: int, poison: bool) -> int:
@@ -141,9 +141,9 @@ class History:
             self.arrivals[subscription].append(Arrival(number, key, due_ms, offset, at_ms))
         return course
 
-    def list_letters(self, subscription: str, listed: dict[int, tuple[int, int]]) -> None:
+    def list_dead_letters(self, subscription: str, listed: dict[int, tuple[int, int]]) -> None:
         """Note a full listing: (number, original offset) by offset of the letter."""
-        letters = self.letters[subscription]
-        self.counts["dead letters"] += len(listed.keys() - letters.seen.keys())
-        letters.seen |= listed
-        letters.remaining = set(listed)
+        dead_letters = self.dead_letters[subscription]
+        self.counts["dead letters"] += len(listed.keys() - dead_letters.seen.keys())
+        dead_letters.seen |= listed
+        dead_letters.remaining = set(listed)

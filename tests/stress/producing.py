@@ -8,10 +8,10 @@ import numpy as np
 import trio
 
 import escapement
-from brokers import PATIENT
 from escapement.errors import EscapementError
 from stress.history import now_ms, payload_of
 from stress.world import World, passes
+from support.broker_processes import PATIENT
 
 BATCH: Final = 20
 PAUSE_S: Final = 0.4

@@ -5,21 +5,21 @@ from __future__ import annotations
 import trio
 
 import escapement
-from brokers import PATIENT
 from escapement.errors import EscapementError
 from stress.history import number_of
-from stress.world import WITH_LETTERS, World, passes
+from stress.world import WITH_DEAD_LETTERS, World, passes
+from support.broker_processes import PATIENT
 
 
-async def list_letters(world: World, client: escapement.Broker) -> None:
+async def list_dead_letters(world: World, client: escapement.Broker) -> None:
     """Note all dead letters that there are."""
-    for name, topic in WITH_LETTERS.items():
+    for name, topic in WITH_DEAD_LETTERS.items():
         rows = await client.admin("dlq.list", topic=topic, subscription=name, count=1_000)
         assert len(rows) < 1_000, "more letters than one listing shows"
         listed = {
             row["offset"]: (number_of(row["payload"]), row["original_offset"]) for row in rows
         }
-        world.history.list_letters(name, listed)
+        world.history.list_dead_letters(name, listed)
 
 
 async def redrive(world: World) -> None:
@@ -28,12 +28,14 @@ async def redrive(world: World) -> None:
         while not world.over:
             await trio.sleep(world.chance.uniform(0, 3))
             try:
-                await list_letters(world, client)
-                for name, topic in WITH_LETTERS.items():
-                    letters = world.history.letters[name]
-                    chosen = sorted(o for o in letters.remaining if world.chance.random() < 0.5)
+                await list_dead_letters(world, client)
+                for name, topic in WITH_DEAD_LETTERS.items():
+                    dead_letters = world.history.dead_letters[name]
+                    chosen = sorted(
+                        o for o in dead_letters.remaining if world.chance.random() < 0.5
+                    )
                     if chosen:
-                        letters.asked |= set(chosen)
+                        dead_letters.asked |= set(chosen)
                         await client.admin(
                             "dlq.redrive", topic=topic, subscription=name, offsets=chosen
                         )

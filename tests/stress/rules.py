@@ -27,9 +27,9 @@ def unfinished(history: History) -> Iterator[str]:
             elif not copies[number]:
                 yield f"lost: message {number} never came to anybody"
     for name, courses in history.courses.items():
-        buried = _buried(history, name)
+        dead_lettered = _dead_lettered(history, name)
         for offset, course in courses.items():
-            if not course.ack_sent and offset not in buried:
+            if not course.ack_sent and offset not in dead_lettered:
                 yield (
                     f"lost: message {course.number} (offset {offset}) came to {name} "
                     f"{course.deliveries} times, was not acknowledged, and has no dead letter"
@@ -62,7 +62,7 @@ def violations(history: History) -> Iterator[str]:
                 and name not in message.cancelled_but_for
             ):
                 yield f"cancelled: {what} was cancelled, and {name} was not named as having it"
-        yield from _wrong_letters(history, name)
+        yield from _wrong_dead_letters(history, name)
         yield from _out_of_order(history, name)
 
 
@@ -92,14 +92,14 @@ def _redriven(history: History) -> Counter[int]:
     """Return how many dead letters of each message were sent back."""
     return Counter(
         number
-        for letters in history.letters.values()
-        for offset, (number, _) in letters.seen.items()
-        if offset not in letters.remaining
+        for dead_letters in history.dead_letters.values()
+        for offset, (number, _) in dead_letters.seen.items()
+        if offset not in dead_letters.remaining
     )
 
 
-def _buried(history: History, name: str) -> set[int]:
-    return {original for _, original in history.letters[name].seen.values()}
+def _dead_lettered(history: History, name: str) -> set[int]:
+    return {original for _, original in history.dead_letters[name].seen.values()}
 
 
 def _lost_redrives(history: History, copies: dict[int, set[int]]) -> Iterator[str]:
@@ -134,16 +134,16 @@ def _moved(message: Message, name: str, offset: int, course: Course, what: str) 
         yield f"early: {what} was moved and came {time_ms - course.first_ms} ms before its time"
 
 
-def _wrong_letters(history: History, name: str) -> Iterator[str]:
-    letters = history.letters[name]
-    by_original = Counter(original for _, original in letters.seen.values())
+def _wrong_dead_letters(history: History, name: str) -> Iterator[str]:
+    dead_letters = history.dead_letters[name]
+    by_original = Counter(original for _, original in dead_letters.seen.values())
     for original, count in by_original.items():
         if count > 1:
             yield f"doubled: offset {original} of {name} has {count} dead letters"
         course = history.courses[name].get(original)
         if course is None:
             yield f"letter: offset {original} of {name} has a dead letter and never came"
-    for offset in letters.seen.keys() - letters.remaining - letters.asked:
+    for offset in dead_letters.seen.keys() - dead_letters.remaining - dead_letters.asked:
         yield f"lost: dead letter {offset} of {name} is gone, and nobody asked for it"
 
 

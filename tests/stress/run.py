@@ -13,21 +13,21 @@ from typing import Final
 import trio
 
 import escapement
-from brokers import PATIENT, BrokerProcess
 from escapement.errors import EscapementError
-from servers import MysqlServer, private_server
 from stress.amending import amend
 from stress.consuming import consume
 from stress.producing import produce
-from stress.redriving import list_letters, redrive
+from stress.redriving import list_dead_letters, redrive
 from stress.rules import unfinished, violations
 from stress.troubles import Troubles
 from stress.world import KEYED, PLAIN, SUBSCRIPTIONS, World, passes, set_up
+from support.broker_processes import PATIENT, BrokerProcess
+from support.database_servers import MysqlServer, private_server
 
 ENGINES: Final = ("sqlite", "mariadb")
 PROGRESS_S: Final = 10
 # Time for the longest delay and the last retries after the last trouble.
-PATIENCE_S: Final = 180
+TIMEOUT_S: Final = 180
 LIMITS: Final = {"checkpoint_interval_s": 0.2, "sparse_generation_bytes": 256 << 10}
 # A run that counts zero of these proves nothing about them.
 SHOWN: Final = (
@@ -107,11 +107,11 @@ async def _traffic(world: World, database: MysqlServer | None, seconds: float) -
 
 async def _settle(world: World, client: escapement.Broker) -> None:
     """Wait until nothing is unfinished, or patience is over."""
-    with trio.move_on_after(PATIENCE_S):
+    with trio.move_on_after(TIMEOUT_S):
         while True:
             await trio.sleep(2)
             try:
-                await list_letters(world, client)
+                await list_dead_letters(world, client)
             except EscapementError as error:
                 if not passes(error):
                     raise

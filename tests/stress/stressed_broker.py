@@ -6,12 +6,12 @@ import random
 import time
 from typing import Final
 
-import limited_broker
-from committing import FaultyEngine
 from escapement.broker import server
 from escapement.broker.upkeep import forgetter, housekeeper
 from escapement.storage.engine.open import open_engine
 from escapement.storage.log import generation
+from support import limited_broker
+from support.commit_pipelines import FaultyEngine
 
 # The share of transactions that wait before they begin, and their shortest and longest wait.
 SLOW_SHARE: Final = 0.01

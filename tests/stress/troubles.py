@@ -9,10 +9,10 @@ from typing import Final
 
 import trio
 
-from brokers import until
-from damage import scramble
-from servers import MysqlServer
 from stress.world import World
+from support.broker_processes import until
+from support.damaged_bytes import scramble
+from support.database_servers import MysqlServer
 
 # Troubles that a broker must survive without a restart.
 _BROKER_LIVES_ON: Final = ("damaged index", "database killed", "database paused")

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import escapement
-from brokers import BrokerProcess
 from escapement.errors import EscapementError, IndexDamaged
 from stress.history import History
+from support.broker_processes import BrokerProcess
 
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"
 # Topics by subscription. The first two have a bound of deliveries and so dead letters.
-WITH_LETTERS: Final = {"p": PLAIN, "k": KEYED}
-WITHOUT_LETTERS: Final = {"q": PLAIN}
-SUBSCRIPTIONS: Final = WITH_LETTERS | WITHOUT_LETTERS
+WITH_DEAD_LETTERS: Final = {"p": PLAIN, "k": KEYED}
+WITHOUT_DEAD_LETTERS: Final = {"q": PLAIN}
+SUBSCRIPTIONS: Final = WITH_DEAD_LETTERS | WITHOUT_DEAD_LETTERS
 POLICIES: Final[dict[str, dict[str, Any]]] = {
     "p": {"max_deliveries": 2, "min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": 5_000},
     "k": {

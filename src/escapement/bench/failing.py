@@ -20,10 +20,10 @@ from escapement.bench.steady import Steady, spell
 from escapement.bench.take import take_batches
 from escapement.bench.tally import Tally
 from escapement.client.connect import connect
-from escapement.client.inbox import Inbox
+from escapement.client.consuming.inbox import Inbox
 
 # If no message that is to fail arrives for this long, something is wrong.
-_PATIENCE_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 # A batch is nacked in this many parts, each with its own back-off.
 _PORTIONS: Final = 16
 
@@ -70,7 +70,7 @@ async def _fail_once(on: Stage, topic: str, subscription: str, failing: Failing)
     async with connect(on.host.url) as broker:
         async with broker.consumer(topic, subscription, permits=100_000) as inbox:
             while failed < failing.messages:
-                batch = await inbox.next_batch(_PATIENCE_S)
+                batch = await inbox.next_batch(_TIMEOUT_S)
                 if batch is None:
                     raise TimeoutError(
                         f"only {failed} of the {failing.messages} messages to fail were delivered"
@@ -92,9 +92,9 @@ class _Taker:
         self.failed = 0
         self._failing = failing  # messages below this offset fail
 
-    async def take(self, inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
-        """Take until the tally has ``messages``, or no fresh one arrives for ``patience_s``."""
-        deadline = trio.current_time() + patience_s
+    async def take(self, inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
+        """Take until the tally has ``messages``, or no fresh one arrives for ``timeout_s``."""
+        deadline = trio.current_time() + timeout_s
         while tally.received < messages and trio.current_time() < deadline:
             batch = await inbox.next_batch(deadline - trio.current_time())
             if batch is None:
@@ -103,7 +103,7 @@ class _Taker:
             if fresh.any():
                 tally.add(batch.offsets[fresh], batch.due_ms[fresh])
                 await inbox.ack(batch.offsets[fresh])
-                deadline = trio.current_time() + patience_s
+                deadline = trio.current_time() + timeout_s
             if not fresh.all():
                 await inbox.nack(batch.offsets[~fresh])
                 self.failed += int((~fresh).sum())

@@ -10,7 +10,7 @@ import trio
 
 from escapement.bench.stage import Stage, now_ms
 from escapement.client.connect import connect
-from escapement.client.producer import Producer
+from escapement.client.producing.producer import Producer
 from escapement.message import Blobs, Int64s, MessageBatch, Times
 
 # Different batches that are sent in turns: enough that no cache profits from equal content.

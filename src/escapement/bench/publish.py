@@ -16,7 +16,7 @@ from escapement.bench.filling import VARIETY, fill_beside
 from escapement.bench.outcome import Outcome, Run
 from escapement.bench.stage import CpuMeter, Setting, Stage, stage
 from escapement.client.connect import connect
-from escapement.client.producer import Producer
+from escapement.client.producing.producer import Producer
 from escapement.message import MessageBatch, Times
 
 

@@ -27,7 +27,7 @@ from escapement.errors import StorageError
 
 # An idle broker writes a checkpoint within this time. A busy one is killed before it does.
 SETTLE_MS: Final = 12_000
-_PATIENCE_S: Final = 120.0
+_TIMEOUT_S: Final = 120.0
 # How long to wait for messages that must not arrive.
 _LISTEN_S: Final = 0.5
 
@@ -71,7 +71,7 @@ async def _once(on: Stage, topic: str, subscription: str, restart: Restart, what
     more: dict[str, Figure] = {"serving_after_s": round(await on.host.start(), 3)}
     async with connect(on.host.url) as broker:
         async with broker.consumer(topic, subscription) as inbox:
-            await take_batches(inbox, tally, 1, _PATIENCE_S)
+            await take_batches(inbox, tally, 1, _TIMEOUT_S)
             seconds = trio.current_time() - began_s
             if not tally.received:
                 raise StorageError(f"nothing was delivered within {seconds:.0f} s of the start")

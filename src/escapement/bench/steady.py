@@ -19,10 +19,10 @@ import trio
 from escapement.bench.filling import fill_beside
 from escapement.bench.outcome import Figure, Outcome, Run
 from escapement.bench.stage import Setting, Stage, now_ms, stage
-from escapement.bench.take import PATIENCE_S, Take, take_all, take_batches
+from escapement.bench.take import TIMEOUT_S, Take, take_all, take_batches
 from escapement.bench.tally import Tally
 from escapement.client.connect import connect
-from escapement.client.producer import Producer
+from escapement.client.producing.producer import Producer
 from escapement.message import Times
 
 # The longest time between two checks whether a batch is to be sent.
@@ -80,8 +80,8 @@ async def spell(
                 await other.producer(topic, max_in_flight_messages=bound) as producer,
                 trio.open_nursery() as nursery,
             ):
-                patience_s = PATIENCE_S + quiet_ms / 1000
-                nursery.start_soon(take, inbox, tally, steady.messages, patience_s)
+                timeout_s = TIMEOUT_S + quiet_ms / 1000
+                nursery.start_soon(take, inbox, tally, steady.messages, timeout_s)
                 sending = await _send(on, producer, steady, tally, what)
             await take_all(take, inbox, tally, steady.messages, quiet_ms)
     return Run.of(tally, sending.seconds, _delivered(tally, steady, sending))

@@ -9,10 +9,10 @@ import trio
 
 from escapement.bench.stage import now_ms
 from escapement.bench.tally import Tally
-from escapement.client.inbox import Inbox
+from escapement.client.consuming.inbox import Inbox
 
 # If no message arrives for this long after one may be due, the missing ones count as lost.
-PATIENCE_S: Final = 20.0
+TIMEOUT_S: Final = 20.0
 # The clock is read once per this many messages: reading it each time would slow the consumer.
 _STEP: Final = 1024
 
@@ -20,10 +20,10 @@ _STEP: Final = 1024
 Take = Callable[[Inbox, Tally, int, float], Awaitable[None]]
 
 
-async def take_batches(inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
+async def take_batches(inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
     """Take whole batches, and acknowledge each as a whole."""
     while tally.received < messages:
-        batch = await inbox.next_batch(patience_s)
+        batch = await inbox.next_batch(timeout_s)
         if batch is None:
             return
         tally.add(batch.offsets, batch.due_ms)
@@ -36,9 +36,9 @@ def take_batches_failing(percent: int, back_off_ms: int) -> Take:
     These messages are nacked, and wait ``back_off_ms`` for the next attempt.
     """
 
-    async def take(inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
+    async def take(inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
         while tally.received < messages:
-            batch = await inbox.next_batch(patience_s)
+            batch = await inbox.next_batch(timeout_s)
             if batch is None:
                 return
             failed = (batch.attempts == 1) & (batch.offsets % 100 < percent)
@@ -52,16 +52,16 @@ def take_batches_failing(percent: int, back_off_ms: int) -> Take:
     return take
 
 
-async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, patience_s: float) -> None:
+async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
     """Take single messages with ``async for``, and acknowledge each with its own block."""
     if tally.received >= messages:
         return
-    with trio.move_on_after(patience_s) as patience:
+    with trio.move_on_after(timeout_s) as patience:
         async for message in inbox:
             async with message:
                 tally.add_one(message.offset, message.due_ms, message.payload)
             if tally.received % _STEP == 0:
-                patience.deadline = trio.current_time() + patience_s
+                patience.deadline = trio.current_time() + timeout_s
             if tally.received >= messages:
                 return
 
@@ -77,9 +77,9 @@ async def take_all(
     Returns:
       The time of the end, in milliseconds of the wall clock.
     """
-    patience_s = PATIENCE_S + window_ms / 1000
+    timeout_s = TIMEOUT_S + window_ms / 1000
     while True:
-        await take(inbox, tally, messages, patience_s)
+        await take(inbox, tally, messages, timeout_s)
         await inbox.flush_acks()
         done_ms = now_ms()
         missing = tally.lost()

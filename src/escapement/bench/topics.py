@@ -29,7 +29,7 @@ _CREATED_AT_ONCE: Final = 5_000
 # Producers that publish at the same time, over one connection.
 _PUBLISHERS: Final = 64
 _PENDING: Final = timedelta(hours=6)
-_PATIENCE_S: Final = 120.0
+_TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ async def _once(on: Stage, topic: str, load: Topics) -> Run:
     tally = Tally()
     async with connect(on.host.url) as broker:
         async with broker.consumer(topic, SUBSCRIPTION) as inbox:
-            await take_batches(inbox, tally, 1, _PATIENCE_S)
+            await take_batches(inbox, tally, 1, _TIMEOUT_S)
             seconds = trio.current_time() - began_s
             if not tally.received:
                 raise StorageError(f"nothing was delivered within {seconds:.0f} s of the start")

@@ -4,7 +4,7 @@ One task tree::
 
     Broker.run
     ├─ LeaseKeeper     renews the lease
-    └─ Works.run       runs all services (see :mod:`works <escapement.broker.works>`)
+    └─ Works.run       runs all services (see :mod:`works <escapement.broker.services>`)
 
 Sessions (one for each connection) use ``publishing``, ``consuming``, ``amending``,
 ``rescheduling`` and, through ``Admin``, ``registry``. The broker itself does not know
@@ -24,23 +24,23 @@ import trio
 from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
-from escapement.broker.leasekeeper import LeaseKeeper
-from escapement.broker.letters.deadletters import DeadLetters
-from escapement.broker.letters.postman import Postman
-from escapement.broker.letters.scheduler import Scheduler
-from escapement.broker.looking.forecast import Forecast, forecast
-from escapement.broker.looking.life import Life, life, published
-from escapement.broker.looking.peek import Peeked, Sought, peek
-from escapement.broker.looking.reading import Page, read_page
-from escapement.broker.looking.selecting import Selected, select
+from escapement.broker.inbox.dead_letters import DeadLetters
+from escapement.broker.inbox.inbox_relay import InboxRelay
+from escapement.broker.inbox.scheduler import Scheduler
+from escapement.broker.inspection.forecast import Forecast, forecast
+from escapement.broker.inspection.message_history import MessageHistory, message_history, published
+from escapement.broker.inspection.peek import Peeked, Sought, peek
+from escapement.broker.inspection.reading import Page, read_page
+from escapement.broker.inspection.selecting import Selected, select
+from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Rescheduling
 from escapement.broker.recovery.recovery import survey
 from escapement.broker.registry.registry import Registry
-from escapement.broker.registry.topicbatches import TopicBatches
+from escapement.broker.registry.topic_batches import TopicBatches
+from escapement.broker.services import Services
 from escapement.broker.topic.topic import Topic
-from escapement.broker.works import Works
 from escapement.clock import Clock
 from escapement.errors import (
     EscapementError,
@@ -94,16 +94,16 @@ class Broker:
         self._clean = False  # the stop finished in time
         self._farewells: list[Callable[[], None]] = []
         self._endings: list[Callable[[], Awaitable[None]]] = []
-        self._works: Works | None = None
+        self._services: Services | None = None
 
     # ``run`` sets the lease keeper first, and the services when recovery has read the state.
     _keeper: LeaseKeeper
 
     @property
-    def works(self) -> Works:
+    def works(self) -> Services:
         """The services. Available once the broker has started."""
-        assert self._works is not None, "the broker has not started"
-        return self._works
+        assert self._services is not None, "the broker has not started"
+        return self._services
 
     @property
     def index(self) -> DelayedIndex:
@@ -138,8 +138,8 @@ class Broker:
         return self.works.rescheduling
 
     @property
-    def postman(self) -> Postman:
-        return self.works.postman
+    def inbox_relay(self) -> InboxRelay:
+        return self.works.inbox_relay
 
     @property
     def dead_letters(self) -> DeadLetters:
@@ -204,16 +204,18 @@ class Broker:
             self.config.table_parallelism or DEFAULT_PARALLELISM,
             self.clock.now_ms(),
         )
-        self._works = Works(ground, self._keeper, self._engine, self.clock, self._run, self.config)
-        await self._works.recover(ground)
+        self._services = Services(
+            ground, self._keeper, self._engine, self.clock, self._run, self.config
+        )
+        await self._services.recover(ground)
 
     def _renewed(self) -> None:
-        if self._works is not None:
-            self._works.wake_all()
+        if self._services is not None:
+            self._services.wake_all()
 
     def _read_only(self, error: StorageReadOnly) -> None:
-        if self._works is not None:
-            self._works.pipeline.doubt(error)
+        if self._services is not None:
+            self._services.pipeline.doubt(error)
 
     def stop(self) -> None:
         """Refuse new work, finish the work in progress, write a checkpoint, and end."""
@@ -243,7 +245,7 @@ class Broker:
             for subscription in topic.subscriptions():
                 subscription.stop(now_ms)
         self.scheduler.stop()
-        self.postman.stop()
+        self.inbox_relay.stop()
         await self.works.pipeline.drain()
         for farewell in self._farewells:
             farewell()
@@ -252,14 +254,14 @@ class Broker:
     async def _close(self) -> None:
         try:
             if self._clean:
-                await self._run(self._keeper.release, self.works.revival.doubtful_until_ms)
+                await self._run(self._keeper.release, self.works.activation.doubtful_until_ms)
         except EscapementError as error:
             _log.warning("cannot release the lease; it will expire by itself: %s", error)
         for ending in self._endings:
             await ending()
         self._keeper.close()
-        if self._works is not None:
-            self._works.close()
+        if self._services is not None:
+            self._services.close()
 
     # -- requests of sessions and operators ------------------------------------
 
@@ -290,7 +292,7 @@ class Broker:
 
     async def delete_topic(self, name: TopicName) -> None:
         """Delete a topic and everything that belongs to it. Raises ``NotFound``."""
-        await self.works.razing.topic(name)
+        await self.works.deletion.topic(name)
 
     async def read(self, topic: Topic, start: int, stop: int | None, max_messages: int) -> Page:
         """Read messages of a topic by offset; see ``read_page``."""
@@ -323,9 +325,9 @@ class Broker:
         found = await published(topic, self.works.reader, offset)
         return int(topic.amendments.moves.current(found.offsets, found.due_ms)[0])
 
-    async def life(self, topic: Topic, offset: int) -> Life:
+    async def message_history(self, topic: Topic, offset: int) -> MessageHistory:
         """Return the history of one message. Raises ``NotFound``."""
-        return await life(topic, self.works.reader, self.clock.now_ms(), offset)
+        return await message_history(topic, self.works.reader, self.clock.now_ms(), offset)
 
     def stats(self) -> dict[str, Any]:
         """Return figures about the whole broker, as plain values."""
@@ -345,9 +347,9 @@ class Broker:
             "table_parallelism": works.log.current.parallelism,
             "waiting_bytes": works.pipeline.waiting_bytes,
             "waiting_acks": works.pipeline.waiting_acks,
-            "letters_moved": works.postman.moved,
+            "letters_moved": works.inbox_relay.moved,
             "dead_letters_waiting": [
-                f"{whose}: {why}" for whose, why in works.undertaker.problems.items()
+                f"{whose}: {why}" for whose, why in works.dead_letter_writer.problems.items()
             ],
-            "letters_blocked": [f"{to}: {why}" for to, why in works.postman.blocked.items()],
+            "letters_blocked": [f"{to}: {why}" for to, why in works.inbox_relay.blocked.items()],
         }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from escapement.broker.limits import DEFAULT_LIMITS, BrokerLimits
-from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
+from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
 
 # The number of tables in the first generation of a new log.
 DEFAULT_PARALLELISM: Final = 4

@@ -26,7 +26,7 @@ class BrokerLimits:
     outbound_bytes: int = 8 * MIB  # per connection; then its consumers wait until it drains
     outbound_hard_bytes: int = 64 * MIB  # per connection; then the peer is disconnected
     inbound_bytes: int = 64 * MIB  # unfinished frames of all connections; large ones wait
-    inbound_patience_s: float = 5.0  # for a frame while others wait; then its peer is disconnected
+    inbound_timeout_s: float = 5.0  # for a frame while others wait; then its peer is disconnected
     unconfirmed_bytes: int = 32 * MIB  # per connection; reading stops until receipts go out
 
     # -- messages

@@ -41,7 +41,7 @@ from escapement.errors import (
 from escapement.protocol.connection import Connection
 from escapement.storage.blocking import in_threads
 from escapement.storage.commit.lane import FIRST_PROBE_S, LAST_PROBE_S
-from escapement.storage.datadir import DataDirectory
+from escapement.storage.data_directory import DataDirectory
 from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.engine.open import open_engine
 from escapement.storage.lease import Identity
@@ -220,7 +220,7 @@ class Front:
         self._broker = broker
         self._sessions: set[Session] = set()
         limits = broker.config.limits
-        self._inbound = Inbound(limits.inbound_bytes, limits.inbound_patience_s)
+        self._inbound = Inbound(limits.inbound_bytes, limits.inbound_timeout_s)
         self._ending = False
         self._session_ended = trio.Event()
 
@@ -288,8 +288,8 @@ async def _turn_away(stream: trio.abc.Stream, error: EscapementError) -> None:
 
 
 async def _watch_signals(broker: Broker) -> None:
-    patience_s = broker.config.limits.stop_timeout_s + LEAVE_S
-    last_resort = threading.Timer(patience_s, _leave)
+    timeout_s = broker.config.limits.stop_timeout_s + LEAVE_S
+    last_resort = threading.Timer(timeout_s, _leave)
     last_resort.daemon = True
     try:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

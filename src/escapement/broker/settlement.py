@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from escapement.broker.letters.carriage import Carriage
+from escapement.broker.inbox.relay_load import RelayedAppend
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Restatement
 from escapement.broker.registry.registry import Registry
@@ -20,10 +20,10 @@ from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.progress import Progress
 from escapement.clock import Clock
 from escapement.message import Int64s, MessageBatch
-from escapement.storage.checkpoint import ProducerRow
 from escapement.storage.commit.group import Group, Moved, Restated, TopicGroup
 from escapement.storage.commit.items import Acks
 from escapement.storage.index import DelayedIndex
+from escapement.storage.state.checkpoint import ProducerRow
 
 
 class Settlement:
@@ -148,7 +148,9 @@ class Settlement:
 
     def _append(self, part: TopicGroup, accepted_at_ms: int, now_ms: int) -> None:
         topic = self._registry.active.get(part.topic_id)  # None: deleted while it committed
-        publications: list[Publication | Carriage] = [append.context for append in part.appends]
+        publications: list[Publication | RelayedAppend] = [
+            append.context for append in part.appends
+        ]
         if topic is not None:
             if len(part.due_ms):
                 batches = [publication.batch for publication in publications]

@@ -14,16 +14,16 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from escapement.cli.options import output_option
-from escapement.cli.parameters import check_span, duration_ms, moment, name_and_value
-from escapement.cli.remote import Command, broker_option, with_broker
-from escapement.cli.table import counted, print_rows
+from escapement.cli.input.options import output_option
+from escapement.cli.input.parameters import check_span, duration_ms, moment, name_and_value
+from escapement.cli.input.remote import Command, broker_option, with_broker
+from escapement.cli.output.table import counted, print_rows
+from escapement.client.administration.outcome import Outcome, Outcomes
 from escapement.client.broker import Broker
-from escapement.client.outcome import Outcome, Outcomes
 from escapement.client.selection import Selection
 from escapement.errors import Conflict, NotFound
 from escapement.names import TopicName
-from escapement.protocol.fate import Fate
+from escapement.protocol.amend_status import AmendStatus
 
 _ids_argument = click.argument("ids", nargs=-1, metavar="[ID...]")
 _dedup_option = click.option(
@@ -60,10 +60,10 @@ _FILTERS: Final = (
     ),
 )
 _WORDS: Final = {
-    Fate.UNKNOWN: "unknown",
-    Fate.DELIVERED: "delivered",
-    Fate.CANCELLED: "cancelled",
-    Fate.OVER: "over",
+    AmendStatus.UNKNOWN: "unknown",
+    AmendStatus.DELIVERED: "delivered",
+    AmendStatus.CANCELLED: "cancelled",
+    AmendStatus.OVER: "over",
 }
 
 
@@ -174,8 +174,8 @@ def _amend(
 
 def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
     counts = Counter(outcomes.fates.tolist())
-    row = {done: counts.pop(Fate.DONE, 0)}
-    row |= {_WORDS[Fate(fate)]: count for fate, count in sorted(counts.items())}
+    row = {done: counts.pop(AmendStatus.DONE, 0)}
+    row |= {_WORDS[AmendStatus(status)]: count for status, count in sorted(counts.items())}
     if output == "json":
         click.echo(json.dumps(row))
     else:
@@ -293,7 +293,7 @@ def _report(outcomes: Outcomes, done: str, output: str) -> None:
 def _row(outcome: Outcome, done: str) -> dict[str, Any]:
     return {
         "id": str(outcome.id),
-        "fate": _WORDS.get(outcome.fate, done),
+        "fate": _WORDS.get(outcome.status, done),
         "handed": list(outcome.handed),
     }
 

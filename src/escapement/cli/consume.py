@@ -8,14 +8,14 @@ from typing import Final
 
 import click
 
-from escapement.cli.line import plain, print_json, print_payload
-from escapement.cli.options import kind_option, output_option
-from escapement.cli.parameters import duration_ms, place
-from escapement.cli.remote import broker_option, until_interrupted, with_broker
-from escapement.client.batch import Message
+from escapement.cli.input.options import kind_option, output_option
+from escapement.cli.input.parameters import duration_ms, place
+from escapement.cli.input.remote import broker_option, until_interrupted, with_broker
+from escapement.cli.output.line import plain, print_json, print_payload
 from escapement.client.broker import Broker
-from escapement.client.inbox import Inbox
-from escapement.client.schedule import Where
+from escapement.client.consuming.batch import Message
+from escapement.client.consuming.inbox import Inbox
+from escapement.client.delivery_times import Where
 
 # The most messages buffered in this process; more would only delay other consumers.
 _PERMITS: Final = 1000

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import click
 
-from escapement.cli.line import body, print_json, text
-from escapement.cli.options import output_option
-from escapement.cli.remote import Command, broker_option, with_broker
-from escapement.cli.table import print_record, print_rows
+from escapement.cli.input.options import output_option
+from escapement.cli.input.remote import Command, broker_option, with_broker
+from escapement.cli.output.line import body, print_json, text
+from escapement.cli.output.table import print_record, print_rows
 from escapement.client.broker import Broker
 from escapement.errors import NotFound
 
@@ -75,7 +75,7 @@ def dlq() -> None:
 @_lie_in
 @_output
 @broker_option
-def list_letters(
+def list_dead_letters(
     topic: str,
     subscription: str,
     count: int,
@@ -138,7 +138,7 @@ def show(
 
 
 def _moving(command: Command) -> Command:
-    """Add the arguments that select dead letters, passed to the command as ``letters``."""
+    """Add the arguments that select dead letters, passed to the command as ``dead_letters``."""
 
     @wraps(command)
     def wrapped(
@@ -149,7 +149,9 @@ def _moving(command: Command) -> Command:
         dry_run: bool,
         **given: Any,
     ) -> Any:
-        return command(letters=_Letters(topic, subscription, lie_in, offsets, dry_run), **given)
+        return command(
+            dead_letters=_DeadLetters(topic, subscription, lie_in, offsets, dry_run), **given
+        )
 
     decorated: Any = wrapped
     for option in (broker_option, _output, _dry_run, _lie_in, _offsets, _subscription, _topic):
@@ -158,7 +160,7 @@ def _moving(command: Command) -> Command:
 
 
 @dataclass(frozen=True, slots=True)
-class _Letters:
+class _DeadLetters:
     """A choice of dead letters of a subscription: those at some offsets, or all."""
 
     topic: str
@@ -186,57 +188,64 @@ class _Letters:
     "  escapement dlq redrive orders billing --in orders-billing-DLQ"
 )
 @_moving
-def redrive(letters: _Letters, output: str, at_broker: tuple[str, int]) -> None:
+def redrive(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -> None:
     """Move dead letters back to TOPIC, unchanged and each exactly once.
 
     The exit code is 1 if a dead letter named by --offset does not exist.
     """
-    _move(at_broker, letters, output, "redrive", "redriven", f"moved back to {letters.topic}")
+    _move(
+        at_broker,
+        dead_letters,
+        output,
+        "redrive",
+        "redriven",
+        f"moved back to {dead_letters.topic}",
+    )
 
 
 @dlq.command(epilog="\b\nExamples:\n  escapement dlq purge orders billing")
 @_moving
-def purge(letters: _Letters, output: str, at_broker: tuple[str, int]) -> None:
+def purge(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -> None:
     """Delete dead letters.
 
     The exit code is 1 if a dead letter named by --offset does not exist.
     """
-    _move(at_broker, letters, output, "purge", "purged", "deleted")
+    _move(at_broker, dead_letters, output, "purge", "purged", "deleted")
 
 
 def _move(
-    at: tuple[str, int], letters: _Letters, output: str, verb: str, answer: str, done: str
+    at: tuple[str, int], dead_letters: _DeadLetters, output: str, verb: str, answer: str, done: str
 ) -> None:
     """Carry out a verb in steps, and print how many dead letters it moved."""
 
     async def ask(broker: Broker) -> int:
         moved, step = 0, _STEP
         while step == _STEP:
-            said = await broker.admin(f"dlq.{verb}", **letters.named)
+            said = await broker.admin(f"dlq.{verb}", **dead_letters.named)
             step = said[answer]
             moved += step
             if step == _STEP:
                 click.echo(f"{moved:,} {done} so far", err=True)
         return moved
 
-    if letters.dry_run:
+    if dead_letters.dry_run:
         answer, done = f"would_be_{answer}", f"would be {done}"
-    work = partial(_count, letters=letters) if letters.dry_run else ask
+    work = partial(_count, dead_letters=dead_letters) if dead_letters.dry_run else ask
     moved = with_broker(at, work)
-    missing = len(set(letters.offsets)) - moved if letters.offsets else 0
+    missing = len(set(dead_letters.offsets)) - moved if dead_letters.offsets else 0
     if moved or not missing:
         click.echo(json.dumps({answer: moved}) if output == "json" else f"{moved:,} {done}")
     if missing:
         raise NotFound(
             f"{missing} of the dead letters named do not exist: subscription "
-            f"{letters.subscription} of {letters.topic} has none at these offsets"
+            f"{dead_letters.subscription} of {dead_letters.topic} has none at these offsets"
         )
 
 
-async def _count(broker: Broker, letters: _Letters) -> int:
+async def _count(broker: Broker, dead_letters: _DeadLetters) -> int:
     counted, after = 0, None
     while True:
-        page = await broker.admin("dlq.count", **letters.named, after=after)
+        page = await broker.admin("dlq.count", **dead_letters.named, after=after)
         counted += int(page["letters"])
         after = page["next"]
         if after is None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from escapement.cli.bars import draw
-from escapement.cli.options import output_option
-from escapement.cli.remote import broker_option, with_broker
-from escapement.cli.spans import LENGTHS, midnight_ms, span_options
+from escapement.cli.input.options import output_option
+from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.input.spans import LENGTHS, midnight_ms, span_options
+from escapement.cli.output.bars import draw
 from escapement.client.broker import Broker
 from escapement.spans import Spans
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from escapement.cli.lazygroup import LazyGroup
+from escapement.cli.input.lazy_group import LazyGroup
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
@@ -30,7 +30,10 @@ _COMMANDS: Final = {
     "bench": ("escapement.bench.command", "Measure a broker on this machine, over TCP."),
     "cancel": ("escapement.cli.amend", "Cancel messages before they are delivered."),
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
-    "demo": ("escapement.cli.demo", "Watch messages arrive on time although the broker is killed."),
+    "demo": (
+        "escapement.cli.demo.demo",
+        "Watch messages arrive on time although the broker is killed.",
+    ),
     "dlq": ("escapement.cli.dlq", "List, redrive and purge dead letters."),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
     "message": ("escapement.cli.message", "Show a message and its history."),

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import click
 
-from escapement.cli.line import body, print_json, text
-from escapement.cli.options import output_option
-from escapement.cli.remote import broker_option, with_broker
-from escapement.cli.table import print_record, print_rows
+from escapement.cli.input.options import output_option
+from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.output.line import body, print_json, text
+from escapement.cli.output.table import print_record, print_rows
 from escapement.client.broker import Broker
 
 _COLUMNS: Final = (

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from escapement.cli.options import output_option
-from escapement.cli.parameters import moment, positive_duration_ms
-from escapement.cli.policy import policy_printer
-from escapement.cli.remote import broker_option, with_broker
-from escapement.client import schedule
-from escapement.storage.policy import SubscriptionPolicy
+from escapement.cli.input.options import output_option
+from escapement.cli.input.parameters import moment, positive_duration_ms
+from escapement.cli.input.policy import policy_printer
+from escapement.cli.input.remote import broker_option, with_broker
+from escapement.client import delivery_times
+from escapement.storage.catalog.policy import SubscriptionPolicy
 
 _topic = click.argument("topic")
 _subscription = click.argument("subscription", required=False)
@@ -63,7 +63,7 @@ def pause(
             topic=topic,
             subscription=subscription,
             for_ms=for_ms,
-            until_ms=None if until is None else max(1, schedule.at_ms(until)),
+            until_ms=None if until is None else max(1, delivery_times.at_ms(until)),
         ),
     )
     _print(answer, output)

@@ -10,14 +10,14 @@ from typing import Any, Final
 import click
 import trio
 
-from escapement.cli.line import body, print_json, text
-from escapement.cli.options import output_option
-from escapement.cli.parameters import check_span, moment, name_and_value
-from escapement.cli.remote import broker_option, with_broker
-from escapement.cli.table import print_rows
+from escapement.cli.input.options import output_option
+from escapement.cli.input.parameters import check_span, moment, name_and_value
+from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.output.line import body, print_json, text
+from escapement.cli.output.table import print_rows
+from escapement.client.administration.peeking import Peeking, Upcoming
 from escapement.client.broker import Broker
-from escapement.client.peeking import Peeking, Upcoming
-from escapement.client.schedule import at_ms
+from escapement.client.delivery_times import at_ms
 
 _REPORT_S: Final = 1.0
 

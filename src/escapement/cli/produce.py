@@ -11,12 +11,12 @@ from typing import BinaryIO, Final
 import click
 import trio
 
-from escapement.cli.parameters import duration_ms, moment, name_and_value
-from escapement.cli.remote import broker_option, with_broker
+from escapement.cli.input.parameters import duration_ms, moment, name_and_value
+from escapement.cli.input.remote import broker_option, with_broker
 from escapement.client.broker import Broker
 from escapement.client.content import MAX_PRIORITY
-from escapement.client.producer import Producer
-from escapement.client.receipt import Receipts
+from escapement.client.producing.producer import Producer
+from escapement.client.producing.receipt import Receipts
 from escapement.errors import LimitExceeded
 from escapement.message import DEFAULT_PRIORITY
 from escapement.protocol.limits import MAX_FRAME_BYTES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from escapement.cli.line import plain, print_json, print_payload
-from escapement.cli.options import output_option
-from escapement.cli.remote import broker_option, with_broker
+from escapement.cli.input.options import output_option
+from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.output.line import plain, print_json, print_payload
 from escapement.client.broker import Broker
 
 _PAGE_MESSAGES = 1000

@@ -12,12 +12,12 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from escapement.cli.options import output_option
-from escapement.cli.parameters import moment, positive_duration_ms
-from escapement.cli.remote import broker_option, with_broker
-from escapement.cli.table import console, print_record, print_rows
+from escapement.cli.input.options import output_option
+from escapement.cli.input.parameters import moment, positive_duration_ms
+from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.output.table import console, print_record, print_rows
 from escapement.client import content
-from escapement.client.schedule import at_ms
+from escapement.client.delivery_times import at_ms
 
 _COLUMNS: Final = ("schedule", "topic", "cron", "timezone", "every_ms", "state", "next_at_ms")
 

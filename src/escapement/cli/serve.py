@@ -20,9 +20,9 @@ from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, DEFAULT_PORT, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped
-from escapement.broker.subscription.backoff import DEFAULT_ACK_WAIT_MS
-from escapement.cli.logurl import log_url
-from escapement.cli.parameters import (
+from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
+from escapement.cli.input.log_url import log_url
+from escapement.cli.input.parameters import (
     FlagOrVariable,
     duration_ms,
     host_and_port,

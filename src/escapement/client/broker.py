@@ -7,21 +7,22 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
-from escapement.client import amending, finding, schedule, selection
-from escapement.client.asking import ask_verb
-from escapement.client.bounds import Bounds
-from escapement.client.forecast import Forecast
-from escapement.client.groups import Groups
-from escapement.client.inbox import Inbox
-from escapement.client.life import Life
-from escapement.client.line import Line
-from escapement.client.naming import One, What, name_message
-from escapement.client.outcome import Outcomes
-from escapement.client.peeking import Peeking
-from escapement.client.producer import Producer
-from escapement.client.reading import Reading
-from escapement.client.schedule import Delay, Where
-from escapement.client.schedules import Schedules
+from escapement.client import delivery_times, selection
+from escapement.client.administration import amending, finding
+from escapement.client.administration.forecast import Forecast
+from escapement.client.administration.message_history import MessageHistory
+from escapement.client.administration.outcome import Outcomes
+from escapement.client.administration.peeking import Peeking
+from escapement.client.administration.reading import Reading
+from escapement.client.administration.schedules import Schedules
+from escapement.client.connection.line import Line
+from escapement.client.connection.retried_request import ask_verb
+from escapement.client.consuming.inbox import Inbox
+from escapement.client.delivery_times import Delay, Where
+from escapement.client.message_ids import One, What, name_message
+from escapement.client.producing.groups import Groups
+from escapement.client.producing.producer import Producer
+from escapement.client.producing.producer_bounds import Bounds
 from escapement.client.selection import Selection
 from escapement.client.serializers import SerializerLike
 from escapement.errors import InvalidRequest
@@ -88,16 +89,16 @@ class Broker:
           EscapementError: if the broker refuses, or does not answer in time.
         """
         bounds = Bounds(
-            linger_s=schedule.delay_ms(linger) / 1000,
+            linger_s=delivery_times.delay_ms(linger) / 1000,
             batch_messages=max_batch_messages,
             batch_bytes=max_batch_bytes,
             in_flight_messages=max_in_flight_messages,
             in_flight_bytes=max_in_flight_bytes,
-            send_timeout_s=schedule.delay_ms(send_timeout) / 1000,
+            send_timeout_s=delivery_times.delay_ms(send_timeout) / 1000,
         ).within(self.limits)
         producer = Producer(self._line, topic, name, serializer, bounds)
         self._line.attach(producer)
-        await producer.opened()
+        await producer._wait_opened()
         return producer
 
     @asynccontextmanager
@@ -148,13 +149,13 @@ class Broker:
             kind=kind,
             position=position,
             permits=permits,
-            ack_wait_ms=0 if ack_wait is None else schedule.delay_ms(ack_wait),
+            ack_wait_ms=0 if ack_wait is None else delivery_times.delay_ms(ack_wait),
             choice=serializer,
             name=name,
             key_range=key_range,
         )
         self._line.attach(inbox)
-        await inbox.opened()
+        await inbox._wait_opened()
         try:
             yield inbox
         finally:
@@ -298,7 +299,7 @@ class Broker:
         """
         if delay is None and at is None:
             raise InvalidRequest("no time was given: pass delay= or at=, or call run_now")
-        times = schedule.one(delay, at)
+        times = delivery_times.one(delay, at)
         what = await self._with_key(what, topic, key, dedup)
         return await amending.reschedule(self._line, what, topic, dedup, *times)
 
@@ -386,7 +387,7 @@ class Broker:
             properties=properties,
         )
 
-    async def show(self, message: One, topic: str | None = None) -> Life:
+    async def show(self, message: One, topic: str | None = None) -> MessageHistory:
         """Return the history of a message, and its state in each subscription.
 
         Args:
@@ -398,7 +399,7 @@ class Broker:
           NotFound: if the message does not exist.
         """
         full, offset = name_message(message, topic)
-        return Life.of(await self.admin("messages.show", topic=full, offset=offset))
+        return MessageHistory.of(await self.admin("messages.show", topic=full, offset=offset))
 
     async def forecast(
         self,
@@ -423,9 +424,9 @@ class Broker:
         answer = await self.admin(
             "topics.forecast",
             topic=topic,
-            by_ms=schedule.delay_ms(by),
-            within_ms=schedule.delay_ms(within),
-            origin_ms=None if origin is None else schedule.at_ms(origin),
+            by_ms=delivery_times.delay_ms(by),
+            within_ms=delivery_times.delay_ms(within),
+            origin_ms=None if origin is None else delivery_times.at_ms(origin),
         )
         return Forecast.of(answer)
 
@@ -452,7 +453,7 @@ class Broker:
           InvalidRequest: if an argument is not valid. Nothing is sent.
           NotFound: if the topic or the subscription does not exist.
         """
-        for_ms, until_ms = schedule.one(duration, until)
+        for_ms, until_ms = delivery_times.one(duration, until)
         await self.admin(
             "dispatch.pause",
             topic=topic,

@@ -8,10 +8,10 @@ from typing import Any
 
 import anyio
 
-from escapement.client.address import Address
 from escapement.client.broker import Broker
-from escapement.client.line import Line
-from escapement.client.link import Stream, StreamFactory
+from escapement.client.connection.address import Address
+from escapement.client.connection.line import Line
+from escapement.client.connection.link import Stream, StreamFactory
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from escapement.client.schedule import moment
+from escapement.client.delivery_times import moment
 from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, MessageId
 from escapement.properties import read_properties
 

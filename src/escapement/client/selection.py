@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from escapement.client import content, schedule
+from escapement.client import content, delivery_times
 from escapement.message import Int64s
 from escapement.names import TopicName
 
@@ -47,8 +47,8 @@ async def select(
     """Select pending messages; see ``escapement.Broker.select``."""
     full = TopicName.parse(topic).full
     sought = {
-        "from_ms": None if due_from is None else schedule.at_ms(due_from) or None,
-        "until_ms": None if due_until is None else max(1, schedule.at_ms(due_until)),
+        "from_ms": None if due_from is None else delivery_times.at_ms(due_from) or None,
+        "until_ms": None if due_until is None else max(1, delivery_times.at_ms(due_until)),
         "key": key,
         "properties": content.as_map(properties),
     }

@@ -4,12 +4,12 @@ A message is finished when no subscription will receive it any more. The job wor
 some topics, or some millions of messages:
 
 1. Tasks read the messages and their states from the log and encode them as files
-   (pipeline/archivefile.py). The files go to a private directory of this run. The tasks compute
-   a digest of the messages on the way.
+   (pipeline/archiving/archive_file.py). The files go to a private directory of this run. The tasks
+   compute a digest of the messages on the way.
 2. The files are read back. Count and content must equal those of the messages read, and no
    message may occur twice.
 3. The files are moved to their places in the archive. The database then records for each topic
-   that these offsets are archived (pipeline/shelf.py).
+   that these offsets are archived (pipeline/archiving/archive_folder.py).
 
 Files without a record do not count, and the next run deletes them. A repeated run archives the
 offsets that no record names. Tasks may fail and run twice: Spark commits the output of each task
@@ -29,22 +29,28 @@ import numpy as np
 
 from escapement.errors import EscapementError, InvalidRequest, NotFound, StorageError
 from escapement.names import NamespaceName, TopicName
-from escapement.pipeline.archivedigest import Digest
-from escapement.pipeline.archivefile import FoundFile, directory_of
-from escapement.pipeline.archivemanifest import Manifest
-from escapement.pipeline.archiveplan import accepted_before, unarchived
-from escapement.pipeline.archivetasks import Made, make
+from escapement.pipeline.archive_manifest import Manifest
+from escapement.pipeline.archiving.archive_file import FoundFile, directory_of
+from escapement.pipeline.archiving.archive_folder import ArchiveFolder, Ready
+from escapement.pipeline.archiving.digest import Digest
+from escapement.pipeline.archiving.plan import accepted_before, unarchived
+from escapement.pipeline.archiving.spark_directory import place
+from escapement.pipeline.archiving.tasks import Made, make
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.part import Part
-from escapement.pipeline.place import place
-from escapement.pipeline.planning import looking
-from escapement.pipeline.shelf import Ready, Shelf
-from escapement.storage import archive, removal, topicstate
-from escapement.storage.catalog import find_namespace, find_topic, read_namespaces, read_topics
+from escapement.pipeline.source.part import Part
+from escapement.pipeline.source.planning import looking
+from escapement.storage import archive_record, removal
+from escapement.storage.catalog.catalog import (
+    find_namespace,
+    find_topic,
+    read_namespaces,
+    read_topics,
+)
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require
-from escapement.storage.state import load_rows
+from escapement.storage.state import topic_state
+from escapement.storage.state.state import load_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,8 +80,9 @@ class ArchiveConfig:
     Args:
       source: the data source's options for the address of the log.
       output: the root of the archive, on any file system that Spark writes to.
-      topics: names of topics; empty for all topics of namespaces whose policy has ``archive``.
-      older_than_ms: the minimum age of messages since they were published; None for the retention
+      topics: names of topics; empty for all topics of namespaces whose policy has
+      ``archive``. older_than_ms: the minimum age of messages since they were published; None
+      for the retention
         of their namespace.
       show: called after each step.
     """
@@ -133,7 +140,8 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
     The job may be interrupted at any time, and repeated.
 
     Raises:
-      InvalidRequest: if a namespace's policy does not have ``archive``, or Spark cannot write to
+      InvalidRequest: if a namespace's policy does not have ``archive``, or Spark cannot
+      write to
         ``output``.
       NotFound: if a topic does not exist.
       Conflict: if another run is active on this log.
@@ -147,11 +155,11 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
     address = LogAddress.of(options)
     with looking(address) as (engine, connection):
         require(connection)
-        with archive.alone(engine, connection):
+        with archive_record.alone(engine, connection):
             done = Archived()
-            shelf = Shelf(root, engine, connection)
-            shelf.clear()
-            run = _Run(spark, config, shelf, address, engine, connection)
+            folder = ArchiveFolder(root, engine, connection)
+            folder.clear()
+            run = _Run(spark, config, folder, address, engine, connection)
             tasks = run.tasks()
             behind = 0
             for some in _bounded(tasks):
@@ -174,14 +182,14 @@ class _Run:
         self,
         spark: SparkSession,
         config: ArchiveConfig,
-        shelf: Shelf,
+        folder: ArchiveFolder,
         address: LogAddress,
         engine: Engine,
         connection: Connection,
     ) -> None:
         self._spark = spark
         self._config = config
-        self._shelf = shelf
+        self._folder = folder
         self._address = address
         self._engine = engine
         self._connection = connection
@@ -200,13 +208,13 @@ class _Run:
             older_ms = self._config.older_than_ms
             before_ms = self._now_ms - (retention_ms if older_ms is None else older_ms)
             try:
-                topic_id, end, begin = topicstate.read_range(self._connection, name)
+                topic_id, end, begin = topic_state.read_range(self._connection, name)
             except NotFound:
                 if self._config.topics:
                     raise
                 continue  # the topic was deleted after it was listed
             end = accepted_before(self._connection, topic_id, before_ms, end)
-            archived = archive.archived(self._connection, topic_id, begin, max(begin, end))
+            archived = archive_record.archived(self._connection, topic_id, begin, max(begin, end))
             most = max(end - begin, 0) - archived.count_below(end) + archived.count_below(begin)
             if most > 0 or load_rows(self._connection, "moves", topic_id):
                 found.append(_Task(name, topic_id, before_ms, most))
@@ -252,27 +260,27 @@ class _Run:
         """Archive some topics, or a step of them. Return the results and the remaining tasks."""
         self._steps += 1
         run = f"{self._name}-{self._steps}"
-        directory = self._shelf.begin(run)
+        directory = self._folder.begin(run)
         done = []
         try:
             parts, left = self._parts(tasks)
             made = make(self._spark, self._address, parts, directory) if parts else None
             if made is not None and made.read.messages:
                 ready = self._verified(tasks, run, directory, made)
-                self._shelf.put(run, ready)
-                done = [self._shown(one) for one in ready if self._shelf.record(one)]
+                self._folder.put(run, ready)
+                done = [self._shown(one) for one in ready if self._folder.record(one)]
         except BaseException:
             with suppress(EscapementError):
-                self._shelf.clear()
+                self._folder.clear()
             raise
-        self._shelf.clear()
+        self._folder.clear()
         return done, left
 
     def _parts(self, tasks: Sequence[_Task]) -> tuple[list[Part], list[_Task]]:
         """Return the parts that one step reads, and the tasks left for later steps."""
         parts, left = [], []
         names = [task.name for task in tasks]
-        states = topicstate.read_topics(self._engine, self._connection, names)
+        states = topic_state.read_topics(self._engine, self._connection, names)
         for task, state in zip(tasks, states, strict=True):
             if isinstance(state, NotFound):
                 continue  # the topic was deleted meanwhile
@@ -318,9 +326,9 @@ class _Run:
         manifest = Manifest(
             task.name.full,
             task.id,
-            self._shelf.log,
+            self._folder.log,
             run,
-            self._shelf.root,
+            self._folder.root,
             self._now_ms,
             tuple(described.values()),
         )
@@ -335,7 +343,7 @@ class _Run:
             len(manifest.files),
             manifest.first_offset,
             manifest.last_offset,
-            f"{self._shelf.root}/{one.manifest_path}",
+            f"{self._folder.root}/{one.manifest_path}",
         )
 
 

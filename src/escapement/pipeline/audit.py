@@ -1,9 +1,10 @@
 """The job ``audit``: checks log, cursors, index and archive against each other.
 
-The driver reads the state of each topic (storage/topicstate.py) and checks its cursors. Tasks
-check its log row by row, in stretches (pipeline/recount.py). If an index is given, each stretch
-of it must have exactly the messages that log and cursors require (pipeline/indexcount.py). The
-files of an archive must have the messages that the database records (pipeline/archivecount.py).
+The driver reads the state of each topic (storage/state/topic_state.py) and checks its cursors.
+Tasks check its log row by row, in stretches (pipeline/auditing/recount.py). If an index is given,
+each stretch of it must have exactly the messages that log and cursors require
+(pipeline/auditing/index_count.py). The files of an archive must have the messages that the database
+records (pipeline/auditing/archive_count.py).
 
 A broker may run meanwhile. Its changes do not disturb the audit, because everything is compared
 with the states read at the start. The audit starts again if the log forgets some of its rows, or
@@ -21,21 +22,28 @@ import numpy as np
 
 from escapement.errors import IndexDamaged, InvalidRequest, LogDamaged, NotFound
 from escapement.names import TopicName
-from escapement.pipeline.archivecount import ArchiveClaim, FileCount, count_files
-from escapement.pipeline.archived import ArchivedPart
-from escapement.pipeline.indexcount import IndexCount
+from escapement.pipeline.auditing.archive_count import ArchiveClaim, FileCount, count_files
+from escapement.pipeline.auditing.index_count import IndexCount
+from escapement.pipeline.auditing.recount import (
+    Digest,
+    Needs,
+    Recount,
+    Stretch,
+    first_generation,
+    recount,
+)
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.part import Moved, stated_again
-from escapement.pipeline.planning import looking
-from escapement.pipeline.recount import Digest, Needs, Recount, Stretch, first_generation, recount
 from escapement.pipeline.selection import END, Span
-from escapement.pipeline.shares import shares
-from escapement.pipeline.standing import Standing
-from escapement.storage.catalog import read_named
+from escapement.pipeline.source.archived_reading import ArchivedPart
+from escapement.pipeline.source.message_status import MessageStatuses
+from escapement.pipeline.source.part import Moved, stated_again
+from escapement.pipeline.source.planning import looking
+from escapement.pipeline.task_shares import shares
+from escapement.storage.catalog.catalog import read_named
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.keys import Keys
 from escapement.storage.offsets import OffsetSet
-from escapement.storage.topicstate import TopicState, read_topics
+from escapement.storage.state.topic_state import TopicState, read_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -392,7 +400,7 @@ def _cut(
             continue
         offsets = state.moves.between(low, high)
         due_ms = state.moves.current(offsets, np.zeros(len(offsets), np.int64))
-        needs = Needs(Standing.of(state, None, low, high), unindexed.part(low, high))
+        needs = Needs(MessageStatuses.of(state, None, low, high), unindexed.part(low, high))
         found.append(
             Stretch(
                 topic,

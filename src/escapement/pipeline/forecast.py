@@ -22,9 +22,9 @@ from escapement.message import Int64s
 from escapement.pipeline.columns import INSTANT
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.parquet import write_new
-from escapement.pipeline.planning import looking
+from escapement.pipeline.source.planning import looking
 from escapement.spans import Spans
-from escapement.storage.letters.job import now_ms
+from escapement.storage.inbox.job import now_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa

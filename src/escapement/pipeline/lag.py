@@ -1,7 +1,7 @@
 """The job ``lag``: percentiles of lateness, time to acknowledgement, and delivery attempts.
 
-The broker counts these with each acknowledgement (storage/lag.py), by subscription and hour. The
-job reads the counts at one moment, including the journal's tail, so they cover all
+The broker counts these with each acknowledgement (storage/encoding/lag.py), by subscription and
+hour. The job reads the counts at one moment, including the journal's tail, so they cover all
 acknowledgements up to the last commit. The job reads buckets, not messages: its cost is
 O(subscriptions * hours), and it runs in the driver.
 """
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from escapement.names import TopicName
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.parquet import write_new
-from escapement.pipeline.planning import looking
-from escapement.storage.buckets import at_share, value_of
-from escapement.storage.lag import HELD, HOUR_MS, LATE, LATE_AGAIN, TRIED, UNSEEN, Tally
-from escapement.storage.lagtable import HourOfLag, read_lags
-from escapement.storage.letters.job import now_ms
+from escapement.pipeline.source.planning import looking
+from escapement.storage.encoding.buckets import at_share, value_of
+from escapement.storage.encoding.lag import HELD, HOUR_MS, LATE, LATE_AGAIN, TRIED, UNSEEN, Tally
+from escapement.storage.inbox.job import now_ms
+from escapement.storage.state.lag_table import HourOfLag, read_lags
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -2,8 +2,8 @@
 
 The job is for a broker that has lost its disk, or for a new broker, which would otherwise build
 the index message by message before it serves. The job reads the log once and writes pending
-messages as segments in the broker's format. That runs in this process (pipeline/filling.py) or in
-Spark's tasks (pipeline/shuffle.py).
+messages as segments in the broker's format. That runs in this process
+(pipeline/rebuilding/filling.py) or in Spark's tasks (pipeline/rebuilding/shuffle.py).
 
 **One writer.** The job holds the lock of the data directory and the lease of the log, so no
 broker writes to either meanwhile. So the data read stays valid, and the manifest may cover the
@@ -28,25 +28,25 @@ from urllib.parse import urlsplit
 
 from escapement.clock import Clock, SystemClock
 from escapement.errors import EscapementError, InvalidRequest, NotFound
-from escapement.pipeline.claims import TopicClaims, claims_of
-from escapement.pipeline.filling import Filling, Progress, all_rows
+from escapement.pipeline.directories.shared_directory import SharedDirectory
 from escapement.pipeline.options import LogAddress, Options
-from escapement.pipeline.shown import Shown
-from escapement.pipeline.shuffle import Counters, Work, Written
-from escapement.pipeline.shuffle import fill as fill_by_tasks
+from escapement.pipeline.rebuilding.filling import Filling, Progress, all_rows
+from escapement.pipeline.rebuilding.pending_messages import PendingMessages, pending_messages_of
+from escapement.pipeline.rebuilding.shuffle import Counters, Work, Written
+from escapement.pipeline.rebuilding.shuffle import fill as fill_by_tasks
 from escapement.storage import lease
-from escapement.storage.datadir import DataDirectory
+from escapement.storage.data_directory import DataDirectory
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.engine.sqlite import FILE_NAME
 from escapement.storage.index import IndexLimits
 from escapement.storage.index.building import Building
 from escapement.storage.journal import journal
-from escapement.storage.journal.journaltail import JournalTail
+from escapement.storage.journal.tail import JournalTail
 from escapement.storage.lease import Identity, Lease
 from escapement.storage.log.log import Log
 from escapement.storage.schema import require
-from escapement.storage.state import load_state
+from escapement.storage.state.state import load_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,7 +154,7 @@ class Site:
     engine: Engine
     connection: Connection
     log: Log
-    claims: dict[int, TopicClaims]
+    claims: dict[int, PendingMessages]
     now_ms: int
     building: Building
     renewal: _Renewal
@@ -191,7 +191,7 @@ def rebuild(
                 tail = JournalTail(list(journal.read(connection, 0)))
                 log = Log.look(connection)
                 done = Progress(log_bytes=sum(one.size_bytes for one in log.generations))
-                claims = claims_of(state, tail, log, connection)
+                claims = pending_messages_of(state, tail, log, connection)
                 site = Site(
                     engine,
                     connection,
@@ -243,8 +243,10 @@ def _by_tasks(
     for step in site.log.scan_keys(site.connection, _STEP_BYTES):
         keys += step
         site.renewal()
-    work = Work(address, Shown.mark_in(site.building.directory), site.now_ms, memory_bytes)
-    group, counters, done = f"escapement rebuild {work.shown.mark}", Counters.of(spark), site.done
+    work = Work(
+        address, SharedDirectory.mark_in(site.building.directory), site.now_ms, memory_bytes
+    )
+    group, counters, done = f"escapement rebuild {work.shared.mark}", Counters.of(spark), site.done
 
     def tasks() -> list[Written]:
         spark.sparkContext.setJobGroup(group, "escapement rebuild", interruptOnCancel=True)

@@ -260,6 +260,6 @@ OptionalOffsets = Annotated[
 FoundColumn = Annotated[Int64s, Column(_INT64, MAX_BATCH_MESSAGES, low=-1)]
 DigestColumn = Annotated[Digests, Column(DIGEST, MAX_BATCH_MESSAGES)]
 OptionalDigests = Annotated[Digests | None, Column(DIGEST, MAX_BATCH_MESSAGES, optional=True)]
-FateColumn = Annotated[npt.NDArray[np.uint8], Column(np.dtype("u1"), MAX_ACK_ROWS)]
+AmendStatusColumn = Annotated[npt.NDArray[np.uint8], Column(np.dtype("u1"), MAX_ACK_ROWS)]
 AckColumn = Annotated[Int64s, Column(_INT64, MAX_ACK_ROWS, low=0)]
 OptionalAckColumn = Annotated[Int64s | None, Column(_INT64, MAX_ACK_ROWS, low=0, optional=True)]

@@ -1,11 +1,11 @@
 """Marks for rows to be deleted later, because no reader can find them any more.
 
 Owns the table ``removals``. Marks exist for deleted topics, subscriptions, inbox targets and staged
-batches (storage/freeing.py), for generations of the log (storage/forgetting.py), and for
-namespaces that are being deleted with their content (namespace deletion in the broker). A delete
-only removes the row from the catalog and marks its id here, in one transaction. Ids are never
-reused, so no reader finds the other rows again. Deleting them may take long, and continues after
-a crash.
+batches (storage/cleanup/freeing.py), for generations of the log (storage/cleanup/forgetting.py),
+and for namespaces that are being deleted with their content (namespace deletion in the broker). A
+delete only removes the row from the catalog and marks its id here, in one transaction. Ids are
+never reused, so no reader finds the other rows again. Deleting them may take long, and continues
+after a crash.
 """
 
 from __future__ import annotations

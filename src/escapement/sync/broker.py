@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from escapement.client import broker as brokers
-from escapement.client.forecast import Forecast
-from escapement.client.life import Life
-from escapement.client.naming import One, What
-from escapement.client.outcome import Outcomes
-from escapement.client.peeking import Upcoming
-from escapement.client.reading import Page
+from escapement.client.administration.forecast import Forecast
+from escapement.client.administration.message_history import MessageHistory
+from escapement.client.administration.outcome import Outcomes
+from escapement.client.administration.peeking import Upcoming
+from escapement.client.administration.reading import Page
+from escapement.client.message_ids import One, What
 from escapement.client.selection import Selection
 from escapement.message import MessageId
 from escapement.sync.groups import Groups
@@ -55,11 +55,11 @@ class Broker:
         """Open a consumer of a subscription; options as for ``escapement.Broker.consumer``."""
         context = self._loop.call(partial(self._broker.consumer, topic, subscription, **options))
         with self._loop.wrap_async_context_manager(context) as inbox:
-            face = Inbox(self._loop, inbox)
+            facade = Inbox(self._loop, inbox)
             try:
-                yield face
+                yield facade
             finally:
-                self._loop.call(face.hand_over)
+                self._loop.call(facade._pass_acks)
 
     @property
     def groups(self) -> Groups:
@@ -111,7 +111,7 @@ class Broker:
 
         return iter(lambda: self._loop.call(next_one), None)
 
-    def show(self, message: One, topic: str | None = None) -> Life:
+    def show(self, message: One, topic: str | None = None) -> MessageHistory:
         """Return the history of a message; see ``escapement.Broker.show``."""
         return self._loop.call(partial(self._broker.show, message, topic))
 

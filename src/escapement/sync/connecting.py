@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from anyio.from_thread import start_blocking_portal
 
 from escapement.client import connect as client
-from escapement.client.link import StreamFactory
+from escapement.client.connection.link import StreamFactory
 from escapement.client.settings import Settings
 from escapement.sync.broker import Broker
 from escapement.sync.loop import Loop

@@ -1,9 +1,9 @@
-"""The blocking facade of ``escapement.client.groups``."""
+"""The blocking facade of ``escapement.client.producing.groups``."""
 
 from __future__ import annotations
 
-from escapement.client import groups
-from escapement.client.groups import FollowUp, Group
+from escapement.client.producing import groups
+from escapement.client.producing.groups import FollowUp, Group
 from escapement.sync.loop import Loop
 
 

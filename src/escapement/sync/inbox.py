@@ -13,11 +13,11 @@ from threading import Lock
 from types import TracebackType
 from typing import TypeVar
 
-from escapement.client import batch as batches
-from escapement.client import inbox as inboxes
+from escapement.client.consuming import batch as batches
+from escapement.client.consuming import inbox as inboxes
 from escapement.client.delivery import DeliveredRow, Delivery
-from escapement.client.naming import What
-from escapement.client.schedule import Delay, Where
+from escapement.client.delivery_times import Delay, Where
+from escapement.client.message_ids import What
 from escapement.sync.loop import Loop
 
 T = TypeVar("T")
@@ -109,19 +109,19 @@ class Inbox:
         """Wait until all earlier acknowledgements are durable."""
         self._call(self._inbox.flush_acks)
 
-    def done(self, offset: int) -> None:
+    def _acknowledge(self, offset: int) -> None:
         """Queue the acknowledgement of one message, without waiting."""
         self._done.append(offset)
         if not self._visit_planned:
             self._visit_planned = True
-            self._loop.start_task_soon(self.hand_over)
+            self._loop.start_task_soon(self._pass_acks)
 
-    def hand_over(self) -> None:
+    def _pass_acks(self) -> None:
         """Pass the queued acknowledgements to the async consumer. Runs in the loop's thread."""
         # Reset first: an acknowledgement queued from now on plans another call.
         self._visit_planned = False
         while self._done:
-            self._inbox.done(self._done.popleft())
+            self._inbox._done(self._done.popleft())
 
     def _spent(self) -> bool:
         """Return whether the current batch has no messages left to receive."""
@@ -134,7 +134,7 @@ class Inbox:
 
     def _fetch(self, timeout_s: float | None) -> Batch | None:
         async def fetch() -> Batch | None:
-            await self._inbox.have_room()
+            await self._inbox._have_room()
             found = await self._inbox.next_batch(timeout_s)
             return None if found is None else Batch(self, found)
 
@@ -142,7 +142,7 @@ class Inbox:
 
     def _call(self, act: Callable[[], Awaitable[T]]) -> T:
         async def called() -> T:
-            self.hand_over()
+            self._pass_acks()
             return await act()
 
         return self._loop.call(called)
@@ -223,7 +223,7 @@ class Message(DeliveredRow):
         if durable:
             self._inbox.ack(self.offset, durable=True)
         else:
-            self._inbox.done(self.offset)
+            self._inbox._acknowledge(self.offset)
 
     def nack(self, delay: Delay | None = None) -> None:
         """Nack the message: it is redelivered after ``delay``, or after the usual back-off."""

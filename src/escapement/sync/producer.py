@@ -8,10 +8,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from escapement.client import producer as producers
-from escapement.client.builder import MessageBuilder
-from escapement.client.groups import FollowUp, Group
-from escapement.client.receipt import Receipt, Receipts
+from escapement.client.producing import producer as producers
+from escapement.client.producing.builder import MessageBuilder
+from escapement.client.producing.groups import FollowUp, Group
+from escapement.client.producing.receipt import Receipt, Receipts
 from escapement.message import MessageBatch, Times
 from escapement.sync.loop import Loop
 

@@ -1,12 +1,12 @@
-"""The blocking facade of ``escapement.client.schedules``."""
+"""The blocking facade of ``escapement.client.administration.schedules``."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-from escapement.client import schedules
-from escapement.client.schedules import Schedule
+from escapement.client.administration import schedules
+from escapement.client.administration.schedules import Schedule
 from escapement.sync.loop import Loop
 
 

@@ -22,10 +22,10 @@ from escapement.broker.broker import Broker as Server
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.server import Front
-from escapement.client.batch import Message
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
-from escapement.client.inbox import Inbox
+from escapement.client.consuming.batch import Message
+from escapement.client.consuming.inbox import Inbox
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected
 from escapement.storage.blocking import Run, inline
@@ -67,7 +67,7 @@ class World:
         self.index_directory = index_directory
         self._server: Server | None = None
         self._front: Front | None = None
-        self._life = trio.CancelScope()
+        self._incarnation = trio.CancelScope()
         self._ended = trio.Event()
 
     @property
@@ -104,13 +104,13 @@ class World:
         Connected clients notice the loss and wait before they reconnect. After a restart, the
         test must advance the time before they are connected again.
         """
-        self._life.cancel()
+        self._incarnation.cancel()
         await self._ended.wait()
 
     async def restart(self) -> None:
         """Start a new broker on the database and index of the previous one."""
         assert self._server is None, "the broker is running"
-        self._life, self._ended = trio.CancelScope(), trio.Event()
+        self._incarnation, self._ended = trio.CancelScope(), trio.Event()
         await self._nursery.start(self._live)
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
@@ -123,7 +123,7 @@ class World:
             self.config,
         )
         try:
-            with self._life:
+            with self._incarnation:
                 async with trio.open_nursery() as nursery:
                     front = Front(server)
                     await nursery.start(front.run_broker)

@@ -12,10 +12,14 @@ from importlib import import_module
 from typing import Final
 
 _FORKS: Final = ["-m", "pyspark.daemon"]
-_ALL: Final = ("encodings.idna", "escapement.pipeline.source")
-_READING: Final = ("escapement.pipeline.planning", "escapement.pipeline.reading", "numpy.ma")
-_WRITING: Final = ("escapement.pipeline.bulk", "pyspark.sql.functions")
-_TASKS: Final = ("escapement.pipeline.archivetasks", "escapement.pipeline.rows", "pandas")
+_ALL: Final = ("encodings.idna", "escapement.pipeline.source.source")
+_READING: Final = (
+    "escapement.pipeline.source.planning",
+    "escapement.pipeline.source.reading",
+    "numpy.ma",
+)
+_WRITING: Final = ("escapement.pipeline.sink.bulk_write", "pyspark.sql.functions")
+_TASKS: Final = ("escapement.pipeline.archiving.tasks", "escapement.pipeline.sink.rows", "pandas")
 # By the kind of work; of others one or two processes are started.
 _USED: Final = {
     "pyspark.worker": (*_READING, *_WRITING, *_TASKS, "pyarrow.pandas_compat"),

@@ -10,7 +10,7 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
-from escapement.broker.letters.deadletters import Page, Whose
+from escapement.broker.inbox.dead_letters import Page, Whose
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs, Int64s
 from escapement.names import TopicName

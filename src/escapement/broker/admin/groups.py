@@ -13,8 +13,8 @@ from escapement.broker.topic.topic import Topic
 from escapement.errors import InvalidRequest, NotFound
 from escapement.message import DEFAULT_PRIORITY, NO_TIMES, Blobs, MessageBatch, Times
 from escapement.names import TopicName
-from escapement.storage.letters.eventgroup import Closing
-from escapement.storage.letters.letter import Letter
+from escapement.storage.inbox.entry import InboxEntry
+from escapement.storage.inbox.event_group import Completion
 
 _MOST_PRIORITY: Final = 255
 # The source id of a follow-up until it fires.
@@ -41,11 +41,11 @@ async def _close_group(broker: Broker, given: Arguments) -> Plain:
     group, subscription = given.text("group"), given.text("subscription")
     follow_up = _follow_up(given)
     given.end()
-    await broker.works.closer.close(name, group, subscription, follow_up)
+    await broker.works.group_completer.close(name, group, subscription, follow_up)
     return _plain(broker, broker.registry.topic(name), group)
 
 
-def _follow_up(given: Arguments) -> Letter:
+def _follow_up(given: Arguments) -> InboxEntry:
     target = TopicName.parse(given.text("target"))
     payload, key = given.optional_blob("payload"), given.optional_blob("key")
     properties = given.optional_blob("properties")
@@ -69,43 +69,43 @@ def _follow_up(given: Arguments) -> Letter:
         Blobs.of([properties]) if properties else None,
         priorities,
     )
-    return Letter(target.full, _SOURCE, batch.encode(), 1, times)
+    return InboxEntry(target.full, _SOURCE, batch.encode(), 1, times)
 
 
 async def _delete_group(broker: Broker, given: Arguments) -> Plain:
     name = TopicName.parse(given.text("topic"))
     group = given.text("group")
     given.end()
-    await broker.works.closer.delete(name, group)
+    await broker.works.group_completer.delete(name, group)
     return {"deleted": group}
 
 
 def _plain(broker: Broker, topic: Topic, group: str) -> dict[str, Plain]:
-    closings = topic.groups.closings.get(group, [])
+    completions = topic.groups.completions.get(group, [])
     return {
         "topic": topic.name.full,
         "group": group,
-        "state": "closed" if closings else "open",
+        "state": "closed" if completions else "open",
         "messages": len(topic.groups.members.get(group, ())),
-        "closings": [_closing(broker, topic, closing) for closing in closings],
+        "closings": [_completion(broker, topic, completion) for completion in completions],
     }
 
 
-def _closing(broker: Broker, topic: Topic, closing: Closing) -> dict[str, Plain]:
-    subscription = broker.works.revival.subscriptions.get(closing.subscription_id)
+def _completion(broker: Broker, topic: Topic, completion: Completion) -> dict[str, Plain]:
+    subscription = broker.works.activation.subscriptions.get(completion.subscription_id)
     state, remaining = "fired", None
-    if closing.fired_at_ms is None:
+    if completion.fired_at_ms is None:
         state = "void"
         if subscription is not None:
             state = "waiting"
-            remaining = topic.groups.remaining(closing, subscription, topic.amendments)
+            remaining = topic.groups.remaining(completion, subscription, topic.amendments)
     return {
-        "subscription": closing.subscription,
-        "target": closing.target,
+        "subscription": completion.subscription,
+        "target": completion.target,
         "state": state,
         "remaining": remaining,
-        "closed_at_ms": closing.closed_at_ms,
-        "fired_at_ms": closing.fired_at_ms,
+        "closed_at_ms": completion.closed_at_ms,
+        "fired_at_ms": completion.fired_at_ms,
     }
 
 

@@ -11,17 +11,17 @@ from escapement.broker.broker import Broker
 
 async def _list_inbox(broker: Broker, given: Arguments) -> Plain:
     given.end()
-    blocked = broker.postman.blocked
+    blocked = broker.inbox_relay.blocked
     return [
         one._asdict() | {"reason": one.reason or blocked.get(one.target)}
-        for one in await broker.postman.waiting(MAX_ROWS)
+        for one in await broker.inbox_relay.waiting(MAX_ROWS)
     ]
 
 
 async def _discard_letters(broker: Broker, given: Arguments) -> Plain:
     target = given.text("target")
     given.end()
-    return {"discarded": await broker.postman.discard(target)}
+    return {"discarded": await broker.inbox_relay.discard(target)}
 
 
 VERBS: Final[dict[str, Verb]] = {

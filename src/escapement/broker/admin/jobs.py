@@ -7,13 +7,13 @@ from typing import Final
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
-from escapement.storage.letters.job import JobState
+from escapement.storage.inbox.job import JobState
 
 
 async def _list_jobs(broker: Broker, given: Arguments) -> Plain:
     given.end()
-    blocked = broker.postman.blocked
-    return [_plain(one, blocked.get(one.target)) for one in await broker.postman.jobs(MAX_ROWS)]
+    blocked = broker.inbox_relay.blocked
+    return [_plain(one, blocked.get(one.target)) for one in await broker.inbox_relay.jobs(MAX_ROWS)]
 
 
 def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:

@@ -8,8 +8,8 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
-from escapement.broker.looking.peek import Sought
-from escapement.broker.subscription.beginning import NEVER_MS
+from escapement.broker.inspection.peek import Sought
+from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs
 from escapement.names import TopicName
@@ -95,7 +95,7 @@ async def _show_message(broker: Broker, given: Arguments) -> Plain:
     topic = broker.registry.topic(TopicName.parse(given.text("topic")))
     offset = given.number("offset")
     given.end()
-    found = await broker.life(topic, offset)
+    found = await broker.message_history(topic, offset)
     return {
         "topic": topic.name.full,
         "offset": offset,

@@ -9,7 +9,7 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
 from escapement.names import NamespaceName
-from escapement.storage.catalog import Namespace
+from escapement.storage.catalog.catalog import Namespace
 
 
 async def _list_namespaces(broker: Broker, given: Arguments) -> Plain:
@@ -47,13 +47,13 @@ async def _delete_namespace(broker: Broker, given: Arguments) -> Plain:
     name = NamespaceName.parse(given.text("namespace"))
     force, dry_run = given.flag("force"), given.flag("dry_run")
     given.end()
-    razing = broker.works.razing
+    deletion = broker.works.deletion
     if not force and not dry_run:
         await broker.registry.namespaces.delete(name)
         return {"deleted": name.full}
-    contents = razing.contents(name)
+    contents = deletion.contents(name)
     if not dry_run:
-        await razing.namespace(name)
+        await deletion.namespace(name)
     return {"would_delete" if dry_run else "deleted": name.full, **contents._asdict()}
 
 

@@ -9,7 +9,7 @@ from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.errors import InvalidRequest
 from escapement.names import TopicName
-from escapement.storage.rule import FOREVER_MS
+from escapement.storage.catalog.rule import FOREVER_MS
 
 
 async def _pause(broker: Broker, given: Arguments) -> Plain:

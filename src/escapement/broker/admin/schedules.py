@@ -10,7 +10,7 @@ from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
 from escapement.names import NamespaceName, TopicName
 from escapement.recurrence import Missed, Recurrence
-from escapement.storage.letters.schedule import Content, Schedule
+from escapement.storage.inbox.schedule import Content, Schedule
 
 # The number of coming occurrences that are shown.
 SHOWN_TIMES: Final = 10

@@ -14,8 +14,8 @@ from escapement.broker.topic.topic import Topic
 from escapement.errors import Conflict, NotFound
 from escapement.names import TopicName
 from escapement.position import Position
-from escapement.storage.catalog import SubscriptionRecord
-from escapement.storage.policy import SubscriptionPolicy
+from escapement.storage.catalog.catalog import SubscriptionRecord
+from escapement.storage.catalog.policy import SubscriptionPolicy
 
 
 async def _list_subscriptions(broker: Broker, given: Arguments) -> Plain:

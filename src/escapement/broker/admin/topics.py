@@ -13,7 +13,7 @@ from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.topic import Topic
 from escapement.errors import Conflict
 from escapement.names import NamespaceName, TopicName, is_anonymous
-from escapement.storage.catalog import TopicRecord
+from escapement.storage.catalog.catalog import TopicRecord
 
 
 async def _list_topics(broker: Broker, given: Arguments) -> Plain:

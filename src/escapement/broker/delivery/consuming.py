@@ -11,15 +11,15 @@ from contextlib import suppress
 
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.log.logreader import LogReader
-from escapement.broker.recovery.revival import Revival
+from escapement.broker.log.log_reader import LogReader
+from escapement.broker.recovery.activation import Activation
 from escapement.broker.registry.registry import Registry
-from escapement.broker.subscription.consumer import Consumer, Outlet
-from escapement.broker.subscription.deadletter import KEEPER
-from escapement.broker.subscription.keyranges import check_range
+from escapement.broker.subscription.dead_letters.dead_letter import KEEPER
+from escapement.broker.subscription.delivery.consumer import Consumer, Outlet
+from escapement.broker.subscription.keys.key_ranges import check_range
 from escapement.broker.subscription.policy_checks import check_ack_wait
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.topic.handle import ConsumerHandle
+from escapement.broker.topic.handles import ConsumerHandle
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import (
@@ -34,10 +34,10 @@ from escapement.errors import (
 from escapement.message import Int64s
 from escapement.names import TopicName, check_name
 from escapement.position import Position
-from escapement.storage.catalog import Kind, SubscriptionRecord
+from escapement.storage.catalog.catalog import Kind, SubscriptionRecord
+from escapement.storage.catalog.policy import SubscriptionPolicy
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.lane import State
-from escapement.storage.policy import SubscriptionPolicy
 from escapement.traits import KeyRange
 
 
@@ -53,7 +53,7 @@ class Consuming:
     def __init__(
         self,
         registry: Registry,
-        revival: Revival,
+        activation: Activation,
         pipeline: CommitPipeline,
         pump: Pump,
         log: LogReader,
@@ -64,7 +64,7 @@ class Consuming:
         on_sought: Callable[[Topic], None],
     ) -> None:
         self._registry = registry
-        self._revival = revival
+        self._revival = activation
         self._pipeline = pipeline
         self._pump = pump
         self._log = log

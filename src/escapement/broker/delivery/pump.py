@@ -23,14 +23,14 @@ import trio
 
 from escapement.broker.delivery.stager import Stager
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.log.logreader import LogReader
-from escapement.broker.subscription.handover import HandOver
+from escapement.broker.log.log_reader import LogReader
+from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.ordered import OrderedSubscription
-from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
-from escapement.broker.upkeep.shedding import Shedding
+from escapement.broker.upkeep.drop_oldest import DropOldest
 from escapement.clock import Clock
 from escapement.errors import IndexDamaged, StorageUnavailable
 from escapement.message import Blobs, Int64s, MessageBatch, UInt32s
@@ -73,7 +73,7 @@ class Pump:
         limits: BrokerLimits,
         run: Run,
         log: LogReader,
-        shedding: Shedding,
+        drop_oldest: DropOldest,
         may_dispatch: Callable[[], bool],
         sent: Callable[[Subscription], None],
         reschedule: Callable[[Topic], None],
@@ -83,7 +83,7 @@ class Pump:
         self._limits = limits
         self._run = run
         self._log = log
-        self._shedding = shedding
+        self._drop_oldest = drop_oldest
         self._may_dispatch = may_dispatch
         self._sent = sent
         self._reschedule = reschedule
@@ -297,7 +297,7 @@ class Pump:
             return False
         self._dropping.add(subscription)
         try:
-            await self._shedding.shed(topic, subscription)
+            await self._drop_oldest.shed(topic, subscription)
         except StorageUnavailable:
             return False
         finally:
@@ -310,7 +310,7 @@ class Pump:
         Returns whether there was something to read. Raises ``StorageUnavailable``.
         """
         if subscription.expiry.begin_sweep():
-            await self._shedding.expire(topic, subscription)
+            await self._drop_oldest.expire(topic, subscription)
         if not subscription.wants_read(topic.next_offset):
             return False
         position, until = subscription.begin_read(), topic.next_offset

@@ -1,9 +1,9 @@
 """Reads messages ahead of their frames, for subscriptions that do not deliver in index order.
 
-:mod:`~escapement.broker.subscription.staged` decides which messages a subscription should have in
-memory, and which of them fit. This module only reads. Each read is a single call. A read that
-returned to the event loop after each piece would wait for its turn each time, behind all outgoing
-frames, and deliveries would then wait for the read.
+:mod:`~escapement.broker.subscription.priorities.staged` decides which messages a subscription
+should have in memory, and which of them fit. This module only reads. Each read is a single call. A
+read that returned to the event loop after each piece would wait for its turn each time, behind all
+outgoing frames, and deliveries would then wait for the read.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from weakref import WeakSet
 import numpy as np
 
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.broker.subscription.priorities.staged import Staged
 from escapement.broker.subscription.shared import SharedSubscription
-from escapement.broker.subscription.staged import Staged
 from escapement.broker.topic.topic import Topic
 from escapement.message import MessageBatch
 from escapement.storage.blocking import Run

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from escapement.broker.log.cursor import Cursor
 from escapement.message import Int64s
-from escapement.storage.moves import Moves
+from escapement.storage.encoding.moves import Moves
 from escapement.storage.offsets import OffsetSet
 
 Bools = npt.NDArray[np.bool_]

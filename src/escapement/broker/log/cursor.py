@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
-from escapement.storage.offsets.offsetbits import OffsetBits, bits_of
+from escapement.storage.offsets.offset_bits import OffsetBits, bits_of
 
 
 class Cursor(OffsetSet):

@@ -21,7 +21,7 @@ import numpy as np
 
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.log.logreader import LogReader
+from escapement.broker.log.log_reader import LogReader
 from escapement.broker.publishing.outcome import (
     Decision,
     Outcome,
@@ -34,11 +34,11 @@ from escapement.broker.topic.topic import Topic
 from escapement.errors import StorageReadOnly, StorageUnavailable
 from escapement.message import Int64s
 from escapement.names import TopicName
-from escapement.protocol.fate import Fate
+from escapement.protocol.amend_status import AmendStatus
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Acks
 from escapement.storage.commit.lane import State
-from escapement.storage.journal.journalentry import cancellations_id
+from escapement.storage.journal.entry import cancellations_id
 
 # The most bytes of the log read at once for due times.
 _STEP_BYTES: Final = 1024 * 1024
@@ -126,14 +126,14 @@ class Amending:
         self, topic: Topic, wanted: Int64s, outcome: Outcome, tell: Callable[[], None]
     ) -> None:
         """Apply a decision that was made in the same synchronous step."""
-        open_offsets = wanted[outcome.fates == Fate.DONE]
+        open_offsets = wanted[outcome.fates == AmendStatus.DONE]
         fresh = topic.amendments.cancelled.new_of(open_offsets).offsets
         if len(fresh):
             self._withdraw(topic, fresh)
             topic.amendments.cancelled.take(fresh)
         elif not (
             topic.amendments.cancelled.undurable.intersects(open_offsets)
-            or topic.is_settling(wanted[outcome.fates == Fate.OVER])
+            or topic.is_settling(wanted[outcome.fates == AmendStatus.OVER])
         ):
             tell()
             return
@@ -169,7 +169,7 @@ def _settle_by_time(
     handed = np.zeros(len(offsets), bool)
     for mask in decision.settled.values():
         handed |= mask
-    handed &= decision.fates == Fate.DONE
+    handed &= decision.fates == AmendStatus.DONE
     handed &= ~topic.amendments.cancelled.contains(offsets)
     at = np.flatnonzero(handed)
     if not len(at):
@@ -185,5 +185,5 @@ def _settle_by_time(
     first_ms = due_ms[np.searchsorted(known, split)]
     now_due_ms = topic.amendments.moves.current(split, first_ms)
     delivered = ~still_wanted(topic.subscriptions(), split, now_due_ms, masks)
-    decision.fates[at[delivered]] = Fate.DELIVERED
+    decision.fates[at[delivered]] = AmendStatus.DELIVERED
     return split[:0]

@@ -12,7 +12,7 @@ from escapement.broker.log.amendments import Bools
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.message import Int64s
-from escapement.protocol.fate import Fate
+from escapement.protocol.amend_status import AmendStatus
 
 
 class Outcome(NamedTuple):
@@ -74,7 +74,7 @@ class Decision(NamedTuple):
         handed = dict(self.settled)
         for name, mask in self.lapsed.items():
             if name in self.concerned:
-                fates[mask & (fates == Fate.DELIVERED)] = Fate.OVER
+                fates[mask & (fates == AmendStatus.DELIVERED)] = AmendStatus.OVER
             handed[name] = handed[name] & ~mask
         return Outcome(fates, _some(handed))
 
@@ -118,8 +118,8 @@ def decide(
     everybody = np.logical_and.reduce(masks) if masks else np.zeros(1, bool)
     # A cancelled message stays cancelled, even if every subscription that is left had received it.
     delivered = everybody & ~topic.amendments.cancelled.contains(offsets)
-    fates = np.where(delivered, Fate.DELIVERED, Fate.DONE).astype(np.uint8)
-    fates[(offsets < 0) | (offsets >= topic.next_offset)] = Fate.UNKNOWN
+    fates = np.where(delivered, AmendStatus.DELIVERED, AmendStatus.DONE).astype(np.uint8)
+    fates[(offsets < 0) | (offsets >= topic.next_offset)] = AmendStatus.UNKNOWN
     return Decision(fates, _some(settled), _some(lapsed), names)
 
 

@@ -12,8 +12,8 @@ import trio
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.registry.registry import Registry
-from escapement.broker.topic.backlog import Backlogs
-from escapement.broker.topic.handle import ProducerHandle
+from escapement.broker.topic.backlogs import Backlogs
+from escapement.broker.topic.handles import ProducerHandle
 from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.publication import Publication, Stored
 from escapement.broker.topic.topic import Topic
@@ -28,7 +28,7 @@ from escapement.errors import (
     InvalidRequest,
     ProducerFenced,
 )
-from escapement.groupnames import members_of
+from escapement.group_names import members_of
 from escapement.message import Int64s, Times
 from escapement.names import TopicName, check_name
 from escapement.storage.commit.commit import CommitPipeline

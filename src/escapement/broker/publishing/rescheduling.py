@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import trio
 
-from escapement.broker.log.logreader import LogReader
+from escapement.broker.log.log_reader import LogReader
 from escapement.broker.publishing.outcome import (
     Decision,
     Outcome,
@@ -31,10 +31,10 @@ from escapement.clock import Clock
 from escapement.errors import EscapementError
 from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
 from escapement.names import TopicName
-from escapement.protocol.fate import Fate
+from escapement.protocol.amend_status import AmendStatus
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Acks, Restate
-from escapement.storage.journal.journalentry import cancellations_id
+from escapement.storage.journal.entry import cancellations_id
 from escapement.storage.log.published import Published
 
 # The most bytes of messages that are read, decided and stated again at once.
@@ -104,7 +104,7 @@ class Rescheduling:
         if not topic.restatements.known:
             topic.restatements.know(await self._log.lowest_base(topic.id))
         wanted, back = np.unique(offsets, return_inverse=True)
-        fates = np.full(len(wanted), Fate.UNKNOWN, np.uint8)
+        fates = np.full(len(wanted), AmendStatus.UNKNOWN, np.uint8)
         handed: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
         known = wanted[(wanted >= 0) & (wanted < topic.next_offset)]
         at = 0
@@ -132,14 +132,14 @@ class Rescheduling:
             await self._moved.park()
         self._registry.check_open(topic)
         decision, due_ms = _decide(topic, found)
-        at = np.flatnonzero(decision.fates == Fate.DONE)
+        at = np.flatnonzero(decision.fates == AmendStatus.DONE)
         if len(at):
             wait = self._restate(topic, found, at, due_ms[at], _times(delay_ms, at_ms, len(at)))
             await wait.over.wait()
             if wait.error is not None:
                 raise wait.error
         outcome = decision.outcome()
-        await self._settled(topic, found.offsets[outcome.fates == Fate.OVER])
+        await self._settled(topic, found.offsets[outcome.fates == AmendStatus.OVER])
         return outcome
 
     async def _settled(self, topic: Topic, offsets: Int64s) -> None:
@@ -200,8 +200,8 @@ def _decide(topic: Topic, found: Published) -> tuple[Decision, Int64s]:
     if topic.shared:
         # A message can be moved only if a subscription that has not received it is to get it.
         wanted = still_wanted(topic.shared.values(), offsets, due_ms, decision.settled)
-        decision.fates[(decision.fates == Fate.DONE) & ~wanted] = Fate.DELIVERED
-    decision.fates[topic.amendments.cancelled.contains(offsets)] = Fate.CANCELLED
+        decision.fates[(decision.fates == AmendStatus.DONE) & ~wanted] = AmendStatus.DELIVERED
+    decision.fates[topic.amendments.cancelled.contains(offsets)] = AmendStatus.CANCELLED
     return decision, due_ms
 
 
@@ -221,7 +221,7 @@ def _earliest_ms(topic: Topic, offsets: Int64s, now_ms: int) -> Int64s:
 def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
     """Return the outcome of messages that the log has forgotten: no subscription needs them."""
     cancelled = topic.amendments.cancelled.contains(offsets)
-    fates = np.where(cancelled, Fate.CANCELLED, Fate.DELIVERED).astype(np.uint8)
+    fates = np.where(cancelled, AmendStatus.CANCELLED, AmendStatus.DELIVERED).astype(np.uint8)
     decision = decide(topic, offsets, topic.subscriptions(), PastTimes.none())
     return decision._replace(fates=fates).outcome()
 

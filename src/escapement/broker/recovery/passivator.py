@@ -1,8 +1,8 @@
 """The passivator makes unused topics passive, so that memory follows the topics in use.
 
 The passivator acts when more than ``active_topics`` topics have a runtime. It then makes idle
-topics passive (broker/topic/dormant.py), in the order in which they became active. A passive topic
-needs no timer: it has no consumer, and its due messages wait in the index for the next one.
+topics passive (broker/topic/passive_topics.py), in the order in which they became active. A passive
+topic needs no timer: it has no consumer, and its due messages wait in the index for the next one.
 ``Registry.activate`` makes the topic active again. The topic is then as after a start.
 
 A topic becomes passive in one synchronous step, and only under three conditions:
@@ -22,9 +22,9 @@ from typing import Final
 
 import trio
 
-from escapement.broker.recovery.revival import Revival
+from escapement.broker.recovery.activation import Activation
 from escapement.broker.registry.registry import Registry
-from escapement.broker.topic.dormant import is_idle, remains_of
+from escapement.broker.topic.passive_topics import is_idle, remains_of
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.progress import Progress
 from escapement.storage.commit.commit import CommitPipeline
@@ -47,7 +47,7 @@ class Passivator:
     def __init__(
         self,
         registry: Registry,
-        revival: Revival,
+        activation: Activation,
         pipeline: CommitPipeline,
         checkpointer: Checkpointer,
         progress: Progress,
@@ -55,7 +55,7 @@ class Passivator:
         unschedule: Callable[[int], None],
     ) -> None:
         self._registry = registry
-        self._revival = revival
+        self._revival = activation
         self._pipeline = pipeline
         self._checkpointer = checkpointer
         self._progress = progress

@@ -25,12 +25,12 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
 from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalPosition
-from escapement.storage.journal.journaltail import JournalTail
-from escapement.storage.lagtable import Ends, read_ends
+from escapement.storage.journal.tail import JournalTail
 from escapement.storage.lease import Lease
 from escapement.storage.log.log import Log
-from escapement.storage.log.logtable import LogRow, RowKey
-from escapement.storage.state import State, fits, load_state
+from escapement.storage.log.log_table import LogRow, RowKey
+from escapement.storage.state.lag_table import Ends, read_ends
+from escapement.storage.state.state import State, fits, load_state
 
 _log = logging.getLogger(__name__)
 

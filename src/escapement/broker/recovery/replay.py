@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from escapement.broker.recovery.activation import Activation
 from escapement.broker.recovery.recovery import Ground
-from escapement.broker.recovery.revival import Revival
 from escapement.broker.registry.registry import Registry
-from escapement.broker.subscription.ready import Rows
+from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.topic.dormant import Dormant
+from escapement.broker.topic.passive_topics import PassiveTopics
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.progress import Progress
-from escapement.groupnames import Member
+from escapement.group_names import Member
 from escapement.storage.blocking import Run
-from escapement.storage.checkpoint import ProducerRow
-from escapement.storage.lagtable import behind
-from escapement.storage.producers import ProducerRecord
+from escapement.storage.catalog.producers import ProducerRecord
+from escapement.storage.state.checkpoint import ProducerRow
+from escapement.storage.state.lag_table import behind
 
 
 class Replay:
@@ -33,16 +33,16 @@ class Replay:
         self,
         ground: Ground,
         registry: Registry,
-        revival: Revival,
-        dormant: Dormant,
+        activation: Activation,
+        passive_topics: PassiveTopics,
         progress: Progress,
         checkpointer: Checkpointer,
         run: Run,
     ) -> None:
         self._ground = ground
         self._registry = registry
-        self._revival = revival
-        self._dormant = dormant
+        self._revival = activation
+        self._dormant = passive_topics
         self._progress = progress
         self._checkpointer = checkpointer
         self._run = run

@@ -13,12 +13,13 @@ from escapement.clock import Clock
 from escapement.durations import format as duration_text
 from escapement.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
 from escapement.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, NamespaceName
-from escapement.storage import catalog, removal
-from escapement.storage.catalog import Namespace
+from escapement.storage import removal
+from escapement.storage.catalog import catalog
+from escapement.storage.catalog.catalog import Namespace
+from escapement.storage.catalog.policy import NamespacePolicy
 from escapement.storage.engine.base import Connection
-from escapement.storage.letters import inbox
-from escapement.storage.letters.schedule import has_schedules
-from escapement.storage.policy import NamespacePolicy
+from escapement.storage.inbox import inbox
+from escapement.storage.inbox.schedule import has_schedules
 
 MIN_TICK_MS: Final = 1
 MAX_TICK_MS: Final = 3_600_000

@@ -2,7 +2,7 @@
 
 The records of all of them are in memory. A topic has a runtime, a
 :class:`~escapement.broker.topic.topic.Topic`, only while it is in use. A passive topic is a record
-of some hundred bytes, so there may be many (broker/topic/dormant.py).
+of some hundred bytes, so there may be many (broker/topic/passive_topics.py).
 
 The registry finds objects by name. It changes them first in the database and then in memory
 (:mod:`changes <escapement.broker.registry.changes>`).
@@ -19,22 +19,22 @@ import trio
 
 from escapement.broker.registry.changes import Changes, Transact
 from escapement.broker.registry.namespaces import Namespaces
-from escapement.broker.registry.producerbook import ProducerBook
-from escapement.broker.subscription.beginning import beginning
+from escapement.broker.registry.producer_registry import ProducerRegistry
 from escapement.broker.subscription.policy_checks import check_consumers, check_policy
-from escapement.broker.topic.amount import quota_of, total_quota_of
-from escapement.broker.topic.dormant import Remains
+from escapement.broker.subscription.start_position import beginning
+from escapement.broker.topic.backlog_size import quota_of, total_quota_of
+from escapement.broker.topic.passive_topics import Remains
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import AlreadyExists, Busy, NotFound
 from escapement.names import TopicName
 from escapement.position import Position
-from escapement.storage import catalog
-from escapement.storage.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.catalog import catalog
+from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.catalog.policy import SubscriptionPolicy
+from escapement.storage.catalog.producers import ProducerRecord
 from escapement.storage.engine.base import Connection
-from escapement.storage.letters import inbox
-from escapement.storage.policy import SubscriptionPolicy
-from escapement.storage.producers import ProducerRecord
+from escapement.storage.inbox import inbox
 
 MakeTopic = Callable[[TopicRecord, TopicName, Namespace, Iterable[SubscriptionRecord]], Topic]
 
@@ -69,7 +69,7 @@ class Registry:
         self._auto_create = auto_create
         self._forgotten_until_ms = forgotten_until_ms
         self.namespaces = Namespaces(clock, self._changes, self._in_use, self._namespace_changed)
-        self.producers = ProducerBook(clock, self._changes, self._check_there)
+        self.producers = ProducerRegistry(clock, self._changes, self._check_there)
         self.topics: dict[str, TopicRecord] = {}
         self.active: dict[int, Topic] = {}
         self._names: dict[int, str] = {}  # full names by topic id
@@ -332,13 +332,13 @@ class Registry:
         serve: Callable[[SubscriptionRecord], None],
     ) -> SubscriptionRecord:
         """Make a subscription's record durable, then serve it. Meanwhile nothing is forgotten."""
-        topic.claims.begin_subscribing()
+        topic.retention.begin_subscribing()
         try:
             record = await self._changes.durably(statement, topic_id=topic.id)
             self._subscriptions.setdefault(topic.id, {})[record.name] = record
             serve(record)
         finally:
-            topic.claims.end_subscribing()
+            topic.retention.end_subscribing()
         return record
 
     def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:

@@ -6,12 +6,12 @@ import numpy as np
 
 from escapement.broker.broker import Broker
 from escapement.broker.publishing.outcome import Outcome
-from escapement.broker.session.desk import Desk
 from escapement.broker.session.outbound import Outbound
+from escapement.broker.session.request_handler import RequestHandler
 from escapement.protocol import commands as wire
 
 
-class AmendmentsDesk(Desk):
+class AmendmentRequests(RequestHandler):
     """The desk for cancelling and rescheduling messages."""
 
     def __init__(self, broker: Broker, outbound: Outbound) -> None:

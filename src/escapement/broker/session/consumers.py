@@ -8,23 +8,23 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.broker import Broker
-from escapement.broker.session.desk import Desk
 from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
-from escapement.broker.subscription.ready import Rows
-from escapement.broker.topic.handle import ConsumerHandle
+from escapement.broker.session.request_handler import RequestHandler
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.broker.topic.handles import ConsumerHandle
 from escapement.errors import EscapementError, InvalidRequest, LimitExceeded
 from escapement.message import Int64s, MessageBatch
 from escapement.position import Position
 from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_PERMITS
-from escapement.storage.catalog import Kind
+from escapement.storage.catalog.catalog import Kind
 
 # The most messages that one Ack may name by ranges. As offsets they take 64 MiB.
 _ACK_MESSAGES: Final = 8 * 1024 * 1024
 
 
-class Consumers(Desk):
+class Consumers(RequestHandler):
     """The desk for consumers, and the outlet of each consumer."""
 
     def __init__(self, broker: Broker, outbound: Outbound) -> None:

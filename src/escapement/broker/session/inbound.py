@@ -8,7 +8,7 @@ are the bound once more. A connection between two frames reads a little without 
 request that fits into one read never waits.
 
 While other connections wait, a peer is cut off if it sends nothing of its frame for ``STALL_S``,
-or does not finish the frame within ``patience_s``. Time in which its own connection waits does
+or does not finish the frame within ``timeout_s``. Time in which its own connection waits does
 not count.
 """
 
@@ -37,11 +37,11 @@ class Inbound:
     Invariant: ``held_bytes`` is the sum of what the intakes hold.
     """
 
-    def __init__(self, most_bytes: int, patience_s: float) -> None:
+    def __init__(self, most_bytes: int, timeout_s: float) -> None:
         assert most_bytes >= LARGE_READ_BYTES
         self.held_bytes = 0
         self._most_bytes = most_bytes
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._unfinished: dict[Intake, None] = {}  # the oldest first
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -61,7 +61,7 @@ class Inbound:
         """Wait until the intake may read on."""
         while not self._may_read(intake):
             cut_at_s = min(
-                (one.reads_until_s(self._patience_s) for one in self._unfinished), default=inf
+                (one.reads_until_s(self._timeout_s) for one in self._unfinished), default=inf
             )
             with trio.move_on_at(cut_at_s):
                 await self._changed.park()
@@ -77,7 +77,7 @@ class Inbound:
     def _cut_stalled(self) -> None:
         now_s = trio.current_time()
         for one in list(self._unfinished):
-            if one.reads_until_s(self._patience_s) <= now_s:
+            if one.reads_until_s(self._timeout_s) <= now_s:
                 _log.warning(
                     "cutting off a peer that does not finish a frame of which %d bytes came",
                     one.held_bytes,
@@ -121,9 +121,9 @@ class Intake:
             self._read_s += trio.current_time() - self._reads_since_s
             self._reads_since_s = inf
 
-    def reads_until_s(self, patience_s: float) -> float:
+    def reads_until_s(self, timeout_s: float) -> float:
         """Return when the peer is cut off; never while the connection does not read."""
-        return self._reads_since_s + min(STALL_S, patience_s - self._read_s)
+        return self._reads_since_s + min(STALL_S, timeout_s - self._read_s)
 
     def close(self) -> None:
         """Note that the connection holds no part of a frame any more."""

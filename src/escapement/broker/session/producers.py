@@ -6,17 +6,17 @@ import trio
 
 from escapement.broker.broker import Broker
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.session.desk import Desk
 from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
-from escapement.broker.topic.handle import ProducerHandle
+from escapement.broker.session.request_handler import RequestHandler
+from escapement.broker.topic.handles import ProducerHandle
 from escapement.broker.topic.publication import Publication, Stored
 from escapement.errors import EscapementError, InvalidRequest
 from escapement.names import anonymous_name
 from escapement.protocol import commands as wire
 
 
-class Producers(Desk):
+class Producers(RequestHandler):
     """The desk for producers."""
 
     def __init__(self, broker: Broker, outbound: Outbound, limits: BrokerLimits) -> None:

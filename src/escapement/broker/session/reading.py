@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from escapement.broker.broker import Broker
-from escapement.broker.session.desk import Desk
 from escapement.broker.session.outbound import Outbound
+from escapement.broker.session.request_handler import RequestHandler
 from escapement.names import TopicName
 from escapement.protocol import commands as wire
 
 
-class Reading(Desk):
+class Reading(RequestHandler):
     """The desk for reading. It has nothing open."""
 
     def __init__(self, broker: Broker, outbound: Outbound) -> None:

@@ -18,14 +18,14 @@ import trio
 from escapement.broker.admin import Admin
 from escapement.broker.broker import Broker
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.session.amendments import AmendmentsDesk
+from escapement.broker.session.amendments import AmendmentRequests
 from escapement.broker.session.consumers import Consumers
-from escapement.broker.session.desk import AtOnce, Desk, Waiting
 from escapement.broker.session.inbound import Inbound, Intake
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.producers import Producers
 from escapement.broker.session.reading import Reading
-from escapement.broker.session.silence import Silence
+from escapement.broker.session.request_handler import AtOnce, RequestHandler, Waiting
+from escapement.broker.session.silence_timeout import SilenceTimeout
 from escapement.errors import EscapementError, ProtocolError, RemoteProtocolError
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
@@ -71,20 +71,20 @@ class Session:
         )
         self._producers = Producers(broker, self._outbound, limits)
         self._consumers = Consumers(broker, self._outbound)
-        self._desks: tuple[Desk, ...] = (
+        self._handlers: tuple[RequestHandler, ...] = (
             self._producers,
             self._consumers,
-            AmendmentsDesk(broker, self._outbound),
+            AmendmentRequests(broker, self._outbound),
             Reading(broker, self._outbound),
-            _BrokerDesk(broker, self._outbound),
+            _BrokerRequests(broker, self._outbound),
         )
         self._at_once: dict[type[wire.Command], AtOnce] = {}
         self._in_turn: dict[type[wire.Command], Waiting] = {}
         self._aside: dict[type[wire.Command], Waiting] = {}
-        for desk in self._desks:
-            self._at_once |= desk.at_once
-            self._in_turn |= desk.in_turn
-            self._aside |= desk.aside
+        for handler in self._handlers:
+            self._at_once |= handler.at_once
+            self._in_turn |= handler.in_turn
+            self._aside |= handler.aside
 
     async def run(self) -> None:
         """Serve the connection until it ends. The peer cannot make it raise."""
@@ -98,8 +98,8 @@ class Session:
             pass  # the peer is gone
         finally:
             self._outbound.finish()
-            for desk in self._desks:
-                desk.release()
+            for handler in self._handlers:
+                handler.release()
             # Free memory now, not when the garbage collector finds the session.
             self._intake.close()
             self._outbound.discard()
@@ -129,7 +129,7 @@ class Session:
 
     async def _listen(self, nursery: trio.Nursery) -> None:
         """Handle commands until the connection ends. Raises ``TooSlowError`` for a silent peer."""
-        silence = Silence(self._limits.idle_timeout_s)
+        silence = SilenceTimeout(self._limits.idle_timeout_s)
         nursery.start_soon(silence.watch)
         try:
             with silence.scope:
@@ -198,7 +198,7 @@ class Session:
             self._outbound.send(wire.Refused.because(error, request_id=request_id))
 
 
-class _BrokerDesk(Desk):
+class _BrokerRequests(RequestHandler):
     """The desk for requests about the broker itself."""
 
     def __init__(self, broker: Broker, outbound: Outbound) -> None:

@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
-from escapement.broker.log.logreader import LogPart
-from escapement.broker.subscription.ages import SPAN_MESSAGES, Ages
-from escapement.broker.subscription.consumer import Consumer
-from escapement.broker.subscription.handover import HandOver
-from escapement.broker.subscription.ready import Rows
+from escapement.broker.log.log_reader import LogPart
+from escapement.broker.subscription.dead_letters.backlog_ages import SPAN_MESSAGES, Ages
+from escapement.broker.subscription.delivery.consumer import Consumer
+from escapement.broker.subscription.delivery.hand_over import HandOver
+from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, MessageBatch
-from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.offsets import OffsetSet
 

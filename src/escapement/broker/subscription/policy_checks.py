@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from escapement.broker.subscription import deadletter
-from escapement.broker.subscription.backoff import CEILING_MS
-from escapement.broker.subscription.consumer import Consumer
+from escapement.broker.subscription.dead_letters import dead_letter
+from escapement.broker.subscription.delivery.consumer import Consumer
+from escapement.broker.subscription.retries.backoff import CEILING_MS
 from escapement.durations import format as duration_text
 from escapement.errors import Conflict, InvalidRequest
 from escapement.names import TopicName
-from escapement.storage.catalog import Kind
-from escapement.storage.policy import SHARED_FIELDS, SubscriptionPolicy
+from escapement.storage.catalog.catalog import Kind
+from escapement.storage.catalog.policy import SHARED_FIELDS, SubscriptionPolicy
 
 
 def check_policy(
@@ -33,7 +33,7 @@ def check_policy(
     """
     wished = policy.expired_to_dead_letter or policy.dropped_to_dead_letter
     if policy.max_deliveries or wished or policy.dead_letter_topic:
-        deadletter.target(topic, subscription, policy)
+        dead_letter.target(topic, subscription, policy)
     default = SubscriptionPolicy()
     for name in SHARED_FIELDS:
         wanted = name in given and getattr(policy, name) != getattr(default, name)

@@ -1,15 +1,15 @@
 """A shared subscription: delivers due messages to all consumers with permits.
 
-Ready messages of all priority bands (:mod:`~escapement.broker.subscription.due`) are delivered in
-one order, by rank. The *rank* of a message is its due time, moved by the policy's
+Ready messages of all priority bands (:mod:`~escapement.broker.subscription.due_subscription`) are
+delivered in one order, by rank. The *rank* of a message is its due time, moved by the policy's
 ``priority_ageing_ms`` for each step of its priority away from the default. The rank never changes,
 so only messages that come due within a bounded time pass a waiting message, and none starves. V5.
 
 If the policy asks for an order by key or of the topic, one message of each key is in flight at a
-time (:mod:`~escapement.broker.subscription.keyorder`). If consumers ask for ranges of keys, each
-gets the messages of its range (:mod:`~escapement.broker.subscription.keyranges`). In both cases,
-undeliverable messages do not block the others for long
-(:mod:`~escapement.broker.subscription.skipping`).
+time (:mod:`~escapement.broker.subscription.keys.key_order`). If consumers ask for ranges of keys,
+each gets the messages of its range (:mod:`~escapement.broker.subscription.keys.key_ranges`). In
+both cases, undeliverable messages do not block the others for long
+(:mod:`~escapement.broker.subscription.priorities.skipping`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ import numpy.typing as npt
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
-from escapement.broker.subscription.deadletter import Reason
-from escapement.broker.subscription.delivery import Share
-from escapement.broker.subscription.dispatcher import level_out, share_out
-from escapement.broker.subscription.due import DueSubscription
-from escapement.broker.subscription.handover import HandOver
-from escapement.broker.subscription.keyorder import GATHER_READ, KeyOrder
-from escapement.broker.subscription.keyranges import KeyRanges, shorten
-from escapement.broker.subscription.keytable import Bools, Placed
-from escapement.broker.subscription.ready import Ready, Rows
-from escapement.broker.subscription.skipping import Skipping
+from escapement.broker.subscription.dead_letters.dead_letter import Reason
+from escapement.broker.subscription.delivery.delivery import Share
+from escapement.broker.subscription.delivery.dispatcher import level_out, share_out
+from escapement.broker.subscription.delivery.hand_over import HandOver
+from escapement.broker.subscription.due_subscription import DueSubscription
+from escapement.broker.subscription.key_places import Placed
+from escapement.broker.subscription.keys.key_order import GATHER_READ, KeyOrder
+from escapement.broker.subscription.keys.key_ranges import KeyRanges, shorten
+from escapement.broker.subscription.keys.key_table import Bools
+from escapement.broker.subscription.priorities.ready import Ready, Rows
+from escapement.broker.subscription.priorities.skipping import Skipping
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s
-from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.catalog.catalog import SubscriptionRecord
+from escapement.storage.catalog.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
 from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.index import Key
-from escapement.storage.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
 from escapement.traits import SLOTS
 
 # The share of ready that is left to slow consumers when their messages block others: each dispatch

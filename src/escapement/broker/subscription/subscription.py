@@ -31,28 +31,28 @@ import numpy.typing as npt
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.log.cursor import Cursor
-from escapement.broker.subscription.attemptbook import AttemptBook, counted
-from escapement.broker.subscription.backoff import CEILING_MS
-from escapement.broker.subscription.consumer import Consumer
 from escapement.broker.subscription.counts import Counts
-from escapement.broker.subscription.deadletter import Dead, Reason
-from escapement.broker.subscription.delivery import Share
-from escapement.broker.subscription.doomed import Doomed
-from escapement.broker.subscription.expiry import Expiry
-from escapement.broker.subscription.handover import HandOver
-from escapement.broker.subscription.inflight import NEVER_MS, InFlight
-from escapement.broker.subscription.keytable import Placed
-from escapement.broker.subscription.ready import Rows
-from escapement.broker.subscription.retries import Retries
-from escapement.broker.subscription.throttle import Throttle
+from escapement.broker.subscription.dead_letters.dead_letter import Dead, Reason
+from escapement.broker.subscription.dead_letters.dead_messages import DeadMessages
+from escapement.broker.subscription.dead_letters.expiry import Expiry
+from escapement.broker.subscription.delivery.attempt_book import AttemptBook, counted
+from escapement.broker.subscription.delivery.consumer import Consumer
+from escapement.broker.subscription.delivery.delivery import Share
+from escapement.broker.subscription.delivery.hand_over import HandOver
+from escapement.broker.subscription.delivery.in_flight import NEVER_MS, InFlight
+from escapement.broker.subscription.delivery.throttle import Throttle
+from escapement.broker.subscription.key_places import Placed
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.broker.subscription.retries.backoff import CEILING_MS
+from escapement.broker.subscription.retries.retries import Retries
 from escapement.message import Int64s, MessageBatch
-from escapement.storage.attempts import RELEASED, AttemptTable
-from escapement.storage.catalog import SubscriptionRecord
+from escapement.storage.catalog.catalog import SubscriptionRecord
+from escapement.storage.catalog.policy import SubscriptionPolicy
 from escapement.storage.commit.items import Acks, Attempts
-from escapement.storage.lag import Timing
-from escapement.storage.letters.letter import Letter
+from escapement.storage.encoding.attempts import RELEASED, AttemptTable
+from escapement.storage.encoding.lag import Timing
+from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.offsets import OffsetSet
-from escapement.storage.policy import SubscriptionPolicy
 
 
 class Subscription(ABC):
@@ -90,7 +90,7 @@ class Subscription(ABC):
         self.counts = Counts()
         self.throttle = Throttle(record.policy)
         self.expiry = Expiry()
-        self.dead = Doomed()  # held until their dead letters are written
+        self.dead = DeadMessages()  # held until their dead letters are written
         self.retries = Retries(now_ms)
         self.attempts = AttemptBook(
             record.topic_id, record.id, submit, self.in_flight, self.retries, amendments
@@ -208,7 +208,7 @@ class Subscription(ABC):
         self,
         offsets: Int64s,
         done: Callable[[int], None] | None,
-        letters: Callable[[Int64s], Sequence[Letter]] | None = None,
+        inbox_entries: Callable[[Int64s], Sequence[InboxEntry]] | None = None,
         *,
         at_ms: int | None = None,
         lapsed: Int64s | None = None,
@@ -245,7 +245,7 @@ class Subscription(ABC):
                 self.lapses().add(unsent)
         told = None if done is None else partial(done, len(fresh))
         if len(fresh) or (told is not None and self.acked.undurable.intersects(offsets)):
-            written = letters(fresh) if letters is not None and len(fresh) else ()
+            written = inbox_entries(fresh) if inbox_entries is not None and len(fresh) else ()
             acks = Acks(self.record.topic_id, self.record.id, fresh, told, written, timing, unsent)
             self._submit(acks)
         elif told is not None:
@@ -418,7 +418,9 @@ class Subscription(ABC):
 
     # -- dead messages -----------------------------------------------------------
 
-    def bury(self, offsets: Int64s, letters: Sequence[Letter], done: Callable[[], None]) -> None:
+    def dead_letter(
+        self, offsets: Int64s, inbox_entries: Sequence[InboxEntry], done: Callable[[], None]
+    ) -> None:
         """Acknowledge the messages of ``dead.next``, in one commit with their dead letters.
 
         Args:
@@ -428,15 +430,15 @@ class Subscription(ABC):
         """
         rows = self.dead.take_next().rows
         rows = rows.pick(np.isin(rows.offsets, offsets))
-        buried = self.dead.burying(rows)
+        dead_lettered = self.dead.dead_lettering(rows)
 
         def durable(count: int) -> None:
-            buried()
+            dead_lettered()
             done()
 
         self.held.discard(offsets)
         self.counts.dead_lettered += len(offsets)
-        self.acknowledge(offsets, durable, lambda fresh: letters, lapsed=self._unsent(rows))
+        self.acknowledge(offsets, durable, lambda fresh: inbox_entries, lapsed=self._unsent(rows))
 
     def expire(self, rows: Rows) -> None:
         """Expire messages that are neither in flight nor ready.

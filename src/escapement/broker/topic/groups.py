@@ -26,39 +26,39 @@ from pyroaring import BitMap
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.subscription import Subscription
 from escapement.errors import Busy, GroupClosed, LimitExceeded
-from escapement.groupnames import Member
+from escapement.group_names import Member
 from escapement.message import Int64s
-from escapement.storage.checkpoint import MemberRow
-from escapement.storage.letters.eventgroup import Closing
+from escapement.storage.inbox.event_group import Completion
 from escapement.storage.offsets import OffsetSet
+from escapement.storage.state.checkpoint import MemberRow
 
 
 class _Watch(NamedTuple):
     """The watched messages of one subscription: one for each completion that has not fired."""
 
     offsets: OffsetSet
-    closings: dict[int, Closing]  # by the offset of the watched message
+    completions: dict[int, Completion]  # by the offset of the watched message
 
 
 class Groups:
     """The groups of one topic."""
 
-    __slots__ = ("_closing", "_forgotten", "_watches", "closings", "members")
+    __slots__ = ("_completion", "_forgotten", "_watches", "completions", "members")
 
     def __init__(self) -> None:
         self.members: dict[str, OffsetSet] = {}
-        self.closings: dict[str, list[Closing]] = {}  # of each closed group, in order
-        self._closing: set[str] = set()  # groups whose first completion is being made durable
+        self.completions: dict[str, list[Completion]] = {}  # of each closed group, in order
+        self._completion: set[str] = set()  # groups whose first completion is being made durable
         self._watches: dict[int, _Watch] = {}  # by subscription id
         self._forgotten: set[str] = set()  # since the last checkpoint
 
     def __len__(self) -> int:
-        return len(self.members.keys() | self.closings.keys())
+        return len(self.members.keys() | self.completions.keys())
 
     def names(self) -> list[str]:
         """Return the sorted names of the groups, except those that no message has joined yet."""
         joined = {group for group, offsets in self.members.items() if len(offsets)}
-        return sorted(joined | self.closings.keys())
+        return sorted(joined | self.completions.keys())
 
     # -- joining ---------------------------------------------------------------
 
@@ -71,19 +71,19 @@ class Groups:
           LimitExceeded: if there would be more than ``limit`` groups.
         """
         for group, _ in members:
-            if group in self.closings:
+            if group in self.completions:
                 raise GroupClosed(
                     f"the group {group} is closed and accepts no more messages; "
                     "this batch was not stored"
                 )
-            if group in self._closing:
+            if group in self._completion:
                 raise Busy(f"the group {group} is being closed; publish again")
         self._check_room([group for group, _ in members], limit)
         for group, _ in members:
             self.members.setdefault(group, OffsetSet())
 
     def _check_room(self, groups: Iterable[str], limit: int) -> None:
-        new = sum(group not in self.members and group not in self.closings for group in groups)
+        new = sum(group not in self.members and group not in self.completions for group in groups)
         if new and len(self) + new > limit:
             raise LimitExceeded(
                 f"the topic has {len(self)} groups, and the limit is {limit}; delete groups, or "
@@ -103,48 +103,49 @@ class Groups:
 
     # -- completions -----------------------------------------------------------
 
-    def begin_closing(self, group: str, limit: int) -> bool:
+    def begin_completion(self, group: str, limit: int) -> bool:
         """Begin to make a completion durable; return whether it is the first of its group.
 
-        If so, the group is being closed, and ``end_closing`` must follow. Raises ``LimitExceeded``.
+        If so, the group is being closed, and ``end_completion`` must follow. Raises
+        ``LimitExceeded``.
         """
         self._check_room([group], limit)
-        if group in self.closings or group in self._closing:
+        if group in self.completions or group in self._completion:
             return False
-        self._closing.add(group)
+        self._completion.add(group)
         return True
 
-    def end_closing(self, group: str) -> None:
-        """End what ``begin_closing`` began, whether the completion is durable or has failed."""
-        self._closing.discard(group)
+    def end_completion(self, group: str) -> None:
+        """End what ``begin_completion`` began, whether the completion is durable or has failed."""
+        self._completion.discard(group)
 
-    def enter(self, closing: Closing) -> None:
+    def enter(self, completion: Completion) -> None:
         """Add a durable completion."""
-        self.closings.setdefault(closing.group, []).append(closing)
+        self.completions.setdefault(completion.group, []).append(completion)
 
-    def find(self, group: str, subscription_id: int) -> Closing | None:
+    def find(self, group: str, subscription_id: int) -> Completion | None:
         """Return the completion of a group for a subscription, if there is one."""
-        found = (c for c in self.closings.get(group, ()) if c.subscription_id == subscription_id)
+        found = (c for c in self.completions.get(group, ()) if c.subscription_id == subscription_id)
         return next(found, None)
 
-    def fired(self, closing: Closing, now_ms: int) -> None:
+    def fired(self, completion: Completion, now_ms: int) -> None:
         """Mark a completion as fired: its follow-up is durably stored."""
-        self._change(closing, fired_at_ms=now_ms)
+        self._change(completion, fired_at_ms=now_ms)
 
     def follow_seek(self, old_id: int, new_id: int) -> None:
         """Assign the completions of a sought subscription to its successor; ``arm`` them again."""
         self._watches.pop(old_id, None)
-        for closings in self.closings.values():
-            for closing in list(closings):
-                if closing.subscription_id == old_id:
-                    self._change(closing, subscription_id=new_id)
+        for completions in self.completions.values():
+            for completion in list(completions):
+                if completion.subscription_id == old_id:
+                    self._change(completion, subscription_id=new_id)
 
-    def _change(self, closing: Closing, **changes: int) -> None:
+    def _change(self, completion: Completion, **changes: int) -> None:
         # Compare ids: a seek or a firing may have replaced the object in the meantime.
-        closings = self.closings.get(closing.group, [])
-        closings[:] = [
-            replace(one, **changes) if one.id == closing.id else one  # type: ignore[arg-type]
-            for one in closings
+        completions = self.completions.get(completion.group, [])
+        completions[:] = [
+            replace(one, **changes) if one.id == completion.id else one  # type: ignore[arg-type]
+            for one in completions
         ]
 
     def forget_members(self, group: str) -> None:
@@ -155,12 +156,12 @@ class Groups:
     def forget(self, group: str) -> None:
         """Remove a group whose removal is durable; its name is free again."""
         self.forget_members(group)
-        for closing in self.closings.pop(group, []):
-            watch = self._watches.get(closing.subscription_id)
+        for completion in self.completions.pop(group, []):
+            watch = self._watches.get(completion.subscription_id)
             if watch is not None:
-                for offset, other in list(watch.closings.items()):
-                    if other.id == closing.id:
-                        self._unwatch(closing.subscription_id, offset)
+                for offset, other in list(watch.completions.items()):
+                    if other.id == completion.id:
+                        self._unwatch(completion.subscription_id, offset)
 
     def finished(self, before_ms: int, living: Container[int]) -> list[str]:
         """Return the closed groups that can be forgotten.
@@ -173,12 +174,12 @@ class Groups:
         """
         return [
             group
-            for group, closings in self.closings.items()
+            for group, completions in self.completions.items()
             if all(
-                closing.closed_at_ms <= before_ms and closing.subscription_id not in living
-                if closing.fired_at_ms is None
-                else closing.fired_at_ms <= before_ms
-                for closing in closings
+                completion.closed_at_ms <= before_ms and completion.subscription_id not in living
+                if completion.fired_at_ms is None
+                else completion.fired_at_ms <= before_ms
+                for completion in completions
             )
         ]
 
@@ -193,27 +194,32 @@ class Groups:
         """Whether any message is watched."""
         return bool(self._watches)
 
-    def waiting(self) -> list[Closing]:
+    def waiting(self) -> list[Completion]:
         """Return the completions that have not fired."""
-        return [one for all in self.closings.values() for one in all if one.fired_at_ms is None]
+        return [one for all in self.completions.values() for one in all if one.fired_at_ms is None]
 
-    def is_waiting(self, closing: Closing) -> bool:
+    def is_waiting(self, completion: Completion) -> bool:
         """Return whether a completion is unchanged and has not fired."""
-        return closing in self.closings.get(closing.group, ()) and closing.fired_at_ms is None
+        return (
+            completion in self.completions.get(completion.group, ())
+            and completion.fired_at_ms is None
+        )
 
     def remaining(
-        self, closing: Closing, subscription: Subscription, amendments: Amendments
+        self, completion: Completion, subscription: Subscription, amendments: Amendments
     ) -> int:
         """Return how many messages of a completion are not done. O(size of the group)."""
-        return sum(len(left) for _, left in self._left(closing, subscription, amendments, None))
+        return sum(len(left) for _, left in self._left(completion, subscription, amendments, None))
 
-    def arm(self, closing: Closing, subscription: Subscription, amendments: Amendments) -> bool:
+    def arm(
+        self, completion: Completion, subscription: Subscription, amendments: Amendments
+    ) -> bool:
         """Watch for a completion; return whether it is complete already."""
-        return self._watch_below(closing, subscription, amendments, None)
+        return self._watch_below(completion, subscription, amendments, None)
 
     def done(
         self, subscription: Subscription, amendments: Amendments, offsets: Int64s
-    ) -> list[Closing]:
+    ) -> list[Completion]:
         """Note messages that are done; return the completions that are now complete."""
         id = subscription.record.id
         watch = self._watches.get(id)
@@ -221,43 +227,43 @@ class Groups:
             return []
         complete = []
         for offset in np.unique(offsets[watch.offsets.contains(offsets)]).tolist():
-            closing = watch.closings[offset]
+            completion = watch.completions[offset]
             self._unwatch(id, offset)
-            if self._watch_below(closing, subscription, amendments, offset):
-                complete.append(closing)
+            if self._watch_below(completion, subscription, amendments, offset):
+                complete.append(completion)
         return complete
 
     def _watch_below(
         self,
-        closing: Closing,
+        completion: Completion,
         subscription: Subscription,
         amendments: Amendments,
         highest: int | None,
     ) -> bool:
         """Watch the highest message not done, up to ``highest``; return True if there is none."""
-        for base, left in self._left(closing, subscription, amendments, highest):
-            watch = self._watches.setdefault(closing.subscription_id, _Watch(OffsetSet(), {}))
+        for base, left in self._left(completion, subscription, amendments, highest):
+            watch = self._watches.setdefault(completion.subscription_id, _Watch(OffsetSet(), {}))
             offset = base + left.max()
             watch.offsets.add_one(offset)
-            watch.closings[offset] = closing
+            watch.completions[offset] = completion
             return False
         return True
 
     def _unwatch(self, subscription_id: int, offset: int) -> None:
         watch = self._watches[subscription_id]
         watch.offsets.discard_one(offset)
-        del watch.closings[offset]
-        if not watch.closings:
+        del watch.completions[offset]
+        if not watch.completions:
             del self._watches[subscription_id]
 
     def _left(
         self,
-        closing: Closing,
+        completion: Completion,
         subscription: Subscription,
         amendments: Amendments,
         highest: int | None,
     ) -> Iterator[tuple[int, BitMap]]:
-        members = self.members.get(closing.group)
+        members = self.members.get(completion.group)
         if members is None:
             return iter(())
         kept = subscription.kept() if len(amendments.cancelled) else subscription.held
@@ -265,12 +271,12 @@ class Groups:
 
     # -- what checkpoints write, and a start reads -------------------------------
 
-    def load(self, members: Iterable[MemberRow], closings: Iterable[Closing]) -> None:
+    def load(self, members: Iterable[MemberRow], completions: Iterable[Completion]) -> None:
         """Add members and completions from the database."""
         for row in members:
             self.members.setdefault(row.group, OffsetSet()).load_chunk(row.chunk, row.data)
-        for closing in closings:
-            self.enter(closing)
+        for completion in completions:
+            self.enter(completion)
 
     def take_forgotten(self) -> set[str]:
         """Return the groups forgotten since the last call."""

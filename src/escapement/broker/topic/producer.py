@@ -14,7 +14,7 @@ are refused. Pure; the session is only a token here.
 
 from __future__ import annotations
 
-from escapement.broker.tokenbucket import TokenBucket
+from escapement.broker.token_bucket import TokenBucket
 from escapement.errors import Busy, ProducerFenced, SequenceGap
 
 

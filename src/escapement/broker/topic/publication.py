@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from escapement.broker.topic.dedup import NEW, WAITING, DedupKeys
+from escapement.broker.topic.dedup_keys import NEW, WAITING, DedupKeys
 from escapement.broker.topic.producer import Producer
 from escapement.dedup import Digests
 from escapement.errors import EscapementError

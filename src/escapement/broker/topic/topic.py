@@ -1,8 +1,8 @@
 """A topic: its messages, its subscriptions and its upcoming deliveries; the synchronous core.
 
 Committed messages go into the index. Due ones are offered to the shared subscriptions. The others
-are in ``coming``, which returns them when they are due. A topic without a shared subscription has
-no ``coming`` and none of its cost.
+are in ``delivery_window``, which returns them when they are due. A topic without a shared
+subscription has no ``delivery_window`` and none of its cost.
 
 No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
 """
@@ -15,27 +15,27 @@ import numpy as np
 
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.log.restatements import Restatements
-from escapement.broker.subscription.deadletter import KEEPER
+from escapement.broker.subscription.dead_letters.dead_letter import KEEPER
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.topic.amount import Counted, quota_of, total_quota_of
-from escapement.broker.topic.budget import WindowBudget
-from escapement.broker.topic.claims import Claims
-from escapement.broker.topic.coming import Coming
-from escapement.broker.topic.dedup import DedupKeys
+from escapement.broker.topic.backlog_size import Counted, quota_of, total_quota_of
+from escapement.broker.topic.dedup_keys import DedupKeys
+from escapement.broker.topic.delivery_window import DeliveryWindow
 from escapement.broker.topic.groups import Groups
+from escapement.broker.topic.message_sizes import Sizes
 from escapement.broker.topic.producer import Producer
-from escapement.broker.topic.publishrate import PublishRate
-from escapement.broker.topic.quotawatch import QuotaWatch
-from escapement.broker.topic.sizes import Sizes
+from escapement.broker.topic.publish_rate import PublishRate
+from escapement.broker.topic.quota_watch import QuotaWatch
+from escapement.broker.topic.retention import Retention
+from escapement.broker.topic.window_budget import WindowBudget
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
-from escapement.storage.catalog import Namespace
+from escapement.storage.catalog.catalog import Namespace
+from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.commit.group import Moved, Restated
 from escapement.storage.index import DelayedIndex, Plan
 from escapement.storage.offsets import OffsetSet
-from escapement.storage.policy import SubscriptionPolicy, TopicPolicy
 from escapement.timewheel import Entries
 from escapement.traits import traits_of
 
@@ -51,7 +51,6 @@ class Topic:
         "amendments",
         "archive_awaited_since_ms",
         "backlog",
-        "claims",
         "dedup",
         "deleting",
         "doubtful_below",
@@ -68,6 +67,7 @@ class Topic:
         "quota",
         "quota_watch",
         "restatements",
+        "retention",
         "shared",
         "sizes",
         "total_quota",
@@ -95,7 +95,7 @@ class Topic:
         self.ordered: dict[str, OrderedSubscription] = {}
         self.producers: dict[str, Producer] = {}
         self.amendments = Amendments()
-        self.claims = Claims(self.shared, self.ordered, self.amendments)
+        self.retention = Retention(self.shared, self.ordered, self.amendments)
         self.groups = Groups()
         self.restatements = Restatements()
         self.sizes = Sizes()
@@ -109,7 +109,7 @@ class Topic:
         self.archive_awaited_since_ms = 0  # 0: no generation waits for the archive
         self._index = index
         self._budget = budget
-        self._coming: Coming | None = None  # exists while there is a shared subscription
+        self._coming: DeliveryWindow | None = None  # exists while there is a shared subscription
 
     @property
     def is_governed(self) -> bool:
@@ -144,7 +144,7 @@ class Topic:
         """Serve a shared subscription; its read mark says how much of the past it still wants."""
         if self._coming is None:
             tick_ms, granularity_ms = self.namespace.tick_ms, self.namespace.granularity_ms
-            self._coming = Coming(
+            self._coming = DeliveryWindow(
                 self.id, self._index, self._budget, tick_ms, granularity_ms, now_ms
             )
         self.shared[subscription.record.name] = subscription
@@ -193,8 +193,8 @@ class Topic:
         traits = self._append(base_offset, due_ms, batch)
         self.published += count
         self.quota_watch.grown = True
-        if self.claims.subscribing:
-            self.claims.arrived(due_ms)
+        if self.retention.subscribing:
+            self.retention.arrived(due_ms)
         for one in self.ordered.values():
             if one.expiry.ttl_ms:
                 one.expiry.keeps(int(due_ms.min()))
@@ -313,8 +313,8 @@ class Topic:
 
     def _again(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
         self.quota_watch.grown = True
-        if self.claims.subscribing:
-            self.claims.arrived(due_ms)
+        if self.retention.subscribing:
+            self.retention.arrived(due_ms)
         if self.shared:
             self.place(due_ms, offsets, now_ms, traits)
 
@@ -408,7 +408,7 @@ class Topic:
                 self._set_tick(now_ms)
 
     def _set_tick(self, now_ms: int) -> None:
-        """Tell ``coming`` the namespace's tick, and whether a subscription keeps an order."""
+        """Give ``delivery_window`` the tick, and say whether a subscription keeps an order."""
         assert self._coming is not None
         exact = any(subscription.keeps_order for subscription in self.shared.values())
         for due in self._coming.set_tick(self.namespace.tick_ms, exact, now_ms):
@@ -420,16 +420,16 @@ class Topic:
         """Whether the next window should be planned and read now."""
         return self._coming is not None and self._coming.wants_window(now_ms)
 
-    def begin_window(self) -> tuple[Coming, Plan]:
+    def begin_window(self) -> tuple[DeliveryWindow, Plan]:
         """Begin to read a window; ``end_window`` must follow.
 
-        Returns the ``Coming`` that the window is for, and the plan to read.
+        Returns the ``DeliveryWindow`` that the window is for, and the plan to read.
         """
         assert self._coming is not None
         return self._coming, self._coming.begin_window()
 
     def end_window(
-        self, reader: Coming, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
+        self, reader: DeliveryWindow, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
     ) -> None:
         """Add the keys of a window that has been read."""
         if reader is self._coming:

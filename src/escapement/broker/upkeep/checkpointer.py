@@ -32,20 +32,20 @@ from escapement.broker.upkeep.progress import Progress
 from escapement.broker.upkeep.unwritten import Restated, Unwritten
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
-from escapement.storage import checkpoint as checkpoints
-from escapement.storage.attempts import AttemptTable, Parts
 from escapement.storage.blocking import Run
-from escapement.storage.checkpoint import AttemptPart, Checkpoint
+from escapement.storage.encoding.attempts import AttemptTable, Parts
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.index import DelayedIndex, Lineage, Mark
 from escapement.storage.index.checkpoint import Part
 from escapement.storage.lease import Lease
 from escapement.storage.log.log import Log
+from escapement.storage.state import checkpoint as checkpoints
+from escapement.storage.state.checkpoint import AttemptPart, Checkpoint
 
 _log = logging.getLogger(__name__)
 
 # Messages due within this time are delivered from memory, even if they are on disk.
-_NEAR_MS: Final = 10_000
+_DUE_SOON_MS: Final = 10_000
 # Messages due later than this leave the page cache to those that are read sooner.
 FAR_MS: Final = 60_000
 
@@ -130,7 +130,7 @@ class Checkpointer:
             positions = dict(self._progress.positions)
             fills = self.unwritten.fills()
             now_ms = self._clock.now_ms()
-            index_checkpoint = self._index.begin_checkpoint(now_ms + _NEAR_MS, now_ms + FAR_MS)
+            index_checkpoint = self._index.begin_checkpoint(now_ms + _DUE_SOON_MS, now_ms + FAR_MS)
             try:
                 for group in index_checkpoint.groups():
                     keeps = [self._live(part) for part in group.parts()]
@@ -156,7 +156,7 @@ class Checkpointer:
             return None  # a passive topic: keep everything
         now_ms = self._clock.now_ms()
         self._index.forgotten_until_ms = max(self._index.forgotten_until_ms, now_ms)
-        return topic.claims.live(part.due_ms, part.offsets, now_ms)
+        return topic.retention.live(part.due_ms, part.offsets, now_ms)
 
     async def _with_attempts(self, checkpoint: Checkpoint, restated: list[Restated]) -> Checkpoint:
         """Add all attempts of unfinished messages, for the subscriptions to be rewritten."""

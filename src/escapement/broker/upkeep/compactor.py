@@ -24,7 +24,7 @@ import trio
 
 from escapement.broker.crash import one_error
 from escapement.broker.registry.registry import Registry
-from escapement.broker.topic.dormant import Dormant
+from escapement.broker.topic.passive_topics import PassiveTopics
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.checkpointer import FAR_MS
 from escapement.clock import Clock
@@ -32,7 +32,7 @@ from escapement.errors import IndexDamaged, StorageError
 from escapement.message import Int64s
 from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex
-from escapement.storage.index.compaction import Compaction
+from escapement.storage.index.merging.compaction import Compaction
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +47,16 @@ class Compactor:
     """The task that merges index segments."""
 
     def __init__(
-        self, index: DelayedIndex, registry: Registry, dormant: Dormant, clock: Clock, run: Run
+        self,
+        index: DelayedIndex,
+        registry: Registry,
+        passive_topics: PassiveTopics,
+        clock: Clock,
+        run: Run,
     ) -> None:
         self._index = index
         self._registry = registry
-        self._dormant = dormant
+        self._dormant = passive_topics
         self._clock = clock
         self._run = run
         self._alone = trio.Lock()
@@ -146,8 +151,8 @@ class Compactor:
                     topic = self._worth_asking(topic_id)
                     if topic is not None:
                         high = min(low + _STEP_OFFSETS, last + 1)
-                        claims = topic.claims
-                        named = (*claims.dead(low, high), *claims.outdated(low, high))
+                        retention = topic.retention
+                        named = (*retention.dead(low, high), *retention.outdated(low, high))
                         await self._run(_leave_out, compaction, topic_id, *named)
             with one_error():
                 async with trio.open_nursery() as nursery:

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import trio
 
-from escapement.broker.log.logreader import LogReader
+from escapement.broker.log.log_reader import LogReader
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock

@@ -7,10 +7,10 @@ generation may be deleted when
    newer generations have ``retention_bytes`` of its messages;
 2. no subscription must still read it: an ordered subscription its unacknowledged messages, a fill
    of a shared one its past;
-3. none of its messages is live (``Claims.live``), after the live ones were restated in the current
-   generation (broker/upkeep/relocation.py);
+3. none of its messages is live (``Retention.live``), after the live ones were restated in the
+   current generation (broker/upkeep/relocation.py);
 4. its finished messages are archived, if the namespace's policy asks for that
-   (broker/upkeep/archivehold.py);
+   (broker/upkeep/archive_hold.py);
 5. no group commit is writing to it and the journal names none of its rows, so recovery after a
    crash does not ask for them. A checkpoint ensures the latter.
 
@@ -18,7 +18,7 @@ The results hold until the generation is retired, because a message that is not 
 stays so for the existing subscriptions. If a topic has another subscription by then (created or
 sought), the topic is examined again. Retiring is one synchronous step, after which readers find
 that the log begins later. Then the generation is durably marked, running reads end, and its tables
-are dropped (storage/forgetting.py).
+are dropped (storage/cleanup/forgetting.py).
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from typing import Final
 import numpy as np
 import trio
 
-from escapement.broker.log.logreader import LogReader
+from escapement.broker.log.log_reader import LogReader
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
-from escapement.broker.upkeep.archivehold import ArchiveHold
+from escapement.broker.upkeep.archive_hold import ArchiveHold
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.relocation import Relocation
 from escapement.clock import Clock
 from escapement.errors import NotFound, StorageUnavailable
-from escapement.storage import forgetting
 from escapement.storage.blocking import Run
+from escapement.storage.cleanup import forgetting
+from escapement.storage.cleanup.forgetting import Holding
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
-from escapement.storage.forgetting import Holding
 from escapement.storage.index import DelayedIndex
 from escapement.storage.lease import Lease
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.log import Log
-from escapement.storage.log.logtable import RowKey
+from escapement.storage.log.log_table import RowKey
 
 _logger = logging.getLogger(__name__)
 
@@ -176,10 +176,10 @@ class Forgetter:
 
     async def _forget_moves(self, topic: Topic, begin: int) -> None:
         """Forget the moves of finished messages before ``begin``."""
-        over = topic.claims.moves_over(begin, self._clock.now_ms())
+        over = topic.retention.moves_over(begin, self._clock.now_ms())
         released = await self._archive.released(topic, over)
         # By now a subscription may want some of the messages again.
-        over = topic.claims.moves_over(begin, self._clock.now_ms())
+        over = topic.retention.moves_over(begin, self._clock.now_ms())
         over = over[np.isin(over, released, assume_unique=True)]
         if len(over):
             topic.amendments.moves.discard(over)
@@ -241,7 +241,7 @@ class Forgetter:
         shared = all(record.kind == "shared" for record in registry.subscriptions_of(id))
         if shared and id not in registry.active:
             return False
-        return registry.activate(id).claims.pins(held.first_offset, held.end_offset)
+        return registry.activate(id).retention.pins(held.first_offset, held.end_offset)
 
     def _still_empty(self, held: list[Holding]) -> bool:
         return all(
@@ -278,7 +278,7 @@ class Forgetter:
     ) -> bool:
         """Relocate a topic's live messages of a generation; return whether none is left in it."""
         whole = held.first_offset, held.end_offset, held.max_due_ms
-        if not held.restated and not topic.claims.may_keep(*whole, self._clock.now_ms()):
+        if not held.restated and not topic.retention.may_keep(*whole, self._clock.now_ms()):
             return True
         if not topic.restatements.known:
             topic.restatements.know(await self._reader.lowest_base(topic.id))
@@ -326,7 +326,7 @@ class Forgetter:
             key
             for key, max_due_ms in dated
             if key.base_offset < 0
-            or topic.claims.may_keep(
+            or topic.retention.may_keep(
                 key.base_offset, key.base_offset + key.message_count, max_due_ms, now_ms
             )
         ]

@@ -17,13 +17,15 @@ from escapement.broker.registry.changes import Transact
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
-from escapement.storage import freeing, lagtable, producers, spareroom
 from escapement.storage.blocking import Run
+from escapement.storage.catalog import producers
+from escapement.storage.cleanup import freeing, sqlite_vacuum
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.inbox import job, staged_batch
 from escapement.storage.lease import Lease
-from escapement.storage.letters import job, parcel
 from escapement.storage.log.generation import Generation, should_roll
 from escapement.storage.log.log import Log
+from escapement.storage.state import lag_table
 
 _logger = logging.getLogger(__name__)
 
@@ -87,17 +89,17 @@ class Housekeeper:
         now_ms, passed_ms = self._clock.now_ms(), self._clock.lease_ms()
         if passed_ms >= self._purge_at_ms:
             self._purge_at_ms = passed_ms + _PURGE_MS
-            await self._step_by_step(partial(parcel.purge_step, self._engine.dialect))
+            await self._step_by_step(partial(staged_batch.purge_step, self._engine.dialect))
         # Read the generations in each step: a retired one is dropped between two steps.
         await self._step_by_step(lambda connection: _free_step(self._log.generations, connection))
-        if spareroom.keeps(self._engine):
-            await self._step_by_step(spareroom.give_back_step)
+        if sqlite_vacuum.keeps(self._engine):
+            await self._step_by_step(sqlite_vacuum.give_back_step)
         if passed_ms >= self._forget_at_ms:
             self._forget_at_ms = passed_ms + _FORGETTING_MS
             await self._expire_producers(now_ms)
             await self._step_by_step(partial(job.forget_step, self._engine.dialect))
-            before_ms = now_ms - lagtable.REMEMBERED_MS
-            await self._step_by_step(partial(lagtable.forget_step, before_ms))
+            before_ms = now_ms - lag_table.REMEMBERED_MS
+            await self._step_by_step(partial(lag_table.forget_step, before_ms))
 
     async def set_parallelism(self, count: int) -> None:
         """Begin a new generation of ``count`` tables, if the current one has another number.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from escapement.broker.upkeep.lagbook import LagBook
-from escapement.storage.checkpoint import ProducerRow
+from escapement.broker.upkeep.lag_book import LagBook
 from escapement.storage.journal.journal import JournalPosition
+from escapement.storage.state.checkpoint import ProducerRow
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from escapement.errors import EscapementError
 from escapement.message import Int64s
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Restate
-from escapement.storage.log.logtable import LogRow
+from escapement.storage.log.log_table import LogRow
 from escapement.storage.log.published import Published
 
 # The size of a row of restated messages.
@@ -48,7 +48,7 @@ class Relocation:
     def gather(self, row: LogRow) -> bool:
         """Gather the live messages of a log row; return whether there are any."""
         offsets, due_ms = row.offsets, row.content.due_ms
-        at = np.flatnonzero(self._topic.claims.live(due_ms, offsets, self._clock.now_ms()))
+        at = np.flatnonzero(self._topic.retention.live(due_ms, offsets, self._clock.now_ms()))
         if not len(at):
             return False
         part = Published.of(row).take(at)
@@ -72,7 +72,7 @@ class Relocation:
         self._parts, self._due_ms, self._size_bytes = [], [], 0
         # No await from here to the submission. Messages that are not live any more are left out.
         amendments, now_ms = self._topic.amendments, self._clock.now_ms()
-        at = np.flatnonzero(self._topic.claims.live(due_ms, offsets, now_ms))
+        at = np.flatnonzero(self._topic.retention.live(due_ms, offsets, now_ms))
         offsets, due_ms = offsets[at], due_ms[at]
         if not len(at):
             return True

@@ -17,8 +17,13 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.progress import Progress
 from escapement.clock import Clock
-from escapement.storage.attempts import AttemptTable, Parts
-from escapement.storage.checkpoint import (
+from escapement.storage.encoding.attempts import AttemptTable, Parts
+from escapement.storage.index import Mark
+from escapement.storage.journal.entry import cancellations_id, lapses_id
+from escapement.storage.journal.journal import JournalPosition
+from escapement.storage.log.log import Log
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.state.checkpoint import (
     AttemptPart,
     Checkpoint,
     ChunkRow,
@@ -27,12 +32,7 @@ from escapement.storage.checkpoint import (
     MoveRow,
     SubscriptionRow,
 )
-from escapement.storage.index import Mark
-from escapement.storage.journal.journal import JournalPosition
-from escapement.storage.journal.journalentry import cancellations_id, lapses_id
-from escapement.storage.lagtable import LagRow
-from escapement.storage.log.log import Log
-from escapement.storage.offsets import OffsetSet
+from escapement.storage.state.lag_table import LagRow
 
 
 class Restated(NamedTuple):

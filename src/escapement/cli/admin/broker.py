@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from escapement.broker.config import MOST_PARALLELISM
-from escapement.cli.admin.group import Desk, verb
-from escapement.cli.table import print_record
+from escapement.cli.admin.group import AdminCommand, verb
+from escapement.cli.output.table import print_record
 
 
 @click.group()
@@ -15,9 +15,9 @@ def broker() -> None:
 
 
 @verb(broker, "stats", "", "-o json")
-def broker_stats(desk: Desk) -> None:
+def broker_stats(admin: AdminCommand) -> None:
     """Show figures of the broker: its database, its index, and pending commits."""
-    desk.ask("broker.stats", print_record)
+    admin.ask("broker.stats", print_record)
 
 
 @verb(broker, "update", "--table-parallelism 8")
@@ -27,10 +27,10 @@ def broker_stats(desk: Desk) -> None:
     required=True,
     help="Tables of the log: the broker starts a new generation with this many at once.",
 )
-def update_broker(desk: Desk, table_parallelism: int) -> None:
+def update_broker(admin: AdminCommand, table_parallelism: int) -> None:
     """Change how the broker stores its log, while it runs.
 
     Existing messages stay where they are, and offsets continue. The change persists across
     restarts, unless the broker is started with another number.
     """
-    desk.ask("broker.update", print_record, table_parallelism=table_parallelism)
+    admin.ask("broker.update", print_record, table_parallelism=table_parallelism)

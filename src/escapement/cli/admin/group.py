@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from escapement.cli.remote import DEFAULT_BROKER, broker_address, with_broker
+from escapement.cli.input.remote import DEFAULT_BROKER, broker_address, with_broker
 
 _META: Final = "escapement.admin"
 
@@ -21,7 +21,7 @@ topic_argument = click.argument("topic")
 subscription_argument = click.argument("subscription")
 
 
-class Desk:
+class AdminCommand:
     """A client of the broker's admin verbs that prints the answers."""
 
     def __init__(self, at: tuple[str, int], output: str) -> None:
@@ -84,13 +84,13 @@ def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]
 def verb(
     group: click.Group, name: str, *examples: str
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Return a decorator that adds a command to ``group``; its function gets a ``Desk`` first."""
+    """Return a decorator that adds a command to ``group``, called with an ``AdminCommand``."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @_options(leaf=True)
         @wraps(function)
         def command(broker: tuple[str, int], output: str, **arguments: Any) -> None:
-            function(Desk(broker, output), **arguments)
+            function(AdminCommand(broker, output), **arguments)
 
         call = f"  escapement admin {group.name} {name}"
         lines = "\n".join(f"{call} {one}" for one in examples) or call

@@ -8,15 +8,22 @@ from typing import Any, Final
 
 import click
 
-from escapement.cli.admin.group import Desk, topic_argument, verb
-from escapement.cli.parameters import duration_ms, moment, name_and_value
-from escapement.cli.table import print_record, print_rows
+from escapement.cli.admin.group import AdminCommand, topic_argument, verb
+from escapement.cli.input.parameters import duration_ms, moment, name_and_value
+from escapement.cli.output.table import print_record, print_rows
 from escapement.client.content import MAX_PRIORITY
-from escapement.client.groups import FollowUp
+from escapement.client.producing.groups import FollowUp
 from escapement.message import DEFAULT_PRIORITY
 
 _COLUMNS: Final = ("group", "state", "messages", "waiting")
-_CLOSINGS: Final = ("subscription", "target", "state", "remaining", "closed_at_ms", "fired_at_ms")
+_COMPLETIONS: Final = (
+    "subscription",
+    "target",
+    "state",
+    "remaining",
+    "closed_at_ms",
+    "fired_at_ms",
+)
 
 
 @click.group()
@@ -29,7 +36,7 @@ _group_argument = click.argument("group")
 
 @verb(groups, "list", "shop/eu/orders")
 @topic_argument
-def list_groups(desk: Desk, topic: str) -> None:
+def list_groups(admin: AdminCommand, topic: str) -> None:
     """List the groups of a topic, and how many subscriptions each waits for."""
 
     def show(rows: list[dict[str, Any]]) -> None:
@@ -37,15 +44,15 @@ def list_groups(desk: Desk, topic: str) -> None:
             row["waiting"] = sum(one["state"] == "waiting" for one in row["closings"])
         print_rows(rows, _COLUMNS, "no groups")
 
-    desk.ask("groups.list", show, topic=topic)
+    admin.ask("groups.list", show, topic=topic)
 
 
 @verb(groups, "show", "shop/eu/orders import-7")
 @topic_argument
 @_group_argument
-def show_group(desk: Desk, topic: str, group: str) -> None:
+def show_group(admin: AdminCommand, topic: str, group: str) -> None:
     """Show a group, and the progress of each subscription it was closed for."""
-    desk.ask("groups.get", _show, topic=topic, group=group)
+    admin.ask("groups.get", _show, topic=topic, group=group)
 
 
 @verb(
@@ -89,7 +96,7 @@ def show_group(desk: Desk, topic: str, group: str) -> None:
     help="Deliver the follow-up not before this time: ISO 8601 with an offset or Z.",
 )
 def close_group(
-    desk: Desk,
+    admin: AdminCommand,
     topic: str,
     group: str,
     subscription: str,
@@ -118,7 +125,7 @@ def close_group(
         delay=None if delay_ms is None else (delay_ms, "ms"),
         at=at,
     )
-    desk.ask(
+    admin.ask(
         "groups.close",
         _show,
         topic=topic,
@@ -131,12 +138,12 @@ def close_group(
 @verb(groups, "delete", "shop/eu/orders import-7")
 @topic_argument
 @_group_argument
-def delete_group(desk: Desk, topic: str, group: str) -> None:
+def delete_group(admin: AdminCommand, topic: str, group: str) -> None:
     """Delete a group and its pending follow-ups. Its messages stay."""
-    desk.ask("groups.delete", print_record, topic=topic, group=group)
+    admin.ask("groups.delete", print_record, topic=topic, group=group)
 
 
 def _show(answer: dict[str, Any]) -> None:
     print_record({name: value for name, value in answer.items() if name != "closings"})
     click.echo()
-    print_rows(answer["closings"], _CLOSINGS, "not closed")
+    print_rows(answer["closings"], _COMPLETIONS, "not closed")

@@ -6,8 +6,8 @@ from typing import Final
 
 import click
 
-from escapement.cli.admin.group import Desk, verb
-from escapement.cli.table import print_record, print_rows
+from escapement.cli.admin.group import AdminCommand, verb
+from escapement.cli.output.table import print_record, print_rows
 
 _INBOX_COLUMNS: Final = (
     "target",
@@ -26,16 +26,16 @@ def inbox() -> None:
 
 
 @verb(inbox, "list")
-def list_inbox(desk: Desk) -> None:
+def list_inbox(admin: AdminCommand) -> None:
     """Show the inbox entries by topic, and why they wait.
 
     Held entries can never be moved. All others are moved as soon as their reason to wait ends.
     """
-    desk.ask("inbox.list", lambda rows: print_rows(rows, _INBOX_COLUMNS, "no inbox entries"))
+    admin.ask("inbox.list", lambda rows: print_rows(rows, _INBOX_COLUMNS, "no inbox entries"))
 
 
 @verb(inbox, "discard", "shop/eu/orders")
 @click.argument("target", metavar="TOPIC")
-def discard_letters(desk: Desk, target: str) -> None:
+def discard_letters(admin: AdminCommand, target: str) -> None:
     """Delete all inbox entries of a topic."""
-    desk.ask("inbox.discard", print_record, target=target)
+    admin.ask("inbox.discard", print_record, target=target)

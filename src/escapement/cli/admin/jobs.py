@@ -6,8 +6,8 @@ from typing import Final
 
 import click
 
-from escapement.cli.admin.group import Desk, verb
-from escapement.cli.table import print_rows
+from escapement.cli.admin.group import AdminCommand, verb
+from escapement.cli.output.table import print_rows
 
 _JOB_COLUMNS: Final = (
     "job",
@@ -30,7 +30,7 @@ def jobs() -> None:
 
 
 @verb(jobs, "list")
-def list_jobs(desk: Desk) -> None:
+def list_jobs(admin: AdminCommand) -> None:
     """Show bulk jobs, the newest first, and why they wait.
 
     Messages of an uncommitted job are only staged. They are deleted when the job is aborted, or
@@ -38,4 +38,4 @@ def list_jobs(desk: Desk) -> None:
     of a committed job are moved into their topics in the background: `adopted` says how many
     have been moved, `held` how many inbox entries can never be moved.
     """
-    desk.ask("jobs.list", lambda rows: print_rows(rows, _JOB_COLUMNS, "no jobs"))
+    admin.ask("jobs.list", lambda rows: print_rows(rows, _JOB_COLUMNS, "no jobs"))

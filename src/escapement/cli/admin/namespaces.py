@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import click
 
-from escapement.cli.admin.group import Desk, verb
-from escapement.cli.parameters import positive_duration_ms
-from escapement.cli.policy import policy_options, policy_printer
-from escapement.cli.table import print_record, print_rows
-from escapement.storage.policy import NamespacePolicy
+from escapement.cli.admin.group import AdminCommand, verb
+from escapement.cli.input.parameters import positive_duration_ms
+from escapement.cli.input.policy import policy_options, policy_printer
+from escapement.cli.output.table import print_record, print_rows
+from escapement.storage.catalog.policy import NamespacePolicy
 
 _NAMESPACE_COLUMNS: Final = ("namespace", "delays_enabled", "granularity_ms", "tick_ms")
 _print: Final = policy_printer(NamespacePolicy)
@@ -25,45 +25,45 @@ _namespace = click.argument("namespace", metavar="TENANT/NAMESPACE")
 
 
 @verb(namespaces, "list")
-def list_namespaces(desk: Desk) -> None:
+def list_namespaces(admin: AdminCommand) -> None:
     """List the namespaces."""
     columns = (*_NAMESPACE_COLUMNS, "topics")
-    desk.ask("namespaces.list", lambda rows: print_rows(rows, columns, "no namespaces"))
+    admin.ask("namespaces.list", lambda rows: print_rows(rows, columns, "no namespaces"))
 
 
 @verb(namespaces, "get", "shop/eu")
 @_namespace
-def get_namespace(desk: Desk, namespace: str) -> None:
+def get_namespace(admin: AdminCommand, namespace: str) -> None:
     """Show one namespace."""
-    desk.ask("namespaces.get", _print, namespace=namespace)
+    admin.ask("namespaces.get", _print, namespace=namespace)
 
 
 @verb(namespaces, "update", "shop/eu --retention 3d", "shop/eu --retention default")
 @policy_options(NamespacePolicy, changing=True)
 @_namespace
-def update_namespace(desk: Desk, namespace: str, policy: dict[str, Any]) -> None:
+def update_namespace(admin: AdminCommand, namespace: str, policy: dict[str, Any]) -> None:
     """Change the policy of a namespace.
 
     Only the options given change; the value "default" resets one. Takes effect at once.
     """
-    desk.ask("namespaces.update", _print, namespace=namespace, policy=policy)
+    admin.ask("namespaces.update", _print, namespace=namespace, policy=policy)
 
 
 @verb(namespaces, "create", "shop/eu")
 @_namespace
-def create_namespace(desk: Desk, namespace: str) -> None:
+def create_namespace(admin: AdminCommand, namespace: str) -> None:
     """Create a namespace, with delays enabled.
 
     The time partition granularity is 5m and the tick is 10ms.
     """
-    desk.ask("namespaces.create", _print, namespace=namespace)
+    admin.ask("namespaces.create", _print, namespace=namespace)
 
 
 @verb(namespaces, "delete", "shop/eu", "shop/eu --force --dry-run")
 @click.option("--force", is_flag=True, help="Also delete the topics and schedules in it.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @_namespace
-def delete_namespace(desk: Desk, namespace: str, force: bool, dry_run: bool) -> None:
+def delete_namespace(admin: AdminCommand, namespace: str, force: bool, dry_run: bool) -> None:
     """Delete a namespace that has no topics and no schedules.
 
     --force also deletes its topics with their subscriptions and messages, and the schedules in
@@ -71,11 +71,11 @@ def delete_namespace(desk: Desk, namespace: str, force: bool, dry_run: bool) -> 
     stop the deletion: the broker continues, also after a restart.
     """
     if force and not dry_run:
-        going = desk.answer("namespaces.delete", namespace=namespace, dry_run=True)
+        going = admin.answer("namespaces.delete", namespace=namespace, dry_run=True)
         what = ", ".join(f"{name}: {going[name]}" for name in going if name != "would_delete")
         click.echo(f"deleting {namespace} with {what}", err=True)
     asked = {"namespace": namespace, "force": force, "dry_run": dry_run}
-    desk.ask("namespaces.delete", print_record, **asked)
+    admin.ask("namespaces.delete", print_record, **asked)
 
 
 @verb(namespaces, "enable-delayed-message", "shop/eu", "-p 1h -t 100ms shop/eu")
@@ -97,13 +97,13 @@ def delete_namespace(desk: Desk, namespace: str, force: bool, dry_run: bool) -> 
 )
 @_namespace
 def enable_delayed_message(
-    desk: Desk, namespace: str, granularity_ms: int | None, tick_ms: int | None
+    admin: AdminCommand, namespace: str, granularity_ms: int | None, tick_ms: int | None
 ) -> None:
     """Enable delayed delivery in a namespace.
 
     Takes effect at once. The due times of messages do not change, whatever the new values.
     """
-    desk.ask(
+    admin.ask(
         "namespaces.enable_delayed_message",
         _print,
         namespace=namespace,
@@ -114,9 +114,9 @@ def enable_delayed_message(
 
 @verb(namespaces, "disable-delayed-message", "shop/eu")
 @_namespace
-def disable_delayed_message(desk: Desk, namespace: str) -> None:
+def disable_delayed_message(admin: AdminCommand, namespace: str) -> None:
     """Refuse delayed messages in a namespace.
 
     Pending messages keep their due times and are delivered then.
     """
-    desk.ask("namespaces.disable_delayed_message", _print, namespace=namespace)
+    admin.ask("namespaces.disable_delayed_message", _print, namespace=namespace)

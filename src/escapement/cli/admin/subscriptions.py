@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import click
 
-from escapement.cli.admin.group import Desk, subscription_argument, topic_argument, verb
-from escapement.cli.options import kind_option
-from escapement.cli.parameters import moment, place
-from escapement.cli.policy import policy_options, policy_printer
-from escapement.cli.table import print_record, print_rows
-from escapement.client import schedule
-from escapement.client.schedule import Where
-from escapement.storage.policy import SubscriptionPolicy
+from escapement.cli.admin.group import AdminCommand, subscription_argument, topic_argument, verb
+from escapement.cli.input.options import kind_option
+from escapement.cli.input.parameters import moment, place
+from escapement.cli.input.policy import policy_options, policy_printer
+from escapement.cli.output.table import print_record, print_rows
+from escapement.client import delivery_times
+from escapement.client.delivery_times import Where
+from escapement.storage.catalog.policy import SubscriptionPolicy
 
 SUBSCRIPTION_COLUMNS: Final = (
     "subscription",
@@ -36,9 +36,9 @@ def subscriptions() -> None:
 
 @verb(subscriptions, "list", "shop/eu/orders")
 @topic_argument
-def list_subscriptions(desk: Desk, topic: str) -> None:
+def list_subscriptions(admin: AdminCommand, topic: str) -> None:
     """List the subscriptions of a topic."""
-    desk.ask(
+    admin.ask(
         "subscriptions.list",
         lambda rows: print_rows(rows, SUBSCRIPTION_COLUMNS, "no subscriptions"),
         topic=topic,
@@ -48,9 +48,9 @@ def list_subscriptions(desk: Desk, topic: str) -> None:
 @verb(subscriptions, "get", "shop/eu/orders billing")
 @topic_argument
 @subscription_argument
-def get_subscription(desk: Desk, topic: str, subscription: str) -> None:
+def get_subscription(admin: AdminCommand, topic: str, subscription: str) -> None:
     """Show a subscription and its policy."""
-    desk.ask("subscriptions.get", _print, topic=topic, subscription=subscription)
+    admin.ask("subscriptions.get", _print, topic=topic, subscription=subscription)
 
 
 @verb(
@@ -62,12 +62,14 @@ def get_subscription(desk: Desk, topic: str, subscription: str) -> None:
 @policy_options(SubscriptionPolicy, changing=True)
 @topic_argument
 @subscription_argument
-def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[str, Any]) -> None:
+def update_subscription(
+    admin: AdminCommand, topic: str, subscription: str, policy: dict[str, Any]
+) -> None:
     """Change the policy of a subscription.
 
     Only the options given change; the value "default" resets one. Takes effect at once.
     """
-    desk.ask(
+    admin.ask(
         "subscriptions.update",
         _print,
         topic=topic,
@@ -100,16 +102,21 @@ def update_subscription(desk: Desk, topic: str, subscription: str, policy: dict[
 @topic_argument
 @subscription_argument
 def create_subscription(
-    desk: Desk, topic: str, subscription: str, kind: str, position: Where, policy: dict[str, Any]
+    admin: AdminCommand,
+    topic: str,
+    subscription: str,
+    kind: str,
+    position: Where,
+    policy: dict[str, Any],
 ) -> None:
     """Create a subscription, and its topic if it does not exist."""
-    desk.ask(
+    admin.ask(
         "subscriptions.create",
         print_record,
         topic=topic,
         subscription=subscription,
         kind=kind,
-        position=str(schedule.position(position)),
+        position=str(delivery_times.position(position)),
         policy=policy,
     )
 
@@ -134,7 +141,7 @@ def create_subscription(
 @topic_argument
 @subscription_argument
 def seek_subscription(
-    desk: Desk,
+    admin: AdminCommand,
     topic: str,
     subscription: str,
     offset: int | None,
@@ -150,12 +157,12 @@ def seek_subscription(
     places: list[Where] = [given for given in (*words, offset, time) if given is not None]
     if len(places) != 1:
         raise click.UsageError("Give one of --offset, --time, --earliest and --latest.")
-    desk.ask(
+    admin.ask(
         "subscriptions.seek",
         _print_place,
         topic=topic,
         subscription=subscription,
-        position=str(schedule.position(places[0])),
+        position=str(delivery_times.position(places[0])),
     )
 
 
@@ -172,11 +179,11 @@ def _print_place(answer: dict[str, Any]) -> None:
 @click.option("--force", is_flag=True, help="Delete it even if consumers are connected.")
 @topic_argument
 @subscription_argument
-def delete_subscription(desk: Desk, topic: str, subscription: str, force: bool) -> None:
+def delete_subscription(admin: AdminCommand, topic: str, subscription: str, force: bool) -> None:
     """Delete a subscription. Its topic keeps the messages.
 
     Its dead letters stay too: see `escapement dlq ... --in DEAD_LETTER_TOPIC`.
     """
-    desk.ask(
+    admin.ask(
         "subscriptions.delete", print_record, topic=topic, subscription=subscription, force=force
     )

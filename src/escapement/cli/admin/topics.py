@@ -7,11 +7,11 @@ from typing import Any, Final, TextIO
 
 import click
 
-from escapement.cli.admin.group import Desk, topic_argument, verb
+from escapement.cli.admin.group import AdminCommand, topic_argument, verb
 from escapement.cli.admin.subscriptions import SUBSCRIPTION_COLUMNS
-from escapement.cli.policy import policy_options, policy_printer
-from escapement.cli.table import print_record, print_rows
-from escapement.storage.policy import TopicPolicy
+from escapement.cli.input.policy import policy_options, policy_printer
+from escapement.cli.output.table import print_record, print_rows
+from escapement.storage.catalog.policy import TopicPolicy
 
 _PRODUCER_COLUMNS: Final = ("name", "connected", "last_sequence")
 # The broker refuses more in one request.
@@ -26,7 +26,7 @@ def topics() -> None:
 
 @verb(topics, "list", "", "shop/eu")
 @click.argument("namespace", required=False, metavar="[TENANT/NAMESPACE]")
-def list_topics(desk: Desk, namespace: str | None) -> None:
+def list_topics(admin: AdminCommand, namespace: str | None) -> None:
     """List the topics of all namespaces, or of one."""
 
     def show(answer: Any) -> None:
@@ -37,12 +37,12 @@ def list_topics(desk: Desk, namespace: str | None) -> None:
                 err=True,
             )
 
-    desk.ask("topics.list", show, namespace=namespace)
+    admin.ask("topics.list", show, namespace=namespace)
 
 
 @verb(topics, "stats", "shop/eu/orders", "shop/eu/orders -o json")
 @topic_argument
-def topic_stats(desk: Desk, topic: str) -> None:
+def topic_stats(admin: AdminCommand, topic: str) -> None:
     """Show the figures of a topic, its producers and its subscriptions."""
 
     def show(answer: dict[str, Any]) -> None:
@@ -53,38 +53,38 @@ def topic_stats(desk: Desk, topic: str) -> None:
         click.echo()
         print_rows(answer["producers"], _PRODUCER_COLUMNS, "no producers")
 
-    desk.ask("topics.stats", show, topic=topic)
+    admin.ask("topics.stats", show, topic=topic)
 
 
 @verb(topics, "get", "shop/eu/orders")
 @topic_argument
-def get_topic(desk: Desk, topic: str) -> None:
+def get_topic(admin: AdminCommand, topic: str) -> None:
     """Show a topic and its policy."""
-    desk.ask("topics.get", _print, topic=topic)
+    admin.ask("topics.get", _print, topic=topic)
 
 
 @verb(topics, "update", "shop/eu/orders --ttl 1h", "shop/eu/orders --ttl default")
 @policy_options(TopicPolicy, changing=True)
 @topic_argument
-def update_topic(desk: Desk, topic: str, policy: dict[str, Any]) -> None:
+def update_topic(admin: AdminCommand, topic: str, policy: dict[str, Any]) -> None:
     """Change the policy of a topic.
 
     Only the options given change; the value "default" resets one. Takes effect at once.
     """
-    desk.ask("topics.update", _print, topic=topic, policy=policy)
+    admin.ask("topics.update", _print, topic=topic, policy=policy)
 
 
 @verb(topics, "create", "shop/eu/orders")
 @topic_argument
-def create_topic(desk: Desk, topic: str) -> None:
+def create_topic(admin: AdminCommand, topic: str) -> None:
     """Create a topic, and its namespace if it does not exist."""
-    desk.ask("topics.create", print_record, topic=topic)
+    admin.ask("topics.create", print_record, topic=topic)
 
 
 @verb(topics, "create-many", "- --subscription billing")
 @click.option("--subscription", help="Give each new topic a shared subscription of this name.")
 @click.argument("file", type=click.File("r"))
-def create_topics(desk: Desk, file: TextIO, subscription: str | None) -> None:
+def create_topics(admin: AdminCommand, file: TextIO, subscription: str | None) -> None:
     """Create the topics that FILE names, one per line; "-" is standard input.
 
     Existing topics stay as they are. Missing namespaces are created.
@@ -93,13 +93,13 @@ def create_topics(desk: Desk, file: TextIO, subscription: str | None) -> None:
     total: Counter[str] = Counter(created=0, existed=0)
     for low in range(0, len(names), _CREATED_AT_ONCE):
         some = names[low : low + _CREATED_AT_ONCE]
-        total.update(desk.answer("topics.create_many", topics=some, subscription=subscription))
-    desk.tell(dict(total), print_record)
+        total.update(admin.answer("topics.create_many", topics=some, subscription=subscription))
+    admin.tell(dict(total), print_record)
 
 
 @verb(topics, "delete", "shop/eu/orders")
 @click.option("--force", is_flag=True, help="Delete it even if consumers are connected.")
 @topic_argument
-def delete_topic(desk: Desk, topic: str, force: bool) -> None:
+def delete_topic(admin: AdminCommand, topic: str, force: bool) -> None:
     """Delete a topic with its subscriptions and all of its messages."""
-    desk.ask("topics.delete", print_record, topic=topic, force=force)
+    admin.ask("topics.delete", print_record, topic=topic, force=force)

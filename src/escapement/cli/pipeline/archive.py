@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import click
 
-from escapement.cli.options import output_option
-from escapement.cli.parameters import duration_ms
+from escapement.cli.input.options import output_option
+from escapement.cli.input.parameters import duration_ms
+from escapement.cli.output.table import counted, print_rows
 from escapement.cli.pipeline.source import given, refusals, source_options
-from escapement.cli.table import counted, print_rows
 from escapement.pipeline.archive import ArchiveConfig, Progress, run
 from escapement.pipeline.jvm import COMPILES_ONCE
 from escapement.pipeline.session import session

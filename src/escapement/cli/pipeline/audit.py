@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import click
 
-from escapement.cli.options import output_option
+from escapement.cli.input.options import output_option
+from escapement.cli.output.table import counted, print_rows
 from escapement.cli.pipeline.source import given, refusals, source_options
-from escapement.cli.table import counted, print_rows
 from escapement.pipeline.audit import AuditConfig, run
 from escapement.pipeline.session import session
 

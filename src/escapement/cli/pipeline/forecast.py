@@ -6,11 +6,11 @@ import json
 
 import click
 
-from escapement.cli.bars import draw
-from escapement.cli.options import output_option, parquet_option
+from escapement.cli.input.options import output_option, parquet_option
+from escapement.cli.input.spans import LENGTHS, midnight_ms, span_options
+from escapement.cli.output.bars import draw
+from escapement.cli.output.table import print_rows
 from escapement.cli.pipeline.source import given, refusals, source_options
-from escapement.cli.spans import LENGTHS, midnight_ms, span_options
-from escapement.cli.table import print_rows
 from escapement.pipeline.forecast import ForecastConfig, Foreseen, run
 from escapement.pipeline.session import session
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from escapement.cli.lazygroup import LazyGroup
+from escapement.cli.input.lazy_group import LazyGroup
 from escapement.errors import InvalidRequest
 
 _JOBS: Final = {

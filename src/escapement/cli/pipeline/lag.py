@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import click
 
-from escapement.cli.options import output_option, parquet_option
-from escapement.cli.parameters import positive_duration_ms
+from escapement.cli.input.options import output_option, parquet_option
+from escapement.cli.input.parameters import positive_duration_ms
+from escapement.cli.output.table import print_rows
 from escapement.cli.pipeline.source import given, refusals, source_options
-from escapement.cli.table import print_rows
 from escapement.pipeline.lag import LagConfig, run
 from escapement.pipeline.session import session
 

@@ -9,11 +9,10 @@ from typing import Literal
 
 import click
 
-from escapement.cli.logurl import log_url
-from escapement.cli.parameters import FlagOrVariable, size_bytes
+from escapement.cli.input.log_url import log_url
+from escapement.cli.input.parameters import FlagOrVariable, size_bytes
 from escapement.cli.pipeline.progress import ProgressLine
 from escapement.cli.pipeline.source import refusals
-from escapement.pipeline.filling import Progress
 from escapement.pipeline.rebuild import (
     DEFAULT_MEMORY_BYTES,
     RebuildConfig,
@@ -21,6 +20,7 @@ from escapement.pipeline.rebuild import (
     is_local,
     run,
 )
+from escapement.pipeline.rebuilding.filling import Progress
 from escapement.pipeline.session import is_submitted, session
 
 _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escapement.protocol.commands.command import Command, command
-from escapement.protocol.fields import AckColumn, CountOrNone, FateColumn, Id, PlainMap, Topic
+from escapement.protocol.fields import (
+    AckColumn,
+    AmendStatusColumn,
+    CountOrNone,
+    Id,
+    PlainMap,
+    Topic,
+)
 from escapement.protocol.limits import MAX_FRAME_BYTES
 
 
@@ -50,14 +57,14 @@ class Reschedule(Command):
 class Amended(Command):
     """The outcomes of the messages of a Cancel or Reschedule, in the order of the request.
 
-    ``fates`` has one value of ``Fate`` per message. ``handed`` has an entry for each
+    ``fates`` has one value of ``AmendStatus`` per message. ``handed`` has an entry for each
     subscription that had received some of the messages before. The entry has one bit per
     message, set if the subscription had received it; the first message is the highest bit of
     the first byte.
     """
 
     request_id: Id
-    fates: FateColumn
+    fates: AmendStatusColumn
     handed: PlainMap
 
     MAX_BYTES = MAX_FRAME_BYTES

@@ -5,7 +5,7 @@ clock. It loops over batches, never over messages.
 
 The items of a lane keep the order in which they were submitted. All appends of one topic in
 a group become one row of the log. They are split only if the row would grow too large
-(:mod:`~escapement.storage.commit.grouprows`).
+(:mod:`~escapement.storage.commit.group_rows`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from escapement.dedup import DIGEST, NO_DIGEST
-from escapement.groupnames import Member
+from escapement.group_names import Member
 from escapement.message import NO_TIMES, Buffer, Int64s
 from escapement.storage.commit.items import Acks, Append, Attempts, Item, Restate, Statement
-from escapement.storage.dedupkeys import KeyTable
+from escapement.storage.encoding.dedup_keys import KeyTable
+from escapement.storage.encoding.lag import Lag
+from escapement.storage.inbox.entry import InboxEntry
+from escapement.storage.inbox.staged_batch import Advance, joined
 from escapement.storage.journal.journal import JournalPosition
-from escapement.storage.lag import Lag
-from escapement.storage.letters.letter import Letter
-from escapement.storage.letters.parcel import Advance, joined
 from escapement.storage.log.generation import Generation
 
 _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
@@ -115,7 +115,7 @@ class Group:
     restated: list[Restated] = field(default_factory=list)
     acks: list[Acks] = field(default_factory=list)
     attempts: list[Attempts] = field(default_factory=list)
-    letters: list[Letter] = field(default_factory=list)  # of the acks, in their order
+    inbox_entries: list[InboxEntry] = field(default_factory=list)  # of the acks, in their order
     statements: list[Statement] = field(default_factory=list)
     log_bytes: int = 0  # size of its rows in the log, set when they are encoded
     lags: list[Lag] = field(default_factory=list)  # lags of its acks, set when it is encoded
@@ -132,7 +132,7 @@ class Group:
     def body_bytes(self) -> int:
         """Size of its appends, restatements and letters."""
         appends = sum(item.size_bytes for item in self.log_items)
-        return appends + sum(letter.size_bytes for letter in self.letters)
+        return appends + sum(inbox_entry.size_bytes for inbox_entry in self.inbox_entries)
 
     @property
     def log_items(self) -> list[Append | Restate]:
@@ -146,9 +146,9 @@ class Group:
         return chain(self.log_items, self.acks, self.attempts, self.statements)
 
     @property
-    def letter_ids(self) -> list[int]:
+    def entry_ids(self) -> list[int]:
         """Ids of the inbox entries that move into the log with this group."""
-        return [id for t in self.topics for append in t.appends for id in append.letter_ids]
+        return [id for t in self.topics for append in t.appends for id in append.entry_ids]
 
     @property
     def advances(self) -> list[Advance]:
@@ -187,7 +187,7 @@ def form_group(
             group.restated.append(Restated(item, due_ms))
         elif isinstance(item, Acks):
             group.acks.append(item)
-            group.letters += item.letters
+            group.inbox_entries += item.inbox_entries
         elif isinstance(item, Attempts):
             group.attempts.append(item)
         else:

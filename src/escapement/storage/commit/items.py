@@ -12,13 +12,13 @@ from typing import Any
 
 from escapement.dedup import Digests
 from escapement.errors import EscapementError
-from escapement.groupnames import Member
+from escapement.group_names import Member
 from escapement.message import NO_TIMES, Buffer, Int64s, Times
-from escapement.storage.dedupkeys import KEY_BYTES
+from escapement.storage.encoding.dedup_keys import KEY_BYTES
+from escapement.storage.encoding.lag import Timing
 from escapement.storage.engine.base import Connection
-from escapement.storage.lag import Timing
-from escapement.storage.letters.letter import Letter
-from escapement.storage.letters.parcel import Advance
+from escapement.storage.inbox.entry import InboxEntry
+from escapement.storage.inbox.staged_batch import Advance
 
 
 def _ignore(error: EscapementError) -> None:
@@ -29,7 +29,7 @@ def _ignore(error: EscapementError) -> None:
 class Append:
     """A batch for the log. ``fail`` is called once if the batch will not become durable.
 
-    ``letter_ids`` are the inbox entries that the batch was read from. The same transaction
+    ``entry_ids`` are the inbox entries that the batch was read from. The same transaction
     deletes them. For inbox entries of bulk jobs, ``advances`` gives the new progress of their
     staged batches instead. ``digests`` are the messages' dedup keys, V16[count]. ``members``
     maps rows of the batch to event groups.
@@ -46,7 +46,7 @@ class Append:
     last_sequence: int = -1
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore
-    letter_ids: Sequence[int] = ()
+    entry_ids: Sequence[int] = ()
     advances: Sequence[Advance] = ()
     digests: Digests | None = None
     members: Sequence[Member] = ()
@@ -86,7 +86,7 @@ class Restate:
 class Acks:
     """Offsets that a subscription acknowledged. They stay queued until they are durable.
 
-    ``letters`` are inbox entries that the acknowledgement causes (a dead letter, a
+    ``inbox_entries`` are inbox entries that the acknowledgement causes (a dead letter, a
     follow-up). They become durable with it. If ``subscription_id`` is the negative id of the
     topic, the offsets are cancelled messages. ``timing`` covers acknowledgements of consumers
     only. ``lapsed`` are those of the offsets that expired or were dropped before delivery.
@@ -96,18 +96,18 @@ class Acks:
     subscription_id: int
     offsets: Int64s
     context: Any = None
-    letters: Sequence[Letter] = ()
+    inbox_entries: Sequence[InboxEntry] = ()
     timing: Timing | None = None
     lapsed: Int64s | None = None
 
     @property
     def size_bytes(self) -> int:
         lapsed = 0 if self.lapsed is None else len(self.lapsed)
-        return 8 * (len(self.offsets) + lapsed) + self.letter_bytes
+        return 8 * (len(self.offsets) + lapsed) + self.entry_bytes
 
     @property
-    def letter_bytes(self) -> int:
-        return sum(letter.size_bytes for letter in self.letters)
+    def entry_bytes(self) -> int:
+        return sum(inbox_entry.size_bytes for inbox_entry in self.inbox_entries)
 
 
 @dataclass(slots=True, eq=False)

@@ -140,7 +140,7 @@ class Lane:
             self.body_bytes += item.size_bytes
         elif isinstance(item, Acks):
             self.ack_count += len(item.offsets)
-            self.body_bytes += item.letter_bytes
+            self.body_bytes += item.entry_bytes
         self._wake.set()
 
     def doubt(self, error: StorageReadOnly) -> None:

@@ -21,16 +21,16 @@ from typing import Final
 
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
 from escapement.storage.commit.group import Group
-from escapement.storage.commit.grouprows import encode_group
+from escapement.storage.commit.group_rows import encode_group
 from escapement.storage.commit.items import Statement
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine, TransactionAborted
-from escapement.storage.engine.landing import Landing
+from escapement.storage.engine.result_buffer import Landing
 from escapement.storage.engine.transaction import transaction
+from escapement.storage.inbox import inbox, staged_batch
 from escapement.storage.journal import journal
-from escapement.storage.journal.journalentry import encode_entry
+from escapement.storage.journal.entry import encode_entry
 from escapement.storage.lease import Lease, Recorded, answer, check, question
-from escapement.storage.letters import inbox, parcel
-from escapement.storage.log.logtable import insertion
+from escapement.storage.log.log_table import insertion
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Writer:
         connection = self._open
         try:
             connection.begin()
-            prepares = bool(group.statements or group.letter_ids or group.letters)
+            prepares = bool(group.statements or group.entry_ids or group.inbox_entries)
             if prepares:
                 self._prepare(connection, group)
             self._insert(connection, group, [] if prepares else group.advances)
@@ -104,17 +104,17 @@ class Writer:
         """Make the changes that need round trips of their own, after a lease check."""
         check(self._engine, connection, self._lease)
         # Before the statements: one may delete the topic, and with it its staged batches.
-        if ids := group.letter_ids:
+        if ids := group.entry_ids:
             inbox.remove(connection, ids)
         if advances := group.advances:
-            parcel.advance(self._engine.dialect, connection, advances)
+            staged_batch.advance(self._engine.dialect, connection, advances)
         for statement in group.statements:
             _run(connection, statement)
-        if letters := group.letters:
-            inbox.insert(self._engine, connection, letters, group.accepted_at_ms)
+        if inbox_entries := group.inbox_entries:
+            inbox.insert(self._engine, connection, inbox_entries, group.accepted_at_ms)
 
     def _insert(
-        self, connection: Connection, group: Group, advances: Sequence[parcel.Advance]
+        self, connection: Connection, group: Group, advances: Sequence[staged_batch.Advance]
     ) -> None:
         """Lock and check the lease and write log and journal in one round trip.
 
@@ -132,17 +132,19 @@ class Writer:
             encode_entry(entry),
         )
         lease_step = question(self._engine, self._lease)
-        parcel_steps = parcel.advancing(self._engine.dialect, advances)
+        staged_batch_steps = staged_batch.advancing(self._engine.dialect, advances)
         log_steps = insertion(rows, self._lease.epoch)
         try:
-            found = connection.execute_all([lease_step, *parcel_steps, *log_steps, entry_step])
+            found = connection.execute_all(
+                [lease_step, *staged_batch_steps, *log_steps, entry_step]
+            )
         except DuplicateKey:
             check(self._engine, connection, self._lease)  # a new lease holder may own the rows
             raise
         if len(found) <= len(advances):
             check(self._engine, connection, self._lease)  # a row is missing: the lease's?
         answer(self._lease, found[:1])
-        parcel.check_advanced(advances, found[1:])
+        staged_batch.check_advanced(advances, found[1:])
 
     def is_durable(self, group: Group) -> bool:
         """Return whether ``group``, whose COMMIT got no reply, is durable.

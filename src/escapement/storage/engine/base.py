@@ -5,7 +5,7 @@ one transaction at a time. SQL is written once, with ``?`` for parameters, in th
 subset of MySQL 8, MariaDB 10.6+ and SQLite. :class:`Dialect` has the few words in which
 they differ. Double quotes quote names, a backslash is a backslash, ``||`` joins strings,
 sums of integers are integers. Both engines pass one contract suite,
-``tests/integration/test_engine_contract.py``.
+``tests/integration/storage/test_engine_contract.py``.
 
 Two differences matter to callers. MySQL commits the open transaction at every CREATE, ALTER
 or DROP, so run these outside of transactions. And a REPLACE that replaces a row counts as
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from escapement.errors import StorageError
-from escapement.storage.engine.landing import Landing
+from escapement.storage.engine.result_buffer import Landing
 
 Row = tuple[Any, ...]
 # Plain Python values only, never numpy scalars: None, int (signed, 64 bit), float, str, and

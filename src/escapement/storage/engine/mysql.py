@@ -47,10 +47,10 @@ from escapement.storage.engine.base import (
     Step,
     TransactionAborted,
 )
-from escapement.storage.engine.binary import PreparedStatements
-from escapement.storage.engine.landing import Landing
+from escapement.storage.engine.mysql_binary import PreparedStatements
 from escapement.storage.engine.mysql_columns import FROM_TEXT
 from escapement.storage.engine.mysql_fitness import check_fitness
+from escapement.storage.engine.result_buffer import Landing
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +127,14 @@ class MysqlEngine:
     def kill(self, connection_ids: Sequence[int]) -> None:
         """Kill those of these connections that are connections to this database.
 
-        The server restarts its ids when it starts, so an old id may belong to any client.
+        The server restarts its ids when it starts, so an old id may belong to any client, and
+        to the connection that kills. That one is spared.
         """
         connection = self.connect()
         try:
             for id in connection_ids:
+                if id == connection.id:
+                    continue
                 found = connection.execute(
                     "SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = ? AND DB = DATABASE()",
                     (id,),

@@ -45,7 +45,7 @@ from escapement.storage.engine.base import (
     Step,
     TransactionAborted,
 )
-from escapement.storage.engine.landing import Landing
+from escapement.storage.engine.result_buffer import Landing
 
 FILE_NAME: Final = "log.sqlite3"
 # Writers queue for the one lock. A longer wait means that a process is stuck.
@@ -132,7 +132,7 @@ class SqliteEngine:
             try:
                 raw.execute(f"PRAGMA page_size = {PAGE_SIZE_BYTES}")
                 if raw.execute("PRAGMA page_count").fetchone() == (0,):
-                    # Only a new file can get this setting (storage/spareroom.py).
+                    # Only a new file can get this setting (storage/cleanup/sqlite_vacuum.py).
                     raw.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 raw.execute("PRAGMA journal_mode = WAL").fetchall()
                 raw.execute("PRAGMA synchronous = FULL")

@@ -1,12 +1,12 @@
 """The delayed index: messages sorted by due time, on local disk. Begin with ``index.py``."""
 
 from escapement.storage.index.checkpoint import Checkpoint, Group, Part
-from escapement.storage.index.compaction import Compaction, TopicRange
 from escapement.storage.index.index import DelayedIndex
 from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Key
 from escapement.storage.index.limits import IndexLimits
-from escapement.storage.index.manifest import Lineage, Manifest, Mark
+from escapement.storage.index.merging.compaction import Compaction, TopicRange
 from escapement.storage.index.plan import Fetch, Plan
+from escapement.storage.index.segments.manifest import Lineage, Manifest, Mark
 
 __all__ = [
     "KEY_MAX",

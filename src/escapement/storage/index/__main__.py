@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from escapement.errors import IndexDamaged
-from escapement.storage.index.compaction import EXIT_DAMAGED, Job, merge_segments
+from escapement.storage.index.merging.compaction import EXIT_DAMAGED, Job, merge_segments
 
 _NICENESS = 10  # the broker has precedence, but on an idle machine a merge uses a whole core
 

@@ -17,7 +17,7 @@ from typing import Final
 from escapement.storage.directory import sync_directory
 from escapement.storage.index.index import DelayedIndex
 from escapement.storage.index.limits import IndexLimits
-from escapement.storage.index.manifest import (
+from escapement.storage.index.segments.manifest import (
     Lineage,
     Manifest,
     ManifestFile,
@@ -25,8 +25,8 @@ from escapement.storage.index.manifest import (
     Position,
     no_failpoint,
 )
-from escapement.storage.index.segments import segment_name
-from escapement.storage.index.writer import SegmentWriter, writing
+from escapement.storage.index.segments.segment_set import segment_name
+from escapement.storage.index.segments.writer import SegmentWriter, writing
 
 # Added to the name of the index's directory.
 _SUFFIX: Final = ".rebuilding"

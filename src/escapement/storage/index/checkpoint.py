@@ -20,20 +20,20 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from escapement.message import Int64s, MessageBatch
-from escapement.storage.index.block import BlockCache
 from escapement.storage.index.columns import Pick, assemble
 from escapement.storage.index.keys import Bools, unique_sorted
-from escapement.storage.index.manifest import (
+from escapement.storage.index.memory import Generation, MemoryTable
+from escapement.storage.index.segments.block import BlockCache
+from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
+from escapement.storage.index.segments.manifest import (
     Failpoint,
     Lineage,
     Manifest,
     ManifestFile,
     Position,
 )
-from escapement.storage.index.memory import Generation, MemoryTable
-from escapement.storage.index.near import NearBlocks
-from escapement.storage.index.segment import Segment
-from escapement.storage.index.writer import SegmentWriter, writing
+from escapement.storage.index.segments.segment import Segment
+from escapement.storage.index.segments.writer import SegmentWriter, writing
 
 # A group has about this many messages: a mask over them takes about a millisecond.
 _GROUP_ROWS: Final = 1 << 16
@@ -114,7 +114,7 @@ class Checkpoint:
         manifest: ManifestFile,
         cache: BlockCache,
         failpoint: Failpoint,
-        near: NearBlocks,
+        due_soon: DueSoonBlocks,
         far_ms: int,
     ) -> None:
         """Use ``DelayedIndex.begin_checkpoint``."""
@@ -126,7 +126,7 @@ class Checkpoint:
         self._manifest = manifest
         self._cache = cache
         self._failpoint = failpoint
-        self._near = near
+        self._due_soon = due_soon
         self._far_ms = far_ms
         self._writer: SegmentWriter | None = None
         self._named = False
@@ -173,7 +173,7 @@ class Checkpoint:
             with writing(self._path):
                 if self._writer is None:
                     self._writer = SegmentWriter(
-                        self._path, self._block_rows, bulk=self._is_far(), near=self._near
+                        self._path, self._block_rows, bulk=self._is_far(), due_soon=self._due_soon
                     )
                 live.write(self._writer, topic_id)
         assert next(masks, None) is None, "one mask for each part"
@@ -229,7 +229,7 @@ class Checkpoint:
         self._writer.sync()
         self._failpoint("segment fsynced")
         self.segment = Segment(self._path, self._cache)
-        for at, block in self._near.blocks:
+        for at, block in self._due_soon.blocks:
             self.segment.remember(at, block)
         return {self._path.name: self.segment.size_bytes}
 

@@ -26,12 +26,16 @@ from typing import Final
 
 from escapement.errors import StorageError
 from escapement.message import Int64s, MessageBatch, UInt32s
-from escapement.storage.index.block import BlockCache
 from escapement.storage.index.checkpoint import Checkpoint
-from escapement.storage.index.compaction import Compaction, LiveCount, size_of
 from escapement.storage.index.keys import MAX_DUE_MS, Bools, Key, Keys
 from escapement.storage.index.limits import IndexLimits
-from escapement.storage.index.manifest import (
+from escapement.storage.index.memory import Generation, MemoryTable
+from escapement.storage.index.merging.compaction import Compaction, LiveCount, size_of
+from escapement.storage.index.merging.tiers import choose
+from escapement.storage.index.plan import Fetch, Plan, Span, Store, places_missing
+from escapement.storage.index.segments.block import BlockCache
+from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
+from escapement.storage.index.segments.manifest import (
     MANIFEST_NAME,
     Failpoint,
     Lineage,
@@ -40,16 +44,12 @@ from escapement.storage.index.manifest import (
     Position,
     no_failpoint,
 )
-from escapement.storage.index.memory import Generation, MemoryTable
-from escapement.storage.index.near import NearBlocks
-from escapement.storage.index.plan import Fetch, Plan, Span, Store, places_missing
-from escapement.storage.index.segment import TopicSlice
-from escapement.storage.index.segments import Segments
-from escapement.storage.index.tiers import choose
+from escapement.storage.index.segments.segment import TopicSlice
+from escapement.storage.index.segments.segment_set import Segments
 from escapement.traits import FIRST_PRIORITY, traits_of
 
 # One topic's due-soon blocks may take the bytes of the block cache divided by this.
-_NEAR_SHARE: Final = 8
+_DUE_SOON_SHARE: Final = 8
 
 Mask = Callable[[int, Int64s, Int64s], Bools | None]
 
@@ -221,7 +221,7 @@ class DelayedIndex:
         return max(highest, default=0) >= FIRST_PRIORITY
 
     def fetch(
-        self, topic_id: int, due_ms: Int64s, offsets: Int64s, near: Store | None = None
+        self, topic_id: int, due_ms: Int64s, offsets: Int64s, due_soon: Store | None = None
     ) -> Fetch:
         """Pin the messages of keys that plans returned; rows come in the order of the keys.
 
@@ -229,7 +229,7 @@ class DelayedIndex:
           near: a store outside the index, searched first and at once.
         """
         keys: Keys = (due_ms, offsets)
-        found = [] if near is None else near.find(due_ms, offsets)
+        found = [] if due_soon is None else due_soon.find(due_ms, offsets)
         missing = places_missing(len(offsets), found)
         if not len(missing):
             return Fetch(topic_id, keys, (), (), found)
@@ -296,10 +296,10 @@ class DelayedIndex:
 
     # -- checkpoints --------------------------------------------------------------
 
-    def begin_checkpoint(self, near_ms: int = -1, far_ms: int = MAX_DUE_MS) -> Checkpoint:
+    def begin_checkpoint(self, due_soon_ms: int = -1, far_ms: int = MAX_DUE_MS) -> Checkpoint:
         """Freeze memory, which stays readable, and begin to write it.
 
-        Messages due up to ``near_ms`` stay in the block cache, as far as there is room. If most
+        Messages due up to ``due_soon_ms`` stay in the block cache, as far as there is room. If most
         are due after ``far_ms``, the file bypasses the system's cache.
 
         Follow with ``write`` for each of its ``groups()``, then ``finish``, then
@@ -317,7 +317,7 @@ class DelayedIndex:
             self._manifest,
             self._cache,
             self._failpoint,
-            NearBlocks(near_ms, self.limits.cache_bytes // _NEAR_SHARE),
+            DueSoonBlocks(due_soon_ms, self.limits.cache_bytes // _DUE_SOON_SHARE),
             far_ms,
         )
         return self._checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escapement.storage.index.memory import KEPT_BYTES, TABLE_ROWS
-from escapement.storage.index.segment import BLOCK_ROWS
+from escapement.storage.index.segments.segment import BLOCK_ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from escapement.message import (
     UInt32s,
 )
 from escapement.storage.index.columns import Arena, Pick, pinned_bytes
-from escapement.storage.index.sortedrun import ROW_BITS, SortedRun
+from escapement.storage.index.sorted_run import ROW_BITS, SortedRun
 
 TABLE_ROWS: Final = 1 << ROW_BITS
 # The payloads of a full table. Large, so that a lookup searches few tables; small enough that

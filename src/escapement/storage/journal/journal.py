@@ -10,7 +10,7 @@ topic has one lane, so the lane's order is enough. The number of lanes may chang
 As every start has its own epoch, reading goes by epoch first, then lane, then seq, which keeps the
 order of every topic.
 
-Reading goes in bounded steps. storage/journal/journalentry.py defines the content of an entry.
+Reading goes in bounded steps. storage/journal/entry.py defines the content of an entry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from escapement.errors import LogDamaged
 from escapement.storage.engine.base import Connection, Step
-from escapement.storage.journal.journalentry import JournalEntry, decode_entry
+from escapement.storage.journal.entry import JournalEntry, decode_entry
 
 # Rows of a lane to read at once; each has some hundred bytes to some hundred kilobytes.
 _ROWS_AT_ONCE: Final = 64

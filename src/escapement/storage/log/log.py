@@ -1,9 +1,9 @@
 """The log: every batch of every topic, in arrival order, in the database.
 
 It is a sequence of generations (storage/log/generations.py), each a set of tables
-(storage/log/logtable.py). A topic's offsets never decrease from one generation to the next, so a
+(storage/log/log_table.py). A topic's offsets never decrease from one generation to the next, so a
 reader goes through generations in the order of their ids. Old messages are forgotten by dropping
-the oldest generation (storage/forgetting.py).
+the oldest generation (storage/cleanup/forgetting.py).
 
 Every read is bounded in bytes and returns whole rows. Reads take no locks; a caller must ask only
 for offsets that are known to be committed. A deleted topic's rows may disappear during a read or a
@@ -23,10 +23,10 @@ import numpy as np
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.landing import Landing
+from escapement.storage.engine.result_buffer import Landing
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.generations import Generations
-from escapement.storage.log.logtable import (
+from escapement.storage.log.log_table import (
     KEYS_AT_ONCE,
     NO_END,
     LogRow,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.message import Blobs, Int64s, MessageBatch
-from escapement.storage.log.logtable import LogRow
+from escapement.storage.log.log_table import LogRow
 
 
 class Published(NamedTuple):

@@ -79,7 +79,7 @@ CREATE TABLE IF NOT EXISTS cursor_chunks (
     PRIMARY KEY (subscription_id, chunk)
 ){table_end};
 
--- Attempts counted so far of what is not acknowledged (storage/attempts.py).
+-- Attempts counted so far of what is not acknowledged (storage/encoding/attempts.py).
 CREATE TABLE IF NOT EXISTS retries (
     subscription_id BIGINT NOT NULL PRIMARY KEY,
     data {blob} NOT NULL

@@ -1,5 +1,5 @@
 -- What may be decided for a namespace, a topic or a subscription beside its own columns:
--- a JSON object of what differs from the defaults (storage/policy.py), '' for nothing.
+-- a JSON object of what differs from the defaults (storage/catalog/policy.py), '' for nothing.
 
 ALTER TABLE namespaces ADD COLUMN policy VARCHAR(4000) NOT NULL DEFAULT '';
 

@@ -1,5 +1,5 @@
 -- Attempts counted so far, as parts: each states some messages anew, the newest part counts
--- (storage/attempts.py). They were one row of each subscription.
+-- (storage/encoding/attempts.py). They were one row of each subscription.
 
 CREATE TABLE IF NOT EXISTS attempts (
     subscription_id BIGINT NOT NULL,

@@ -1,4 +1,4 @@
--- When messages are due whose time was moved, in chunks of offsets (storage/moves.py).
+-- When messages are due whose time was moved, in chunks of offsets (storage/encoding/moves.py).
 CREATE TABLE IF NOT EXISTS moves (
     topic_id BIGINT NOT NULL,
     chunk BIGINT NOT NULL,

@@ -1,4 +1,4 @@
--- The dedup keys that topics remember, in parts (storage/dedupkeys.py).
+-- The dedup keys that topics remember, in parts (storage/encoding/dedup_keys.py).
 CREATE TABLE IF NOT EXISTS dedup_keys (
     topic_id BIGINT NOT NULL,
     part BIGINT NOT NULL,

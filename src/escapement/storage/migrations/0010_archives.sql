@@ -1,4 +1,4 @@
--- What of each topic is in an archive (storage/archive.py).
+-- What of each topic is in an archive (storage/archive_record.py).
 
 -- Archived offsets, cut into chunks (storage/offsets.py).
 CREATE TABLE IF NOT EXISTS archived_chunks (

@@ -1,4 +1,4 @@
--- How late messages were handed out and how soon acknowledged (storage/lag.py, lagtable.py).
+-- How late messages were handed out and how soon acknowledged (storage/encoding/lag.py, lagtable.py).
 
 -- Of a sought subscription the id of the first that it continues; 0: it was never sought.
 ALTER TABLE subscriptions ADD COLUMN origin_id BIGINT NOT NULL DEFAULT 0;

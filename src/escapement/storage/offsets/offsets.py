@@ -35,10 +35,10 @@ from pyroaring import BitMap, BitMap64
 
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
-from escapement.storage.offsets import offsetchunk
-from escapement.storage.offsets.offsetbits import OffsetBits, bits_of
-from escapement.storage.offsets.offsetchunk import CHUNK_BITS, CHUNK_SIZE
-from escapement.storage.offsets.offsetcolumn import decode_offsets, encode_offsets
+from escapement.storage.offsets import offset_chunk
+from escapement.storage.offsets.offset_bits import OffsetBits, bits_of
+from escapement.storage.offsets.offset_chunk import CHUNK_BITS, CHUNK_SIZE
+from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
 # The number of the row that holds the bitmap of full chunks.
 FULL_CHUNKS: Final = -1
@@ -153,8 +153,8 @@ class OffsetSet:
             if chunk_no not in self._full:
                 chunk = self._chunks.get(chunk_no)
                 new.append((chunk_no, asked if chunk is None else asked - chunk))
-        parts = [offsetchunk.offsets_of(chunk_no, bits) for chunk_no, bits in new]
-        return OffsetBits(offsetchunk.concatenate(parts), [part for part in new if part[1]])
+        parts = [offset_chunk.offsets_of(chunk_no, bits) for chunk_no, bits in new]
+        return OffsetBits(offset_chunk.concatenate(parts), [part for part in new if part[1]])
 
     def intersects(self, offsets: Int64s | OffsetBits) -> bool:
         """Whether any of ``offsets`` is in the set."""
@@ -172,13 +172,13 @@ class OffsetSet:
     def add_range(self, first: int, end: int) -> int:
         """Add ``[first, end)`` and return how many were new. O(chunks in memory)."""
         before = self._length
-        for chunk_no, low, high in offsetchunk.edges(first, end):
+        for chunk_no, low, high in offset_chunk.edges(first, end):
             if chunk_no not in self._full:
                 chunk = self._chunk_to_fill(chunk_no)
                 had = len(chunk)
                 chunk.add_range(low, high)
                 self._settle(chunk_no, chunk, had)
-        low_no, high_no = offsetchunk.whole_chunks(first, end)
+        low_no, high_no = offset_chunk.whole_chunks(first, end)
         if low_no < high_no and not self._full.contains_range(low_no, high_no):
             self._forget(low_no, high_no)
             self._length += (high_no - low_no) * CHUNK_SIZE
@@ -189,13 +189,13 @@ class OffsetSet:
     def discard_range(self, first: int, end: int) -> int:
         """Remove ``[first, end)`` and return how many were members. O(chunks in memory)."""
         before = self._length
-        for chunk_no, low, high in offsetchunk.edges(first, end):
+        for chunk_no, low, high in offset_chunk.edges(first, end):
             chunk = self._chunk_to_thin(chunk_no)
             if chunk is not None:
                 had = len(chunk)
                 chunk.remove_range(low, high)
                 self._settle(chunk_no, chunk, had)
-        self._forget(*offsetchunk.whole_chunks(first, end))
+        self._forget(*offset_chunk.whole_chunks(first, end))
         return before - self._length
 
     # -- holes and members -----------------------------------------------------
@@ -206,12 +206,12 @@ class OffsetSet:
             chunk_no, low = start >> CHUNK_BITS, start & _REMAINDER
             chunk = self._chunks.get(chunk_no)
             if chunk is not None:
-                gap = offsetchunk.first_gap(chunk, low, CHUNK_SIZE)
+                gap = offset_chunk.first_gap(chunk, low, CHUNK_SIZE)
                 if gap < CHUNK_SIZE:
                     return (chunk_no << CHUNK_BITS) + gap
                 chunk_no += 1
             elif chunk_no in self._full:
-                chunk_no = offsetchunk.first_gap(self._full, chunk_no, int(self._full.max()) + 1)
+                chunk_no = offset_chunk.first_gap(self._full, chunk_no, int(self._full.max()) + 1)
             else:
                 return start
             start = chunk_no << CHUNK_BITS
@@ -231,11 +231,11 @@ class OffsetSet:
                 holes = BitMap()
                 holes.add_range(start, end)
                 holes -= chunk
-                part = offsetchunk.offsets_of(chunk_no, holes)[:left]
+                part = offset_chunk.offsets_of(chunk_no, holes)[:left]
             parts.append(part)
             left -= len(part)
             at = self.first_missing((chunk_no + 1) << CHUNK_BITS)
-        return offsetchunk.concatenate(parts)
+        return offset_chunk.concatenate(parts)
 
     def count_below(self, end: int) -> int:
         """Return how many offsets of the set are below ``end``; O(chunks)."""
@@ -251,7 +251,7 @@ class OffsetSet:
     def to_array(self, low: int, high: int) -> Int64s:
         """Return the offsets of the set in ``[low, high)``; int64[m], sorted."""
         parts = []
-        for chunk_no in sorted({*self._chunks, *offsetchunk.members(self._full, low, high)}):
+        for chunk_no in sorted({*self._chunks, *offset_chunk.members(self._full, low, high)}):
             base = chunk_no << CHUNK_BITS
             if base + CHUNK_SIZE <= low or base >= high:
                 continue
@@ -259,10 +259,10 @@ class OffsetSet:
             if chunk is None:
                 part = np.arange(max(base, low), min(base + CHUNK_SIZE, high), dtype=np.int64)
             else:
-                part = offsetchunk.offsets_of(chunk_no, chunk)
+                part = offset_chunk.offsets_of(chunk_no, chunk)
                 part = part[np.searchsorted(part, low) : np.searchsorted(part, high)]
             parts.append(part)
-        return offsetchunk.concatenate(parts)
+        return offset_chunk.concatenate(parts)
 
     def left(
         self, done: OffsetSet, dropped: OffsetSet, kept: OffsetSet, highest: int | None = None
@@ -299,7 +299,7 @@ class OffsetSet:
     def union_update(self, other: OffsetSet) -> int:
         """Add everything in ``other`` and return how many were new. O(size of other)."""
         before = self._length
-        for low_no, high_no in offsetchunk.runs(other._full):
+        for low_no, high_no in offset_chunk.runs(other._full):
             self.add_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
         for chunk_no, theirs in other._chunks.items():
             if chunk_no not in self._full:
@@ -312,7 +312,7 @@ class OffsetSet:
     def difference_update(self, other: OffsetSet) -> int:
         """Remove everything in ``other`` and return how many were members. O(size of other)."""
         before = self._length
-        for low_no, high_no in offsetchunk.runs(other._full):
+        for low_no, high_no in offset_chunk.runs(other._full):
             self.discard_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
         for chunk_no, theirs in list(other._chunks.items()):
             chunk = self._chunk_to_thin(chunk_no)
@@ -339,7 +339,7 @@ class OffsetSet:
             if first <= chunk_no < end:
                 twin._chunks[chunk_no] = chunk.copy()
                 twin._length += len(chunk)
-        for chunk_no in offsetchunk.members(self._full, low, high):
+        for chunk_no in offset_chunk.members(self._full, low, high):
             twin._full.add(chunk_no)
             twin._length += CHUNK_SIZE
         twin._changed = {*twin._chunks, FULL_CHUNKS}
@@ -413,7 +413,7 @@ class OffsetSet:
         if chunk_no in self._full:
             self._changed.add(chunk_no)
             return
-        chunk = offsetchunk.decode_chunk(chunk_no, row)
+        chunk = offset_chunk.decode_chunk(chunk_no, row)
         self._chunks[chunk_no] = chunk
         self._length += len(chunk)
 
@@ -426,9 +426,9 @@ class OffsetSet:
             return encode_offsets(np.array(full.to_array(), np.int64))
         if without is not None and (left_out := without._bits(chunk_no)):
             chunk = self._bits(chunk_no) - left_out
-            return offsetchunk.encode_chunk(chunk) if chunk else b""
+            return offset_chunk.encode_chunk(chunk) if chunk else b""
         partial = self._chunks.get(chunk_no)
-        return b"" if partial is None else offsetchunk.encode_chunk(partial)
+        return b"" if partial is None else offset_chunk.encode_chunk(partial)
 
     # -- states of a chunk -----------------------------------------------------
 
@@ -483,7 +483,7 @@ class OffsetSet:
         chunk = self._chunks.get(chunk_no)
         if chunk is None:
             return np.full(len(offsets), chunk_no in self._full, np.bool_)
-        return offsetchunk.which_of(offsetchunk.remainders_of(offsets), chunk)
+        return offset_chunk.which_of(offset_chunk.remainders_of(offsets), chunk)
 
     def _check(self) -> None:
         """Assert every invariant; O(size)."""

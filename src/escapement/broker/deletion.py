@@ -1,0 +1,150 @@
+"""The deletion of topics, and of namespaces with everything in them.
+
+A topic is deleted in one transaction, and its rows are freed in the background. A namespace is
+first *condemned*, durably: from then on the broker creates nothing in it. Then the broker deletes
+its schedules, the schedules elsewhere that publish into it, its topics (one transaction each), and
+finally the namespace itself. After a crash the next start continues the deletion. While the
+database is unavailable, the broker retries.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import trio
+
+from escapement.broker.delivery.consuming import Consuming
+from escapement.broker.delivery.timekeeper import Timekeeper
+from escapement.broker.inbox.scheduler import Scheduler
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.handles import ProducerHandle
+from escapement.errors import Conflict, EscapementError, NotFound
+from escapement.names import NamespaceName, TopicName
+from escapement.storage.catalog.catalog import TopicRecord
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.index import DelayedIndex
+
+_log = logging.getLogger(__name__)
+
+# Before a retry, when the database is unavailable or another change interfered.
+_RETRY_S: Final = 1.0
+
+
+class Contents(NamedTuple):
+    """The number of objects that a namespace deletion deletes."""
+
+    topics: int
+    subscriptions: int
+    schedules: int
+    consumers: int
+    index_entries: int
+
+
+class Deletion:
+    """The deletion of topics and namespaces.
+
+    Args:
+      condemned: the ids of namespaces whose deletion an earlier broker began.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        scheduler: Scheduler,
+        consuming: Consuming,
+        pipeline: CommitPipeline,
+        timekeeper: Timekeeper,
+        index: DelayedIndex,
+        condemned: Iterable[int],
+    ) -> None:
+        self._registry = registry
+        self._scheduler = scheduler
+        self._consuming = consuming
+        self._pipeline = pipeline
+        self._timekeeper = timekeeper
+        self._index = index
+        self._waiting = {id: trio.Event() for id in condemned}
+        self._work = trio.Event()
+
+    async def topic(self, name: TopicName) -> None:
+        """Delete a topic and everything that belongs to it. Raises ``NotFound``."""
+        topic = self._registry.topic(name)
+        await self._registry.delete_topic(topic)
+        gone = NotFound(f"the topic {name.full} was deleted")
+        self._pipeline.close_topic(topic.id)
+        for producer in topic.producers.values():
+            holder, producer.holder = producer.holder, None
+            if isinstance(holder, ProducerHandle):
+                holder.fenced(gone)
+        for subscription in list(topic.subscriptions()):
+            self._consuming.dismiss(topic, subscription, gone)
+        self._timekeeper.schedule(topic.id, None)
+        self._index.drop_topic(topic.id)
+
+    def contents(self, name: NamespaceName) -> Contents:
+        """Return what ``namespace`` would delete now. Raises ``NotFound``."""
+        self._registry.namespaces.find(name)
+        ids = [record.id for _, record in self._topics(name)]
+        there = set(ids)
+        found = [one for one in self._registry.all_subscriptions() if one.topic_id in there]
+        active = [self._registry.active[id] for id in ids if id in self._registry.active]
+        return Contents(
+            topics=len(ids),
+            subscriptions=len(found),
+            schedules=len(self._scheduler.of_namespace(name)),
+            consumers=sum(len(one.consumers) for topic in active for one in topic.subscriptions()),
+            index_entries=sum(self._index.count(id) for id in ids),
+        )
+
+    async def namespace(self, name: NamespaceName) -> None:
+        """Delete a namespace and everything in it.
+
+        Cancelling this call does not stop the deletion once the namespace is condemned.
+
+        Raises:
+          NotFound: if the namespace does not exist.
+          StorageUnavailable: nothing has changed.
+        """
+        id = await self._registry.namespaces.condemn(name)
+        over = self._waiting.setdefault(id, trio.Event())
+        self._work.set()
+        await over.wait()
+
+    async def run(self) -> None:
+        """Delete condemned namespaces, forever."""
+        while True:
+            if not self._waiting:
+                self._work = trio.Event()
+                await self._work.wait()
+            for id in list(self._waiting):
+                try:
+                    await self._raze(id)
+                except (Conflict, NotFound):
+                    # Another request created something in it, or deleted something first.
+                    await trio.sleep(_RETRY_S)
+                except EscapementError as error:
+                    if not error.retryable:
+                        raise
+                    _log.warning("cannot delete a namespace now, trying again: %s", error)
+                    await trio.sleep(_RETRY_S)
+                else:
+                    self._waiting.pop(id).set()
+
+    async def _raze(self, id: int) -> None:
+        if id not in self._registry.namespaces.condemned:
+            return
+        name = NamespaceName.parse(self._registry.namespaces.full_name(id))
+        for schedule in self._scheduler.of_namespace(name):
+            await self._scheduler.delete(TopicName.parse(schedule.name))
+        for full, _ in self._topics(name):
+            with suppress(NotFound):  # another request deleted it first
+                await self.topic(TopicName.parse(full))
+        await self._registry.namespaces.delete(name)
+
+    def _topics(self, name: NamespaceName) -> list[tuple[str, TopicRecord]]:
+        id = self._registry.namespaces.find(name).id
+        records = self._registry.topics.items()
+        return [(full, record) for full, record in records if record.namespace_id == id]

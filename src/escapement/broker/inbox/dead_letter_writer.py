@@ -1,0 +1,237 @@
+"""The dead-letter writer: acknowledges dead messages, and copies them to the dead-letter topic.
+
+One task. A subscription holds its dead messages (``dead``) until the writer has handled them, so
+they are not delivered again. The writer works in steps, and each step is durable before the next
+begins. A step fetches the payloads. Then one item of a group commit acknowledges the messages and
+writes their copies into the inbox. After a crash at any point a message is either retried or has
+its copy, never both and never neither.
+
+A message that is too large for an inbox entry is retried forever. If a step fails for another
+reason than the database, only that subscription waits: its dead messages stay, and the pause
+before each retry doubles. The same holds while the dead-letter topic does not exist and may not
+be created. Entries for it would reach a topic that is created later, in which no subscription
+keeps them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.delivery.consuming import Consuming
+from escapement.broker.inbox.refusals import Refusals, ends_the_broker
+from escapement.broker.log.log_reader import LogReader
+from escapement.broker.registry.registry import Registry
+from escapement.broker.subscription.dead_letters import dead_letter
+from escapement.broker.subscription.dead_letters.dead_letter import KEEPER, Dead
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import (
+    AlreadyExists,
+    EscapementError,
+    IndexDamaged,
+    LogDamaged,
+    ShuttingDown,
+    StorageUnavailable,
+)
+from escapement.message import MessageBatch
+from escapement.names import TopicName
+from escapement.position import EARLIEST
+from escapement.storage.blocking import Run
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.lane import State
+from escapement.storage.engine.base import TransactionAborted
+from escapement.storage.index import DelayedIndex
+
+_log = logging.getLogger(__name__)
+
+# The most messages of one step. Log rows that lie apart are read one by one.
+_STEP_MESSAGES: Final = 1_024
+_STEP_BYTES: Final = 4 << 20
+# The pause before a retry while the database is unavailable, or a fill is in progress.
+_RETRY_S: Final = 1.0
+_TOO_LARGE_RETRY_MS: Final = 3_600_000
+
+
+class DeadLetterWriter:
+    """The dead-letter writer of one broker.
+
+    Args:
+      subscriptions: all subscriptions with a runtime, by id.
+    """
+
+    def __init__(
+        self,
+        index: DelayedIndex,
+        log: LogReader,
+        registry: Registry,
+        consuming: Consuming,
+        pipeline: CommitPipeline,
+        subscriptions: dict[int, Subscription],
+        clock: Clock,
+        run: Run,
+    ) -> None:
+        self._index = index
+        self._log = log
+        self._registry = registry
+        self._consuming = consuming
+        self._pipeline = pipeline
+        self._subscriptions = subscriptions
+        self._clock = clock
+        self._run = run
+        self._waiting: OrderedDict[tuple[Topic, Subscription], None] = OrderedDict()
+        self._work = trio.Event()
+        self._refusals = Refusals()  # of subscriptions
+
+    def take(self, topic: Topic, subscription: Subscription) -> None:
+        """Register a subscription that has dead messages."""
+        self._waiting[topic, subscription] = None
+        self._work.set()
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why dead messages wait, by topic and subscription."""
+        return self._refusals.reasons
+
+    async def run(self) -> None:
+        """Write dead letters forever, one step of each subscription in turn."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                if not self._waiting:
+                    self._work = trio.Event()
+                    await self._work.wait()
+                (topic, subscription), _ = self._waiting.popitem(last=False)
+                whom = f"{topic.name.full} {subscription.record.name}"
+                if trio.current_time() < self._refusals.until_s(whom):
+                    continue  # ``_later`` registers it again
+                try:
+                    await self._step(topic, subscription)
+                except (StorageUnavailable, TransactionAborted, ShuttingDown):
+                    await trio.sleep(_RETRY_S)
+                except EscapementError as error:
+                    if ends_the_broker(error):
+                        raise
+                    if self._refusals.refused(whom, str(error), trio.current_time()):
+                        _log.warning("%s: dead letters wait: %s", whom, error)
+                    nursery.start_soon(self._later, topic, subscription, whom)
+                    continue
+                self._refusals.over(whom)
+                if subscription.dead:
+                    self._waiting[topic, subscription] = None
+
+    async def _later(self, topic: Topic, subscription: Subscription, whom: str) -> None:
+        await trio.sleep_until(self._refusals.until_s(whom))
+        self.take(topic, subscription)
+
+    async def _step(self, topic: Topic, subscription: Subscription) -> None:
+        if self._gone(subscription):
+            subscription.dead.clear()
+            return
+        most = topic.sizes.frame_messages(_STEP_MESSAGES, _STEP_BYTES)
+        record = subscription.record
+        to = dead_letter.target(topic.name, record.name, record.policy)
+        await self._keep(to)
+        # The subscription may have been deleted meanwhile, with its dead messages.
+        dead = subscription.dead.next(most, subscription.acked)
+        if not dead.rows.height or self._gone(subscription):
+            return
+        if isinstance(subscription, SharedSubscription):
+            try:
+                batch = await self._from_index(topic, subscription, dead)
+            except IndexDamaged:
+                if await self._let_go_of_forgotten(topic, subscription, dead):
+                    return
+                raise
+        else:
+            batch = await self._from_log(topic, dead)
+        moves = topic.amendments.moves
+        published_ms = await self._log.accepted_ms(topic.id, dead.rows.offsets, moves)
+        if self._gone(subscription):
+            return
+        if len(batch) < dead.rows.height:
+            raise LogDamaged(f"the log of {topic.name.full} lacks messages that were committed")
+        if self._pipeline.state is not State.UP:
+            raise StorageUnavailable(
+                "dead letters cannot be stored while the database accepts no writes"
+            )
+        # No ``await`` from here to the submission, so that no acknowledged message gets a copy.
+        fits = dead_letter.sizes(batch) <= dead_letter.MAX_MESSAGE_BYTES
+        at = np.flatnonzero(fits & ~subscription.acked.contains(dead.rows.offsets))
+        now_ms = self._clock.now_ms()
+        copies = dead_letter.marked(
+            batch.take(at), dead.pick(at), published_ms[at], topic.name, record.name, now_ms
+        )
+        durable = trio.Event()
+        offsets = dead.rows.offsets[at]
+        written = dead_letter.inbox_entries(to, f"dead/{record.id}", copies, offsets)
+        subscription.dead_letter(offsets, written, durable.set)
+        if not fits.all():
+            _log.warning(
+                "%s: a message is too large to be a dead letter; it is retried", topic.name.full
+            )
+            subscription.revive(dead.rows.pick(~fits), now_ms + _TOO_LARGE_RETRY_MS, now_ms)
+        await durable.wait()
+
+    def _gone(self, subscription: Subscription) -> bool:
+        return self._subscriptions.get(subscription.record.id) is not subscription
+
+    async def _keep(self, to: TopicName) -> None:
+        """Ensure that the topic exists, with the subscription that keeps its dead letters."""
+        topic = await self._registry.ensure_topic(to)
+        if topic.subscription(KEEPER) is None:
+            with suppress(AlreadyExists):
+                await self._consuming.create(topic, KEEPER, "shared", EARLIEST)
+
+    async def _from_index(
+        self, topic: Topic, subscription: SharedSubscription, dead: Dead
+    ) -> MessageBatch:
+        fetch = self._index.fetch(topic.id, dead.rows.due_ms, dead.rows.offsets)
+        # Messages that the filler must still add may have left the index since their delivery.
+        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
+        if fetch.in_memory:
+            there, batch = fetch.read_there(*unfilled)
+        else:
+            there, batch = await self._run(fetch.read_there, *unfilled)
+        if there is not None:
+            raise StorageUnavailable("dead messages are not yet in the index again")
+        return batch
+
+    async def _let_go_of_forgotten(
+        self, topic: Topic, subscription: SharedSubscription, dead: Dead
+    ) -> bool:
+        """Acknowledge messages that log and index no longer have. Return whether there were any.
+
+        That happens after the clock was set back: a subscription read them from an index that has
+        been lost since.
+        """
+        offsets, moves = dead.rows.offsets, topic.amendments.moves
+        gone = await self._log.forgotten(topic.id, offsets, topic.next_offset, moves)
+        if gone.any() and not self._gone(subscription):
+            subscription.acknowledge(offsets[gone], None)
+        return bool(gone.any())
+
+    async def _from_log(self, topic: Topic, dead: Dead) -> MessageBatch:
+        """Read the messages of an ordered subscription: the index need not have them.
+
+        Returns fewer messages if the topic was deleted and its rows are being freed.
+        """
+        wanted = dead.rows.offsets
+        parts: list[MessageBatch] = []
+        found = 0
+        while found < len(wanted):
+            low, high = int(wanted[found]), int(wanted[-1]) + 1
+            rows = await self._log.read(topic.id, low, high, _STEP_BYTES)
+            if not rows or rows[0].base_offset > low:
+                break
+            for part in rows:
+                until = int(np.searchsorted(wanted, part.end_offset))
+                parts.append(part.batch.take(wanted[found:until] - part.base_offset))
+                found = until
+        return MessageBatch.concat(parts)

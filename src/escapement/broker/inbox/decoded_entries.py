@@ -1,0 +1,50 @@
+"""Steps of inbox targets: entries are decoded in the thread that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from escapement.broker.topic.topic import Topic
+from escapement.errors import InboxEntryDamaged
+from escapement.storage.engine.base import Connection
+from escapement.storage.inbox.entry import Content, decode_inbox_entry
+from escapement.storage.inbox.inbox import InboxTarget, Step, Stored
+from escapement.storage.inbox.staged_batch import Advance
+
+
+class Opened(NamedTuple):
+    """One inbox entry and its content, or the error if it cannot be decoded."""
+
+    id: int
+    advance: Advance | None  # see inbox.Stored
+    content: Content | InboxEntryDamaged
+
+
+class Found(NamedTuple):
+    """A decoded step of an inbox target, and the target's topic."""
+
+    box: InboxTarget
+    topic: Topic
+    step: Step
+    inbox_entries: list[Opened]
+
+
+def open_steps(
+    connection: Connection,
+    whose: Sequence[tuple[InboxTarget, Topic]],
+    read: Callable[..., list[Step]],
+    *arguments: object,
+) -> list[Found]:
+    """Read and decode a step of each of the first inbox targets. Blocking."""
+    return [
+        Found(box, topic, step, [_opened(one) for one in step.inbox_entries])
+        for (box, topic), step in zip(whose, read(connection, *arguments), strict=False)
+    ]
+
+
+def _opened(inbox_entry: Stored) -> Opened:
+    try:
+        return Opened(inbox_entry.id, inbox_entry.advance, decode_inbox_entry(inbox_entry.data))
+    except InboxEntryDamaged as error:
+        return Opened(inbox_entry.id, inbox_entry.advance, error)

@@ -1,0 +1,335 @@
+"""Group completion: closes groups of messages, and fires their follow-ups (Q10).
+
+::
+
+    close ──► a row, durable ──► armed: messages the subscription will never get are
+                                 acknowledged, the others watched (broker/topic/groups.py)
+                                        │ the last message is done
+                                        ▼
+                one statement: the row is fired · its entry in the inbox ──► InboxRelay
+
+A statement goes behind all items that wait in its topic's lane, including the acknowledgements
+that complete the group. So a follow-up is never durable without them. After a crash the broker
+arms every waiting closing again, so a crash between the last acknowledgement and the firing only
+delays the follow-up. A row fires once, and only while its subscription exists.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.log_reader import LogReader
+from escapement.broker.publishing.publishing import Publishing
+from escapement.broker.registry.changes import Changes
+from escapement.broker.registry.registry import Registry
+from escapement.broker.subscription.ordered import OrderedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import (
+    Busy,
+    Conflict,
+    LimitExceeded,
+    NotFound,
+    ShuttingDown,
+    StorageReadOnly,
+    StorageUnavailable,
+)
+from escapement.message import Int64s
+from escapement.names import TopicName, check_name
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.lane import State
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.inbox.entry import InboxEntry
+from escapement.storage.inbox.event_group import (
+    Completion,
+    create_completion,
+    delete_completions,
+    digest_of,
+    fire,
+)
+
+_logger = logging.getLogger(__name__)
+
+# The most follow-ups in one transaction. Each has up to ``follow_up_bytes``.
+_FIRED_AT_ONCE: Final = 16
+# The pause before a retry while the database is unavailable, and between two searches for
+# finished groups.
+_RETRY_S: Final = 1.0
+_FORGET_S: Final = 60.0
+# The most bytes of the log read at once.
+_READ_BYTES: Final = 1 << 20
+_NEVER_MS: Final = 1 << 62
+
+
+class GroupCompleter:
+    """The closings of all topics, and the task that arms and fires them.
+
+    Args:
+      subscriptions: all subscriptions with a runtime, by id.
+      on_posted: called when entries were written to the inbox.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        registry: Registry,
+        subscriptions: Mapping[int, Subscription],
+        pipeline: CommitPipeline,
+        publishing: Publishing,
+        reader: LogReader,
+        clock: Clock,
+        limits: BrokerLimits,
+        on_posted: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._registry = registry
+        self._subscriptions = subscriptions
+        self._pipeline = pipeline
+        self._changes = Changes(pipeline.transact)
+        self._publishing = publishing
+        self._reader = reader
+        self._clock = clock
+        self._limits = limits
+        self._on_posted = on_posted
+        self._unarmed: dict[int, Completion] = {}  # by id
+        self._complete: dict[int, Completion] = {}
+        self._wake = trio.Event()
+
+    # -- requests --------------------------------------------------------------
+
+    async def close(
+        self, topic_name: TopicName, group: str, subscription: str, follow_up: InboxEntry
+    ) -> Completion:
+        """Close a group: when the subscription is done with all of it, ``follow_up`` fires.
+
+        A repeated call returns the same closing. The group may be closed for other subscriptions
+        too.
+
+        Raises:
+          NotFound: the topic or the subscription does not exist.
+          Conflict: the group is already closed for this subscription with another follow-up.
+          InvalidRequest, DelaysDisabled, DelayTooLong: the follow-up could not be published.
+          LimitExceeded: the follow-up is too large, or the topic has too many groups.
+        """
+        topic = self._registry.topic(topic_name)
+        check_name("group", group)
+        self._registry.subscription_record(topic, subscription)
+        if follow_up.size_bytes > self._limits.follow_up_bytes:
+            raise LimitExceeded(
+                f"a follow-up may have at most {self._limits.follow_up_bytes} bytes, "
+                f"not {follow_up.size_bytes}"
+            )
+        target = await self._registry.ensure_topic(TopicName.parse(follow_up.target))
+        self._publishing.check_times(target, follow_up.times)
+        async with self._registry.alone(topic):
+            record = self._registry.subscription_record(topic, subscription)
+            found = topic.groups.find(group, record.id)
+            if found is not None:
+                if found.digest != digest_of(follow_up):
+                    raise Conflict(
+                        f"group {group} is already closed for {subscription}, with another "
+                        "follow-up"
+                    )
+                return found
+            first = topic.groups.begin_completion(group, self._limits.groups)
+            try:
+                completion = await self._changes.durably(
+                    lambda connection: create_completion(
+                        connection,
+                        topic.id,
+                        group,
+                        record.id,
+                        subscription,
+                        follow_up,
+                        self._clock.now_ms(),
+                    ),
+                    topic_id=topic.id,
+                )
+                topic.groups.enter(completion)
+            finally:
+                if first:
+                    topic.groups.end_completion(group)
+        self._arm([completion])
+        return completion
+
+    async def delete(self, topic_name: TopicName, group: str) -> None:
+        """Forget a group and its closings, fired or not. Raises ``NotFound``."""
+        topic = self._registry.topic(topic_name)
+        async with self._registry.alone(topic):
+            if group not in topic.groups.names():
+                raise NotFound(f"{topic.name.full} has no group {group}")
+            await self._forget(topic, group)
+
+    async def _forget(self, topic: Topic, group: str) -> None:
+        await self._changes.durably(
+            lambda connection: delete_completions(connection, topic.id, group),
+            topic_id=topic.id,
+            forgets=group,
+        )
+
+    # -- events ----------------------------------------------------------------
+
+    def look(self, topic: Topic) -> None:
+        """Arm the waiting closings of a topic, at a start or after a subscription changed."""
+        self._arm(topic.groups.waiting())
+
+    def done(self, topic: Topic, subscription: Subscription, offsets: Int64s) -> None:
+        """Note that a subscription is done with messages, or that they were cancelled."""
+        complete = topic.groups.done(subscription, topic.amendments, offsets)
+        if complete:
+            self._complete.update({completion.id: completion for completion in complete})
+            self._wake.set()
+
+    def _arm(self, completions: list[Completion]) -> None:
+        if completions:
+            self._unarmed.update({completion.id: completion for completion in completions})
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Arm and fire closings, and forget finished groups, forever."""
+        for topic in self._registry.active.values():
+            self.look(topic)
+        failing = False
+        forget_at_s = trio.current_time() + _FORGET_S
+        while True:
+            wait_s = _RETRY_S if failing else max(0.0, forget_at_s - trio.current_time())
+            with trio.move_on_after(wait_s):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            try:
+                await self._arm_all()
+                await self._fire_all()
+                if trio.current_time() >= forget_at_s:
+                    forget_at_s = trio.current_time() + _FORGET_S
+                    await self._forget_finished()
+            except (StorageUnavailable, Busy, ShuttingDown) as error:
+                # Warn once: an outage may be long.
+                level = logging.DEBUG if failing else logging.WARNING
+                _logger.log(level, "group completion waits: %s", error)
+                failing = True
+            else:
+                failing = False
+
+    # -- arming ----------------------------------------------------------------
+
+    async def _arm_all(self) -> None:
+        while self._unarmed:
+            id, completion = next(iter(self._unarmed.items()))
+            if parties := self._parties(completion):
+                await self._waive(completion, *parties)
+            if self._unarmed.get(id) is not completion:
+                continue  # a seek came in between: arm it again
+            del self._unarmed[id]
+            if not (parties := self._parties(completion)):
+                continue
+            topic, subscription = parties
+            if not topic.groups.is_waiting(completion):
+                continue
+            if topic.groups.arm(completion, subscription, topic.amendments):
+                self._complete[id] = completion
+
+    def _parties(self, completion: Completion) -> tuple[Topic, Subscription] | None:
+        """Return the topic and the subscription of a closing; None if one has no runtime."""
+        topic = self._registry.active.get(completion.topic_id)
+        subscription = self._subscriptions.get(completion.subscription_id)
+        return None if topic is None or subscription is None else (topic, subscription)
+
+    async def _waive(
+        self, completion: Completion, topic: Topic, subscription: Subscription
+    ) -> None:
+        """Acknowledge the messages of a group that the subscription will never get."""
+        members = topic.groups.members.get(completion.group)
+        if members is None:
+            return
+        first = await self._reader.first_offset(topic.id)
+        log_begin = topic.next_offset if first is None else first
+        below = max(subscription.record.start_offset, log_begin)
+        left = members.left(subscription.acked, topic.amendments.cancelled, subscription.kept())
+        for base, remainders in left:
+            offsets = base + np.array(remainders.to_array(), np.int64)
+            offsets = offsets[offsets < below]
+            if len(offsets):
+                waived = offsets[~await self._covered(topic, subscription, offsets)]
+                if self._subscriptions.get(subscription.record.id) is not subscription:
+                    return  # a seek or deletion came in between
+                self._check_writable()
+                subscription.acknowledge(waived, None)
+
+    async def _covered(
+        self, topic: Topic, subscription: Subscription, offsets: Int64s
+    ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Return which messages a subscription will get; bool[n].
+
+        The messages were published before the subscription, or lie before the start of the log.
+        """
+        record = subscription.record
+        early = bool((offsets < record.start_offset).all())
+        if isinstance(subscription, OrderedSubscription):
+            return np.zeros(len(offsets), np.bool_)
+        if early and record.start_due_ms >= _NEVER_MS:
+            return np.zeros(len(offsets), np.bool_)
+        # No subscription gets a message that the log no longer has.
+        due_ms = np.full(len(offsets), -1, np.int64)
+        at = 0
+        while at < len(offsets):
+            found, count = await self._reader.published(
+                topic.id, offsets[at:], topic.amendments.moves, _READ_BYTES
+            )
+            due_ms[np.searchsorted(offsets, found.offsets)] = found.due_ms
+            at += count
+        there = due_ms >= 0
+        due_ms = topic.amendments.moves.current(offsets, due_ms)
+        return there & ((offsets >= record.start_offset) | (due_ms >= record.start_due_ms))
+
+    def _check_writable(self) -> None:
+        if self._pipeline.state is State.READ_ONLY:
+            raise StorageReadOnly("acknowledgements cannot be stored: the database is read-only")
+
+    # -- firing ----------------------------------------------------------------
+
+    async def _fire_all(self) -> None:
+        while self._complete:
+            first = next(iter(self._complete.values()))
+            some = [c for c in self._complete.values() if c.topic_id == first.topic_id]
+            some = some[:_FIRED_AT_ONCE]
+            now_ms = self._clock.now_ms()
+            fired: set[int] = await self._changes.durably(
+                partial(_fire, self._engine, some, now_ms), topic_id=first.topic_id
+            )
+            topic = self._registry.active.get(first.topic_id)
+            for completion in some:
+                del self._complete[completion.id]
+                if completion.id in fired and topic is not None:
+                    topic.groups.fired(completion, now_ms)
+            if fired:
+                self._on_posted()
+
+    # -- forgetting ------------------------------------------------------------
+
+    async def _forget_finished(self) -> None:
+        """Forget the groups that were finished at least ``group_retention_ms`` ago."""
+        for topic in list(self._registry.active.values()):
+            before_ms = self._clock.now_ms() - topic.policy.group_retention_ms
+            finished = topic.groups.finished(before_ms, self._subscriptions)
+            if not finished:
+                continue
+            with suppress(NotFound):  # the topic was deleted meanwhile
+                async with self._registry.alone(topic):
+                    # Ask again: they may have been closed for other subscriptions meanwhile.
+                    for group in topic.groups.finished(before_ms, self._subscriptions):
+                        await self._forget(topic, group)
+
+
+def _fire(
+    engine: Engine, completions: list[Completion], now_ms: int, connection: Connection
+) -> set[int]:
+    return fire(engine, connection, completions, now_ms)

@@ -1,0 +1,398 @@
+"""The inbox relay: moves inbox entries into the logs of their target topics.
+
+One task. It polls the inbox at a modest interval for entries of other processes, and looks at
+once when this broker has written entries. The entries of one inbox target become one append. The
+append takes the path of every publish, and its transaction removes the entries from the inbox. So
+each entry is moved exactly once, in the order of its target. A target has one step of its own
+entries in progress at a time, and all steps of a round together are bounded in bytes.
+
+Entries that cannot be moved are never lost, and they delay no other target:
+
+- An inbox target is *blocked* while its topic does not exist and may not be created, or while
+  its namespace refuses the time of an entry. Its entries keep their order, so the entries behind
+  wait too. ``blocked`` has the reason. Every round tries again. After any other refusal the
+  target is blocked too, but the pause before each retry doubles, up to a minute.
+- An entry that can never be moved (it does not decode, its time lies too far ahead) is *held*,
+  with the reason. The entries behind it are moved.
+- When a topic is deleted, its inbox entries are deleted too.
+
+Behind a target's own entries come the batches that bulk jobs staged
+(storage/inbox/staged_batch.py). Bulk jobs have no promise when their entries are moved, so these
+behave like producers: they wait while the backlog of the topic has reached its quota, and keep to
+its publish rate. A target's own entries, whose cause is durable, wait for neither.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Final, TypeVar
+
+import trio
+
+from escapement.broker.inbox.decoded_entries import Found, open_steps
+from escapement.broker.inbox.refusals import Refusals
+from escapement.broker.inbox.relay_load import Load, Submitted
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.publishing.publishing import Publishing
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import (
+    Busy,
+    DelaysDisabled,
+    EscapementError,
+    InboxEntryDamaged,
+    InvalidRequest,
+    NotFound,
+    ShuttingDown,
+    StorageError,
+    StorageUnavailable,
+)
+from escapement.names import TopicName
+from escapement.storage.blocking import Run
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.inbox import inbox, job, staged_batch
+from escapement.storage.inbox.inbox import InboxTarget, Waiting
+from escapement.storage.inbox.job import JobState
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+# The inbox targets that are read together. Their entries share group commits.
+_ROUND_TARGETS: Final = 256
+# The most steps of bulk jobs before own entries, and requests to discard, have their turn.
+_STEPS_AT_ONCE: Final = 16
+# The most of these steps in memory: one is read while one is committed, and some wait for that,
+# because another topic's group may come in between.
+_STEPS_AHEAD: Final = 5
+# The longest wait for a publish rate with entries in memory, if no other target waits behind.
+# After a longer wait the entries are read again.
+_WAIT_IN_HAND_MS: Final = 100
+# The shortest pause between two rounds that moved nothing.
+_SHORTEST_S: Final = 0.01
+# The most reasons that are kept. The number of inbox targets has no bound.
+_MAX_BLOCKED: Final = 100
+
+
+class InboxRelay:
+    """The inbox relay of one broker."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        registry: Registry,
+        pipeline: CommitPipeline,
+        publishing: Publishing,
+        clock: Clock,
+        run: Run,
+        limits: BrokerLimits,
+    ) -> None:
+        self._engine = engine
+        self._registry = registry
+        self._pipeline = pipeline
+        self._publishing = publishing
+        self._clock = clock
+        self._run = run
+        self._limits = limits
+        self._stopping = False
+        self._wake = trio.Event()
+        self._moving = trio.Lock()  # held from reading entries to their commit
+        self._connection: Connection | None = None
+        self.moved = 0  # entries, since the broker started
+        self.blocked: dict[str, str] = {}  # target -> why its entries wait
+        self._refusals = Refusals()  # of inbox targets, and of bulk jobs for them
+
+    # -- requests --------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Look for entries now, without waiting for the interval."""
+        self._wake.set()
+
+    async def waiting(self, limit: int) -> list[Waiting]:
+        """Return the pending entries of the inbox, by target."""
+        return await self._pipeline.transact(lambda connection: inbox.waiting(connection, limit))
+
+    async def jobs(self, limit: int) -> list[JobState]:
+        """Return the newest bulk jobs and their progress. Does not wait for commits."""
+        return await self._run(self._jobs_now, limit)
+
+    async def discard(self, target: str) -> int:
+        """Delete all entries for a target. Return how many there were."""
+        async with self._moving:
+            count = await self._pipeline.transact(
+                lambda connection: inbox.close(connection, target)
+            )
+        self.blocked.pop(target, None)
+        return count
+
+    def stop(self) -> None:
+        """Start no new step. The remaining entries wait for the next start of the broker."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # -- the task --------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Move entries, forever."""
+        failing = False
+        while True:
+            self._wake = trio.Event()  # before the round, so that later entries wake us
+            try:
+                while await self._round():
+                    pass
+            except (StorageUnavailable, TransactionAborted, Busy, ShuttingDown) as error:
+                # Warn once: an outage may be long.
+                _logger.log(
+                    logging.DEBUG if failing else logging.WARNING, "inbox entries wait: %s", error
+                )
+                failing = True
+            else:
+                failing = False
+            now_s = trio.current_time()
+            rest_s = max(self._refusals.next_s(now_s) - now_s, _SHORTEST_S)
+            with trio.move_on_after(min(self._limits.inbox_poll_s, rest_s)):
+                await self._wake.wait()
+
+    async def _round(self) -> bool:
+        """Move one step of every inbox target. Return whether there may be more to do."""
+        blocked: dict[str, str] = {}
+        progress = False
+        after_id = 0
+        seen: set[str] = set()
+        while page := await self._read(inbox.occupied, after_id, _ROUND_TARGETS):
+            after_id = page[-1].id
+            seen.update(whom for box in page for whom in (box.target, _jobs_for(box.target)))
+            # Find the topic before its entries are read. If it is deleted and created again in
+            # between, its inbox target has another id, and the old entries are not read.
+            topics = {box: await self._topic(box, blocked) for box in page}
+            left = [(box, topic) for box, topic in topics.items() if topic is not None]
+            while left and not self._stopping:
+                boxes = [(box.id, self._may_take_jobs(box, blocked)) for box, _ in left]
+                async with self._moving:
+                    sizes = (self._limits.inbox_step_bytes, self._limits.inbox_round_bytes)
+                    found = await self._read(open_steps, left, inbox.read_steps, boxes, *sizes)
+                    progress = await self._carry(found, blocked) or progress
+                left = left[len(found) :]
+        self.blocked = blocked
+        self._refusals.keep(seen)
+        return progress and not self._stopping
+
+    async def _topic(self, inbox_target: InboxTarget, blocked: dict[str, str]) -> Topic | None:
+        """Return the topic of an inbox target, created if necessary; None if blocked."""
+        if trio.current_time() < self._refusals.until_s(inbox_target.target):
+            _block(blocked, inbox_target.target, self._refusals.reasons[inbox_target.target])
+            return None
+        try:
+            return await self._registry.ensure_topic(TopicName.parse(inbox_target.target))
+        except (StorageError, Busy, ShuttingDown):
+            raise
+        except NotFound as error:
+            _block(blocked, inbox_target.target, str(error))
+        except EscapementError as error:
+            self._refused(inbox_target.target, error, blocked)
+        return None
+
+    def _may_take_jobs(self, inbox_target: InboxTarget, blocked: dict[str, str]) -> bool:
+        whom = _jobs_for(inbox_target.target)
+        if trio.current_time() >= self._refusals.until_s(whom):
+            return True
+        _block(blocked, inbox_target.target, self._refusals.reasons[whom])
+        return False
+
+    def _refused(
+        self, target: str, error: EscapementError, blocked: dict[str, str], whom: str = ""
+    ) -> None:
+        """Keep the entries of a target that were refused for an unforeseen reason."""
+        if self._refusals.refused(whom or target, str(error), trio.current_time()):
+            _logger.warning("inbox entries for %s wait: %s", target, error)
+        _block(blocked, target, str(error))
+
+    async def _carry(self, found: list[Found], blocked: dict[str, str]) -> bool:
+        """Move these entries, and some steps of bulk jobs behind them.
+
+        While steps are being committed, the next one is read and submitted behind them, so that
+        the database never idles. If a step fails, the steps behind it fail too.
+        """
+        progress = False
+        steps = deque([(found, await self._submit(found, blocked, None))])
+        left = _STEPS_AT_ONCE - 1
+        try:
+            while steps:
+                while left and len(steps) < _STEPS_AHEAD:
+                    found, last = steps[-1]
+                    ahead = await self._read_ahead(found, last)
+                    if ahead:
+                        steps.append((ahead, await self._submit(ahead, blocked, last)))
+                    left = left - 1 if ahead else 0
+                found, under_way = steps[0]
+                await under_way.settled()
+                steps.popleft()
+                progress = self._moved(under_way, blocked) or progress
+                progress = await self._settle(found) or progress
+        except BaseException:
+            for _, under_way in steps:
+                await under_way.ended()
+            raise
+        return progress
+
+    async def _read_ahead(self, found: list[Found], under_way: Submitted) -> list[Found]:
+        """Read on behind the full steps of bulk jobs, if all of their entries were submitted."""
+        step_bytes = self._limits.inbox_step_bytes
+        whole = {id for id, load in under_way.going.items() if load.whole}
+        full = [one for one in found if one.topic.id in whole and one.step.is_full(step_bytes)]
+        if not full or self._stopping:
+            return []
+        places = [(one.box.id, one.step.last) for one in full]
+        whose = [(one.box, one.topic) for one in full]
+        return await self._read(open_steps, whose, inbox.read_ahead, places, step_bytes)
+
+    async def _settle(self, found: Sequence[Found]) -> bool:
+        """Note the staged batches that have no entry left. Return whether there were any."""
+        emptied = [id for one in found for id in one.step.emptied]
+        if emptied:
+            dialect = self._engine.dialect
+            await self._pipeline.transact(
+                lambda connection: staged_batch.settle(dialect, connection, emptied)
+            )
+        return bool(emptied)
+
+    async def _submit(
+        self, found: Sequence[Found], blocked: dict[str, str], before: Submitted | None
+    ) -> Submitted:
+        """Submit entries to the commit pipeline, as appends to the logs of their topics.
+
+        Args:
+          before: the step before. A topic's entries are submitted only if that step's were.
+        """
+        held: list[tuple[int, EscapementError]] = []
+        alone = len(found) == 1
+        loads = [await self._admit(one, held, blocked, alone) for one in found]
+        for id, error in held:
+            _logger.error("inbox entry %d is held: %s", id, error)
+            await self._pipeline.transact(
+                lambda connection, id=id, why=str(error): inbox.hold(connection, id, why)  # type: ignore[misc]
+            )
+        await self._publishing.room()
+        under_way = Submitted(len(held))
+        for load in loads:
+            # The topic may have been deleted, or be being deleted, since its entries were read.
+            there = self._registry.active.get(load.topic.id) is load.topic
+            alone = before is not None and load.topic.id not in before.going
+            if load.ids and there and not load.topic.deleting and not alone:
+                append = under_way.append(load)
+                try:
+                    self._pipeline.submit(append)
+                except EscapementError as error:
+                    append.fail(error)
+        return under_way
+
+    def _moved(self, under_way: Submitted, blocked: dict[str, str]) -> bool:
+        """Note the outcomes of a step that has ended. Return whether anything changed."""
+        for load, refusal in under_way.refused:
+            self._refused(load.topic.name.full, refusal, blocked, _whom(load))
+        for load in under_way.moved_to:
+            self._refusals.over(_whom(load))
+        self.moved += under_way.moved
+        return bool(under_way.moved or under_way.held)
+
+    async def _admit(
+        self,
+        found: Found,
+        held: list[tuple[int, EscapementError]],
+        blocked: dict[str, str],
+        alone: bool,
+    ) -> Load:
+        """Return the entries that the topic takes. The others are held, or wait."""
+        topic, of_jobs = found.topic, found.step.of_jobs
+        load = Load(topic, of_jobs)
+        for inbox_entry in found.inbox_entries:
+            if isinstance(inbox_entry.content, InboxEntryDamaged):
+                held.append((inbox_entry.id, inbox_entry.content))
+                continue
+            batch, times, body = inbox_entry.content
+            if batch.groups is not None:
+                held.append(
+                    (inbox_entry.id, InvalidRequest("an inbox entry cannot belong to a group"))
+                )
+                continue
+            try:
+                self._publishing.check_times(topic, times)
+                if of_jobs and not await self._has_turn(topic, len(batch), blocked, alone):
+                    break
+            except DelaysDisabled as error:
+                _block(blocked, topic.name.full, str(error))
+                break
+            except InvalidRequest as error:
+                held.append((inbox_entry.id, error))
+                continue
+            except EscapementError as error:
+                self._refused(topic.name.full, error, blocked, _whom(load))
+                break
+            load.ids.append(inbox_entry.id)
+            if inbox_entry.advance is not None:
+                load.advances[inbox_entry.advance.staged_batch_id] = inbox_entry.advance
+            load.batches.append(batch)
+            load.bodies.append(body)
+            load.times.append(times)
+        load.whole = len(load.ids) == len(found.inbox_entries)
+        return load
+
+    async def _has_turn(
+        self, topic: Topic, count: int, blocked: dict[str, str], alone: bool
+    ) -> bool:
+        """Return whether ``count`` messages of a bulk job may be published now.
+
+        If not, further bulk jobs for the topic wait until its publish rate allows them.
+        """
+        await self._publishing.weigh(topic)
+        wait_ms = self._publishing.wait_ms(topic, count)
+        while alone and 0 < wait_ms <= _WAIT_IN_HAND_MS:
+            await trio.sleep(wait_ms / 1000)
+            wait_ms = self._publishing.wait_ms(topic, count)
+        if wait_ms:
+            why, target = "the topic's maximum publish rate is reached", topic.name.full
+            until_s = trio.current_time() + wait_ms / 1000
+            self._refusals.rest(_jobs_for(target), why, until_s)
+            _block(blocked, target, why)
+        return not wait_ms
+
+    def _jobs_now(self, limit: int) -> list[JobState]:
+        with closing(self._engine.connect()) as connection:
+            return job.states(connection, limit)
+
+    async def _read(self, read: Callable[..., T], *arguments: object) -> T:
+        return await self._run(self._read_now, read, *arguments)
+
+    def _read_now(self, read: Callable[..., T], *arguments: object) -> T:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        try:
+            return read(self._connection, *arguments)
+        except BaseException:
+            self.close()
+            raise
+
+
+def _jobs_for(target: str) -> str:
+    """Return the name under which the refusals of bulk jobs for a topic are kept."""
+    return f"jobs for {target}"
+
+
+def _whom(load: Load) -> str:
+    target = load.topic.name.full
+    return _jobs_for(target) if load.of_jobs else target
+
+
+def _block(blocked: dict[str, str], target: str, why: str) -> None:
+    if len(blocked) < _MAX_BLOCKED:
+        blocked[target] = why

@@ -1,0 +1,392 @@
+"""The scheduler: publishes each occurrence of each schedule exactly once.
+
+The records of all schedules are in memory, ordered by their next times. The timekeeper knows the
+first of these times; no schedule has a task of its own. When some schedules are due, one
+statement moves them forward and writes their occurrences into the inbox, as one entry for each
+topic. The inbox relay moves the entries into the topics. The records in memory move when the
+statement is durable.
+
+Schedules leave time for other work, however many there are. A *turn* publishes a bounded number
+of occurrences for a bounded number of topics, and is followed by a rest
+(``BrokerLimits.schedule_...``). Occurrences that fall due during the rest are gathered.
+
+A message has the properties ``schedule`` (the full name) and ``occurrence_ms``. The source id of
+an entry is ``schedule/<id>/<Unix ms>`` of its first occurrence; no other entry has that
+occurrence. If the topic was deleted, the next occurrence creates it again, as a publish does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from operator import itemgetter
+from typing import Final
+
+import msgpack
+import trio
+from sortedcontainers import SortedList
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.registry.changes import Changes
+from escapement.broker.registry.registry import Registry
+from escapement.clock import Clock
+from escapement.errors import (
+    AlreadyExists,
+    Busy,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    ShuttingDown,
+    StorageUnavailable,
+)
+from escapement.message import Blobs, MessageBatch
+from escapement.names import NamespaceName, TopicName
+from escapement.recurrence import Missed, Recurrence, due
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.inbox import inbox
+from escapement.storage.inbox.entry import InboxEntry
+from escapement.storage.inbox.schedule import (
+    Content,
+    Move,
+    Schedule,
+    advance_schedules,
+    create_schedule,
+    delete_schedule,
+    set_paused,
+)
+
+_logger = logging.getLogger(__name__)
+
+# A turn looks at this many times the schedules that it may publish, because some may be for a
+# topic that has to wait.
+_LOOK_AHEAD: Final = 4
+# An upper estimate of the bytes of an occurrence beside payload and key.
+_OCCURRENCE_BYTES: Final = 1_024
+# The pause before a retry while the database is unavailable.
+_RETRY_MS: Final = 1_000
+
+
+class Scheduler:
+    """The schedules of a broker, and the task that publishes their occurrences.
+
+    Args:
+      schedules: the stored schedules.
+      on_next: called with the time at which :meth:`wake` must be called; None for never.
+      on_posted: called when entries were written to the inbox.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        registry: Registry,
+        changes: Changes,
+        clock: Clock,
+        limits: BrokerLimits,
+        schedules: Iterable[Schedule],
+        on_next: Callable[[int | None], None],
+        on_posted: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._registry = registry
+        self._changes = changes
+        self._clock = clock
+        self._limits = limits
+        self._on_next = on_next
+        self._on_posted = on_posted
+        self._by_name: dict[str, Schedule] = {}
+        self._by_id: dict[int, Schedule] = {}
+        self._counts: Counter[str] = Counter()  # schedules by namespace
+        self._order = SortedList()  # (next_ms, id) of those that are to be published
+        self._changing = trio.Lock()  # held while memory and database differ
+        self._due = trio.Event()
+        self._rest_until_ms = 0  # when the next turn may begin
+        self._stopping = False
+        self.problems: dict[str, str] = {}  # name -> why it cannot continue
+        for schedule in schedules:
+            self._enter(schedule)
+            self._look_for_zone(schedule)
+
+    # -- look-ups --------------------------------------------------------------
+
+    def find(self, name: TopicName) -> Schedule:
+        """Return a schedule. Raises ``NotFound``."""
+        found = self._by_name.get(name.full)
+        if found is None:
+            raise NotFound(f"there is no schedule {name.full}")
+        return found
+
+    def all(self) -> list[Schedule]:
+        """Return all schedules, ordered by name."""
+        return [schedule for _, schedule in sorted(self._by_name.items())]
+
+    def of_namespace(self, name: NamespaceName) -> list[Schedule]:
+        """Return the schedules that are in a namespace, or that publish into it."""
+        within = f"{name.full}/"
+        return [
+            one for one in self.all() if one.name.startswith(within) or one.topic.startswith(within)
+        ]
+
+    # -- changes ---------------------------------------------------------------
+
+    async def create(
+        self,
+        name: TopicName,
+        topic: TopicName,
+        recurrence: Recurrence,
+        missed: Missed,
+        content: Content,
+    ) -> Schedule:
+        """Create a schedule, and its topic if necessary. ``every_ms`` counts from now.
+
+        Raises:
+          InvalidRequest: the recurrence is invalid, or never due.
+          AlreadyExists: a schedule of this name exists.
+          LimitExceeded: there are too many schedules, or the payload is too large.
+          NotFound: the topic does not exist, and topics are not created on first use.
+        """
+        recurrence.check()
+        now_ms = self._clock.now_ms()
+        recurrence = replace(recurrence, anchor_ms=now_ms)
+        next_ms = recurrence.after(now_ms)
+        if next_ms is None:
+            raise InvalidRequest("this schedule is never due; check its recurrence and its end")
+        size_bytes = len(content.payload) + len(content.key)
+        if size_bytes > self._limits.schedule_bytes:
+            raise LimitExceeded(
+                f"payload and key of a schedule may have at most {self._limits.schedule_bytes} "
+                f"bytes, not {size_bytes}"
+            )
+        await self._registry.ensure_topic(topic)
+        async with self._changing:
+            if name.full in self._by_name:
+                raise AlreadyExists(f"schedule {name.full} already exists")
+            self._check_room(name.in_namespace)
+            schedule = await self._changes.durably(
+                lambda connection: create_schedule(
+                    connection, name.full, topic.full, recurrence, missed, next_ms, content, now_ms
+                )
+            )
+            self._enter(schedule)
+        self._tell()
+        return schedule
+
+    def _check_room(self, namespace: NamespaceName) -> None:
+        """Raise ``LimitExceeded`` if no further schedule is allowed."""
+        if len(self._by_name) >= self._limits.schedules:
+            raise LimitExceeded(
+                f"the broker has its maximum of {len(self._by_name)} schedules; delete some first"
+            )
+        most, count = self._registry.namespaces.policy(namespace).max_schedules, self._counts
+        if most and count[namespace.full] >= most:
+            raise LimitExceeded(
+                f"the namespace {namespace.full} has {count[namespace.full]} schedules, and its "
+                f"max_schedules is {most}: delete some, or raise it with `escapement admin "
+                f"namespaces update {namespace.full} --max-schedules N`"
+            )
+
+    async def pause(self, name: TopicName) -> Schedule:
+        """Pause a schedule until it is resumed. Raises ``NotFound``."""
+        return await self._set_paused(name, True)
+
+    async def resume(self, name: TopicName) -> Schedule:
+        """Resume a schedule with its first occurrence after now. Raises ``NotFound``."""
+        return await self._set_paused(name, False)
+
+    async def _set_paused(self, name: TopicName, paused: bool) -> Schedule:
+        async with self._changing:
+            old = self.find(name)
+            if old.paused is paused:
+                return old
+            next_ms = old.next_ms
+            if not paused:
+                # Also after the last published occurrence: the clock may have been set back since.
+                next_ms = old.recurrence.after(max(self._clock.now_ms(), old.last_ms or 0))
+            await self._changes.durably(
+                lambda connection: set_paused(connection, old.id, paused, next_ms)
+            )
+            new = replace(old, paused=paused, next_ms=next_ms)
+            self._leave(old)
+            self._enter(new)
+        self._tell()
+        return new
+
+    async def delete(self, name: TopicName) -> None:
+        """Delete a schedule. Published occurrences stay. Raises ``NotFound``."""
+        async with self._changing:
+            schedule = self.find(name)
+            await self._changes.durably(lambda connection: delete_schedule(connection, schedule.id))
+            self._leave(schedule)
+        self._tell()
+
+    def _enter(self, schedule: Schedule) -> None:
+        self._by_name[schedule.name] = self._by_id[schedule.id] = schedule
+        self._counts[_namespace_of(schedule)] += 1
+        if schedule.next_ms is not None and not schedule.paused:
+            self._order.add((schedule.next_ms, schedule.id))
+
+    def _leave(self, schedule: Schedule) -> None:
+        del self._by_name[schedule.name], self._by_id[schedule.id]
+        self._counts[_namespace_of(schedule)] -= 1
+        if schedule.next_ms is not None:
+            self._order.discard((schedule.next_ms, schedule.id))
+        self.problems.pop(schedule.name, None)
+
+    # -- publishing ------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Take a turn, because a schedule is due."""
+        self._due.set()
+
+    def stop(self) -> None:
+        """Start no new turn."""
+        self._stopping = True
+        self._tell()
+
+    async def run(self) -> None:
+        """Publish due occurrences, forever."""
+        self._tell()
+        failing = False
+        while True:
+            await self._due.wait()
+            self._due = trio.Event()
+            try:
+                await self._publish()
+            except (StorageUnavailable, Busy, ShuttingDown) as error:
+                # Warn once: an outage may be long.
+                level = logging.DEBUG if failing else logging.WARNING
+                _logger.log(level, "schedules wait: %s", error)
+                failing = True
+                self._on_next(self._clock.now_ms() + _RETRY_MS)
+            else:
+                failing = False
+                self._tell()
+
+    def _tell(self) -> None:
+        next_ms = None
+        if self._order and not self._stopping:
+            next_ms = max(int(self._order[0][0]), self._rest_until_ms)
+        self._on_next(next_ms)
+
+    async def _publish(self) -> None:
+        """Take a turn: publish some of the due occurrences."""
+        async with self._changing:
+            moves = self._plan(self._clock.now_ms())
+            if not moves or self._stopping:
+                return
+            moved = await self._changes.durably(partial(self._write, moves, self._clock.now_ms()))
+            for move in moves:
+                self._order.remove((move.schedule.next_ms, move.schedule.id))
+            self._move([move for move in moves if move.schedule.id in moved])
+            for move in moves:
+                if move.schedule.id not in moved:
+                    self._give_up(move.schedule, "its row was changed by hand; restart the broker")
+            self._rest_until_ms = self._clock.now_ms() + self._rest_ms(moves)
+        self._on_posted()
+
+    def _rest_ms(self, moves: list[Move]) -> int:
+        """Return the rest after a turn. It grows with the topics, as each costs an append."""
+        topics = len({move.schedule.topic for move in moves})
+        return max(self._limits.schedule_rest_ms, self._limits.schedule_topic_rest_ms * topics)
+
+    def _move(self, moves: list[Move]) -> None:
+        """Apply moves that are durable."""
+        for move in moves:
+            schedule = move.schedule
+            schedule.next_ms, schedule.last_ms = move.next_ms, move.last_ms
+            schedule.published += len(move.times)
+        self._order.update(
+            (move.next_ms, move.schedule.id) for move in moves if move.next_ms is not None
+        )
+
+    def _plan(self, now_ms: int) -> list[Move]:
+        """Return what one turn publishes: the earliest due occurrences, as many as fit.
+
+        If there are too many topics, the topics of the earliest schedules get all their due
+        occurrences.
+        """
+        moves: list[Move] = []
+        topics: set[str] = set()
+        limits = self._limits
+        left, left_bytes = limits.schedule_turn_occurrences, limits.schedule_turn_bytes
+        for _, id in list(islice(self._order.irange(maximum=(now_ms + 1,)), _LOOK_AHEAD * left)):
+            schedule = self._by_id[id]
+            if schedule.topic not in topics and len(topics) >= limits.schedule_turn_topics:
+                continue
+            assert schedule.next_ms is not None
+            weight = schedule.size_bytes + _OCCURRENCE_BYTES
+            fits = min(left, left_bytes // weight)
+            topics.add(schedule.topic)
+            if moves and fits < 1:
+                break
+            try:
+                times, next_ms = due(
+                    schedule.recurrence, schedule.next_ms, now_ms, schedule.missed, max(fits, 1)
+                )
+            except InvalidRequest as error:
+                # The recurrence was valid when the schedule was created, and at the start.
+                self._order.remove((schedule.next_ms, id))
+                self._give_up(schedule, str(error))
+                continue
+            moves.append(Move(schedule, times, next_ms))
+            left -= max(len(times), 1)
+            left_bytes -= weight * len(times)
+        return moves
+
+    def _look_for_zone(self, schedule: Schedule) -> None:
+        """Report a missing time zone at the start, and not only when the schedule is due."""
+        if schedule.next_ms is not None and not schedule.paused:
+            try:
+                schedule.recurrence.check_zone()
+            except InvalidRequest as error:
+                self._order.remove((schedule.next_ms, schedule.id))
+                self._give_up(schedule, str(error))
+
+    def _give_up(self, schedule: Schedule, why: str) -> None:
+        """Report that a schedule publishes nothing any more. The caller takes it off ``_order``."""
+        _logger.error("schedule %s cannot continue: %s", schedule.name, why)
+        self.problems[schedule.name] = why
+
+    def _write(self, moves: list[Move], now_ms: int, connection: Connection) -> set[int]:
+        """Execute the statement. Return the ids of the schedules that it moved.
+
+        Runs in a thread, and may run again.
+        """
+        contents = advance_schedules(self._engine.dialect, connection, moves)
+        by_topic: dict[str, list[tuple[int, int, Schedule]]] = {}
+        for schedule, times, _ in moves:
+            if schedule.id in contents:
+                coming = by_topic.setdefault(schedule.topic, [])
+                coming += [(at_ms, schedule.id, schedule) for at_ms in times]
+        inbox_entries = [
+            _entry(topic, coming, contents) for topic, coming in by_topic.items() if coming
+        ]
+        inbox.insert(self._engine, connection, inbox_entries, now_ms)
+        return set(contents)
+
+
+def _namespace_of(schedule: Schedule) -> str:
+    return schedule.name.rpartition("/")[0]
+
+
+def _entry(
+    topic: str, coming: list[tuple[int, int, Schedule]], contents: Mapping[int, Content]
+) -> InboxEntry:
+    """Return the inbox entry with the occurrences for one topic, ordered by time."""
+    coming.sort(key=itemgetter(0, 1))
+    found = [contents[id] for _, id, _ in coming]
+    keys = [content.key for content in found]
+    properties: list[bytes] = [
+        msgpack.packb({"schedule": schedule.name, "occurrence_ms": at_ms})
+        for at_ms, _, schedule in coming
+    ]
+    batch = MessageBatch(
+        Blobs.of([content.payload for content in found]),
+        Blobs.of(keys) if any(keys) else None,
+        Blobs.of(properties),
+    )
+    first_ms, first_id, _ = coming[0]
+    return InboxEntry(topic, f"schedule/{first_id}/{first_ms}", batch.encode(), len(coming))

@@ -1,0 +1,174 @@
+"""The history of a message: when it was published and is due, and its state by subscription.
+
+The message itself comes from the log, which has every message whatever has become of it. Its state
+in a subscription comes from that subscription's memory, without waiting (Q2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from escapement.broker.log.log_reader import LogReader
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.topic import Topic
+from escapement.errors import NotFound
+from escapement.message import DEFAULT_PRIORITY, Blobs
+from escapement.storage.log.published import Published
+
+# The state of a message as a whole. Cancelled: for all subscriptions that had not received it.
+State = Literal["to_be_fired", "fired", "acked", "lapsed", "cancelled"]
+
+_NOT_COVERED: Final = "not covered"
+_ACKNOWLEDGED: Final = "acknowledged"
+_LAPSED: Final = "lapsed"
+_CANCELLED: Final = "cancelled"
+_PENDING: Final = "pending"
+# The states in which a subscription is done with a message.
+_OVER: Final = (_ACKNOWLEDGED, _LAPSED, _CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """The state of a message in one subscription.
+
+    ``state`` is one of:
+
+    - not covered: the subscription begins elsewhere;
+    - pending: not yet due;
+    - waiting: due, but the subscription has not read it yet;
+    - ready;
+    - in flight: with ``consumer``, ``since_ms``, and ``until_ms`` if it has an ack deadline;
+    - in retry: ``until_ms`` is the time of the next attempt;
+    - to be dead-lettered;
+    - acknowledged;
+    - lapsed: it expired, or a quota dropped it, before its first delivery;
+    - cancelled.
+
+    ``attempts`` counts deliveries. It is None for an acknowledged message, because the broker does
+    not remember them. The broker does not remember either whether a consumer acknowledged it, or
+    whether it expired or was dropped between two attempts, or became a dead letter.
+    """
+
+    subscription: str
+    kind: str
+    state: str
+    attempts: int | None = 0
+    consumer: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageHistory:
+    """A message and its history. Keys and properties are as stored."""
+
+    state: State
+    published_ms: int
+    due_ms: int
+    key: bytes
+    properties: bytes
+    priority: int
+    group: bytes
+    payload: bytes
+    subscriptions: Sequence[SubscriptionStatus]
+
+
+async def message_history(topic: Topic, log: LogReader, now_ms: int, offset: int) -> MessageHistory:
+    """Look up the history of a message.
+
+    Raises:
+      NotFound: if the topic has no message of this offset, or no longer has it.
+      StorageUnavailable: when the database cannot be reached.
+    """
+    found = await published(topic, log, offset)
+    due_ms = int(topic.amendments.moves.current(found.offsets, found.due_ms)[0])
+    batch = found.batch
+    statuses = [status(topic, one, due_ms, offset, now_ms) for one in topic.subscriptions()]
+    return MessageHistory(
+        _state(topic, statuses, due_ms, offset, now_ms),
+        int(found.published_ms[0]),
+        due_ms,
+        (batch.keys or Blobs.empty(1)).to_list()[0],
+        (batch.properties or Blobs.empty(1)).to_list()[0],
+        DEFAULT_PRIORITY if batch.priorities is None else int(batch.priorities[0]),
+        (batch.groups or Blobs.empty(1)).to_list()[0],
+        batch.payloads.to_list()[0],
+        statuses,
+    )
+
+
+async def published(topic: Topic, log: LogReader, offset: int) -> Published:
+    """Return one message as it was published. Raises as ``message_history``."""
+    if offset >= topic.next_offset:
+        raise NotFound(
+            f"{topic.name.full} has no message {offset}: its next offset is {topic.next_offset}"
+        )
+    found, _ = await log.published(topic.id, np.array([offset]), topic.amendments.moves, 0)
+    if not len(found.offsets):
+        raise NotFound(f"the log of {topic.name.full} does not have message {offset} any more")
+    return found
+
+
+def status(
+    topic: Topic, subscription: Subscription, due_ms: int, offset: int, now_ms: int
+) -> SubscriptionStatus:
+    """Return the state of a message in a subscription. O(messages that the subscription holds)."""
+    name, kind = subscription.record.name, subscription.record.kind
+    if offset in subscription.acked:
+        if subscription.has_lapsed(np.array([offset])).any():
+            return SubscriptionStatus(name, kind, _LAPSED)
+        return SubscriptionStatus(name, kind, _ACKNOWLEDGED, None)
+    hand = subscription.in_flight.hand_of(offset)
+    if hand is not None:
+        consumers = {one.id: one.name or f"unnamed, {one.id}" for one in subscription.consumers}
+        return SubscriptionStatus(
+            name,
+            kind,
+            "in flight",
+            hand.attempts,
+            consumers.get(hand.consumer_id),
+            hand.since_ms,
+            hand.deadline_ms,
+        )
+    dead = subscription.dead.rows
+    counts = dead.counts[dead.offsets == offset]
+    if len(counts):
+        return SubscriptionStatus(name, kind, "to be dead-lettered", int(counts[0]))
+    if offset in subscription.held:
+        attempts, next_ms = subscription.tries_of(offset)
+        state = "ready" if next_ms is None else "in retry"
+        return SubscriptionStatus(name, kind, state, attempts, until_ms=next_ms)
+    if (
+        offset in topic.amendments.cancelled
+        and not subscription.was_handed(np.array([offset])).any()
+    ):
+        return SubscriptionStatus(name, kind, _CANCELLED)
+    shared = isinstance(subscription, SharedSubscription)
+    if not (
+        subscription.covers(np.array([due_ms]), np.array([offset]))[0]
+        if isinstance(subscription, SharedSubscription)
+        else offset >= subscription.record.start_offset
+    ):
+        return SubscriptionStatus(name, kind, _NOT_COVERED)
+    if shared and due_ms > now_ms:
+        return SubscriptionStatus(name, kind, _PENDING)
+    return SubscriptionStatus(name, kind, "waiting", subscription.tries_of(offset)[0])
+
+
+def _state(
+    topic: Topic, statuses: Sequence[SubscriptionStatus], due_ms: int, offset: int, now_ms: int
+) -> State:
+    states = [one.state for one in statuses if one.state != _NOT_COVERED]
+    if states and all(state in _OVER for state in states):
+        if _ACKNOWLEDGED in states:
+            return "acked"
+        return "lapsed" if _LAPSED in states else "cancelled"
+    if not states and offset in topic.amendments.cancelled:
+        return "cancelled"
+    handed = any(one.attempts for one in statuses)
+    return "fired" if handed or due_ms <= now_ms else "to_be_fired"

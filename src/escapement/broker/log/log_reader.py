@@ -1,0 +1,341 @@
+"""Reads the log, for ordered subscriptions, fills and lookups of single messages.
+
+It has one database connection, which serves one read at a time and is replaced after a failure.
+Requests for single messages of a topic that arrive during a read share the next read: a thousand
+messages that are rescheduled one by one are in a few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from escapement.broker.log.row_cache import Kept, RowCache
+from escapement.message import Int64s, MessageBatch
+from escapement.storage.blocking import Run
+from escapement.storage.encoding.moves import Moves
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.log.log import Log
+from escapement.storage.log.log_table import NO_END, LogRow
+from escapement.storage.log.published import Published
+
+# Requests for messages of one topic that one read answers.
+_ASKING_AT_ONCE: Final = 1024
+# Bytes of restatements read per step if only their times are needed.
+_STEP_BYTES: Final = 1 << 20
+
+
+class LogPart(NamedTuple):
+    """One row of the log: messages from ``base_offset`` on, with their due times."""
+
+    base_offset: int
+    due_ms: Int64s
+    batch: MessageBatch
+    accepted_at_ms: int
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last message."""
+        return self.base_offset + len(self.batch)
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request for published messages that waits for its answer."""
+
+    offsets: Int64s
+    max_bytes: int
+    turn: trio.Event = field(default_factory=trio.Event)  # set when answered, or to read itself
+    answer: tuple[Published, int] | None = None
+
+    def part_of(self, found: Published, end: int) -> tuple[Published, int]:
+        """Return the answer, if ``found`` has all messages before the offset ``end``."""
+        count = int(self.offsets.searchsorted(end))
+        return found.of_these(self.offsets[:count]), count
+
+
+class LogReader:
+    """The reader of the log."""
+
+    def __init__(self, engine: Engine, log: Log, run: Run, connection: Connection) -> None:
+        self._engine = engine
+        self._log = log
+        self._run = run
+        self._connection: Connection | None = connection
+        self._alone = trio.Lock()
+        self._asked: dict[int, list[_Asked]] = {}  # by topic
+        self._kept = RowCache()
+
+    async def read(
+        self, topic_id: int, from_offset: int, until_offset: int, max_bytes: int
+    ) -> list[LogPart]:
+        """Return the topic's rows that hold ``[from_offset, until_offset)``, at least the first.
+
+        Args:
+          until_offset: at most the end of the messages known to be committed.
+          max_bytes: how much to read beyond the first row.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
+          LogDamaged: if a row fails its checksum.
+        """
+        async with self._alone:
+            parts, _ = await self._run(
+                self._read_due, topic_id, from_offset, until_offset, 0, max_bytes
+            )
+            return parts
+
+    async def read_due(
+        self,
+        topic_id: int,
+        from_offset: int,
+        until_offset: int,
+        min_due_ms: int,
+        max_bytes: int,
+    ) -> tuple[list[LogPart], int]:
+        """Read like ``read``, but skip rows in which all messages are due before ``min_due_ms``.
+
+        Returns the rows, possibly none, and the offset to go on from.
+        """
+        async with self._alone:
+            return await self._run(
+                self._read_due, topic_id, from_offset, until_offset, min_due_ms, max_bytes
+            )
+
+    async def first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
+        """Return the offset of the topic's first message accepted at ``at_ms`` or later.
+
+        Returns ``until_offset`` if there is none before it. Raises ``StorageUnavailable``.
+        """
+        async with self._alone:
+            return await self._run(self._first_accepted, topic_id, at_ms, until_offset)
+
+    def _first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
+        with self._connected() as connection:
+            return self._log.first_accepted(connection, topic_id, at_ms, until_offset)
+
+    async def published(
+        self, topic_id: int, offsets: Int64s, moves: Moves, max_bytes: int
+    ) -> tuple[Published, int]:
+        """Return the first of these messages, from whichever rows the log has them in.
+
+        Args:
+          offsets: ascending, of committed messages; int64[n].
+          moves: the topic's moves, which know the row that restates a message.
+          max_bytes: how much to read beyond the first row, for first rows and restatements each.
+
+        Returns:
+          The messages that the log has, and how many of the offsets were looked up: at least one.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
+          LogDamaged: if a row fails its checksum.
+        """
+        generations = [generation.id for generation in self._log.generations]
+        kept = self._kept.find(topic_id, offsets, generations)
+        if kept is not None:
+            await trio.lowlevel.checkpoint()
+            return kept, len(offsets)
+        asked, waiting = _Asked(offsets, max_bytes), self._asked.setdefault(topic_id, [])
+        waiting.append(asked)
+        # One of the waiting requests for a topic reads for all, until it has its own answer.
+        reads = len(waiting) == 1
+        try:
+            if not reads:
+                await asked.turn.wait()
+                reads = asked.answer is None
+            while asked.answer is None:
+                async with self._alone:
+                    await self._answer(topic_id, waiting, moves)
+        finally:
+            if asked.answer is None:
+                waiting.remove(asked)
+                reads = reads or asked.turn.is_set()
+            if reads and waiting:
+                waiting[0].turn.set()
+            elif not waiting:
+                self._asked.pop(topic_id, None)
+        return asked.answer
+
+    async def _answer(self, topic_id: int, waiting: list[_Asked], moves: Moves) -> None:
+        """Read for all waiting requests of a topic at once; answer some of them."""
+        asking = waiting[:_ASKING_AT_ONCE]
+        offsets = np.unique(np.concatenate([asked.offsets for asked in asking]))
+        max_bytes = max(asked.max_bytes for asked in asking)
+        while True:
+            bases = moves.bases(offsets)
+            found, count = await self._run(self._published, topic_id, offsets, bases, max_bytes)
+            if len(found.offsets) == count:
+                break
+            lost = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
+            # Read again if missing messages were relocated meanwhile, and their rows deleted.
+            if (moves.bases(offsets[:count][lost]) == bases[:count][lost]).all():
+                break
+        end = int(offsets[count]) if count < len(offsets) else NO_END
+        for asked in asking:
+            if asked.offsets[0] < end and asked in waiting:
+                asked.answer = asked.part_of(found, end)
+                asked.turn.set()
+                waiting.remove(asked)
+
+    def _published(
+        self, topic_id: int, offsets: Int64s, bases: Int64s, max_bytes: int
+    ) -> tuple[Published, int]:
+        with self._connected() as connection:
+            rows, count = self._log.holding(connection, topic_id, offsets, max_bytes)
+            read = [Kept(row.key, Published.of(row)) for row in rows]
+            self._kept.keep(read)
+            found = Published.concat([row.content.of_these(offsets) for row in read])
+            if len(found.offsets) == count:
+                return found, count
+            missing = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
+            missing &= bases[:count] < 0
+            if not missing.any():
+                return found, count
+            # Their first rows are gone. Read the restatements in the order of the messages.
+            wanted = list(dict.fromkeys(bases[:count][missing].tolist()))
+            rows, known = self._log.restatements(connection, topic_id, wanted, max_bytes)
+        if known < len(wanted):
+            left = np.isin(bases[:count], wanted[known:]) & missing
+            count = int(left.argmax())
+        asked, bases = offsets[:count][missing[:count]], bases[:count][missing[:count]]
+        again = [Published.of(row).of_these(asked[bases == row.key.base_offset]) for row in rows]
+        end = offsets[count] if count < len(offsets) else NO_END
+        both = Published.concat([found.pick(found.offsets < end), *again])
+        return both.take(np.argsort(both.offsets)), count
+
+    async def first_offset(self, topic_id: int) -> int | None:
+        """Return the first offset whose first row the log has; None if there is none.
+
+        Raises ``StorageUnavailable``.
+        """
+        async with self._alone:
+            return await self._run(self._first_offset, topic_id)
+
+    def _first_offset(self, topic_id: int) -> int | None:
+        with self._connected() as connection:
+            return self._log.first_offset(connection, topic_id)
+
+    async def forgotten(
+        self, topic_id: int, offsets: Int64s, end_offset: int, moves: Moves
+    ) -> npt.NDArray[np.bool_]:
+        """Return which of these messages no row of the log has any more; bool[n].
+
+        Args:
+          end_offset: the end of the topic's log.
+          moves: the topic's moves, which know the restated messages.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
+        """
+        first = await self.first_offset(topic_id)
+        begin = end_offset if first is None else first
+        gone: npt.NDArray[np.bool_] = offsets < begin
+        if gone.any() and not moves.empty:
+            lost = await self.unstated(topic_id, offsets, moves)
+            gone &= lost | ~moves.contains(offsets)
+        return gone
+
+    async def unstated(self, topic_id: int, offsets: Int64s, moves: Moves) -> npt.NDArray[np.bool_]:
+        """Return which of these messages are in ``moves`` but no longer *restated*; bool[n].
+
+        A move may outlive its row: until a checkpoint has removed the move, and as long as a stale
+        key of the message may still be read. Raises as ``forgotten``.
+        """
+        bases = moves.bases(offsets)
+        if not bases.any():
+            return moves.contains(offsets)
+        # Messages restated during this read are excluded below: their bases change.
+        oldest = await self.first_base(topic_id)
+        lost = bases > oldest if oldest else np.ones(len(offsets), bool)
+        gone: npt.NDArray[np.bool_] = lost & moves.contains(offsets)
+        gone &= moves.bases(offsets) == bases
+        return gone
+
+    async def lowest_base(self, topic_id: int) -> int:
+        """Return the key of the topic's newest restatement; 0 if it has none."""
+        async with self._alone:
+            return await self._run(self._lowest_base, topic_id)
+
+    def _lowest_base(self, topic_id: int) -> int:
+        with self._connected() as connection:
+            return self._log.lowest_base(connection, topic_id)
+
+    async def first_base(self, topic_id: int) -> int:
+        """Return the key of the topic's oldest restatement that the log has; 0 if it has none."""
+        async with self._alone:
+            return await self._run(self._first_base, topic_id)
+
+    def _first_base(self, topic_id: int) -> int:
+        with self._connected() as connection:
+            return self._log.first_base(connection, topic_id)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """Provide the connection; close it after any error."""
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            yield self._connection
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_due(
+        self,
+        topic_id: int,
+        from_offset: int,
+        until_offset: int,
+        min_due_ms: int,
+        max_bytes: int,
+    ) -> tuple[list[LogPart], int]:
+        with self._connected() as connection:
+            rows, reached = self._log.read_due(
+                connection, topic_id, from_offset, until_offset, min_due_ms, max_bytes
+            )
+        return [_part(row) for row in rows], reached
+
+    async def accepted_ms(self, topic_id: int, offsets: Int64s, moves: Moves) -> Int64s:
+        """Return when each message was accepted; 0 if the log does not have it any more.
+
+        Args:
+          offsets: ascending; int64[n].
+          moves: the topic's moves, which know the row that restates a message.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
+        """
+        async with self._alone:
+            found = await self._run(self._accepted_ms, topic_id, offsets)
+        left = np.flatnonzero((found == 0) & moves.contains(offsets))
+        while len(left):
+            again, count = await self.published(topic_id, offsets[left], moves, _STEP_BYTES)
+            found[np.searchsorted(offsets, again.offsets)] = again.published_ms
+            left = left[count:]
+        return found
+
+    def _accepted_ms(self, topic_id: int, offsets: Int64s) -> Int64s:
+        with self._connected() as connection:
+            return self._log.accepted_ms(connection, topic_id, offsets)
+
+    async def settled(self) -> None:
+        """Wait until the current reads have ended."""
+        async with self._alone:
+            pass
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _part(row: LogRow) -> LogPart:
+    content = row.content
+    return LogPart(row.key.base_offset, content.due_ms, content.batch(), content.accepted_at_ms)

@@ -1,0 +1,174 @@
+"""The creation of the runtimes of topics and subscriptions from their stored state.
+
+A topic gets its runtime at its first use, or at recovery if the journal mentions it. Until then its
+state of the last checkpoint waits as bytes (broker/topic/passive_topics.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.subscription.ordered import OrderedSubscription
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.dedup_keys import DedupKeys, KeyBudget
+from escapement.broker.topic.passive_topics import PassiveTopics, Remains
+from escapement.broker.topic.topic import Topic
+from escapement.broker.topic.window_budget import WindowBudget
+from escapement.broker.upkeep.filler import Filler
+from escapement.clock import Clock
+from escapement.names import TopicName
+from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.index import KEY_MIN, DelayedIndex, Key
+
+
+class Activation:
+    """The factory of runtimes, which also knows the runtimes of all subscriptions.
+
+    Args:
+      dormant: the stored state of passive topics; a topic's state is taken out when it is used.
+      end_offsets: the end of the log, for topics that have grown since the checkpoint.
+      doubtful_until_ms: the time up to which an earlier broker may have made deliveries that it
+        did not record.
+    """
+
+    def __init__(
+        self,
+        pipeline: CommitPipeline,
+        index: DelayedIndex,
+        filler: Filler,
+        passive_topics: PassiveTopics,
+        clock: Clock,
+        limits: BrokerLimits,
+        rng: np.random.Generator,
+        *,
+        end_offsets: Mapping[int, int],
+        doubtful_until_ms: int,
+        on_change: Callable[[Topic], None],
+        on_dead: Callable[[Subscription], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._index = index
+        self._filler = filler
+        self._clock = clock
+        self._limits = limits
+        self._budget = WindowBudget(limits.window_messages)
+        self._key_budget = KeyBudget(limits.dedup_keys)
+        self._rng = rng
+        self._dormant = passive_topics
+        self._end_offsets = end_offsets
+        self.doubtful_until_ms = doubtful_until_ms
+        self._on_change = on_change
+        self._on_dead = on_dead
+        self.recovered_at_ms = clock.now_ms()
+        self.replaying = True  # the journal may still add to new runtimes
+        self.subscriptions: dict[int, Subscription] = {}  # all with a runtime, by id
+
+    def topic(
+        self,
+        record: TopicRecord,
+        name: TopicName,
+        namespace: Namespace,
+        subscriptions: Iterable[SubscriptionRecord],
+    ) -> Topic:
+        """Create the runtime of a topic and of all its subscriptions."""
+        end = max(record.next_offset, self._end_offsets.get(record.id, 0))
+        topic = Topic(
+            record.id,
+            name,
+            namespace,
+            record.policy,
+            end,
+            self._index,
+            self._budget,
+            DedupKeys(self._key_budget),
+        )
+        self._dormant.move_topic(topic)
+        self._pipeline.open_topic(record.id, end)
+        for subscription in subscriptions:
+            self._subscription(topic, subscription, new=False)
+        return topic
+
+    def passivated(self, remains: Remains) -> None:
+        """Keep the state of a topic that no longer has a runtime."""
+        self._dormant.keep(remains)
+        for record in remains.records:
+            del self.subscriptions[record.id]
+
+    def new_subscription(self, topic: Topic, record: SubscriptionRecord) -> None:
+        """Create the runtime of a new subscription."""
+        self._subscription(topic, record, new=True)
+        self._on_change(topic)
+
+    def replace_subscription(
+        self, topic: Topic, old: Subscription, record: SubscriptionRecord
+    ) -> Subscription:
+        """Replace a subscription's runtime after a seek. Only its consumers are kept."""
+        del self.subscriptions[old.record.id]
+        topic.groups.follow_seek(old.record.id, record.id)
+        new = self._subscription(topic, record, new=True)
+        new.take_over(old.give_up())
+        self._on_change(topic)
+        return new
+
+    def _subscription(self, topic: Topic, record: SubscriptionRecord, *, new: bool) -> Subscription:
+        now_ms = self._clock.now_ms()
+        # A new subscription has had no deliveries yet.
+        doubtful_until_ms = 0 if new else self.doubtful_until_ms
+        subscription: SharedSubscription | OrderedSubscription
+        if record.kind == "shared":
+            subscription = SharedSubscription(
+                record,
+                self._limits,
+                self._pipeline.submit,
+                self._rng,
+                now_ms,
+                topic.amendments,
+                _first_mark(topic, record, new=new),
+                doubtful_until_ms,
+                self._on_dead,
+            )
+        else:
+            subscription = OrderedSubscription(
+                record,
+                self._limits,
+                self._pipeline.submit,
+                self._rng,
+                now_ms,
+                topic.amendments,
+                doubtful_until_ms,
+                self._on_dead,
+            )
+        self._remember(subscription, now_ms)
+        self.subscriptions[record.id] = subscription
+        if isinstance(subscription, SharedSubscription):
+            topic.add_shared(subscription, now_ms)
+            if record.is_filling:
+                self._filler.add(topic, subscription)
+        else:
+            topic.add_ordered(subscription)
+        return subscription
+
+    def _remember(self, subscription: Subscription, now_ms: int) -> None:
+        self._dormant.move_subscription(subscription)
+        if not self.replaying:
+            subscription.begin(now_ms)
+
+
+def _first_mark(topic: Topic, record: SubscriptionRecord, *, new: bool) -> Key:
+    """Return where a subscription begins to read.
+
+    A new subscription also reads the messages that arrived while it was made durable.
+    """
+    if record.is_filling:
+        # Messages that were due before wait for the filler, which knows those that are forgotten.
+        begin_ms = record.created_at_ms + 1
+    elif not new:
+        return KEY_MIN
+    else:
+        begin_ms = record.start_due_ms
+    return Key(min(begin_ms, topic.retention.arrived_since_ms), 0) if new else Key(begin_ms, 0)

@@ -1,0 +1,80 @@
+"""The creation of many topics at once: some thousand a second, over one connection.
+
+Each step is one statement of a group commit. The new topics are passive. A topic gets its runtime
+at its first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from escapement.broker.registry.changes import Changes
+from escapement.broker.registry.registry import Registry
+from escapement.clock import Clock
+from escapement.errors import AlreadyExists
+from escapement.names import NamespaceName, TopicName, check_name
+from escapement.storage.catalog.topic_batch import create_topics
+
+# Topics in one statement. Other items of the lane wait about 10 ms for it.
+_STEP_TOPICS: Final = 500
+
+
+class TopicBatches:
+    """The requests to create many topics."""
+
+    def __init__(self, registry: Registry, changes: Changes, clock: Clock) -> None:
+        self._registry = registry
+        self._changes = changes
+        self._clock = clock
+
+    async def create(self, names: Sequence[TopicName], subscription: str | None) -> list[TopicName]:
+        """Create those topics that do not exist. Return their names.
+
+        Args:
+          subscription: the name of a shared subscription that each new topic gets; it begins
+            with the first message.
+
+        Raises:
+          Conflict: if a namespace is being deleted; some topics may have been created.
+          StorageUnavailable: some topics may have been created.
+        """
+        if subscription is not None:
+            check_name("subscription", subscription)
+        by_namespace: dict[NamespaceName, list[TopicName]] = {}
+        for name in dict.fromkeys(names):
+            by_namespace.setdefault(name.in_namespace, []).append(name)
+        created: list[TopicName] = []
+        for namespace, within in by_namespace.items():
+            await self._registry.namespaces.ensure(namespace)
+            for low in range(0, len(within), _STEP_TOPICS):
+                created += await self._create(
+                    namespace, within[low : low + _STEP_TOPICS], subscription
+                )
+        return created
+
+    async def _create(
+        self, namespace: NamespaceName, names: list[TopicName], subscription: str | None
+    ) -> list[TopicName]:
+        while True:
+            found = self._registry.namespaces.find(namespace)
+            self._registry.namespaces.check_open(found)
+            left = {name.name: name for name in names if name.full not in self._registry.topics}
+            if not left:
+                return []
+            now_ms = self._clock.now_ms()
+            try:
+                records = await self._changes.durably(
+                    lambda connection, left=left, found=found, now_ms=now_ms: create_topics(  # type: ignore[misc]
+                        connection, found.id, list(left), subscription, now_ms
+                    )
+                )
+            except AlreadyExists:
+                # Another request is creating one of them: it is entered when that is durable.
+                await trio.lowlevel.checkpoint()
+                continue
+            for topic, record in records:
+                self._registry.enter(topic, record)
+            return list(left.values())

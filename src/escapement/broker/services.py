@@ -1,0 +1,461 @@
+"""The services of a broker, created from the log upward, and the callables that join them.
+
+A service knows the services below it. Calls in the other direction (a commit that changes
+topics, a topic that needs a wake-up) go through callables that are passed down here. Nothing runs
+before ``run``::
+
+    CommitPipeline  lanes: publishes, acks, attempts ──► MySQL ──► Settlement
+    Timekeeper      sleeps until the next topic has work
+    Pump            windows, backlogs, frames
+    Checkpointer    index to disk, state to MySQL, journal trimmed
+    Compactor       merges segments and removes done messages
+    NamespaceQuotas drops messages beyond a namespace quota
+    Filler          past messages, for subscriptions that begin in the past
+    Scheduler       occurrences of schedules, into the inbox
+    GroupCompleter  follow-ups of completed groups, into the inbox
+    InboxRelay      inbox entries into the logs of their target topics
+    DeadLetterWriter  dead messages, into the inbox for their dead-letter topic
+    Deletion        namespace deletion
+    Housekeeper     new log generations, leftover rows, idle producers
+    Forgetter       deletes old log generations that are no longer needed
+    Passivator      makes unused topics passive
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.config import BrokerConfig
+from escapement.broker.deletion import Deletion
+from escapement.broker.delivery.consuming import Consuming
+from escapement.broker.delivery.pump import Pump
+from escapement.broker.delivery.recorder import Recorder
+from escapement.broker.delivery.timekeeper import Timekeeper
+from escapement.broker.inbox.dead_letter_writer import DeadLetterWriter
+from escapement.broker.inbox.dead_letters import DeadLetters
+from escapement.broker.inbox.group_completion import GroupCompleter
+from escapement.broker.inbox.inbox_relay import InboxRelay
+from escapement.broker.inbox.scheduler import Scheduler
+from escapement.broker.lease_keeper import LeaseKeeper
+from escapement.broker.log.log_reader import LogReader
+from escapement.broker.publishing.amending import Amending
+from escapement.broker.publishing.publishing import Publishing
+from escapement.broker.publishing.rescheduling import Rescheduling
+from escapement.broker.recovery.activation import Activation
+from escapement.broker.recovery.passivator import Passivator
+from escapement.broker.recovery.recovery import Ground
+from escapement.broker.recovery.replay import Replay
+from escapement.broker.registry.changes import Changes
+from escapement.broker.registry.registry import Registry
+from escapement.broker.registry.topic_batches import TopicBatches
+from escapement.broker.settlement import Settlement
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.backlogs import Backlogs
+from escapement.broker.topic.passive_topics import PassiveTopics
+from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.checkpointer import Checkpointer
+from escapement.broker.upkeep.compactor import Compactor
+from escapement.broker.upkeep.drop_oldest import DropOldest
+from escapement.broker.upkeep.filler import Filler
+from escapement.broker.upkeep.forgetter import Forgetter
+from escapement.broker.upkeep.housekeeper import Housekeeper
+from escapement.broker.upkeep.namespace_quota import NamespaceQuotas
+from escapement.broker.upkeep.progress import Progress
+from escapement.clock import Clock
+from escapement.storage.blocking import Run
+from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.group import Group
+from escapement.storage.commit.lane import State
+from escapement.storage.encoding.attempts import Parts
+from escapement.storage.engine.base import Engine
+
+_log = logging.getLogger(__name__)
+
+# The id under which the timekeeper wakes the scheduler. Topic ids are positive.
+_SCHEDULES: Final = 0
+
+
+class Services:
+    """The services of one broker.
+
+    Args:
+      ground: the stored state that the broker starts from.
+      keeper: the keeper of the lease that all services work under.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        keeper: LeaseKeeper,
+        engine: Engine,
+        clock: Clock,
+        run: Run,
+        config: BrokerConfig,
+    ) -> None:
+        self.index = ground.index
+        self.log = ground.log
+        self._keeper = keeper
+        self._clock = clock
+        self._run = run
+        self._limits = config.limits
+        self._progress = Progress(dict(ground.index_positions))
+        state = ground.state
+        self._dormant = PassiveTopics(
+            chunks=state.chunks,
+            moves=state.moves,
+            attempts=state.attempts,
+            keys=state.keys,
+            members=state.members,
+            completions=state.completions,
+        )
+        self._keep(ground, engine, config)
+        self._move(ground, engine, config)
+        self._serve(config)
+        self._write(ground, engine, config)
+        self.deletion = Deletion(
+            self.registry,
+            self.scheduler,
+            self.consuming,
+            self.pipeline,
+            self.timekeeper,
+            self.index,
+            ground.state.condemned,
+        )
+        self._settlement = Settlement(
+            self.registry,
+            self.activation.subscriptions,
+            self.index,
+            self.publishing,
+            self.checkpointer,
+            self._progress,
+            clock,
+            self._keeper.lease.epoch,
+            self._appended,
+            self.group_completer.done,
+            self.group_completer.look,
+        )
+
+    def _keep(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
+        """Create the services that store state, in the database and on disk."""
+        clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
+        self.pipeline = CommitPipeline(
+            engine,
+            ground.log,
+            lease,
+            clock,
+            run,
+            self._committed,
+            journal_ends=ground.state.journal_ends,
+            on_state=self._database_changed,
+            max_lanes=limits.commit_lanes,
+            max_waiting_bytes=limits.commit_waiting_bytes,
+            max_commits_per_second=config.max_commits_per_second,
+        )
+        self.registry = Registry(
+            clock,
+            self.pipeline.transact,
+            lambda *record: self.activation.topic(*record),
+            self._activated,
+            self._look_at,
+            config.auto_create_topics,
+            lambda: ground.index.forgotten_until_ms,
+        )
+        self.compactor = Compactor(ground.index, self.registry, self._dormant, clock, run)
+        self.checkpointer = Checkpointer(
+            engine,
+            lease,
+            ground.log,
+            ground.log_identity,
+            ground.state.mark,
+            ground.index,
+            self.registry,
+            self._progress,
+            clock,
+            run,
+            limits.checkpoint_interval_s,
+            {id: Parts.of(stored) for id, stored in ground.state.attempts.items()},
+            {id: Parts.of(stored) for id, stored in ground.state.keys.items()},
+            self.compactor.make_room,
+        )
+        self.housekeeper = Housekeeper(
+            engine,
+            lease,
+            ground.log,
+            self.registry,
+            self.pipeline.transact,
+            clock,
+            run,
+            config.table_parallelism or ground.log.current.parallelism,
+            lambda now_ms: self.forgetter.wants_next(now_ms),
+        )
+
+    def _move(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
+        """Create the services that move messages towards their consumers."""
+        clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
+        self.reader = LogReader(engine, ground.log, run, ground.connection)
+        self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
+        drop_oldest = DropOldest(ground.index, clock, run, self.reader)
+        self.recorder = Recorder(clock)
+        self.pump = Pump(
+            ground.index,
+            clock,
+            limits,
+            run,
+            self.reader,
+            drop_oldest,
+            self._may_dispatch,
+            self.recorder.sent,
+            self.reschedule,
+        )
+        self._namespace_quotas = NamespaceQuotas(
+            ground.index,
+            self.registry.active,
+            drop_oldest,
+            clock,
+            self.pump.wake_subscription,
+            self.reschedule,
+        )
+        self._backlogs = Backlogs(
+            ground.index,
+            self.registry.active,
+            self.pump.wake_subscription,
+            self._namespace_quotas.want,
+            drop_oldest.weigh,
+            clock,
+        )
+        self.forgetter = Forgetter(
+            engine,
+            lease,
+            ground.log,
+            ground.index,
+            self.registry,
+            self.pipeline,
+            self.checkpointer,
+            self.reader,
+            clock,
+            run,
+            limits.sparse_generation_bytes,
+        )
+        self._filler = Filler(
+            ground.index, clock, self.reader, self.checkpointer.room, self._filled
+        )
+        self.activation = Activation(
+            self.pipeline,
+            ground.index,
+            self._filler,
+            self._dormant,
+            clock,
+            limits,
+            np.random.default_rng(config.seed),
+            end_offsets=ground.tail.next_offsets(),
+            doubtful_until_ms=lease.delivered_until_ms(clock.now_ms()),
+            on_change=self.reschedule,
+            on_dead=self._dead,
+        )
+
+    def _serve(self, config: BrokerConfig) -> None:
+        """Create the services for client requests: publishers first, then consumers."""
+        clock, limits = self._clock, config.limits
+        self.topic_batches = TopicBatches(self.registry, Changes(self.pipeline.transact), clock)
+        self.publishing = Publishing(
+            self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
+        )
+        self.amending = Amending(self.registry, self.pipeline, self.pump, self.reader, limits)
+        self.rescheduling = Rescheduling(
+            self.registry,
+            self.pipeline,
+            self.publishing,
+            self.reader,
+            clock,
+            self._appended,
+        )
+        self.consuming = Consuming(
+            self.registry,
+            self.activation,
+            self.pipeline,
+            self.pump,
+            self.reader,
+            clock,
+            limits,
+            config.ack_wait_ms,
+            self.reschedule,
+            lambda topic: self.group_completer.look(topic),
+        )
+
+    def _write(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
+        """Create the services that write inbox entries, and the inbox relay."""
+        clock, run, limits = self._clock, self._run, config.limits
+        self.inbox_relay = InboxRelay(
+            engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
+        )
+        self.scheduler = Scheduler(
+            engine,
+            self.registry,
+            Changes(self.pipeline.transact),
+            clock,
+            limits,
+            ground.state.schedules,
+            lambda next_ms: self.timekeeper.schedule(_SCHEDULES, next_ms),
+            self.inbox_relay.wake,
+        )
+        self.group_completer = GroupCompleter(
+            engine,
+            self.registry,
+            self.activation.subscriptions,
+            self.pipeline,
+            self.publishing,
+            self.reader,
+            clock,
+            limits,
+            self.inbox_relay.wake,
+        )
+        self.passivator = Passivator(
+            self.registry,
+            self.activation,
+            self.pipeline,
+            self.checkpointer,
+            self._progress,
+            limits.active_topics,
+            lambda topic_id: self.timekeeper.schedule(topic_id, None),
+        )
+        self.dead_letter_writer = DeadLetterWriter(
+            self.index,
+            self.reader,
+            self.registry,
+            self.consuming,
+            self.pipeline,
+            self.activation.subscriptions,
+            clock,
+            run,
+        )
+        self.dead_letters = DeadLetters(self.registry, self.index, self.reader, self.pipeline, run)
+
+    async def recover(self, ground: Ground) -> None:
+        """Replay the journal up to the last group commit."""
+        await self.compactor.make_room()
+        await Replay(
+            ground,
+            self.registry,
+            self.activation,
+            self._dormant,
+            self._progress,
+            self.checkpointer,
+            self._run,
+        ).run()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run all services until cancelled; report "started" when commits are accepted."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.pipeline.run)
+            for part in (
+                self.timekeeper,
+                self.pump,
+                self.recorder,
+                self.checkpointer,
+                self.compactor,
+                self._filler,
+                self._namespace_quotas,
+                self.inbox_relay,
+                self.dead_letter_writer,
+                self.scheduler,
+                self.group_completer,
+                self.deletion,
+                self.housekeeper,
+                self.forgetter,
+                self.passivator,
+            ):
+                nursery.start_soon(part.run)
+            for topic in self.registry.active.values():
+                self.reschedule(topic)
+            task_status.started()
+
+    def close(self) -> None:
+        """Close connections and files, after ``run`` has ended."""
+        self.reader.close()
+        self.checkpointer.close()
+        self.inbox_relay.close()
+
+    # -- after a commit --------------------------------------------------------
+
+    def _committed(self, group: Group) -> None:
+        self._settlement.take(group)
+        if group.inbox_entries:
+            self.inbox_relay.wake()
+        waiting, most = self.pipeline.waiting_acks, self._limits.unwritten_acks
+        if waiting < most <= waiting + group.ack_count:
+            self.wake_all()  # dispatch had stopped at this bound
+
+    def _appended(self, topic: Topic) -> None:
+        for subscription in topic.subscriptions():
+            if subscription.consumers:
+                self.pump.wake_subscription(topic, subscription)
+        self.reschedule(topic)
+
+    # -- wake-ups --------------------------------------------------------------
+
+    def reschedule(self, topic: Topic) -> None:
+        """Tell the timekeeper when the topic next has work."""
+        self.timekeeper.schedule(topic.id, topic.next_wake_ms(self._clock.now_ms()))
+
+    def wake_all(self) -> None:
+        """Wake every active topic, because dispatch may continue."""
+        for topic in self.registry.active.values():
+            self.pump.wake(topic)
+
+    def _wake(self, topic_id: int, now_ms: int) -> None:
+        if topic_id == _SCHEDULES:
+            self.scheduler.wake()
+            return
+        topic = self.registry.active.get(topic_id)
+        if topic is not None:
+            topic.advance(now_ms)
+            self._backlogs.look(topic, now_ms)
+            self._look_at(topic)
+
+    def _look_at(self, topic: Topic) -> None:
+        self.pump.wake(topic)
+        self.reschedule(topic)
+
+    def _activated(self, topic: Topic) -> None:
+        if not self.activation.replaying:  # ``run`` schedules all topics afterwards
+            self._look_at(topic)
+
+    def _dead(self, subscription: Subscription) -> None:
+        self.dead_letter_writer.take(
+            self.registry.active[subscription.record.topic_id], subscription
+        )
+
+    def _step_back(self, now_ms: int) -> None:
+        _log.warning("the wall clock was set back; deliveries follow the new time")
+        for topic in self.registry.active.values():
+            topic.rewind(now_ms)
+            self._look_at(topic)
+        self._backlogs.rewind()
+
+    def _filled(self, topic: Topic) -> None:
+        self._progress.touched.add(topic.id)
+        topic.quota_watch.grown = True
+        self._look_at(topic)
+
+    # -- the database ----------------------------------------------------------
+
+    def _may_dispatch(self) -> bool:
+        """Return whether messages may be delivered.
+
+        They may not once a successor may deliver them, nor while the database is read-only. While
+        the database is unavailable, only a bounded number may.
+        """
+        if self.pipeline.state is State.READ_ONLY or not self._keeper.held:
+            return False
+        return self.pipeline.waiting_acks < self._limits.unwritten_acks
+
+    def _database_changed(self, state: State) -> None:
+        if state is State.UP:
+            _log.info("the database accepts writes")
+            self.wake_all()
+        else:
+            _log.warning("the database is %s", state.name.lower().replace("_", "-"))

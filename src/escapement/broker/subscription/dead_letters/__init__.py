@@ -1,0 +1,1 @@
+"""Dead letters: messages that failed too often, expired or were dropped."""

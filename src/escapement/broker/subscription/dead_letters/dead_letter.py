@@ -1,0 +1,202 @@
+"""A dead letter: a copy of a message that failed its last attempt, and the reason.
+
+The copy keeps payload, key, priority and properties. Further properties say where it comes from;
+``restored`` removes them. A dead letter that is dead-lettered again keeps its earlier history, so
+that it is restored to the dead letter that it was. Dead letters pass through the inbox, so that one
+transaction acknowledges a message and writes its copy.
+
+Pure. The loops over single messages are intended: each message has properties of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.errors import InvalidRequest
+from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.names import TopicName
+from escapement.properties import AS_IS, READABLE, pack_again, read_properties
+from escapement.storage.catalog.policy import SubscriptionPolicy
+from escapement.storage.inbox.entry import InboxEntry
+
+Reason = Literal["nack", "timeout", "disconnect", "expired", "dropped"]
+REASONS: Final[tuple[Reason, ...]] = ("nack", "timeout", "disconnect", "expired", "dropped")
+
+# The subscription that keeps dead letters until they are sent back or deleted.
+KEEPER: Final = "dead-letters"
+# The most bytes in the body of one inbox entry, unless a single message is larger. Several entries
+# share a commit.
+ENTRY_BYTES: Final = 1 << 20
+# The largest message that fits into an inbox entry, with room for the added properties.
+MAX_MESSAGE_BYTES: Final = (8 << 20) - (16 << 10)
+
+_PREFIX: Final = "dead_letter_"
+# The history of earlier dead-lettering, oldest first: a list of maps of the properties below.
+_BEFORE: Final = "dead_letter_before"
+# The most history that a dead letter keeps if it is dead-lettered again and again.
+_MOST_BEFORE: Final = 8
+
+
+class Dead(NamedTuple):
+    """Dead messages, and the index of each one's reason in ``REASONS``."""
+
+    rows: Rows
+    reasons: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, rows: Rows, reason: Reason) -> Dead:
+        """Return dead messages that share one reason."""
+        return cls(rows, np.full(rows.height, REASONS.index(reason), np.uint8))
+
+    def pick(self, at: Int64s) -> Dead:
+        """Return the messages at these positions."""
+        return Dead(self.rows.pick(at), self.reasons[at])
+
+    @staticmethod
+    def concat(parts: Sequence[Dead]) -> Dead:
+        """Concatenate the parts."""
+        return Dead(
+            Rows.concat([part.rows for part in parts]),
+            np.concatenate([np.zeros(0, np.uint8), *(part.reasons for part in parts)]),
+        )
+
+
+def target(topic: TopicName, subscription: str, policy: SubscriptionPolicy) -> TopicName:
+    """Return the dead-letter topic of a subscription.
+
+    Raises:
+      InvalidRequest: if it is the subscription's own topic, or its name is not a valid topic name.
+    """
+    if policy.dead_letter_topic:
+        found = TopicName.parse(policy.dead_letter_topic)
+    else:
+        try:
+            found = replace(topic, name=f"{topic.name}-{subscription}-DLQ")
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"set dead_letter_topic for the subscription {subscription}: {error}"
+            ) from None
+    if found == topic:
+        raise InvalidRequest(
+            f"{topic.full} cannot be the dead-letter topic of its own subscription {subscription}"
+        )
+    return found
+
+
+def marked(
+    batch: MessageBatch,
+    dead: Dead,
+    published_ms: Int64s,
+    topic: TopicName,
+    subscription: str,
+    now_ms: int,
+) -> MessageBatch:
+    """Return the dead letters: copies of the messages with their origin in the properties.
+
+    Args:
+      published_ms: when each message was accepted; 0 if unknown.
+    """
+    rows = dead.rows
+    packed = _properties(batch)
+    made = []
+    columns = (rows.offsets, rows.counts, rows.due_ms, published_ms)
+    reasons = [REASONS[number] for number in dead.reasons.tolist()]
+    table = zip(packed, reasons, *(column.tolist() for column in columns), strict=True)
+    for raw, reason, offset, attempts, due_ms, accepted_ms in table:
+        properties, said = _parted(raw)
+        if said:
+            before = [*_before(said), {n: v for n, v in said.items() if n != _BEFORE}]
+            properties[_BEFORE] = before[-_MOST_BEFORE:]
+        properties |= {
+            f"{_PREFIX}reason": reason,
+            f"{_PREFIX}attempts": attempts,
+            f"{_PREFIX}topic": topic.full,
+            f"{_PREFIX}subscription": subscription,
+            f"{_PREFIX}offset": offset,
+            f"{_PREFIX}due_at_ms": due_ms,
+            f"{_PREFIX}died_at_ms": now_ms,
+        }
+        if accepted_ms:
+            properties[f"{_PREFIX}published_at_ms"] = accepted_ms
+        made.append(pack_again(properties))
+    # Dead letters belong to no group: the message itself counts as completed there.
+    return replace(batch, properties=Blobs.of(made), groups=None)
+
+
+def origins(batch: MessageBatch) -> list[dict[str, Any]]:
+    """Return the origin that ``marked`` noted for each message; empty if it has none."""
+    found = []
+    for raw in _properties(batch):
+        _, said = _parted(raw, READABLE)
+        found.append({n.removeprefix(_PREFIX): v for n, v in said.items() if n != _BEFORE})
+    return found
+
+
+def restored(batch: MessageBatch) -> MessageBatch:
+    """Return the original messages, without the properties that ``marked`` added."""
+    left = []
+    for raw in _properties(batch):
+        kept, said = _parted(raw)
+        before = _before(said)
+        if before:
+            kept |= before.pop()
+        if before:
+            kept[_BEFORE] = before
+        left.append(pack_again(kept) if kept else b"")
+    properties = Blobs.of(left) if any(left) else None
+    return replace(batch, properties=properties, groups=None)
+
+
+def inbox_entries(
+    target: TopicName, source: str, batch: MessageBatch, offsets: Int64s
+) -> list[InboxEntry]:
+    """Return the batch as inbox entries of bounded size.
+
+    Args:
+      source: identifies an entry forever, together with the offset of its first message.
+    """
+    return [
+        InboxEntry(target.full, f"{source}/{offsets[at[0]]}", batch.take(at).encode(), len(at))
+        for at in _bounded(sizes(batch))
+    ]
+
+
+def sizes(batch: MessageBatch) -> Int64s:
+    """Return about how many bytes each message takes in a body; int64[n]."""
+    found = batch.payloads.lengths.astype(np.int64) + 16
+    for column in (batch.keys, batch.properties):
+        if column is not None:
+            found += column.lengths
+    return found
+
+
+def _bounded(sizes: Int64s) -> Iterator[Int64s]:
+    """Yield runs of positions of at most ``ENTRY_BYTES``, but at least one message each."""
+    ends = np.cumsum(sizes)
+    first, before = 0, 0
+    while first < len(sizes):
+        last = max(first + 1, int(np.searchsorted(ends, before + ENTRY_BYTES, "right")))
+        yield np.arange(first, last)
+        first, before = last, int(ends[last - 1])
+
+
+def _parted(packed: bytes, unreadable: str = AS_IS) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Split properties into the message's own and those that ``marked`` added."""
+    properties = read_properties(packed, unreadable)
+    said = {n: v for n, v in properties.items() if isinstance(n, str) and n.startswith(_PREFIX)}
+    return {n: v for n, v in properties.items() if n not in said}, said
+
+
+def _before(said: dict[Any, Any]) -> list[dict[Any, Any]]:
+    before = said.get(_BEFORE)
+    return [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
+
+
+def _properties(batch: MessageBatch) -> list[bytes]:
+    return [b""] * len(batch) if batch.properties is None else batch.properties.to_list()

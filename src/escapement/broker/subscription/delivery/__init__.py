@@ -1,0 +1,1 @@
+"""Deliveries: consumers, what is in flight, and which consumer gets which messages."""

@@ -1,0 +1,115 @@
+"""One consumer of one subscription, as the broker sees it.
+
+A consumer grants *permits*: the number of further messages that it accepts. Messages leave through
+the outlet that its session provides, so this module knows no sockets.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.broker.subscription.retries.backoff import BackOff
+from escapement.errors import EscapementError
+from escapement.message import MessageBatch
+from escapement.storage.catalog.policy import SubscriptionPolicy
+from escapement.traits import KeyRange
+
+
+class Outlet(Protocol):
+    """The session of a consumer, which sends its frames."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the connection's outbound buffer accepts more now."""
+        ...
+
+    def deliver(
+        self,
+        consumer_id: int,
+        rows: Rows,
+        redelivered: npt.NDArray[np.bool_] | None,
+        batch: MessageBatch,
+    ) -> None:
+        """Queue a frame of messages for the consumer; never block."""
+        ...
+
+    def active(self, consumer_id: int, active: bool) -> None:
+        """Tell a failover consumer whether it is the active one."""
+        ...
+
+    def rewound(self, consumer_id: int) -> None:
+        """Tell the consumer that its in-flight messages are revoked by a seek."""
+        ...
+
+    def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
+        """Tell the consumer that the broker closed it, and why."""
+        ...
+
+
+class Consumer:
+    """The permits, back-off policy and outlet of one consumer."""
+
+    __slots__ = (
+        "_default_ack_wait_ms",
+        "asked_ack_wait_ms",
+        "back_off",
+        "closed",
+        "halted",
+        "id",
+        "key_range",
+        "name",
+        "outlet",
+        "permits",
+        "wire_id",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        wire_id: int,
+        name: str,
+        outlet: Outlet,
+        ack_wait_ms: int,
+        default_ack_wait_ms: int,
+        key_range: KeyRange = None,
+    ) -> None:
+        """Create a consumer that has not joined yet.
+
+        Args:
+          id: unique within this broker process.
+          wire_id: the id that its connection uses.
+          ack_wait_ms: the requested ack wait; 0 uses that of its subscription.
+          default_ack_wait_ms: used if neither specifies one.
+          key_range: the keys it wants; see ``broker.subscription.keyranges``.
+        """
+        self.id = id
+        self.wire_id = wire_id
+        self.name = name
+        self.key_range = key_range
+        self.outlet = outlet
+        self.permits = 0
+        self.closed = False
+        self.halted = False  # it is about to leave, and gets no more messages
+        self.asked_ack_wait_ms = ack_wait_ms
+        self._default_ack_wait_ms = default_ack_wait_ms
+        self.back_off = BackOff(ack_wait_ms)
+
+    def obey(self, policy: SubscriptionPolicy) -> None:
+        """Use the waits of the subscription's policy from the next delivery on."""
+        self.back_off = BackOff(
+            self.asked_ack_wait_ms or policy.ack_wait_ms or self._default_ack_wait_ms,
+            policy.min_backoff_ms,
+            policy.max_backoff_ms,
+            policy.jitter,
+        )
+
+    @property
+    def capacity(self) -> int:
+        """The number of messages that it may be sent now."""
+        if self.closed or self.halted or not self.outlet.has_room:
+            return 0
+        return self.permits

@@ -1,0 +1,155 @@
+"""A delivery: one frame sent to one consumer, with a deadline for each row.
+
+Most consumers acknowledge messages in the order of the frame, at once or one by one. So a delivery
+remembers how far acknowledgements have followed that order. The next ones are recognised by
+comparing columns, without a search.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from escapement.broker.subscription.key_places import Placed
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.message import Int64s
+from escapement.storage.encoding.lag import Handed
+
+
+class Delivery:
+    """One frame of messages in flight.
+
+    Args:
+      rows: the delivered rows; ``attempts`` counts this delivery.
+      deadline_ms: when each row is taken back unless it is acknowledged; int64[n].
+      since_ms: the time of the delivery.
+      wanted_ms: the earliest time at which each row could have been delivered; int64[n].
+      placed: the places of their keys, if there is an order.
+    """
+
+    __slots__ = (
+        "_by_offset",
+        "_order",
+        "alive",
+        "consumer_id",
+        "deadline_ms",
+        "followed",
+        "placed",
+        "recorded",
+        "rows",
+        "sent",
+        "since_ms",
+        "wanted_ms",
+    )
+
+    def __init__(
+        self,
+        consumer_id: int,
+        rows: Rows,
+        deadline_ms: Int64s,
+        since_ms: int,
+        wanted_ms: Int64s,
+        placed: Placed | None = None,
+    ) -> None:
+        self.consumer_id = consumer_id
+        self.since_ms = since_ms
+        self.rows = rows
+        self.deadline_ms = deadline_ms
+        self.wanted_ms = wanted_ms
+        self.placed = placed
+        self.alive = np.ones(rows.height, bool)
+        self.sent = False  # whether the frame has left the broker
+        self.recorded = False  # whether the delivery was recorded to survive a restart
+        self.followed = 0  # how many rows from the first on are no longer alive
+        self._order: Int64s | None = None
+        self._by_offset: Int64s | None = None
+
+    def find(self, offsets: Int64s) -> Int64s:
+        """Return the positions of the live rows of these messages."""
+        if self._order is None or self._by_offset is None:
+            self._order = np.argsort(self.rows.offsets)
+            self._by_offset = self.rows.offsets[self._order]
+        at = np.minimum(np.searchsorted(self._by_offset, offsets), len(self._by_offset) - 1)
+        found = np.zeros(len(self._order), bool)
+        found[self._order[at[self._by_offset[at] == offsets]]] = True
+        return np.flatnonzero(found & self.alive)
+
+    def kill(self, positions: slice | Int64s) -> Rows:
+        """Mark rows as no longer in flight; return them."""
+        self.alive[positions] = False
+        return self.rows.pick(positions)
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset of the first live row, expected to be acknowledged next; None if none."""
+        while self.followed < len(self.alive):
+            if self.alive[self.followed]:
+                return int(self.rows.offsets[self.followed])
+            rest = self.alive[self.followed :]
+            self.followed += int(rest.argmax()) if rest.any() else len(rest)
+        return None
+
+    def follow(self, offsets: Int64s) -> Share:
+        """Advance past the next live rows, as far as they match ``offsets`` in order; return them.
+
+        Args:
+          offsets: the first is ``next_offset``.
+        """
+        at = slice(self.followed, self.followed + len(offsets))
+        alive = self.alive[at]
+        if alive.all():
+            count = _same(self.rows.offsets[at], offsets)
+            at = slice(self.followed, self.followed + count)
+            self.followed += count
+            return Share(self, at)
+        rows = self.followed + np.flatnonzero(self.alive[self.followed :])[: len(offsets)]
+        rows = rows[: _same(self.rows.offsets[rows], offsets)]
+        self.followed = int(rows[-1]) + 1
+        return Share(self, rows)
+
+    def of(self, positions: Int64s) -> Share:
+        """Return the live rows among these positions."""
+        return Share(self, positions[self.alive[positions]])
+
+
+class Share(NamedTuple):
+    """Some rows of a delivery."""
+
+    delivery: Delivery
+    at: slice | Int64s
+
+    @property
+    def height(self) -> int:
+        """The number of rows."""
+        at = self.at
+        return at.stop - at.start if isinstance(at, slice) else len(at)
+
+    @property
+    def rows(self) -> Rows:
+        """The delivered rows."""
+        return self.delivery.rows.pick(self.at)
+
+    @property
+    def offsets(self) -> Int64s:
+        """The offsets of the messages."""
+        return self.delivery.rows.offsets[self.at]
+
+    @property
+    def placed(self) -> Placed | None:
+        """The places of their keys, if there is an order."""
+        placed = self.delivery.placed
+        return None if placed is None else placed.pick(self.at)
+
+    @property
+    def handed(self) -> Handed:
+        """The time of the delivery, the earliest possible time of each row, and the attempts."""
+        delivery, at = self
+        return Handed(delivery.since_ms, delivery.wanted_ms[at], delivery.rows.attempts[at])
+
+
+def _same(one: Int64s, other: Int64s) -> int:
+    """Return the length of the common beginning of two columns."""
+    count = min(len(one), len(other))
+    same = one[:count] == other[:count]
+    return count if same.all() else int(same.argmin())

@@ -1,0 +1,19 @@
+"""One run of messages for one consumer, on its way into a frame."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from escapement.broker.subscription.delivery.consumer import Consumer
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.message import MessageBatch
+
+
+class HandOver(NamedTuple):
+    """A run for one consumer, already in flight; with its messages if they are in memory."""
+
+    consumer: Consumer
+    rows: Rows
+    delivery_id: int
+    batch: MessageBatch | None
+    tried: bool = False  # whether these have waited out a back-off

@@ -1,0 +1,387 @@
+"""Messages in flight: delivered, and neither acknowledged nor returned.
+
+A *delivery* is one frame sent to one consumer: columns, and a deadline for each row. A message is
+in at most one live row (invariant 5). Taking a message back kills its row. Acknowledging it removes
+its offset from the set. A row that was killed, or whose offset is not in the set, is only memory.
+Such rows are swept once they outnumber the live ones. So memory follows the number of messages in
+flight, and the cost of a sweep is amortized over those messages.
+
+If the row of an acknowledged message is known, that row is killed, too. While this holds for all
+acknowledgements, every row marked alive is in flight.
+
+Pure: the time arrives as an argument. Deadlines are watched by the subscription's wheel, which
+calls ``expire`` with the delivery's id.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.subscription.delivery.delivery import Delivery, Share
+from escapement.broker.subscription.delivery.delivery_lookup import DeliveryLookup
+from escapement.broker.subscription.key_places import Placed
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.message import Int64s
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.offsets.offset_bits import OffsetBits
+
+# The fewest dead rows that are worth a sweep.
+_SWEEP_ROWS: Final = 8192
+
+
+# The deadline of a message that may stay unacknowledged forever.
+NEVER_MS: Final = 1 << 62
+
+
+class Hand(NamedTuple):
+    """The consumer that has a message in flight; ``deadline_ms`` is None if there is none."""
+
+    consumer_id: int
+    attempts: int
+    since_ms: int
+    deadline_ms: int | None
+
+
+class InFlight:
+    """All messages in flight, by delivery."""
+
+    __slots__ = (
+        "_alive",
+        "_coming",
+        "_deliveries",
+        "_delivery_lookup",
+        "_found_id",
+        "_next_id",
+        "_rows",
+        "_unrecorded",
+        "_unstored",
+        "offsets",
+    )
+
+    def __init__(self) -> None:
+        self.offsets = OffsetSet()
+        self._deliveries: dict[int, Delivery] = {}
+        self._coming: dict[int, Delivery] = {}  # by ``next_offset``
+        self._delivery_lookup = DeliveryLookup(self._deliveries)
+        self._next_id = 1
+        self._found_id = 0  # the delivery of the last take-back
+        self._rows = 0
+        self._alive = 0  # rows marked alive, among ``_rows``
+        self._unrecorded: deque[int] = deque()  # sent deliveries, in order
+        self._unstored: list[int] = []  # recorded deliveries not in a checkpoint
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def deliveries(self) -> int:
+        """The number of deliveries in memory."""
+        return len(self._deliveries)
+
+    def holds(self, delivery_id: int, height: int) -> npt.NDArray[np.bool_]:
+        """Return which of a delivery's ``height`` rows are still in flight."""
+        held = np.zeros(height, bool)
+        delivery = self._deliveries.get(delivery_id)
+        if delivery is not None:
+            held[self._live(delivery)] = True
+        return held
+
+    def delivery_ids(self) -> Int64s:
+        """Return the ids of all deliveries that may still have rows in flight."""
+        return np.fromiter(self._deliveries, np.int64, len(self._deliveries))
+
+    def hand_over(
+        self,
+        consumer_id: int,
+        rows: Rows,
+        deadline_ms: Int64s,
+        now_ms: int,
+        wanted_ms: Int64s,
+        placed: Placed | None = None,
+    ) -> int:
+        """Record a delivery; return its id.
+
+        Args:
+          rows: the delivered rows; ``attempts`` already counts this delivery.
+          deadline_ms: when each row is taken back unless it is acknowledged, ``NEVER_MS`` for
+            never; int64[n].
+          wanted_ms: the earliest time at which each could have been delivered; int64[n].
+          placed: the places of their keys, if there is an order.
+        """
+        added = self.offsets.add(rows.offsets)
+        assert added == rows.height, "a message is in flight twice"
+        delivery_id = self._next_id
+        self._next_id += 1
+        delivery = Delivery(consumer_id, rows, deadline_ms, now_ms, wanted_ms, placed)
+        self._deliveries[delivery_id] = delivery
+        self._coming[int(rows.offsets[0])] = delivery
+        self._rows += rows.height
+        self._alive += rows.height
+        return delivery_id
+
+    def shares_of(self, offsets: Int64s) -> list[Share]:
+        """Find and kill the rows of these messages that are in flight; ``settle`` follows.
+
+        O(n) as far as the offsets come in the order of delivery, else a search.
+
+        Args:
+          offsets: not settled before, each once.
+        """
+        found: list[Share] = []
+        at = 0
+        while at < len(offsets):
+            delivery = self._coming.pop(int(offsets[at]), None)
+            if delivery is None:
+                shares = self._delivery_lookup.find(np.sort(offsets[at:]))
+                for share in shares:
+                    self._kill(*share)
+                return found + shares
+            share = delivery.follow(offsets[at:])
+            self._kill(*share)
+            found.append(share)
+            at += share.height
+        return found
+
+    def _expect(self, delivery: Delivery) -> None:
+        """Note the next offset of a delivery."""
+        following = delivery.next_offset
+        if following is not None:
+            self._coming[following] = delivery
+
+    def settle(self, offsets: Int64s | OffsetBits) -> int:
+        """Remove acknowledged messages; return how many were in flight."""
+        settled = self.offsets.discard(offsets)
+        self._sweep()
+        return settled
+
+    def hand_of(self, offset: int) -> Hand | None:
+        """Return who has a message in flight; None if it is not in flight. O(deliveries)."""
+        if offset not in self.offsets:
+            return None
+        wanted = np.array([offset])
+        for delivery in reversed(self._deliveries.values()):
+            for row in delivery.find(wanted).tolist():
+                deadline_ms = int(delivery.deadline_ms[row])
+                return Hand(
+                    delivery.consumer_id,
+                    int(delivery.rows.counts[row]),
+                    delivery.since_ms,
+                    None if deadline_ms >= NEVER_MS else deadline_ms,
+                )
+        return None
+
+    def find(self, offsets: Int64s) -> Rows:
+        """Return a copy of the rows of these messages that are in flight, in no order."""
+        wanted = offsets[self.offsets.contains(offsets)]
+        parts = []
+        for delivery in reversed(self._deliveries.values()):
+            if not len(wanted):
+                break
+            parts.append(delivery.rows.pick(delivery.find(wanted)))
+            wanted = wanted[~np.isin(wanted, parts[-1].offsets)]
+        return Rows.concat(parts)
+
+    def take_back(self, offsets: Int64s, consumer_id: int | None = None) -> Rows:
+        """Remove messages from flight (only this consumer's, if given); return their rows."""
+        parts = []
+        missing = len(offsets)
+        for delivery_id in self._likely_first():
+            if not missing:
+                break
+            delivery = self._deliveries[delivery_id]
+            if consumer_id is not None and delivery.consumer_id != consumer_id:
+                continue
+            at = delivery.find(offsets)
+            if len(at):
+                parts.append(self._remove(delivery, at))
+                missing -= parts[-1].height
+                self._found_id = delivery_id
+        self._sweep()
+        return Rows.concat(parts)
+
+    def _likely_first(self) -> list[int]:
+        """Return all delivery ids, from the last take-back on: consumers go on where they were."""
+        ids = list(self._deliveries)
+        at = bisect_left(ids, self._found_id)
+        return ids[at:] + ids[:at]
+
+    def extend(self, offsets: Int64s, consumer_id: int, deadline_ms: int) -> int:
+        """Extend the deadline of messages in flight to this consumer; return how many."""
+        held = 0
+        for delivery in reversed(self._deliveries.values()):
+            if held == len(offsets):
+                break
+            if delivery.consumer_id == consumer_id:
+                at = delivery.find(offsets)
+                at = at[self.offsets.contains(delivery.rows.offsets[at])]
+                delivery.deadline_ms[at] = np.maximum(delivery.deadline_ms[at], deadline_ms)
+                held += len(at)
+        return held
+
+    def note_sent(self, delivery_id: int) -> None:
+        """Note that a delivery was sent to its consumer."""
+        if delivery_id in self._deliveries:
+            self._deliveries[delivery_id].sent = True
+            self._unrecorded.append(delivery_id)
+
+    @property
+    def has_unrecorded(self) -> bool:
+        """Whether a sent delivery awaits ``take_unrecorded``."""
+        return bool(self._unrecorded)
+
+    def take_unrecorded(self, now_ms: int, after_ms: int) -> Rows:
+        """Mark rows sent ``after_ms`` ago or earlier as recorded; return those still in flight.
+
+        Each delivery is considered once, because most messages are acknowledged by then.
+        """
+        parts = []
+        while self._unrecorded:
+            delivery_id = self._unrecorded[0]
+            delivery = self._deliveries.get(delivery_id)
+            # The wall clock may have been set back.
+            if delivery is not None and 0 <= now_ms - delivery.since_ms < after_ms:
+                break
+            self._unrecorded.popleft()
+            if delivery is not None and delivery.next_offset is not None:
+                delivery.recorded = True
+                self._unstored.append(delivery_id)
+                parts.append(self._open(delivery))
+        return Rows.concat(parts)
+
+    @property
+    def has_unstored(self) -> bool:
+        """Whether deliveries were recorded since the last ``take_unstored``."""
+        return bool(self._unstored)
+
+    def take_unstored(self) -> Rows:
+        """Return the rows recorded since the last call that are still in flight."""
+        ids, self._unstored = self._unstored, []
+        there = (self._deliveries[id] for id in ids if id in self._deliveries)
+        return Rows.concat([self._open(delivery) for delivery in there])
+
+    def take_back_consumer(self, consumer_id: int) -> tuple[Rows, Rows]:
+        """Remove all rows of a consumer that has left; return those sent and those not sent."""
+        sent: list[Rows] = []
+        unsent: list[Rows] = []
+        for delivery_id, delivery in list(self._deliveries.items()):
+            if delivery.consumer_id == consumer_id:
+                rows = self._remove(delivery, np.flatnonzero(delivery.alive))
+                (sent if delivery.sent else unsent).append(rows)
+                self._drop(delivery_id)
+        return Rows.concat(sent), Rows.concat(unsent)
+
+    def clear(self) -> None:
+        """Remove all messages and deliveries."""
+        for delivery_id in list(self._deliveries):
+            self._drop(delivery_id)
+        self.offsets = OffsetSet()
+
+    def expire(self, delivery_id: int, now_ms: int) -> tuple[Rows, int | None]:
+        """Take back the rows of one delivery that are past their deadline.
+
+        Returns:
+          The rows, and the next deadline of the same delivery, None if no row is left.
+        """
+        delivery = self._deliveries.get(delivery_id)
+        if delivery is None:
+            return Rows.none(), None
+        past = np.flatnonzero(delivery.alive & (delivery.deadline_ms <= now_ms))
+        rows = self._remove(delivery, past)
+        live = self._live(delivery)
+        if not len(live):
+            self._drop(delivery_id)
+            return rows, None
+        return rows, int(delivery.deadline_ms[live].min())
+
+    def by_consumer(self) -> dict[int, int]:
+        """Return how many messages each consumer has in flight, by its id; O(in flight)."""
+        held: dict[int, int] = {}
+        for delivery in self._deliveries.values():
+            count = held.get(delivery.consumer_id, 0) + len(self._live(delivery))
+            held[delivery.consumer_id] = count
+        return held
+
+    def rows(self) -> Rows:
+        """Return a copy of all rows in flight, in no order, for a snapshot."""
+        return Rows.concat([self._open(delivery) for delivery in self._deliveries.values()])
+
+    def parted_rows(self) -> tuple[Rows, Rows]:
+        """Return a copy of all rows in flight, in two parts: recorded and not recorded."""
+        parts: dict[bool, list[Rows]] = {True: [], False: []}
+        for delivery in self._deliveries.values():
+            parts[delivery.recorded].append(self._open(delivery))
+        return Rows.concat(parts[True]), Rows.concat(parts[False])
+
+    def _open(self, delivery: Delivery) -> Rows:
+        """Return a copy of the rows of a delivery that are in flight."""
+        return delivery.rows.pick(self._live(delivery))
+
+    @property
+    def _all_live(self) -> bool:
+        """Whether every row marked alive is in flight."""
+        return self._alive == len(self.offsets)
+
+    def _live(self, delivery: Delivery) -> Int64s:
+        """Return the positions of a delivery's rows that are in flight; ascending."""
+        live = np.flatnonzero(delivery.alive)
+        if self._all_live:
+            return live
+        return live[self.offsets.contains(delivery.rows.offsets[live])]
+
+    def _kill(self, delivery: Delivery, at: slice | Int64s) -> Rows:
+        """Mark live rows as no longer in flight; return them."""
+        self._forget(delivery)
+        rows = delivery.kill(at)
+        self._expect(delivery)
+        self._alive -= rows.height
+        return rows
+
+    def _remove(self, delivery: Delivery, positions: Int64s) -> Rows:
+        """Kill rows; return those that have not been acknowledged."""
+        all_live = self._all_live
+        rows = self._kill(delivery, positions)
+        if not all_live:
+            rows = rows.pick(self.offsets.contains(rows.offsets))
+        self.offsets.discard(rows.offsets)
+        return rows
+
+    def _forget(self, delivery: Delivery) -> None:
+        """Forget the next offset of a delivery."""
+        following = delivery.next_offset
+        if following is not None and self._coming.get(following) is delivery:
+            del self._coming[following]
+
+    def _drop(self, delivery_id: int) -> None:
+        delivery = self._deliveries.pop(delivery_id)
+        self._forget(delivery)
+        self._rows -= delivery.rows.height
+        self._alive -= int(np.count_nonzero(delivery.alive))
+
+    def _sweep(self) -> None:
+        """Drop finished deliveries and kill finished rows, once those outnumber the live ones."""
+        if self._rows - len(self.offsets) <= max(_SWEEP_ROWS, len(self.offsets)):
+            return
+        for delivery_id, delivery in list(self._deliveries.items()):
+            live = self._live(delivery)
+            if not len(live):
+                self._drop(delivery_id)
+            elif len(live) < np.count_nonzero(delivery.alive):
+                gone = delivery.alive.copy()
+                gone[live] = False
+                self._kill(delivery, np.flatnonzero(gone))
+        self._delivery_lookup.tidy(self._rows)
+
+    def _check(self) -> None:
+        """Assert that every offset has exactly one live row."""
+        rows = self.rows()
+        assert rows.height == len(self.offsets), "rows and set disagree"
+        assert len(np.unique(rows.offsets)) == rows.height, "a message has two live rows"
+        assert self._rows == sum(d.rows.height for d in self._deliveries.values())
+        assert self._alive == sum(np.count_nonzero(d.alive) for d in self._deliveries.values())
+        expected = {d.next_offset: d for d in self._deliveries.values()}
+        assert all(expected.get(offset) is d for offset, d in self._coming.items())

@@ -1,0 +1,1 @@
+"""Order by key: one message of each key at a time, in due order."""

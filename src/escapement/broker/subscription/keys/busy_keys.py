@@ -1,0 +1,93 @@
+"""Busy keys: each holds back all ready messages with that key.
+
+For a subscription whose policy asks for an order by key, or of the whole topic. A key is *held* by
+a message that is in flight, and, unless the policy says otherwise, by one in retry. Keys with the
+same key hash (see ``escapement.traits``) hold each other back, too. If the whole topic is ordered,
+all messages have one key.
+
+Pure. It knows no acknowledgements: ``settle`` is given the messages that are still held.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from escapement.broker.subscription.key_places import Places
+from escapement.broker.subscription.keys.key_table import NO_KEY, KeyTable
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.message import Int64s
+from escapement.storage.offsets import OffsetSet
+
+
+class BusyKeys:
+    """The messages that hold the keys of a table.
+
+    For each busy key, one message is in the table. Several messages may hold a key if they were in
+    flight before there was an order; the others are in a list.
+    """
+
+    __slots__ = ("_others", "_table")
+
+    def __init__(self, table: KeyTable) -> None:
+        self._table = table
+        self._others = np.zeros((2, 0), np.int64)  # key hashes and offsets
+
+    def take(self, rows: Rows) -> None:
+        """Let messages hold their keys; some may do so already."""
+        key_hashes, offsets = self._keyed(rows)
+        self.take_at(self._table.place(key_hashes), offsets)
+
+    def take_at(self, at: Places, offsets: Int64s) -> None:
+        """Let messages hold their keys, given the places of the keys; each message has a key."""
+        table = self._table
+        free = ~table.busy[at]
+        table.holders[at[free]] = offsets[free]
+        table.busy[at] = True
+        alone = table.holders[at] == offsets
+        if not alone.all():
+            alone |= np.isin(offsets, self._others[1])
+            others = np.stack((table.key_hashes[at[~alone]], offsets[~alone]))
+            self._others = np.concatenate((self._others, others), axis=1)
+
+    def release(self, rows: Rows) -> None:
+        """Release the keys of these messages."""
+        key_hashes, offsets = self._keyed(rows)
+        at, known = self._table.find(key_hashes)
+        self.release_at(at[known], offsets[known])
+
+    def release_at(self, at: Places, offsets: Int64s) -> None:
+        """Release the keys of these messages, given the places of the keys."""
+        if self._others.shape[1]:
+            self._others = self._others[:, ~np.isin(self._others[1], offsets)]
+        table = self._table
+        self._free(at[table.busy[at] & (table.holders[at] == offsets)])
+
+    def settle(self, held: OffsetSet) -> None:
+        """Release the keys of all messages that are not in ``held``. O(busy keys)."""
+        if self._others.shape[1]:
+            self._others = self._others[:, held.contains(self._others[1])]
+        at = np.flatnonzero(self._table.busy)
+        self._free(at[~held.contains(self._table.holders[at])])
+
+    def _free(self, at: Places) -> None:
+        """Release keys, and let other messages that hold them take their place in the table."""
+        self._table.busy[at] = False
+        if self._others.shape[1] and len(at):
+            (key_hashes, offsets), self._others = self._others, np.zeros((2, 0), np.int64)
+            self.take_at(self._table.place(key_hashes), offsets)
+
+    def _keyed(self, rows: Rows) -> tuple[Int64s, Int64s]:
+        """Return the key hashes and offsets of the rows that have a key."""
+        key_hashes = self._table.key_hashes_of(rows)
+        keyed = key_hashes != NO_KEY
+        return (
+            (key_hashes, rows.offsets) if keyed.all() else (key_hashes[keyed], rows.offsets[keyed])
+        )
+
+    def _check(self) -> None:
+        table = self._table
+        offsets = np.concatenate((table.holders[table.busy], self._others[1]))
+        assert len(np.unique(offsets)) == len(offsets), "a message holds twice"
+        at, known = table.find(self._others[0])
+        assert known.all(), "a key that is held is not in the table"
+        assert table.busy[at].all(), "a key that is held is not busy"

@@ -1,0 +1,343 @@
+"""Ready messages of a subscription with an order: a queue for each key.
+
+The first row of each queue, its *head*, is in the key table
+(:mod:`~escapement.broker.subscription.keys.key_table`), with the number of rows behind it. So the
+next deliverable messages are found among the heads alone, however long the queues are. The other
+rows stay unsorted (:mod:`~escapement.broker.subscription.keys.unsorted_rows`) until they are many,
+and are then sorted by key (:mod:`~escapement.broker.subscription.keys.sorted_runs`). A next head is
+sought there only for queues with more rows. Messages without a key are kept apart, because nothing
+holds them back. If the whole topic is ordered, all messages are in one queue.
+
+Rows arrive in any order. A row that precedes the head of its queue replaces it. Rows that arrive in
+small parts are put into queues together, before the next question that needs it.
+
+Invariants (``_check``): a queue with rows has a head, which precedes its other rows; the counts are
+right.
+
+Pure: it does not know which keys are busy; each call is given them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from escapement.broker.subscription.key_places import NO_PLACE, Places
+from escapement.broker.subscription.keys.key_table import NO_KEY, Bools, KeyTable
+from escapement.broker.subscription.keys.sorted_runs import SortedRuns, print_order
+from escapement.broker.subscription.keys.unsorted_rows import Loose, UnsortedRows
+from escapement.broker.subscription.priorities.band import BANDS, NORMAL, bands_of, rows_below
+from escapement.broker.subscription.priorities.ready import Pile, Rows, goes_before, order_of
+from escapement.message import Int64s
+from escapement.storage.index import Key
+
+# How many rows of each key stay in memory if there are too many: the first value that frees enough.
+_KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
+# With more unsorted rows than this for each key sought, sorting them first is cheaper.
+_LOOSE_OF_EACH: Final = 64
+# Fewer unsorted rows than this are never sorted.
+_FEW_ROWS: Final = 4096
+
+
+class KeyQueues:
+    """Queues of ready rows by key.
+
+    Args:
+      ageing_ms: how many ms a step of priority is worth; see ``Rows.ranks``.
+    """
+
+    __slots__ = ("_ageing_ms", "_free", "_fresh", "_loose", "_new", "_runs", "_table")
+
+    def __init__(self, table: KeyTable, ageing_ms: int) -> None:
+        self._table = table
+        self._ageing_ms = ageing_ms
+        self._loose = UnsortedRows(table)
+        self._runs = SortedRuns()
+        self._free = Pile(ageing_ms)
+        self._new: list[Rows] = []  # not in queues yet
+        self._fresh = dict.fromkeys(BANDS, 0)
+
+    def __len__(self) -> int:
+        behind = self._loose.count + self._runs.count
+        new = sum(rows.height for rows in self._new)
+        return self._free.count + int(np.count_nonzero(self._table.there)) + behind + new
+
+    def fresh_of(self, which: int) -> int:
+        """Return the number of never-sent rows of a band."""
+        return self._fresh[which]
+
+    def _count(self, rows: Rows, sign: int) -> None:
+        fresh = rows.attempts == 0
+        if rows.traits is None:
+            self._fresh[NORMAL] += sign * int(np.count_nonzero(fresh))
+            return
+        bands = bands_of(rows.traits[fresh])
+        for which in BANDS:
+            self._fresh[which] += sign * int(np.count_nonzero(bands == which))
+
+    # -- adding and removing ---------------------------------------------------------
+
+    def push(self, rows: Rows) -> None:
+        """Add rows, in any order; O(log n) a row."""
+        self._count(rows, 1)
+        self._new.append(rows)
+
+    def lay_in(self) -> None:
+        """Put all added rows into their queues; the table's places may change."""
+        if not self._new:
+            return
+        rows, self._new = Rows.concat(self._new), []
+        key_hashes = self._table.key_hashes_of(rows)
+        keyed = key_hashes != NO_KEY
+        if not keyed.all():
+            self._free.push(rows.pick(~keyed).in_order(self._ageing_ms))
+            rows, key_hashes = rows.pick(keyed), key_hashes[keyed]
+        if rows.height:
+            places = self._table.place(key_hashes)
+            self._lay_in(Loose(rows, rows.ranks(self._ageing_ms), places))
+
+    def _lay_in(self, new: Loose) -> None:
+        table = self._table
+        first = table.first_of_each(new.places, new.ranks, new.rows.offsets)
+        place = new.places[first]
+        there, heads = table.there[place], table.heads.offsets[place]
+        before = goes_before(new.ranks[first], new.rows.offsets[first], table.ranks[place], heads)
+        # Heads that a new row precedes go behind it.
+        later = place[there & before]
+        displaced = Loose(table.heads.pick(later), table.ranks[later], later)
+        ahead = first[before | ~there]
+        behind = np.ones(new.rows.height, bool)
+        behind[ahead] = False
+        self._set_heads(new.pick(ahead))
+        self._put_behind([new.pick(behind), displaced])
+
+    def _put_behind(self, parts: list[Loose]) -> None:
+        for part in parts:
+            np.add.at(self._table.behind, part.places, 1)
+        self._loose.add(parts)
+
+    def _sort_in(self) -> None:
+        """Move all loose rows into the sorted runs."""
+        loose = self._loose.drain()
+        self._runs.add(loose.rows, self._table.key_hashes[loose.places], loose.ranks)
+
+    def count_open(self, closed: Bools) -> int:
+        """Return the number of messages that ``open`` could return."""
+        return int(np.count_nonzero(self._table.there & ~closed)) + self._free.count
+
+    def open(self, closed: Bools, most: int, *, all_heads: bool) -> tuple[Rows, Places]:
+        """Return the next deliverable rows, in order: heads, and rows without a key. All rows stay.
+
+        ``lay_in`` must have been called.
+
+        Args:
+          closed: the keys, by place, that are not deliverable.
+          most: how many rows are wanted.
+          all_heads: whether to return all heads, however many.
+
+        Returns:
+          The rows, and the place of the key of each, ``NO_PLACE`` for none.
+        """
+        assert not self._new
+        table = self._table
+        at = np.flatnonzero(table.there & ~closed)
+        if len(at) > most and not all_heads:
+            ranks = table.ranks[at]
+            at = at[ranks <= np.partition(ranks, most - 1)[most - 1]]
+        if len(at):
+            at = at[order_of(table.ranks[at], table.heads.offsets[at])]
+        at = at if all_heads else at[:most]
+        heads = table.heads.pick(at)
+        if not self._free.count:
+            return heads, at
+        free = self._free.first(most)
+        both = Rows.concat([heads, free])
+        order = order_of(both.ranks(self._ageing_ms), both.offsets)
+        order = order if all_heads else order[:most]
+        return both.pick(order), np.append(at, np.full(free.height, NO_PLACE))[order]
+
+    def take(self, rows: Rows, places: Places) -> None:
+        """Remove rows, in order, that ``open`` just returned; the rows behind them move up."""
+        self._count(rows, -1)
+        free = places == NO_PLACE
+        if free.any():
+            self._take_free(rows.offsets[free])
+            places = places[~free]
+        self._move_up(places)
+
+    def _take_free(self, offsets: Int64s) -> None:
+        first = self._free.take(len(offsets))
+        if not np.array_equal(first.offsets, offsets):
+            self._free.push(first)
+            self._free.withdraw(offsets)
+
+    def withdraw(self, offsets: Int64s) -> None:
+        """Remove the rows of these messages; O(rows)."""
+        self.lay_in()
+        rows = self.rows()
+        self._count(rows.pick(np.isin(rows.offsets, offsets)), -1)
+        for store in (self._free, self._loose, self._runs):
+            store.withdraw(offsets)
+        self._table.behind[:] = self._recount()
+        at = np.flatnonzero(self._table.there)
+        self._move_up(at[np.isin(self._table.heads.offsets[at], offsets)])
+
+    def recall(self, which: int, key: Key) -> Int64s:
+        """Remove a band's never-sent rows from a key on; return their offsets. O(rows)."""
+        rows = self.rows()
+        rows = rows.pick(rows.attempts == 0)
+        if rows.traits is not None:
+            rows = rows.pick(bands_of(rows.traits) == which)
+        elif which != NORMAL:
+            return rows.offsets[:0]
+        rows = rows.in_order()
+        gone: Int64s = rows.offsets[rows_below(rows, key) :]
+        if len(gone):
+            self.withdraw(gone)
+        return gone
+
+    def drain(self) -> Rows:
+        """Remove and return all rows, in no order."""
+        rows = self.rows()
+        self._clear_queues()
+        self._new = []
+        self._free = Pile(self._ageing_ms)
+        self._fresh = dict.fromkeys(BANDS, 0)
+        return rows
+
+    def rows(self) -> Rows:
+        """Return a copy of all rows, in no order, for a snapshot."""
+        return Rows.concat([self._queued(), *self._free.runs, *self._new])
+
+    def never_sent(self, offsets: Int64s) -> Bools:
+        """Return which of these messages are here and were never sent; bool[n]. O(rows)."""
+        rows = self.rows()
+        return np.isin(offsets, rows.offsets[rows.attempts == 0])
+
+    def set_ageing(self, ageing_ms: int) -> None:
+        """Reorder all rows for another ``ageing_ms``."""
+        rows = self.drain()
+        self._ageing_ms = self._free.ageing_ms = ageing_ms
+        if rows.height:
+            self.push(rows)
+
+    # -- shortening ------------------------------------------------------------------
+
+    def shorten(self, closed: Bools, most: int) -> Rows:
+        """Remove and return the ends of long queues, so that ``most`` fresh rows are left.
+
+        Rows that were sent before stay, as do the rows before them in their queue, the heads of
+        queues that are not closed, and rows without a key. So more rows may be left. ``lay_in``
+        must have been called. O(rows).
+
+        Args:
+          closed: the keys, by place, that are not deliverable.
+        """
+        assert not self._new
+        rows = self._queued()
+        if not rows.height:
+            return rows
+        key_hashes, ranks = self._table.key_hashes_of(rows), rows.ranks(self._ageing_ms)
+        order = print_order(key_hashes, ranks, rows.offsets)
+        rows, key_hashes = rows.pick(order), key_hashes[order]
+        begins = np.flatnonzero(np.diff(key_hashes, prepend=-1))
+        lengths = np.diff(begins, append=rows.height)
+        places = np.arange(rows.height)
+        sent = np.maximum.reduceat(np.where(rows.attempts > 0, places, -1), begins)
+        may_go = places > np.repeat(sent, lengths)
+        behind = places - np.repeat(begins, lengths)
+        keys, _ = self._table.find(key_hashes[begins])
+        may_stay = np.repeat(~closed[keys], lengths)
+        over = sum(self._fresh.values()) - most
+        for kept in _KEPT_OF_EACH:
+            gone = may_go & (behind >= np.maximum(kept, may_stay))
+            if np.count_nonzero(gone) >= over:
+                break
+        self._count(rows, -1)
+        self._clear_queues()
+        self.push(rows.pick(~gone))
+        self.lay_in()
+        return rows.pick(gone)
+
+    def _queued(self) -> Rows:
+        """Return a copy of all rows in queues, in no order."""
+        heads = self._table.heads.pick(np.flatnonzero(self._table.there))
+        return Rows.concat([heads, self._behind()])
+
+    def _behind(self) -> Rows:
+        return Rows.concat([self._loose.here().rows, self._runs.rows()])
+
+    def _recount(self) -> Int64s:
+        """Return how many rows are behind the head of each key, by place; O(rows)."""
+        places, _ = self._table.find(self._table.key_hashes_of(self._behind()))
+        return np.bincount(places, minlength=len(self._table.behind))
+
+    def _clear_queues(self) -> None:
+        self._table.there[:] = False
+        self._table.behind[:] = 0
+        self._loose, self._runs = UnsortedRows(self._table), SortedRuns()
+
+    # -- heads -----------------------------------------------------------------------
+
+    def _set_heads(self, first: Loose) -> None:
+        """Make these rows the heads of their queues."""
+        table, (rows, ranks, places) = self._table, first
+        table.there[places] = True
+        table.ranks[places] = ranks
+        table.heads.due_ms[places] = rows.due_ms
+        table.heads.offsets[places] = rows.offsets
+        table.heads.attempts[places] = rows.attempts
+        assert table.heads.traits is not None
+        table.heads.traits[places] = 0 if rows.traits is None else rows.traits
+
+    def _move_up(self, places: Places) -> None:
+        """Replace the heads of these queues by their next rows.
+
+        O(queues with more rows * runs), and one pass over the loose rows.
+        """
+        table = self._table
+        table.there[places] = False
+        places = places[table.behind[places] > 0]
+        if not len(places):
+            return
+        table.behind[places] -= 1
+        if self._loose.count > max(_LOOSE_OF_EACH * len(places), _FEW_ROWS):
+            self._sort_in()
+        at, loose = self._loose.first_of_each(self._loose.of(places))
+        if self._runs.count:
+            places = places[np.argsort(table.key_hashes[places])]
+            found = self._runs.first_of(table.key_hashes[places])
+            # A loose row becomes head only if it precedes the sorted one.
+            table.ranks[places], table.heads.offsets[places] = found.ranks, found.offsets
+            ranks, offsets = table.ranks[loose.places], table.heads.offsets[loose.places]
+            sooner = goes_before(loose.ranks, loose.rows.offsets, ranks, offsets)
+            at, loose = at[sooner], loose.pick(sooner)
+            table.marks[loose.places] = True
+            sorted_ = np.flatnonzero(~table.marks[places])
+            table.marks[loose.places] = False
+            for which, rows, ranks in self._runs.take(found, sorted_):
+                self._set_heads(Loose(rows, ranks, places[which]))
+        self._loose.take(at)
+        self._set_heads(loose)
+        assert table.there[places].all(), "a row behind a head is lost"
+
+    def _check(self) -> None:
+        """Assert every invariant."""
+        table = self._table
+        table._check()
+        self._loose._check()
+        self._runs._check()
+        rows = self.rows()
+        assert len(np.unique(rows.offsets)) == rows.height == len(self)
+        fresh = self._fresh.copy()
+        self._count(rows, -1)
+        assert not any(self._fresh.values()), "the count of never-sent rows is wrong"
+        self._fresh = fresh
+        assert np.array_equal(table.behind, self._recount()), "the count of a queue is wrong"
+        rows = self._behind()
+        places, known = table.find(table.key_hashes_of(rows))
+        assert known.all(), "a key that has rows is not in the table"
+        assert table.there[places].all(), "a queue has no head"
+        heads = table.ranks[places], table.heads.offsets[places]
+        assert goes_before(*heads, rows.ranks(self._ageing_ms), rows.offsets).all()

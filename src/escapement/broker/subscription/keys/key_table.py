@@ -1,0 +1,182 @@
+"""A table of keys: whether each is busy, and the head of its queue.
+
+The table has the keys that are in use: a message of the key is ready or holds it. Keys have
+*places* in the table, in no order. Code that works with many keys finds their places once, by key
+hash (see ``escapement.traits``), and then works with columns. The table has all columns by key: the
+holders (:mod:`~escapement.broker.subscription.keys.busy_keys`), and the queue heads with the number
+of rows behind them (:mod:`~escapement.broker.subscription.keys.key_queues`).
+
+Places are valid until the next ``place``. Unused keys are removed when a new key finds no room, so
+memory follows the ready and held messages. Behind the last key, the columns are False: not busy,
+and without a head.
+
+Invariants (``_check``): each key hash is in the table once, and is found at its place.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.subscription.key_places import Places
+from escapement.broker.subscription.number_map import NumberMap
+from escapement.broker.subscription.priorities.ready import Rows, goes_before, order_of
+from escapement.message import Int64s
+from escapement.traits import KEY_HASHES, SLOTS, hash_keys, have_keys, slots_of_key_hashes
+
+# The key hash of a message without a key, if the order is by key.
+NO_KEY: Final = KEY_HASHES
+
+# New columns have room for this many times the keys in use.
+_GROWTH: Final = 2
+
+Bools = npt.NDArray[np.bool_]
+
+# Layout numbers of all tables. A changed number means that remembered places are invalid.
+_layouts = count()
+
+
+class KeyTable:
+    """The keys in use of one subscription, in columns by place.
+
+    Args:
+      whole: give all messages one key, 0.
+    """
+
+    __slots__ = (
+        "_claims",
+        "_height",
+        "_places",
+        "behind",
+        "busy",
+        "heads",
+        "holders",
+        "key_hashes",
+        "layout",
+        "marks",
+        "ranks",
+        "there",
+        "whole",
+    )
+
+    def __init__(self, whole: bool) -> None:
+        self.whole = whole
+        self._places = NumberMap()  # by key hash
+        self._height = 0  # keys, with unused ones
+        self._claims: Int64s = np.zeros(0, np.int64)  # scratch of ``first_of_each``
+        self.marks: Bools = np.zeros(1, bool)  # scratch, False between calls; one more than keys
+        self.layout = next(_layouts)  # changes whenever places change
+        self.key_hashes: Int64s = np.zeros(0, np.int64)
+        self.busy: Bools = np.zeros(0, bool)
+        self.holders: Int64s = np.zeros(0, np.int64)  # the offset that holds each busy key
+        self.there: Bools = np.zeros(0, bool)  # whether the key has a head
+        self.behind: Int64s = np.zeros(0, np.int64)  # how many are behind the head
+        self.ranks: Int64s = np.zeros(0, np.int64)  # of heads
+        self.heads = Rows.none()._replace(traits=np.zeros(0, np.uint32))
+
+    def key_hashes_of(self, rows: Rows) -> Int64s:
+        """Return the key hash of each row, ``NO_KEY`` for none; int64[n]."""
+        if self.whole:
+            return np.zeros(rows.height, np.int64)
+        if rows.traits is None:
+            return np.full(rows.height, NO_KEY)
+        key_hashes = hash_keys(rows.traits)
+        keyed = have_keys(rows.traits)
+        return key_hashes if keyed.all() else np.where(keyed, key_hashes, NO_KEY)
+
+    def find(self, key_hashes: Int64s) -> tuple[Places, Bools]:
+        """Return the places of these keys, and which are in the table; intp[n], bool[n]."""
+        places = self._places.get(key_hashes)
+        known = places >= 0
+        return (places if known.all() else np.where(known, places, 0)), known
+
+    def place(self, key_hashes: Int64s) -> Places:
+        """Return the places of these keys; add missing keys, which may change all places."""
+        places, known = self.find(key_hashes)
+        if known.all():
+            return places
+        unknown = np.flatnonzero(~known)
+        new = np.sort(key_hashes[unknown])
+        new = new[np.diff(new, prepend=-1) > 0]
+        if self._height + len(new) > len(self.key_hashes):
+            self._make_room(len(new), places[known])
+            places = self._places.get(key_hashes)
+        at = np.arange(self._height, self._height + len(new))
+        self._height += len(new)
+        self.key_hashes[at] = new
+        self._places.add(new, at)
+        places[unknown] = self._places.get(key_hashes[unknown])
+        return places
+
+    def _make_room(self, more: int, wanted: Places) -> None:
+        """Remove unused keys except those at ``wanted``; make room for ``more`` keys."""
+        stay = self.busy | self.there
+        stay[wanted] = True
+        kept = np.flatnonzero(stay)
+        room = _GROWTH * (len(kept) + more)
+
+        def column(old: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            new = np.zeros(room, old.dtype)
+            new[: len(kept)] = old[kept]
+            return new
+
+        self.key_hashes = column(self.key_hashes)
+        self.busy, self.there = column(self.busy), column(self.there)
+        self.holders, self.behind = column(self.holders), column(self.behind)
+        self.ranks = column(self.ranks)
+        heads = self.heads
+        assert heads.traits is not None
+        self.heads = Rows(
+            column(heads.due_ms),
+            column(heads.offsets),
+            column(heads.attempts),
+            column(heads.traits),
+        )
+        self._claims, self.marks = np.zeros(room, np.int64), np.zeros(room + 1, bool)
+        self.layout = next(_layouts)
+        self._height = len(kept)
+        self._places = NumberMap()
+        self._places.add(self.key_hashes[: len(kept)], np.arange(len(kept)))
+
+    def first_of_each(self, places: Places, ranks: Int64s, offsets: Int64s) -> Int64s:
+        """Return the positions of the first row of each key, by rank and offset.
+
+        Linear, except for rows that precede, in that order, an earlier row of the column.
+        """
+        at = np.arange(len(places))
+        # The last claim of a key wins, so rows claim in reverse: the first row in the column wins.
+        self._claims[places[::-1]] = at[::-1]
+        winner = self._claims[places]
+        late = np.flatnonzero(winner != at)
+        if not len(late):
+            return at
+        winner = winner[late]
+        late = late[goes_before(ranks[late], offsets[late], ranks[winner], offsets[winner])]
+        late = late[order_of(ranks[late], offsets[late])][::-1]
+        self._claims[places[late]] = late
+        return np.flatnonzero(self._claims[places] == at)
+
+    def slots(self, which: Bools) -> Bools:
+        """Return the slots of these keys; bool[SLOTS]."""
+        found = np.zeros(SLOTS, bool)
+        found[slots_of_key_hashes(self.key_hashes[which])] = True
+        return found
+
+    def among(self, slots: Bools) -> Bools:
+        """Return which keys have one of these slots; bool[keys]."""
+        found: Bools = slots[slots_of_key_hashes(self.key_hashes)]
+        return found
+
+    def _check(self) -> None:
+        """Assert every invariant."""
+        self._places._check()
+        assert len(self._places) == self._height <= len(self.key_hashes)
+        key_hashes = self.key_hashes[: self._height]
+        assert np.array_equal(self._places.get(key_hashes), np.arange(self._height)), (
+            "a key is lost"
+        )
+        assert not (self.busy | self.there)[self._height :].any(), "an unused place is marked"
+        assert not self.marks.any()

@@ -1,0 +1,1 @@
+"""Ready messages in the order of their priorities and due times."""

@@ -1,0 +1,156 @@
+"""The priority bands of one subscription, and the scans that they share.
+
+The normal band always exists; the others are created with their first message. Each band has its
+own read mark (:mod:`~escapement.broker.subscription.priorities.band`). Bands with the same mark
+read together, because each would otherwise read the same keys.
+
+Pure: times and keys arrive as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from escapement.broker.subscription.priorities.band import BANDS, NORMAL, Band, bands_of, rows_below
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.storage.index import Key
+
+# The most expired messages in one step, and in one acknowledgement.
+EXPIRED_AT_ONCE: Final = 65_536
+
+
+class Scan(NamedTuple):
+    """A piece ``[start, stop)`` of the delivery order that bands read together.
+
+    The scan reads about ``most`` messages. Those due by ``expired_until_ms`` have expired.
+    """
+
+    bands: list[Band]
+    start: Key
+    stop: Key
+    most: int
+    expired_until_ms: int
+
+
+class Bands:
+    """The bands of one subscription.
+
+    Args:
+      make: creates a band that begins to read at a key, or is not behind if the key is None.
+      mark: where the normal band begins.
+    """
+
+    __slots__ = ("_bands", "_make", "normal")
+
+    def __init__(self, make: Callable[[int, Key | None], Band], mark: Key) -> None:
+        self._make = make
+        self.normal = make(NORMAL, mark)
+        self._bands = {NORMAL: self.normal}
+
+    def __len__(self) -> int:
+        return len(self._bands)
+
+    def __iter__(self) -> Iterator[Band]:
+        return iter(self._bands.values())
+
+    def of(self, which: int) -> Band:
+        """Return a band; create it if needed.
+
+        A new band begins where the normal one is, because no message of its own was read before.
+        """
+        band = self._bands.get(which)
+        if band is None:
+            band = self._bands[which] = self._make(which, self.normal.unread_from)
+        return band
+
+    def add_all(self) -> None:
+        """Create all bands, because there may be messages of any."""
+        for which in BANDS:
+            self.of(which)
+
+    def split(self, rows: Rows) -> list[tuple[Band, Rows]]:
+        """Return the bands that have rows, with their rows; create bands as needed."""
+        if rows.traits is None:
+            return [(self.normal, rows)]
+        bands = bands_of(rows.traits)
+        of_each = [(which, bands == which) for which in BANDS]
+        return [(self.of(which), rows.pick(mine)) for which, mine in of_each if mine.any()]
+
+    def outline(self, rows: Rows) -> Rows:
+        """Return the rows that tell each band how far it falls behind if all rows are left.
+
+        These are the first row of each band, and the first after each scan under way. The rows are
+        sorted by key.
+        """
+        untils = {band.scan_until for band in self}
+        starts = {0, *(rows_below(rows, until) for until in untils if until is not None)}
+        if rows.traits is None:
+            return rows.pick(np.array(sorted(starts - {rows.height})))
+        bands = bands_of(rows.traits)
+        at = set()
+        for start in starts:
+            for which in BANDS:
+                mine = bands[start:] == which
+                if mine.any():
+                    at.add(start + int(mine.argmax()))
+        return rows.pick(np.array(sorted(at)))
+
+    # -- progress ------------------------------------------------------------------
+
+    @property
+    def are_behind(self) -> bool:
+        """Whether a due message has not been read yet."""
+        return any(band.mark is not None for band in self)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a band is being read."""
+        return any(band.is_reading for band in self)
+
+    @property
+    def unread_from(self) -> Key | None:
+        """The lowest key that may be unread; None if there is none."""
+        return min((b.unread_from for b in self if b.unread_from is not None), default=None)
+
+    def fall_behind(self, key: Key) -> None:
+        """Note that keys from ``key`` on may be in the index without having been offered."""
+        for band in self:
+            band.fall_behind(key)
+
+    def is_stuck(self, piece: int) -> bool:
+        """Whether a band is behind and has less room than ``piece``."""
+        return any(band.is_stuck(piece) for band in self)
+
+    # -- scans ---------------------------------------------------------------------
+
+    def must_read(self, wanting: list[Band]) -> bool:
+        """Return whether unread messages of these bands may precede all ready messages.
+
+        Bands that are being read count, too.
+        """
+        return any(band.may_precede for band in self if band.is_reading or band in wanting)
+
+    def scan(self, wanting: list[Band], piece: int, most: int, until_ms: int, stop: Key) -> Scan:
+        """Return the next scan: from the lowest mark, with the bands that are at it.
+
+        The scan ends at the next higher mark, where other bands join.
+
+        Args:
+          wanting: at least one band.
+          piece: the room that is worth a scan of its own.
+          most: the most messages.
+          until_ms: messages due by then have expired.
+          stop: where to stop at the latest.
+        """
+        start = min(band.mark for band in wanting if band.mark is not None)
+        here = [band for band in self if band.mark == start and not band.is_reading]
+        if start.due_ms <= until_ms:  # expired messages need no room, and are read separately
+            return Scan(here, start, Key(until_ms + 1, 0), EXPIRED_AT_ONCE, until_ms)
+        # Bands left out read the same keys again, so bands with a little room join and read less.
+        bands = [band for band in here if band in wanting or band.may_join(piece)]
+        most = min(most, *(band.room for band in bands))
+        ahead = [band.mark for band in self if band.mark is not None and band.mark > start]
+        return Scan(bands, start, min([max(stop, start), *ahead]), most, until_ms)

@@ -1,0 +1,228 @@
+"""A read-ahead cache of ready messages, for delivery in an order other than the index's.
+
+The index stores messages by due time. If messages are delivered by priority or by key, the messages
+of one frame are in a hundred blocks of the index, and each frame would read all of these again. So
+ready messages are read at once, in the order of the index, and kept here until they are done.
+
+*Expected* messages are ready and not read yet. When there are enough, ``begin_read`` says which to
+read, the lowest ranks first, and ``put`` takes them. All subscriptions together may use
+``BrokerLimits.staged_bytes``. Messages that find no room are read from the index when they are
+delivered. So this cache affects only speed.
+
+The messages of one read are a *part*. A map from offsets to places finds the messages of a frame at
+once, however many parts there are. Parts whose messages are mostly done are merged. The map may
+still have the place of a message that has been removed, because part numbers are not reused.
+
+Invariants (``_check``): the map of offsets is sound; no message is in a part twice.
+
+Pure: it does not know which messages are ready or done; each call is given them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.broker.subscription.offset_map import OffsetMap
+from escapement.broker.subscription.priorities.ready import Rows, order_of
+from escapement.message import Int64s, MessageBatch
+from escapement.storage.index.columns import FixedColumns, Pick, assemble
+
+# The fewest rows that are worth a read.
+_LEAST_ROWS: Final = 2048
+# Parts of this many rows are not joined with others.
+_LARGE_ROWS: Final = 16_384
+# The memory of a row besides its strings: its place, and the bounds of each string.
+_ROW_BYTES: Final = 64
+# A place is the number of a part above this many bits for the row.
+_ROW_BITS: Final = 32
+
+# The map of offsets is rebuilt if it takes more than this for each message.
+_SPARSE_BYTES: Final = 128
+
+Bools = npt.NDArray[np.bool_]
+Which = Callable[[Int64s], Bools]
+
+
+class _Part(NamedTuple):
+    """The messages of one read."""
+
+    first_place: int
+    offsets: Int64s
+    due_ms: Int64s
+    columns: FixedColumns
+    size_bytes: int
+
+    @property
+    def height(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def places(self) -> Int64s:
+        return self.first_place + np.arange(self.height)
+
+
+class Staged:
+    """Messages read ahead for one subscription."""
+
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_expected",
+        "_is_full",
+        "_next",
+        "_parts",
+        "_places",
+        "expected",
+    )
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _Part] = {}  # by number, ascending
+        self._next = 0
+        self._places = OffsetMap()  # the place of each message, maybe removed
+        self._expected: list[Rows] = []
+        self.expected = 0  # the number of rows in ``_expected``
+        self._asked = 0  # rows sought since the last ``keep``
+        self._is_full = False  # whether the last ``begin_read`` had no room
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory in use."""
+        return self._places.size_bytes + sum(part.size_bytes for part in self._parts.values())
+
+    # -- reading ahead ---------------------------------------------------------------
+
+    def expect(self, rows: Rows) -> None:
+        """Add ready rows."""
+        self._expected.append(rows)
+        self.expected += rows.height
+
+    @property
+    def wants_read(self) -> bool:
+        """Whether enough rows are expected, and there may be room for them."""
+        if self.expected < _LEAST_ROWS:
+            return False
+        return not self._is_full or self._asked >= _LEAST_ROWS
+
+    @property
+    def is_untidy(self) -> bool:
+        """Whether most messages here may be done."""
+        return 4 * self._asked >= 3 * self._height
+
+    def take_expected(self, waits: Which) -> Rows:
+        """Remove all expected rows; return those for which ``waits`` is true."""
+        rows = Rows.concat(self._expected)
+        self._expected, self.expected = [], 0
+        return rows.pick(waits(rows.offsets)) if rows.height else rows
+
+    def begin_read(self, rows: Rows, ageing_ms: int, room_bytes: int, mean_bytes: float) -> Rows:
+        """Return which of these rows to read now, sorted by key; expect the others.
+
+        Args:
+          ageing_ms: how many ms a step of priority is worth.
+          room_bytes: how many bytes may be added.
+          mean_bytes: the mean size of a message; 0 if unknown, and then none is read.
+        """
+        most = int(room_bytes / (mean_bytes + _ROW_BYTES)) if mean_bytes else 0
+        self._is_full = most < _LEAST_ROWS
+        if most >= rows.height:
+            return rows.in_order()
+        order = order_of(rows.ranks(ageing_ms), rows.offsets)
+        if self._is_full:
+            most = 0
+        self.expect(rows.pick(order[most:]))
+        return rows.pick(order[:most]).in_order()
+
+    def put(self, rows: Rows, batch: MessageBatch) -> None:
+        """Add messages that were read, in the order of the rows."""
+        self._add(rows.offsets, rows.due_ms, batch)
+        self._join_small()
+
+    # -- messages --------------------------------------------------------------------
+
+    def keep(self, which: Which) -> None:
+        """Remove messages that fail ``which``, from parts where most do; amortized O(1) each."""
+        self._asked = 0
+        left = {}
+        for number, part in self._parts.items():
+            stays = np.flatnonzero(which(part.offsets))
+            if 2 * len(stays) <= part.height:
+                left[number] = self._here(part, stays)
+        self._join(left)
+        if self._places.size_bytes > _SPARSE_BYTES * self._height:
+            self._places = OffsetMap()
+            for part in self._parts.values():
+                self._places.put(part.offsets, part.places)
+
+    def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
+        """Return the wanted messages that are here: positions in ``offsets``, and their rows."""
+        self._asked += len(offsets)
+        if not self._parts:
+            return []
+        places = self._places.get(offsets)
+        numbers = places >> _ROW_BITS
+        picks = []
+        for number, part in self._parts.items():
+            wanted = np.flatnonzero(numbers == number)
+            rows = places[wanted] - part.first_place
+            current = part.due_ms[rows] == due_ms[wanted]
+            if not current.all():
+                wanted, rows = wanted[current], rows[current]
+            if len(rows):
+                picks.append(Pick(wanted, part.columns, rows))
+        return picks
+
+    # -- parts -----------------------------------------------------------------------
+
+    def _add(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch) -> None:
+        number, self._next = self._next, self._next + 1
+        size_bytes = batch.size_bytes + _ROW_BYTES * len(batch)
+        columns = FixedColumns.of(batch)
+        part = _Part(number << _ROW_BITS, offsets, due_ms, columns, size_bytes)
+        self._parts[number] = part
+        self._places.put(offsets, part.places)
+
+    @property
+    def _height(self) -> int:
+        return sum(part.height for part in self._parts.values())
+
+    def _here(self, part: _Part, rows: Int64s) -> Int64s:
+        """Return the rows of a part that were not read again since."""
+        here: Int64s = rows[self._places.get(part.offsets[rows]) == part.first_place + rows]
+        return here
+
+    def _join_small(self) -> None:
+        """Join small parts at the end, so that there are few parts."""
+        numbers = list(self._parts)
+        small = [numbers.pop()]
+        height = self._parts[small[0]].height
+        while numbers and self._parts[numbers[-1]].height <= min(2 * height, _LARGE_ROWS):
+            small.append(numbers.pop())
+            height += self._parts[small[-1]].height
+        if len(small) > 1:
+            parts = [(number, self._parts[number]) for number in small]
+            self._join({no: self._here(part, np.arange(part.height)) for no, part in parts})
+
+    def _join(self, left: dict[int, Int64s]) -> None:
+        """Join parts, keeping the rows given for each."""
+        parts = [(self._parts.pop(number), rows) for number, rows in left.items()]
+        picks, height = [], 0
+        for part, rows in parts:
+            if len(rows):
+                places = np.arange(height, height + len(rows))
+                picks.append(Pick(places, part.columns, rows))
+                height += len(rows)
+        if height:
+            offsets = np.concatenate([part.offsets[rows] for part, rows in parts])
+            due_ms = np.concatenate([part.due_ms[rows] for part, rows in parts])
+            self._add(offsets, due_ms, assemble(height, picks))
+
+    def _check(self) -> None:
+        """Assert every invariant."""
+        self._places._check()
+        for number, part in self._parts.items():
+            assert part.first_place == number << _ROW_BITS, "a part has the places of another"
+            assert len(np.unique(part.offsets)) == part.height, "a message is in a part twice"

@@ -1,0 +1,1 @@
+"""Retries: back-off and the next attempt of each message."""

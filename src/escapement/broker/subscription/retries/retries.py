@@ -1,0 +1,127 @@
+"""Timers of a subscription, on one wheel: retries and ack timeouts.
+
+A *retry* is a message and the time of its next attempt. A *watch* is a delivery and its first
+deadline.
+
+Pure: it does not know acknowledgements, so a message may be acknowledged by the time its timer
+fires. All retries use this wheel, whatever their reason. V4.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.message import Int64s
+from escapement.timewheel import Entries, TimingWheel
+
+# The resolution of retries and ack timeouts. It does not depend on the topic's tick: these waits
+# are a few seconds, and a coarse tick for delays must not stretch them.
+TIMER_TICK_MS: Final = 10
+# The lower bits of a timer's tag have the attempts, the upper ones the due time.
+_ATTEMPTS: Final = 0xFFFF
+# Watches of finished deliveries are removed once they outnumber the others by this many.
+_TIDY_TIMERS: Final = 16_384
+
+
+class Fired(NamedTuple):
+    """Timers that fired: deliveries to check, and messages to retry."""
+
+    deliveries: list[int]
+    rows: Rows
+
+
+class Retries:
+    """The timer wheel of one subscription."""
+
+    __slots__ = ("_wheel",)
+
+    def __init__(self, now_ms: int) -> None:
+        self._wheel = TimingWheel(TIMER_TICK_MS, now_ms)
+
+    # -- the wheel -------------------------------------------------------------------
+
+    def wait(self, rows: Rows, next_ms: Int64s) -> Rows:
+        """Retry messages at ``next_ms``; return those whose time has come already.
+
+        This happens if the wall clock was set back a little, so the wheel is ahead of it.
+        """
+        tags = (rows.due_ms << 16) | rows.attempts
+        labels = None if rows.traits is None else rows.traits.astype(np.int64)
+        elapsed = self._wheel.insert(next_ms, rows.offsets, tags, labels)
+        return Rows.none() if elapsed is None else _timed(elapsed)
+
+    def watch(self, delivery_id: int, deadline_ms: int) -> None:
+        """Fire for a delivery at its deadline."""
+        elapsed = self._wheel.insert_one(max(deadline_ms, self._wheel.now_ms + 1), -delivery_id)
+        assert not elapsed
+
+    def is_untidy(self, live: int) -> bool:
+        """Return whether most watches are finished, given at most ``live`` unfinished entries."""
+        return len(self._wheel) > _TIDY_TIMERS + 4 * live
+
+    def tidy(self, delivery_ids: Int64s) -> None:
+        """Remove the watches of other deliveries; with a long ack wait those are most."""
+        waiting = self._wheel.drain()
+        waiting = waiting.take((waiting.ids >= 0) | np.isin(-waiting.ids, delivery_ids))
+        elapsed = self._wheel.insert(waiting.when_ms, waiting.ids, waiting.tags, waiting.labels)
+        assert elapsed is None or not len(elapsed)
+
+    def advance(self, now_ms: int) -> Fired | None:
+        """Advance to ``now_ms``; return the timers that fired, None if none did."""
+        fired = self._wheel.advance(max(now_ms, self._wheel.now_ms))
+        if not len(fired):
+            return None
+        retry = fired.ids >= 0
+        rows = _timed(fired.take(np.flatnonzero(retry)))
+        return Fired((-fired.ids[~retry]).tolist(), rows)
+
+    def next_wake_ms(self) -> int | None:
+        """Return when ``advance`` has something to do; None if never."""
+        return self._wheel.next_wake_ms()
+
+    def rewind(self, now_ms: int) -> None:
+        """Rebuild the wheel after the wall clock was set back; deadlines stay as they are."""
+        waiting = self._wheel.drain()
+        self._wheel = TimingWheel(TIMER_TICK_MS, now_ms)
+        elapsed = self._wheel.insert(
+            np.maximum(waiting.when_ms, now_ms + 1), waiting.ids, waiting.tags, waiting.labels
+        )
+        assert elapsed is None
+
+    def live(self, ttl_ms: int) -> None:
+        """Let no retry wait for longer than ``ttl_ms`` after it was due; O(n)."""
+        if not len(self._wheel):
+            return
+        waiting = self._wheel.drain()
+        when_ms = waiting.when_ms
+        if waiting.tags is not None:
+            ends_ms = np.maximum((waiting.tags >> 16) + ttl_ms, self._wheel.now_ms + 1)
+            when_ms = np.where(waiting.ids >= 0, np.minimum(when_ms, ends_ms), when_ms)
+        elapsed = self._wheel.insert(when_ms, waiting.ids, waiting.tags, waiting.labels)
+        assert elapsed is None or not len(elapsed)
+
+    def cancel(self, offsets: Int64s) -> None:
+        """Cancel the retries of these messages; O(n)."""
+        self._wheel.cancel(offsets)
+
+    def waiting(self) -> tuple[Rows, Int64s]:
+        """Return the messages in retry and the times of their next attempts. O(n).
+
+        Some may have been acknowledged already.
+        """
+        entries = self._wheel.entries()
+        entries = entries.take(np.flatnonzero(entries.ids >= 0))
+        return _timed(entries), entries.when_ms
+
+
+def _timed(timers: Entries) -> Rows:
+    """Return the rows of retries: tags have due time and attempts, labels have traits."""
+    if not len(timers):
+        return Rows.none()
+    tags, labels = timers.tags, timers.labels
+    assert tags is not None
+    traits = None if labels is None else labels.astype(np.uint32)
+    return Rows(tags >> 16, timers.ids, tags & _ATTEMPTS, traits)

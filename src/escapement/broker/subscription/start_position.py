@@ -1,0 +1,64 @@
+"""Where a new subscription begins, as stored in its record. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from escapement.errors import InvalidRequest
+from escapement.position import Position
+from escapement.storage.catalog.catalog import Kind
+
+# Later than any due time: of earlier offsets, no message is wanted.
+NEVER_MS: Final = 1 << 62
+
+
+class Beginning(NamedTuple):
+    """The fields of a ``SubscriptionRecord`` that say which messages it wants.
+
+    The subscription wants messages from ``start_offset`` on, and earlier ones that are due from
+    ``start_due_ms`` on. Messages of ``[fill_from, fill_until)`` that are due already may have to be
+    read from the log again.
+    """
+
+    start_offset: int
+    start_due_ms: int
+    fill_from: int
+    fill_until: int
+
+
+def beginning(
+    kind: Kind, position: Position, end_offset: int, now_ms: int, forgotten_until_ms: int = 0
+) -> Beginning:
+    """Return where a subscription that begins at ``position`` starts.
+
+    Args:
+      position: must not be a time for an exclusive or failover subscription; look up the offset
+        first.
+      end_offset: the end of the topic's log now. Messages published later are wanted, and earlier
+        messages due later are in the index already, so neither needs filling in.
+      forgotten_until_ms: messages due by then may be missing in the index. It is later than now if
+        the clock was set back.
+
+    Raises:
+      InvalidRequest: if an offset is past the end of the log.
+    """
+    shared = kind == "shared"
+    match position.kind:
+        case "latest":
+            again = shared and forgotten_until_ms > now_ms
+            return Beginning(end_offset, now_ms + 1, 0, end_offset if again else 0)
+        case "earliest":
+            return Beginning(0, 0, 0, end_offset if shared else 0)
+        case "offset":
+            if position.value > end_offset:
+                raise InvalidRequest(
+                    f"offset {position.value} does not exist yet: the next is {end_offset}; begin "
+                    "there or before"
+                )
+            if not shared:
+                return Beginning(position.value, 0, 0, 0)
+            return Beginning(position.value, NEVER_MS, position.value, end_offset)
+        case "time":
+            assert shared, "the log's order has no times: look the offset up first"
+            past = position.value <= max(now_ms, forgotten_until_ms)
+            return Beginning(end_offset, position.value, 0, end_offset if past else 0)

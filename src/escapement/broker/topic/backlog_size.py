@@ -1,0 +1,132 @@
+"""The arithmetic of backlog quotas.
+
+Pure: numbers in, numbers out. :mod:`~escapement.broker.topic.backlogs` does the counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from escapement.errors import BacklogFull
+from escapement.storage.catalog.policy import DROP_OLDEST, NamespacePolicy, TopicPolicy
+
+
+class Quota(NamedTuple):
+    """A bound on a backlog; 0 means unlimited."""
+
+    messages: int
+    size_bytes: int
+    counts_all: bool  # also messages not yet due
+    drops: bool  # drop the oldest due messages; else refuse to publish
+
+    @property
+    def there(self) -> bool:
+        """Whether the quota bounds anything."""
+        return bool(self.messages or self.size_bytes)
+
+
+class BacklogSize(NamedTuple):
+    """A backlog: due messages, messages not yet due, and their mean size.
+
+    A subscription in the arrival order ignores due times, so all its unacknowledged messages count
+    as due. For it, ``beyond`` counts only those in excess of ``ahead``. For a shared subscription
+    ``beyond`` equals ``due``.
+    """
+
+    due: int
+    beyond: int
+    ahead: int
+    mean_bytes: float
+
+    def beside(self, quota: Quota) -> int:
+        """Return the number of messages that count for a quota, besides those not yet due."""
+        return self.beyond if quota.counts_all else self.due
+
+    def check(self, quota: Quota, whose: str) -> None:
+        """Raise ``BacklogFull`` if the backlog meets the quota and dropping cannot make room."""
+        if not quota.there:
+            return
+        waiting = self.ahead if quota.counts_all else 0
+        if not quota.drops:
+            waiting += self.beside(quota)
+        size_bytes = int(waiting * self.mean_bytes)
+        over = quota.messages and waiting >= quota.messages
+        if over or (quota.size_bytes and size_bytes >= quota.size_bytes):
+            raise BacklogFull(
+                f"the backlog quota of {whose} is reached: {waiting} messages, about "
+                f"{size_bytes} bytes, are pending; publish again when some are acknowledged"
+            )
+
+    @staticmethod
+    def of_all(amounts: Sequence[BacklogSize], quota: Quota) -> BacklogSize:
+        """Return the sum; its mean size is that of the messages that count for a quota."""
+        due, beyond = sum(one.due for one in amounts), sum(one.beyond for one in amounts)
+        ahead = sum(one.ahead for one in amounts)
+        counted = [one.beside(quota) + (one.ahead if quota.counts_all else 0) for one in amounts]
+        size = sum(n * one.mean_bytes for n, one in zip(counted, amounts, strict=True))
+        return BacklogSize(due, beyond, ahead, size / max(sum(counted), 1))
+
+    def keep_most(self, quota: Quota) -> int:
+        """Return how many messages may stay, besides those not yet due where they count."""
+        found = [quota.messages] if quota.messages else []
+        if quota.size_bytes and self.mean_bytes:
+            found.append(int(quota.size_bytes / self.mean_bytes))
+        if not found:  # the size of messages is not known yet
+            return self.beside(quota)
+        return max(min(found) - (self.ahead if quota.counts_all else 0), 0)
+
+
+class Counted(NamedTuple):
+    """The backlog of a topic, when it was counted, and how long the count is valid."""
+
+    at_ms: int
+    for_ms: int
+    amount: BacklogSize
+    by_keys: bool = False  # counted key by key, not estimated
+
+    def holds(self, now_ms: int) -> bool:
+        """Return whether the count is still valid. It is not if the clock went back since."""
+        return 0 <= now_ms - self.at_ms < self.for_ms
+
+
+def levels(waiting: Sequence[int], most: int) -> list[int]:
+    """Return how many messages each backlog may keep so that all keep ``most`` together.
+
+    The largest backlogs shrink first, down to a common level. O(n log n).
+    """
+    left = most
+    order = sorted(range(len(waiting)), key=waiting.__getitem__)
+    stay = list(waiting)
+    for rank, at in enumerate(order):
+        others = len(order) - rank
+        level, rest = divmod(left, others)
+        if waiting[at] > level:
+            # The remainder goes to the first of them, one message each.
+            for place, giver in enumerate(order[rank:]):
+                stay[giver] = min(waiting[giver], level + (place < rest))
+            break
+        left -= waiting[at]
+    return stay
+
+
+def total_quota_of(namespace: NamespacePolicy) -> Quota:
+    """Return the quota for all topics of a namespace together."""
+    return Quota(
+        namespace.total_quota_messages,
+        namespace.total_quota_bytes,
+        namespace.quota_counts == "all",
+        namespace.quota_action == DROP_OLDEST,
+    )
+
+
+def quota_of(own: TopicPolicy, namespace: NamespacePolicy) -> Quota:
+    """Return the quota of one topic; its namespace sets what the topic leaves open."""
+    counts = namespace.quota_counts if own.quota_counts == "namespace" else own.quota_counts
+    action = namespace.quota_action if own.quota_action == "namespace" else own.quota_action
+    return Quota(
+        own.quota_messages or namespace.quota_messages,
+        own.quota_bytes or namespace.quota_bytes,
+        counts == "all",
+        action == DROP_OLDEST,
+    )

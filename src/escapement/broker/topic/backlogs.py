@@ -1,0 +1,288 @@
+"""Backlog quotas: how large a backlog is, and what happens if it is too large.
+
+The backlog of a topic is that of its subscription that is furthest behind: the messages that are
+due for it and not acknowledged. Messages not yet due count only if the quota says so (P10). The
+count comes from memory, without reading, in O(subscriptions + segments):
+
+- A shared subscription: the messages it holds (ready, in flight, in retry), plus the index entries
+  from its read mark up to now. Some of those entries may be acknowledged already, so the count is
+  limited to its unacknowledged messages. In the outermost blocks of a segment, messages are assumed
+  to be spread evenly in time.
+- An exclusive or failover subscription: its unacknowledged messages.
+- Messages not yet due: the index entries from now on, estimated in the same way.
+
+Acknowledged, cancelled and moved messages may stay in the index for long. So before a publish is
+refused because of them, the messages are counted again, key by key (``weigh``).
+
+Bytes are messages times their mean size in the index, or their recent mean size if the index has
+none. A count is valid for one second, so publishes within that second may exceed the quota. The sum
+over a namespace's topics is valid for one millisecond longer per topic.
+
+This module decides whether a topic may be published to. For a drop-oldest quota it finds the
+subscriptions that may exceed it, by the most messages that their blocks can hold, and how many
+messages each may keep. :mod:`~escapement.broker.upkeep.drop_oldest` then counts exactly and drops
+the others. :mod:`~escapement.broker.upkeep.namespace_quota` decides instead for namespace quotas,
+and where messages not yet due count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+import trio
+
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.backlog_size import BacklogSize, Counted, Quota
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import BacklogFull
+from escapement.storage.index import KEY_MAX, DelayedIndex, Key
+
+# Due messages by subscription, and the topic's messages not yet due (None: not counted).
+Weighed = tuple[list[tuple[Subscription, int]], int | None]
+
+_FRESH_MS: Final = 1_000
+# A count key by key stays valid this many times as long as it took.
+_WEIGHED_SHARE: Final = 10
+
+
+class Backlogs:
+    """The backlogs of all active topics, checked against their quotas.
+
+    Args:
+      active: the topics that may have a backlog, by id.
+      wake: called with a subscription that must drop messages.
+      level: called with a topic that may exceed a drop-oldest quota in which messages not yet due
+        count; with True, a topic whose namespace may exceed its quota.
+      count: counts a topic key by key; with True also messages not yet due.
+    """
+
+    def __init__(
+        self,
+        index: DelayedIndex,
+        active: Mapping[int, Topic],
+        wake: Callable[[Topic, Subscription], None],
+        level: Callable[[Topic, bool], None],
+        count: Callable[[Topic, bool], Awaitable[Weighed]],
+        clock: Clock,
+    ) -> None:
+        self._index = index
+        self._active = active
+        self._wake = wake
+        self._level = level
+        self._count_keys = count
+        self._clock = clock
+        self._weighing = trio.Lock()
+        self._totals: dict[int, Counted] = {}  # by namespace
+        self._rests_until_ms: dict[int, int] = {}  # by namespace
+
+    def check(self, topic: Topic, now_ms: int) -> None:
+        """Check that a topic may be published to.
+
+        Raises:
+          BacklogFull: if the topic's backlog, or that of its namespace, has reached its quota.
+        """
+        quota, total = topic.quota, topic.total_quota
+        if quota.there and (quota.counts_all or not quota.drops):
+            self._lately(topic, now_ms).check(quota, topic.name.full)
+        if total.there and (total.counts_all or not total.drops):
+            amount = self._total_lately(topic, now_ms)
+            amount.check(total, f"all topics in {topic.name.namespace_full}")
+
+    async def weigh(self, topic: Topic) -> None:
+        """Count key by key if ``check`` would refuse on an estimate; called before it.
+
+        Otherwise index entries that no subscription will get could cause a refusal.
+        """
+        if not self._seems_full(topic):
+            return
+        async with self._weighing:
+            if not self._seems_full(topic):
+                return  # another task has counted meanwhile
+            total = topic.total_quota
+            for one in self._beside(topic) if total.there else [topic]:
+                if not (one.backlog and one.backlog.by_keys and self._holds(one.backlog)):
+                    await self._weigh(one)
+            self._totals.pop(topic.namespace.id, None)
+
+    def _seems_full(self, topic: Topic) -> bool:
+        """Return whether an estimate would refuse the topic."""
+        if not (topic.quota.there or topic.total_quota.there):
+            return False
+        try:
+            self.check(topic, self._clock.now_ms())
+        except BacklogFull:
+            total = self._totals.get(topic.namespace.id)
+            known = [topic.backlog] if total is None else [topic.backlog, total]
+            return not all(one and one.by_keys for one in known)
+        return False
+
+    async def _weigh(self, topic: Topic) -> None:
+        began_ms = self._clock.now_ms()
+        counts_all = topic.quota.counts_all or topic.total_quota.counts_all
+        dues, ahead = await self._count_keys(topic, counts_all)
+        now_ms = self._clock.now_ms()
+        amount = amount_of(self._index, topic, dues, now_ms, ahead)
+        for_ms = _FRESH_MS + _WEIGHED_SHARE * max(now_ms - began_ms, 0)
+        topic.backlog = Counted(now_ms, for_ms, amount, by_keys=True)
+
+    def look(self, topic: Topic, now_ms: int) -> None:
+        """Check whether a topic must drop messages, if its backlog may have grown.
+
+        A topic is checked at most once a second. Its timer wakes it for the next check.
+        """
+        watch = topic.quota_watch
+        if now_ms < watch.rests_until_ms or not topic.has_grown:
+            return
+        topic.looked_at()
+        watch.rest(now_ms + _FRESH_MS)
+        quota, total = topic.quota, topic.total_quota
+        if quota.there and quota.drops:
+            if quota.counts_all:
+                self._look_ahead(topic, now_ms)
+            else:
+                self._shed(topic, self._count(topic, now_ms).keep_most(quota), now_ms)
+        if total.there and total.drops:
+            self._look_at_all(topic, total, now_ms)
+
+    def rewind(self) -> None:
+        """Forget when namespaces were checked: the wall clock went back."""
+        self._rests_until_ms.clear()
+
+    def _shed(self, topic: Topic, keep_most: int, now_ms: int) -> None:
+        frontier, count = Key(now_ms + 1, 0), self._index.most_between
+        for subscription in topic.consumed():
+            if _due(topic, subscription, frontier, count) > keep_most:
+                subscription.keep_most = keep_most
+                self._wake(topic, subscription)
+
+    def _look_ahead(self, topic: Topic, now_ms: int) -> None:
+        """Have a topic counted exactly if it may exceed its quota.
+
+        How many messages it may keep depends on those not yet due, which are only estimated here.
+        """
+        amount = self._most(topic, now_ms)
+        if amount.beyond and amount.beyond > amount.keep_most(topic.quota):
+            self._level(topic, False)
+
+    def _look_at_all(self, topic: Topic, total: Quota, now_ms: int) -> None:
+        namespace_id = topic.namespace.id
+        rests_until_ms = self._rests_until_ms.get(namespace_id, 0)
+        if now_ms < rests_until_ms:
+            topic.quota_watch.grown = True
+            topic.quota_watch.rest(rests_until_ms)
+            return
+        topics = self._beside(topic)
+        self._rests_until_ms[namespace_id] = now_ms + _FRESH_MS + len(topics)
+        if total.counts_all:
+            found = BacklogSize.of_all([self._most(one, now_ms) for one in topics], total)
+            over = found.beyond and found.beyond > found.keep_most(total)
+        else:
+            frontier, count = Key(now_ms + 1, 0), self._index.most_between
+            most = sum(_most_due(one, frontier, count) for one in topics)
+            amounts = [self._lately(one, now_ms) for one in topics]
+            over = most > BacklogSize.of_all(amounts, total).keep_most(total)
+        if over:
+            self._level(topic, True)
+
+    def _beside(self, topic: Topic) -> list[Topic]:
+        """Return all active topics of the topic's namespace."""
+        return [one for one in self._active.values() if one.namespace.id == topic.namespace.id]
+
+    # -- counting --------------------------------------------------------------
+
+    def _holds(self, counted: Counted) -> bool:
+        return counted.holds(self._clock.now_ms())
+
+    def _total_lately(self, topic: Topic, now_ms: int) -> BacklogSize:
+        counted = self._totals.get(topic.namespace.id)
+        if counted is not None and counted.holds(now_ms):
+            return counted.amount
+        topics = self._beside(topic)
+        amount = BacklogSize.of_all(
+            [self._lately(one, now_ms) for one in topics], topic.total_quota
+        )
+        by_keys = all(one.backlog is not None and one.backlog.by_keys for one in topics)
+        for_ms = _FRESH_MS + len(topics)
+        self._totals[topic.namespace.id] = Counted(now_ms, for_ms, amount, by_keys)
+        return amount
+
+    def _lately(self, topic: Topic, now_ms: int) -> BacklogSize:
+        if topic.backlog is not None and topic.backlog.holds(now_ms):
+            return topic.backlog.amount
+        return self._count(topic, now_ms)
+
+    def _count(self, topic: Topic, now_ms: int) -> BacklogSize:
+        frontier, count = Key(now_ms + 1, 0), self._index.count_between
+        amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms)
+        topic.backlog = Counted(now_ms, _FRESH_MS, amount)
+        return amount
+
+    def _most(self, topic: Topic, now_ms: int) -> BacklogSize:
+        """Return an upper bound on the backlog: all keys in its blocks."""
+        frontier, count = Key(now_ms + 1, 0), self._index.most_between
+        ahead = count(topic.id, frontier, KEY_MAX)
+        amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
+        # A subscription in the arrival order may have acknowledged all messages not yet due.
+        return amount._replace(beyond=amount.due)
+
+
+def amount_of(
+    index: DelayedIndex,
+    topic: Topic,
+    dues: Iterable[tuple[Subscription, int]],
+    now_ms: int,
+    ahead: int | None = None,
+) -> BacklogSize:
+    """Return the backlog of a topic.
+
+    Args:
+      dues: the due messages of each subscription.
+      ahead: the messages not yet due; None: estimate them from the index.
+    """
+    if ahead is None:
+        ahead = index.count_between(topic.id, Key(now_ms + 1, 0), KEY_MAX)
+    due = beyond = 0
+    for subscription, count in dues:
+        due, beyond = max(due, count), max(beyond, beside(subscription, count, ahead))
+    mean_bytes = index.mean_bytes(topic.id)
+    return BacklogSize(
+        due, beyond, ahead, topic.sizes.mean_bytes if mean_bytes is None else mean_bytes
+    )
+
+
+def beside(subscription: Subscription, due: int, ahead: int) -> int:
+    """Return how many of a subscription's ``due`` messages are not also counted in ``ahead``.
+
+    A subscription in the arrival order counts messages not yet due as due.
+    """
+    return due if isinstance(subscription, SharedSubscription) else max(due - ahead, 0)
+
+
+_Count = Callable[[int, Key, Key], int]
+
+
+def _most_due(topic: Topic, frontier: Key, count: _Count) -> int:
+    """Return the largest ``_due`` of the topic's subscriptions."""
+    return max((_due(topic, one, frontier, count) for one in topic.consumed()), default=0)
+
+
+def _dues(topic: Topic, frontier: Key, count: _Count) -> list[tuple[Subscription, int]]:
+    return [(one, _due(topic, one, frontier, count)) for one in topic.consumed()]
+
+
+def _due(topic: Topic, subscription: Subscription, frontier: Key, count: _Count) -> int:
+    """Return how many messages are due for a subscription.
+
+    ``count`` counts the index entries of a key range.
+    """
+    most = topic.waiting(subscription)
+    if not isinstance(subscription, SharedSubscription):
+        return most
+    waiting = len(subscription.held) - len(subscription.dead)
+    unread = subscription.waits_from
+    if unread is not None:
+        waiting += count(topic.id, unread, frontier)
+    return min(waiting, most)

@@ -1,0 +1,264 @@
+"""The upcoming part of a topic's delivery order: a wheel up to the horizon, then the index.
+
+The way of a message through this part::
+
+    place ─┬─ due now ─────────────────────────────► returned, to be offered
+           ├─ below the horizon ─► wheel ─ advance ─►      "
+           └─ beyond it ─ window ─► wheel ─ advance ─►     "
+
+*Horizon*: a key of the delivery order. Below it the wheel has every message that is not yet due;
+beyond it only the index has them. The horizon is the end of a partition, or an earlier key if the
+wheels of all topics would exceed their budget. A window is planned in one synchronous step (horizon
+and pinned sources together). The broker then reads it, in a thread if it touches the disk. If the
+clock passes the horizon first, the read mark of every subscription is lowered to it, so no message
+is lost or late.
+
+*Frontier*: the time up to which all messages have been returned. It is never earlier than a
+returned message, so a reader of the index up to the frontier misses nothing.
+
+*Exact*: the wheel returns messages at each tick, but a message that is due on arrival is returned
+at once. It would overtake messages that fell due earlier in the same tick. If a subscription keeps
+an order, this part is exact: ``place`` returns all messages of the wheel that are due by now,
+together with the new ones, in one order. The wheel then turns by the millisecond, but still wakes
+the topic only at ticks. A window that was not read in time may have earlier messages too.
+``pass_unread`` returns the key from which subscriptions must read the index before they take a
+message that is due now.
+
+No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from escapement.broker.topic.window_budget import WindowBudget
+from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
+from escapement.timewheel import Entries, TimingWheel
+
+# The next window is read this long before its partition begins, or half a partition if
+# that is shorter: reading a window of 2 million keys takes less than a second.
+WINDOW_LEAD_MS: Final = 5_000
+
+
+class DeliveryWindow:
+    """The upcoming messages of one topic."""
+
+    __slots__ = (
+        "_budget",
+        "_counted",
+        "_horizon",
+        "_index",
+        "_index_next_ms",
+        "_loading",
+        "_loading_from",
+        "_tick_ms",
+        "_topic_id",
+        "_wheel",
+        "exact",
+        "frontier_ms",
+        "granularity_ms",
+    )
+
+    def __init__(
+        self,
+        topic_id: int,
+        index: DelayedIndex,
+        budget: WindowBudget,
+        tick_ms: int,
+        granularity_ms: int,
+        now_ms: int,
+    ) -> None:
+        self.granularity_ms = granularity_ms  # the span of a partition
+        self.frontier_ms = now_ms
+        self._topic_id = topic_id
+        self._index = index
+        self._budget = budget
+        self._counted = 0  # keys of this wheel that the budget includes
+        self._tick_ms = tick_ms
+        self.exact = False  # see the module's docstring
+        self._wheel = TimingWheel(tick_ms, now_ms)
+        self._horizon = KEY_MIN
+        self._index_next_ms: int | None = None  # no entry from the horizon on is due earlier
+        self._loading: TimingWheel | None = None  # the wheel that a window is being read for
+        self._loading_from = KEY_MIN  # that window has no unreported key before this one
+        self.begin_at(now_ms)
+
+    def __len__(self) -> int:
+        return len(self._wheel)
+
+    def begin_at(self, now_ms: int) -> None:
+        """Set the horizon right after now: subscriptions read due messages from the index."""
+        self._reach(now_ms)
+        self._set_horizon(Key(now_ms + 1, 0))
+
+    def close(self) -> None:
+        """Return this wheel's share of the budget."""
+        self._budget.used -= self._counted
+        self._counted = 0
+
+    def _new_wheel(self, now_ms: int) -> TimingWheel:
+        return TimingWheel(1 if self.exact else self._tick_ms, now_ms)
+
+    # -- messages arrive, and fall due -----------------------------------------------
+
+    def place(self, arrived: Entries, now_ms: int) -> Iterator[Entries]:
+        """Put messages below the horizon into the wheel; yield the due ones, in order."""
+        self._reach(now_ms)
+        due = arrived.when_ms <= now_ms
+        if due.any():
+            first = _in_order(arrived.take(due) if not due.all() else arrived)
+            if self.exact:
+                before = self.advance(now_ms)
+                first = Entries.concat([before, first]).sorted() if len(before) else first
+            yield first
+            if due.all():
+                return
+            arrived = arrived.take(~due)
+        horizon, due_ms, offsets = self._horizon, arrived.when_ms, arrived.ids
+        below = (due_ms < horizon.due_ms) | (
+            (due_ms == horizon.due_ms) & (offsets < horizon.offset)
+        )
+        if not below.all():
+            next_ms = int(due_ms[~below].min())
+            if self._index_next_ms is None or next_ms < self._index_next_ms:
+                self._index_next_ms = next_ms
+        if below.any():
+            yield from self._turn_in(arrived.take(below))
+            if self._budget.asks_to_shrink(len(self)):
+                self._shrink_window()
+
+    def _turn_in(self, waiting: Entries) -> Iterator[Entries]:
+        elapsed = self._wheel.insert(waiting.when_ms, waiting.ids, waiting.tags)
+        self._count()
+        if elapsed is not None:
+            yield elapsed  # the wall clock went back a little: the wheel has seen a later time
+
+    def pass_unread(self, now_ms: int) -> Key | None:
+        """Return the lowest due key that the wheel may lack; return each key once.
+
+        This is the horizon, if the clock passed it before a window was read; the horizon then moves
+        to now. If exact, it may also be the start of a window that is being read.
+        """
+        passed = None
+        if self._index_next_ms is not None and self._index_next_ms <= now_ms:
+            passed = self._horizon
+            self._set_horizon(max(passed, Key(now_ms + 1, 0)))
+        if self.exact and self._loading is not None and self._loading_from.due_ms <= now_ms:
+            passed = self._loading_from if passed is None else min(passed, self._loading_from)
+            self._loading_from = Key(now_ms + 1, 0)
+        return passed
+
+    def advance(self, now_ms: int) -> Entries:
+        """Turn the wheel; return the messages that have fallen due, in order."""
+        self._reach(now_ms)
+        due = self._wheel.advance(max(now_ms, self._wheel.now_ms))
+        self._count()
+        return due
+
+    def rewind(self, now_ms: int) -> bool:
+        """Follow a wall clock that went back; return whether everything was rebuilt."""
+        if self.frontier_ms - now_ms <= self._tick_ms:
+            return False
+        self.frontier_ms = now_ms
+        self._wheel = self._new_wheel(now_ms)
+        self._loading = None
+        self._count()
+        self.begin_at(now_ms)
+        return True
+
+    def set_tick(self, tick_ms: int, exact: bool, now_ms: int) -> Iterator[Entries]:
+        """Change the tick and exactness; no due time changes. Yields the due messages."""
+        if (tick_ms, exact) == (self._tick_ms, self.exact):
+            return
+        self._tick_ms, self.exact = tick_ms, exact
+        waiting = self._wheel.drain()
+        loading = self._loading is self._wheel
+        self._wheel = self._new_wheel(now_ms)
+        self._loading = self._wheel if loading else None
+        yield from self._turn_in(waiting)
+
+    def next_wake_ms(self) -> int | None:
+        """Return when the wheel or a window next has work; None for never."""
+        wakes = [self._wheel_wake_ms(), self._index_next_ms]
+        if self._index_next_ms is not None and self._loading is None and self._window_fits():
+            wakes.append(self._window_at_ms())
+        return min([wake for wake in wakes if wake is not None], default=None)
+
+    def _wheel_wake_ms(self) -> int | None:
+        """Return the tick at which messages fall due, or when the wheel wants to prepare a slot."""
+        wake_ms = self._wheel.next_wake_ms()
+        if wake_ms is None or wake_ms < self._wheel.earliest_ms:
+            return wake_ms
+        return -(-wake_ms // self._tick_ms) * self._tick_ms
+
+    def _reach(self, now_ms: int) -> None:
+        self.frontier_ms = max(self.frontier_ms, now_ms)
+
+    # -- windows ---------------------------------------------------------------------
+
+    def wants_window(self, now_ms: int) -> bool:
+        """Return whether the next window should be planned and read now."""
+        at_ms = self._window_at_ms()
+        return (
+            at_ms is not None and at_ms <= now_ms and self._loading is None and self._window_fits()
+        )
+
+    def _window_at_ms(self) -> int | None:
+        if self._index_next_ms is None:
+            return None
+        begins_ms = self._index_next_ms // self.granularity_ms * self.granularity_ms
+        return begins_ms - min(WINDOW_LEAD_MS, self.granularity_ms // 2)
+
+    def _window_fits(self) -> bool:
+        return self._budget.allows_window(len(self))
+
+    def begin_window(self) -> Plan:
+        """Move the horizon and pin the sources below it; ``end_window`` must follow."""
+        assert self._index_next_ms is not None
+        assert self._loading is None, "two windows at once"
+        until = Key((self._index_next_ms // self.granularity_ms + 1) * self.granularity_ms, 0)
+        plan = self._index.plan(
+            self._topic_id, self._horizon, max(until, self._horizon), self._budget.window()
+        )
+        assert plan.files <= self._index.limits.most_segments, "too many files in a partition"
+        self._loading, self._loading_from = self._wheel, Key(self._index_next_ms, 0)
+        self._set_horizon(plan.stop)
+        return plan
+
+    def end_window(self, found: Entries) -> Iterator[Entries]:
+        """Put a window's keys into the wheel they were read for, if it is still in use."""
+        wheel, self._loading = self._loading, None
+        if wheel is self._wheel and len(found):
+            yield from self._turn_in(found)
+
+    def _count(self) -> None:
+        """Report the number of keys in this wheel to the budget."""
+        count = len(self._wheel)
+        self._budget.used += count - self._counted
+        self._counted = count
+
+    def _set_horizon(self, horizon: Key) -> None:
+        self._horizon = horizon
+        self._index_next_ms = self._index.next_due(self._topic_id, horizon)
+
+    def _shrink_window(self) -> None:
+        """Move the horizon back to the median key: too much was published below it."""
+        if self._loading is not None:
+            return
+        waiting = self._wheel.entries()
+        rank = np.lexsort((waiting.ids, waiting.when_ms))[len(waiting) // 2]
+        cut = Key(int(waiting.when_ms[rank]), int(waiting.ids[rank]))
+        self._wheel.drop_from(cut.due_ms, cut.offset)
+        self._count()
+        self._set_horizon(cut)
+
+
+def _in_order(arrived: Entries) -> Entries:
+    """Return messages sorted by due time, then offset; offsets arrive ascending."""
+    due_ms = arrived.when_ms
+    if (due_ms[1:] >= due_ms[:-1]).all():
+        return arrived
+    return arrived.take(np.argsort(due_ms, kind="stable"))

@@ -1,0 +1,221 @@
+"""The state of passive topics, as rows of bytes.
+
+A *passive* topic exists but has no runtime. The *runtime* of an active topic is its
+:class:`~escapement.broker.topic.topic.Topic` with its subscriptions, about 18 KiB. The rows are
+those that checkpoints write: sets of offsets, moved messages, attempts, dedup keys and groups. At a
+start, recovery fills this object from the database. The passivator adds each topic that it makes
+passive.
+
+Invariant: for each topic, either its runtime or this object has the rows, never both.
+
+No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from escapement.broker.subscription.counts import Counts
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.producer import Producer
+from escapement.broker.topic.topic import Topic
+from escapement.storage.catalog.catalog import SubscriptionRecord, TopicRecord
+from escapement.storage.encoding.attempts import decode_attempts
+from escapement.storage.encoding.dedup_keys import decode_keys
+from escapement.storage.inbox.event_group import Completion
+from escapement.storage.journal.entry import cancellations_id, lapses_id
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.state.checkpoint import MemberRow
+
+NumberedRows = dict[int, list[tuple[int, bytes]]]
+
+
+class Figures(NamedTuple):
+    """Statistics of a topic since this broker began to serve it; no checkpoint has them."""
+
+    published: int
+    doubtful_below: int
+    counts: dict[int, Counts]  # by subscription id
+
+
+class Remains(NamedTuple):
+    """The state of a topic whose runtime ends."""
+
+    topic_id: int
+    next_offset: int
+    sets: dict[int, tuple[int, list[tuple[int, bytes]]]]  # by id: the length and the rows
+    moves: list[tuple[int, bytes]]
+    figures: Figures
+    producers: list[Producer]
+    records: list[SubscriptionRecord]
+
+
+class PassiveTopics:
+    """The stored rows of all passive topics.
+
+    Args:
+      chunks: bitmap chunks, by subscription id, by the id of its lapses, or by the id of a topic's
+        cancellations.
+      moves: chunks of due times of moved messages, by topic id.
+      attempts: parts of attempts, by subscription id.
+      keys: parts of dedup keys, by topic id.
+      members, closings: members and completions of groups, by topic id.
+    """
+
+    def __init__(
+        self,
+        *,
+        chunks: NumberedRows,
+        moves: NumberedRows,
+        attempts: NumberedRows,
+        keys: NumberedRows,
+        members: dict[int, list[MemberRow]],
+        completions: dict[int, list[Completion]],
+    ) -> None:
+        self._chunks = chunks
+        self._moves = moves
+        self._attempts = attempts
+        self._keys = keys
+        self._members = members
+        self._completions = completions
+        self._figures: dict[int, Figures] = {}  # by topic id
+        self._lengths: dict[int, int] = {}  # sizes of counted sets of offsets, by id
+        self._uncounted = set(chunks)
+
+    # -- recovery --------------------------------------------------------------
+
+    @property
+    def keyed_topics(self) -> list[int]:
+        """The ids of topics with dedup keys."""
+        return list(self._keys)
+
+    @property
+    def closed_topics(self) -> list[int]:
+        """The ids of topics with group completions."""
+        return list(self._completions)
+
+    def has_attempts(self, subscription_id: int) -> bool:
+        """Return whether a subscription has stored attempts."""
+        return subscription_id in self._attempts
+
+    # -- a topic becomes active ------------------------------------------------
+
+    def move_topic(self, topic: Topic) -> None:
+        """Move a topic's rows into its new runtime."""
+        id = topic.id
+        for _, data in self._keys.pop(id, []):
+            topic.dedup.load(decode_keys(data))
+        self._move_set(cancellations_id(id), topic.amendments.cancelled)
+        for chunk, data in self._moves.pop(id, []):
+            topic.amendments.moves.load_chunk(chunk, data)
+        topic.groups.load(self._members.pop(id, []), self._completions.pop(id, []))
+        if (figures := self._figures.get(id)) is not None:
+            topic.published = figures.published
+            topic.doubtful_below = figures.doubtful_below
+
+    def move_subscription(self, subscription: Subscription) -> None:
+        """Move a subscription's rows into its new runtime."""
+        record = subscription.record
+        self._move_set(record.id, subscription.acked)
+        if lapses_id(record.id) in self._chunks:
+            self._move_set(lapses_id(record.id), subscription.lapses())
+        for _, data in self._attempts.pop(record.id, []):
+            table = decode_attempts(data)
+            rows = Rows.recalled(table.due_ms, table.offsets, table.attempts)
+            subscription.attempts.recover(rows, table.next_ms, stored=True)
+        figures = self._figures.get(record.topic_id)
+        if figures is not None and record.id in figures.counts:
+            subscription.counts = figures.counts[record.id]
+
+    def _move_set(self, id: int, offsets: OffsetSet) -> None:
+        for chunk, data in self._chunks.pop(id, []):
+            offsets.load_chunk(chunk, data)
+        self._lengths.pop(id, None)
+        self._uncounted.discard(id)
+
+    # -- a topic becomes passive ---------------------------------------------
+
+    def keep(self, remains: Remains) -> None:
+        """Take over the state of a topic that becomes passive."""
+        for id, (length, rows) in remains.sets.items():
+            self._chunks[id] = rows
+            self._lengths[id] = length
+        if remains.moves:
+            self._moves[remains.topic_id] = remains.moves
+        self._figures[remains.topic_id] = remains.figures
+
+    # -- compaction ------------------------------------------------------------
+
+    def count(self) -> Iterator[None]:
+        """Count the sets not counted yet, one at each step."""
+        while self._uncounted:
+            id = self._uncounted.pop()
+            self._lengths[id] = _length(self._chunks[id])
+            yield
+
+    def may_have_dead(
+        self, record: TopicRecord, subscriptions: Iterable[SubscriptionRecord]
+    ) -> bool:
+        """Return whether a topic may have messages that no subscription will get any more."""
+        if record.id in self._moves or cancellations_id(record.id) in self._chunks:
+            return True
+        return any(one.start_offset or one.id in self._chunks for one in subscriptions)
+
+    def done(self, subscription_id: int) -> int:
+        """Return how many messages a subscription has acknowledged; 0 before they are counted."""
+        return self._lengths.get(subscription_id, 0)
+
+    def cancelled(self, topic_id: int) -> int:
+        """Return how many messages of a topic are cancelled; 0 before they are counted."""
+        return self._lengths.get(cancellations_id(topic_id), 0)
+
+
+def remains_of(topic: Topic) -> Remains:
+    """Return the state of an idle topic."""
+    sets: dict[int, OffsetSet] = {cancellations_id(topic.id): topic.amendments.cancelled}
+    counts = {}
+    for one in topic.subscriptions():
+        sets[one.record.id] = one.acked
+        if one.lapsed is not None:
+            sets[lapses_id(one.record.id)] = one.lapsed
+        if one.counts != Counts():
+            counts[one.record.id] = one.counts
+    return Remains(
+        topic.id,
+        topic.next_offset,
+        {id: (len(offsets), offsets.rows()) for id, offsets in sets.items() if len(offsets)},
+        topic.amendments.moves.rows(),
+        Figures(topic.published, topic.doubtful_below, counts),
+        list(topic.producers.values()),
+        [one.record for one in topic.subscriptions()],
+    )
+
+
+def is_idle(topic: Topic) -> bool:
+    """Return whether rows and records hold the whole state of a topic.
+
+    An idle topic has no client and no operation in progress. A topic with a time to live, a quota,
+    dedup keys or groups is never idle, because its state changes as time passes.
+    """
+    return not (
+        topic.is_governed
+        or topic.deleting
+        or topic.retention.subscribing
+        or topic.ordered
+        or topic.dedup.is_used
+        or len(topic.groups)
+        or len(topic.amendments.withheld)
+        or topic.archive_awaited_since_ms
+        or topic.policy.max_publish_rate
+        or any(one.is_used for one in topic.producers.values())
+        or not all(one.keeps_nothing for one in topic.shared.values())
+    )
+
+
+def _length(rows: list[tuple[int, bytes]]) -> int:
+    offsets = OffsetSet()
+    for chunk, data in rows:
+        offsets.load_chunk(chunk, data)
+    return len(offsets)

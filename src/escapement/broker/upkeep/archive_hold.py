@@ -1,0 +1,148 @@
+"""Holds back unarchived messages, in namespaces whose policy asks for archiving.
+
+The log deletes a generation when no subscription will get its messages any more. Finished messages
+then exist nowhere else. This module compares a generation with the offsets that the database
+records as archived (storage/archive_record.py), which the job ``archive_record`` extends. It holds
+back two things:
+
+- A generation, while it has the content of a message that is not archived. That is its first
+  statement of a message, unless a row of a newer generation restates it, and the last restatement
+  of a message.
+- The move of a message, which is needed to find the message in a restatement.
+
+It examines sets, never messages. It reads the sets from the database only if something was archived
+since the last time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.log.log_reader import LogReader
+from escapement.broker.registry.registry import Registry
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.message import Int64s
+from escapement.storage import archive_record
+from escapement.storage.blocking import Run
+from escapement.storage.cleanup.forgetting import Holding
+from escapement.storage.engine.base import Connection
+from escapement.storage.log.generation import Generation
+from escapement.storage.offsets import OffsetSet
+
+_logger = logging.getLogger(__name__)
+
+Connected = Callable[[], AbstractContextManager[Connection]]
+# A check of a generation: its id, the version of the archive, the topics, their subscriptions.
+_Look = tuple[int, int, frozenset[int], dict[int, frozenset[int]]]
+_NOTHING: Final[_Look] = (0, 0, frozenset(), {})
+
+
+class ArchiveHold:
+    """The check that messages are archived before they are deleted."""
+
+    def __init__(
+        self, connected: Connected, registry: Registry, reader: LogReader, clock: Clock, run: Run
+    ) -> None:
+        self._connected = connected
+        self._registry = registry
+        self._reader = reader
+        self._clock = clock
+        self._run = run
+        self._waited: _Look = _NOTHING  # the last check that found unarchived messages
+
+    def concerned(self, held: Sequence[Holding]) -> frozenset[int]:
+        """Return the topics whose namespaces are archived."""
+        return frozenset(
+            one.topic_id
+            for one in held
+            if self._registry.exists(one.topic_id)
+            and self._registry.namespace_of(one.topic_id).policy.archive
+        )
+
+    async def waits(
+        self, oldest: Generation, held: Sequence[Holding], empty: dict[int, frozenset[int]]
+    ) -> bool:
+        """Return whether the oldest generation has finished messages that are not archived.
+
+        Args:
+          held: its messages by topic; none is live, because live messages were restated.
+          empty: the topics without live messages in it, with their subscriptions.
+        """
+        concerned = self.concerned(held)
+        for one in held:
+            if one.topic_id not in concerned and one.topic_id in self._registry.active:
+                self._registry.active[one.topic_id].archive_awaited_since_ms = 0
+        if not concerned:
+            return False
+        version = await self._run(self._version)
+        look = oldest.id, version, concerned, dict(empty)
+        if look == self._waited:
+            return True
+        waiting = False
+        for one in held:
+            if one.topic_id in concerned and self._registry.exists(one.topic_id):
+                topic = self._registry.activate(one.topic_id)
+                lacks = await self._lacks(topic, one)
+                self._note(oldest, topic, lacks)
+                waiting |= lacks
+        self._waited = look if waiting else _NOTHING
+        return waiting
+
+    async def released(self, topic: Topic, offsets: Int64s) -> Int64s:
+        """Return which of these moved messages may lose their moves; ascending."""
+        if not len(offsets) or not topic.namespace.policy.archive:
+            return offsets
+        span = int(offsets[0]), int(offsets[-1]) + 1
+        archived = await self._run(self._archived, topic.id, *span)
+        first = await self._reader.first_base(topic.id)
+        # A message whose row is gone cannot be archived any more.
+        stated = topic.amendments.moves.bases(offsets)
+        gone = (stated > first) | (stated == 0) if first else np.ones(len(offsets), bool)
+        return offsets[gone | archived.contains(offsets)]
+
+    async def _lacks(self, topic: Topic, held: Holding) -> bool:
+        """Return whether deleting the generation would lose unarchived messages of a topic."""
+        end = held.end_offset
+        if not end:  # it has only restatements, of messages before the log's beginning
+            begin = await self._reader.first_offset(topic.id)
+            end = topic.next_offset if begin is None else begin
+        moved = topic.amendments.moves.between(0, end)
+        bases = topic.amendments.moves.bases(moved)
+        here = moved[(bases >= held.lowest_base) & (bases <= held.highest_base) & (bases < 0)]
+        low = min([held.first_offset if held.end_offset else end, *here[:1].tolist()])
+        archived = await self._run(self._archived, topic.id, low, end)
+        if not archived.contains(here).all():
+            return True
+        elsewhere = moved[(bases < 0) & (bases < held.lowest_base)]
+        for offsets in archive_record.lacking(archived, held.first_offset, held.end_offset):
+            if not np.isin(offsets, elsewhere, assume_unique=True).all():
+                return True
+            await trio.lowlevel.checkpoint()
+        return False
+
+    def _note(self, oldest: Generation, topic: Topic, lacks: bool) -> None:
+        if lacks and not topic.archive_awaited_since_ms:
+            topic.archive_awaited_since_ms = self._clock.now_ms()
+            _logger.info(
+                "generation %d of the log is kept until %s is archived; "
+                "run escapement pipeline archive",
+                oldest.id,
+                topic.name.full,
+            )
+        elif not lacks:
+            topic.archive_awaited_since_ms = 0
+
+    def _version(self) -> int:
+        with self._connected() as connection:
+            return archive_record.version(connection)
+
+    def _archived(self, topic_id: int, low: int, high: int) -> OffsetSet:
+        with self._connected() as connection:
+            return archive_record.archived(connection, topic_id, low, high)

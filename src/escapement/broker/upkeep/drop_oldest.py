@@ -1,0 +1,194 @@
+"""Drops the oldest messages of a backlog for its quota, and expired messages of a log.
+
+It works on one subscription at a time, while no other task reads for it. Pending messages are
+counted exactly, by their keys. Those beyond the number to keep are dropped, the oldest due first;
+an exclusive or failover subscription drops the first ones of the log. In-flight messages stay.
+
+Messages acknowledged during the count make room as well, so no more are dropped than necessary.
+Keys and log are read in bounded steps; payloads are read only from a log. Dropped messages are
+acknowledged, or become dead letters, in the same group commits as all others.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.log.log_reader import LogReader
+from escapement.broker.subscription.ordered import OrderedSubscription
+from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.backlogs import Weighed
+from escapement.broker.topic.topic import Topic
+from escapement.clock import Clock
+from escapement.errors import StorageUnavailable
+from escapement.message import Int64s, UInt32s
+from escapement.storage.blocking import Run
+from escapement.storage.index import KEY_MAX, DelayedIndex, Key, Plan
+
+# Keys read per step.
+_STEP_KEYS: Final = 65_536
+# Bytes of the log read per step.
+_READ_BYTES: Final = 1 << 20
+# Log reads of one sweep for expired messages. Others then have their turn, for a second.
+_READS: Final = 16
+
+
+class DropOldest:
+    """The dropping and expiry of messages."""
+
+    def __init__(self, index: DelayedIndex, clock: Clock, run: Run, log: LogReader) -> None:
+        self._index = index
+        self._clock = clock
+        self._run = run
+        self._log = log
+
+    async def shed(self, topic: Topic, subscription: Subscription) -> None:
+        """Drop the messages beyond ``subscription.keep_most``, up to ``settled_most``.
+
+        If not all can be dropped now, the topic is checked again. While the filler adds the past,
+        the oldest messages are not known and none are dropped. The filler then has the topic
+        checked again.
+
+        Raises:
+          StorageUnavailable: if the log cannot be read now; some messages may be left.
+        """
+        keep_most, subscription.keep_most = subscription.keep_most, None
+        assert keep_most is not None
+        if subscription.record.is_filling:
+            return
+        try:
+            if isinstance(subscription, SharedSubscription):
+                await self._shed_shared(topic, subscription, keep_most)
+            else:
+                assert isinstance(subscription, OrderedSubscription)
+                await self._shed_ordered(topic, subscription, keep_most)
+        except StorageUnavailable:
+            topic.quota_watch.grown = True
+            raise
+        if not subscription.may_let_go:
+            topic.quota_watch.grown = True
+
+    async def count(self, topic: Topic, subscription: Subscription) -> int:
+        """Return exactly how many due messages of a subscription are pending.
+
+        Messages that fall due or are acknowledged during the count may or may not be included.
+        """
+        if not isinstance(subscription, SharedSubscription):
+            return topic.waiting(subscription)
+        frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
+        waiting = len(subscription.held) - len(subscription.dead)
+        at = subscription.waits_from
+        while at is not None and at < frontier:
+            plan = self._index.plan(topic.id, at, frontier, _STEP_KEYS)
+            due_ms, offsets, _ = await self._keys(plan)
+            waiting += subscription.count_open(due_ms, offsets)
+            at = plan.stop
+        return waiting
+
+    async def weigh(self, topic: Topic, counts_all: bool) -> Weighed:
+        """Return the due messages of each subscription, and those not yet due if they count."""
+        dues = []
+        for subscription in list(topic.consumed()):
+            dues.append((subscription, await self.count(topic, subscription)))
+            await trio.lowlevel.checkpoint()
+        return dues, await self.ahead(topic) if counts_all else None
+
+    async def ahead(self, topic: Topic) -> int:
+        """Return exactly how many messages of a topic are not yet due and not cancelled."""
+        counted, now_ms = 0, self._clock.now_ms()
+        at = Key(now_ms + 1, 0)
+        while at < KEY_MAX:
+            plan = self._index.plan(topic.id, at, KEY_MAX, _STEP_KEYS)
+            due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
+            hidden = topic.amendments.hidden(due_ms, offsets)
+            counted += len(offsets) - (0 if hidden is None else int(np.count_nonzero(hidden)))
+            at = plan.stop
+            await trio.lowlevel.checkpoint()
+        return counted
+
+    async def expire(self, topic: Topic, subscription: OrderedSubscription) -> None:
+        """Expire the messages of a log that are past their time to live, in bounded steps.
+
+        Raises:
+          StorageUnavailable: if the log cannot be read now; a later sweep tries again.
+        """
+        ages = subscription.ages
+        now_ms = self._clock.now_ms()
+        until_ms = subscription.expiry.until_ms(now_ms)
+        try:
+            for _ in range(_READS):
+                oldest = ages.oldest(topic.next_offset)
+                if oldest is None or oldest[2] > until_ms or not subscription.may_let_go:
+                    break
+                first, high, _ = oldest
+                low = min(subscription.first_unsettled(first), high)
+                if low > first:
+                    ages.looked(first, low, None)
+                if low < high:
+                    parts = await self._log.read(topic.id, low, high, _READ_BYTES)
+                    subscription.expire_read(low, high, parts, until_ms)
+        finally:
+            oldest = ages.oldest(topic.next_offset)
+            if oldest is not None:
+                subscription.expiry.keeps(oldest[2])
+            subscription.expiry.end_sweep(now_ms)
+
+    async def _to_settle(self, topic: Topic, subscription: Subscription, keep_most: int) -> int:
+        """Return the value that ``subscription.settled`` must reach."""
+        settled = subscription.settled
+        settled += await self.count(topic, subscription) - keep_most
+        most, subscription.settled_most = subscription.settled_most, None
+        if most is None or settled <= most:
+            return settled
+        topic.quota_watch.grown = True  # check again: more messages have fallen due since the count
+        return most
+
+    async def _shed_shared(
+        self, topic: Topic, subscription: SharedSubscription, keep_most: int
+    ) -> None:
+        subscription.look_again()
+        frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
+        settled = await self._to_settle(topic, subscription, keep_most)
+        while (more := settled - subscription.settled) > 0 and subscription.may_let_go:
+            at = subscription.bands.unread_from
+            subscription.drop_held(more, at)
+            if (more := settled - subscription.settled) <= 0 or at is None or at >= frontier:
+                return
+            bands = [band for band in subscription.bands if band.mark == at]
+            marks = [band.mark for band in subscription.bands if band.mark is not None]
+            until = min((mark for mark in marks if mark > at), default=frontier)
+            plan = self._index.plan(topic.id, at, min(until, frontier), _STEP_KEYS)
+            for band in bands:
+                band.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
+            try:
+                due_ms, offsets, traits = await self._keys(plan)
+            except BaseException:
+                for band in bands:
+                    band.break_scan()
+                raise
+            more = max(settled - subscription.settled, 0)
+            subscription.drop_read(bands, due_ms, offsets, traits, more, plan.stop)
+
+    async def _shed_ordered(
+        self, topic: Topic, subscription: OrderedSubscription, keep_most: int
+    ) -> None:
+        end = topic.next_offset
+        settled = await self._to_settle(topic, subscription, keep_most)
+        at = subscription.first_unsettled(0)
+        while (more := settled - subscription.settled) > 0 and subscription.may_let_go and at < end:
+            parts = await self._log.read(topic.id, at, end, _READ_BYTES)
+            if not parts:
+                return
+            more = settled - subscription.settled
+            subscription.drop_first(parts, more)
+            for part in parts:
+                topic.sizes.saw(part.batch)
+            at = subscription.first_unsettled(parts[-1].end_offset)
+
+    async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
+        if plan.in_memory:
+            return plan.read_traits()
+        return await self._run(plan.read_traits)

@@ -1,0 +1,123 @@
+"""Enforces drop-oldest quotas that need more than one subscription's count.
+
+One task. If the topics of a namespace together exceed its quota, it counts exactly the backlog of
+each topic, for the subscription that is furthest behind. The largest backlogs shrink first, down to
+a common level. If messages not yet due count for a topic's quota, it counts them key by key. The
+estimate from the index may be much higher, and each message too many would drop one that has room.
+
+:mod:`~escapement.broker.upkeep.drop_oldest` then drops the oldest messages of each subscription.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import trio
+
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.topic.backlog_size import BacklogSize, Quota, levels
+from escapement.broker.topic.backlogs import amount_of, beside
+from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.drop_oldest import DropOldest
+from escapement.clock import Clock
+from escapement.storage.index import DelayedIndex, Key
+
+# After a count, the topic rests until this many times the duration of the count has passed.
+_REST_SHARE: Final = 10
+
+
+class NamespaceQuotas:
+    """The task that enforces namespace quotas, and quotas that count messages not yet due.
+
+    Args:
+      active: the topics that may have a backlog, by id.
+      wake: called with a subscription that must drop messages.
+      reschedule: called after a topic's timers may have changed.
+    """
+
+    def __init__(
+        self,
+        index: DelayedIndex,
+        active: Mapping[int, Topic],
+        drop_oldest: DropOldest,
+        clock: Clock,
+        wake: Callable[[Topic, Subscription], None],
+        reschedule: Callable[[Topic], None],
+    ) -> None:
+        self._index = index
+        self._active = active
+        self._drop_oldest = drop_oldest
+        self._clock = clock
+        self._wake = wake
+        self._reschedule = reschedule
+        self._wanted: OrderedDict[tuple[Topic, bool], None] = OrderedDict()
+        self._work = trio.Event()
+
+    def want(self, topic: Topic, whole: bool) -> None:
+        """Queue a topic that may exceed its quota; ``whole``: the namespace quota."""
+        self._wanted[topic, whole] = None
+        self._work.set()
+
+    async def run(self) -> None:
+        """Work through the queue forever."""
+        while True:
+            if not self._wanted:
+                self._work = trio.Event()
+                await self._work.wait()
+            (topic, whole), _ = self._wanted.popitem(last=False)
+            await self._level(topic, whole)
+
+    async def _level(self, wanted: Topic, whole: bool) -> None:
+        id = wanted.namespace.id
+        together = [one for one in self._active.values() if one.namespace.id == id]
+        topics = together if whole else [one for one in together if one is wanted]
+        began_ms = self._clock.now_ms()
+        settled = {one: one.settled for topic in topics for one in topic.consumed()}
+        counted = [await self._count(topic, whole) for topic in topics]
+        quota = _quota(wanted, whole)
+        if not (topics and quota.there and quota.drops):
+            return  # the quota changed meanwhile
+        amounts = [amount for amount, _ in counted]
+        keep_most = BacklogSize.of_all(amounts, quota).keep_most(quota)
+        stays = levels([amount.beside(quota) for amount in amounts], keep_most)
+        for topic, (amount, counts), stay in zip(topics, counted, stays, strict=True):
+            ahead = amount.ahead if quota.counts_all else 0
+            for subscription, count in counts:
+                more = beside(subscription, count, ahead) - stay
+                if more > 0:
+                    own = subscription.keep_most
+                    most = count - more
+                    subscription.keep_most = most if own is None else min(most, own)
+                    if quota.counts_all and subscription in settled:
+                        subscription.settled_most = settled[subscription] + more
+                    self._wake(topic, subscription)
+        if quota.counts_all:
+            rest_ms = _REST_SHARE * max(self._clock.now_ms() - began_ms, 0)
+            for topic in topics:
+                topic.quota_watch.rest(began_ms + rest_ms)
+                if not keep_most:
+                    self._await_due(topic)
+
+    def _await_due(self, topic: Topic) -> None:
+        """Check the topic again when its next message falls due.
+
+        While messages not yet due exceed the quota, a subscription in the arrival order keeps as
+        many messages as there are of them, and fewer as each falls due. A shared subscription needs
+        no timer: it is offered each message that falls due.
+        """
+        if topic.ordered and not topic.shared:
+            after = Key(self._clock.now_ms() + 1, 0)
+            topic.quota_watch.comes_due_ms = self._index.next_due(topic.id, after)
+            self._reschedule(topic)
+
+    async def _count(
+        self, topic: Topic, whole: bool
+    ) -> tuple[BacklogSize, list[tuple[Subscription, int]]]:
+        counts, ahead = await self._drop_oldest.weigh(topic, _quota(topic, whole).counts_all)
+        return amount_of(self._index, topic, counts, self._clock.now_ms(), ahead), counts
+
+
+def _quota(topic: Topic, whole: bool) -> Quota:
+    return topic.total_quota if whole else topic.quota

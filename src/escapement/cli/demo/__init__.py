@@ -1,0 +1,1 @@
+"""`escapement demo`: schedule, kill the broker, recover, deliver on time."""

@@ -1,0 +1,1 @@
+"""What commands take: options, values, and the connection to a broker."""

@@ -1,0 +1,96 @@
+"""Policies on the command line: an option for each field, and readable values.
+
+Both are derived from the rules of the fields. ``ack_wait_ms`` becomes ``--ack-wait``. The value
+``default`` resets a field. The printed values explain what 0 means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Final
+
+import click
+
+from escapement.cli.output.table import print_record
+from escapement.errors import InvalidRequest
+from escapement.storage.catalog.policy import Policy, rule_of
+from escapement.storage.catalog.rule import Rule
+
+Function = Callable[..., Any]
+
+# Options of durations have no unit in their name: the unit is part of the value.
+_DURATION: Final = "_ms"
+_DEFAULT: Final = "default"
+
+
+def policy_options(
+    policy: type[Policy], *, changing: bool = False
+) -> Callable[[Function], Function]:
+    """Return a decorator that adds an option for each field of a policy.
+
+    The command gets the given values as ``policy``.
+
+    Args:
+      changing: at least one option is required.
+    """
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def command(*args: Any, **arguments: Any) -> Any:
+            given = {name: arguments.pop(name) for name in policy.names()}
+            changes = {name: value for name, value in given.items() if value is not None}
+            if changing and not changes:
+                first = _flag(policy.names()[0])
+                raise click.UsageError(f"Give at least one option to change, such as {first}.")
+            return function(
+                *args,
+                **arguments,
+                policy={n: None if v == _DEFAULT else v for n, v in changes.items()},
+            )
+
+        decorated: Function = command
+        for name in reversed(policy.names()):
+            rule = rule_of(policy, name)
+            option = click.option(
+                _flag(name),
+                name,
+                type=_reader(rule),
+                metavar=rule.metavar,
+                help=rule.help,
+            )
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def policy_printer(policy: type[Policy]) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that prints a record, with the fields of the policy in words."""
+    names = policy.names()
+
+    def show(record: Mapping[str, Any]) -> None:
+        print_record(
+            {
+                name: rule_of(policy, name).in_words(value) if name in names else value
+                for name, value in record.items()
+            }
+        )
+
+    return show
+
+
+def _flag(name: str) -> str:
+    return "--" + name.removesuffix(_DURATION).replace("_", "-")
+
+
+def _reader(rule: Rule) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text == _DEFAULT:
+            return text
+        try:
+            return rule.read(text)
+        except InvalidRequest as error:
+            raise click.BadParameter(f"{error}.") from None
+
+    return read

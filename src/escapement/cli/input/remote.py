@@ -1,0 +1,76 @@
+"""The connection of a command to a broker: its address, and one connection per command.
+
+Ctrl-C cancels a command as a whole. As a plain ``KeyboardInterrupt`` it could hit any task, such
+as the connection's, and the command would only see a lost connection.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import click
+import trio
+
+from escapement.broker.crash import one_error
+from escapement.cli.input.parameters import host_and_port, host_and_port_text
+from escapement.client.broker import Broker
+from escapement.client.connect import connect
+from escapement.protocol.limits import DEFAULT_PORT
+
+Result = TypeVar("Result")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
+
+
+def broker_address(text: str) -> tuple[str, int]:
+    """Parse ``host:port``, or the URL that applications write: ``escapement://host:port``."""
+    return host_and_port(text.removeprefix("escapement://"))
+
+
+def broker_option(command: Command) -> Command:
+    """Add ``--broker``, passed as ``at_broker``; by default ESCAPEMENT_BROKER or this machine."""
+    return click.option(
+        "--broker",
+        "at_broker",
+        type=broker_address,
+        metavar="HOST:PORT",
+        default=DEFAULT_BROKER,
+        envvar="ESCAPEMENT_BROKER",
+        show_default=True,
+        show_envvar=True,
+        help="Address of the broker.",
+    )(command)
+
+
+def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]) -> Result:
+    """Run ``work`` on a connection to the broker at ``at`` and return its result.
+
+    Raises:
+      EscapementError: if the broker cannot be reached, or refuses the work.
+    """
+
+    async def connected() -> Result:
+        async with connect(f"escapement://{host_and_port_text(*at)}", name="cli") as broker:
+            return await work(broker)
+
+    with one_error():
+        return trio.run(until_interrupted, connected)
+
+
+async def until_interrupted(work: Callable[[], Awaitable[Result]]) -> Result:
+    """Run ``work`` and return its result; Ctrl-C cancels it and raises ``KeyboardInterrupt``."""
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on, signals, nursery.cancel_scope)
+            result = await work()
+            nursery.cancel_scope.cancel()
+            return result
+    raise KeyboardInterrupt
+
+
+async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()

@@ -1,0 +1,1 @@
+"""What a client asks of a broker besides producing and consuming."""

@@ -1,0 +1,116 @@
+"""The outcomes of cancelling or rescheduling messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Int64s, MessageId
+from escapement.protocol.amend_status import AmendStatus
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of cancelling or rescheduling one message.
+
+    ``handed`` names the subscriptions that had received the message before, or may have
+    received it from a broker that stopped uncleanly. These subscriptions keep the message,
+    whatever the outcome for the others. An ``id`` with offset -1 stands for an unknown dedup
+    key.
+    """
+
+    id: MessageId
+    status: AmendStatus
+    handed: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether the message was changed for all subscriptions except those in ``handed``."""
+        return self.status is AmendStatus.DONE
+
+
+class Outcomes:
+    """The outcomes of several messages in columns, in the order of the request.
+
+    Iterate over them, or index them, for single outcomes.
+    """
+
+    __slots__ = ("_handed", "fates", "offsets", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        offsets: Int64s,
+        fates: npt.NDArray[np.uint8],
+        handed: Mapping[str, Bools],
+    ) -> None:
+        self.topic = topic
+        self.offsets = offsets
+        self.fates = fates  # values of ``AmendStatus``
+        self._handed = handed
+
+    @classmethod
+    def concat(cls, topic: str, parts: Sequence[Outcomes]) -> Outcomes:
+        """Return the parts as one object, in order."""
+        names = sorted({name for part in parts for name in part._handed})
+        return cls(
+            topic,
+            np.concatenate([part.offsets for part in parts]) if parts else np.zeros(0, np.int64),
+            np.concatenate([part.fates for part in parts]) if parts else np.zeros(0, np.uint8),
+            {name: np.concatenate([part.handed_to(name) for part in parts]) for name in names},
+        )
+
+    def among(self, offsets: Int64s) -> Outcomes:
+        """Return outcomes for ``offsets``, with ``UNKNOWN`` for each offset of -1.
+
+        These outcomes belong to the other offsets, in order.
+        """
+        there = offsets >= 0
+        if there.all():
+            return self
+        fates = np.full(len(offsets), AmendStatus.UNKNOWN, np.uint8)
+        fates[there] = self.fates
+        handed = {}
+        for name, mask in self._handed.items():
+            handed[name] = np.zeros(len(offsets), bool)
+            handed[name][there] = mask
+        return Outcomes(self.topic, offsets, fates, handed)
+
+    @property
+    def done(self) -> Bools:
+        """Whether each message was changed; bool[n]."""
+        done: Bools = self.fates == AmendStatus.DONE
+        return done
+
+    @property
+    def subscriptions(self) -> tuple[str, ...]:
+        """The names of the subscriptions that had, or may have, received some of the messages."""
+        return tuple(self._handed)
+
+    def handed_to(self, subscription: str) -> Bools:
+        """Return whether a subscription had, or may have, received each message; bool[n]."""
+        found = self._handed.get(subscription)
+        return np.zeros(len(self), bool) if found is None else found
+
+    def __repr__(self) -> str:
+        counts = np.bincount(self.fates, minlength=len(AmendStatus)).tolist()
+        what = ", ".join(
+            f"{counts[status]} {status.name.lower()}" for status in AmendStatus if counts[status]
+        )
+        return f"<{len(self)} outcomes of {self.topic}{': ' if what else ''}{what}>"
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __getitem__(self, row: int) -> Outcome:
+        handed = tuple(name for name, mask in self._handed.items() if mask[row])
+        id = MessageId(self.topic, int(self.offsets[row]))
+        return Outcome(id, AmendStatus(int(self.fates[row])), handed)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return (self[row] for row in range(len(self)))

@@ -1,0 +1,97 @@
+"""The pending messages of a topic in the delivery order, page by page."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from escapement.client import content, delivery_times
+from escapement.errors import InvalidRequest
+from escapement.message import MessageId
+from escapement.names import TopicName
+
+# The most messages that the broker returns in one page.
+_PAGE_MESSAGES: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Upcoming:
+    """A pending message; ``payload`` holds the first 512 bytes."""
+
+    id: MessageId
+    due_at: datetime
+    key: str | None
+    properties: dict[str, Any]
+    size_bytes: int
+    payload: bytes
+
+
+class Peeking:
+    """An async iterator over the pending messages of a topic, created by ``Broker.peek``.
+
+    ``looked`` counts the messages that the broker has examined.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[..., Awaitable[Any]],
+        topic: str,
+        *,
+        count: int | None,
+        due_from: datetime | None,
+        due_until: datetime | None,
+        key: str | None,
+        offset: int | None,
+        properties: Mapping[str, Any] | None,
+    ) -> None:
+        if count is not None and (type(count) is not int or count < 1):
+            raise InvalidRequest(f"count must be an integer of at least 1, not {count!r}")
+        self.topic = TopicName.parse(topic).full
+        self.looked = 0
+        self._ask = ask
+        self._left = count
+        self._sought = {
+            "from_ms": None if due_from is None else delivery_times.at_ms(due_from) or None,
+            "until_ms": None if due_until is None else max(1, delivery_times.at_ms(due_until)),
+            "key": key,
+            "properties": content.as_map(properties),
+            "offset": offset,
+        }
+        self._page: deque[Upcoming] = deque()
+        self._after: list[int] | None = None
+        self._over = False
+
+    def __aiter__(self) -> Peeking:
+        return self
+
+    async def __anext__(self) -> Upcoming:
+        while not self._page:
+            if self._over or self._left == 0:
+                raise StopAsyncIteration
+            await self._next_page()
+        return self._page.popleft()
+
+    async def _next_page(self) -> None:
+        count = _PAGE_MESSAGES if self._left is None else min(self._left, _PAGE_MESSAGES)
+        answer = await self._ask(
+            "topics.peek", topic=self.topic, count=count, after=self._after, **self._sought
+        )
+        for one in answer["messages"]:
+            self._page.append(
+                Upcoming(
+                    MessageId(self.topic, one["offset"]),
+                    delivery_times.moment(one["due_at_ms"]),
+                    one["key"],
+                    one["properties"],
+                    one["size_bytes"],
+                    one["payload"],
+                )
+            )
+        if self._left is not None:
+            self._left -= len(answer["messages"])
+        self.looked += answer["looked"]
+        self._after = answer["next"]
+        self._over = self._after is None

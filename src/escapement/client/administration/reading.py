@@ -1,0 +1,117 @@
+"""Reading of a topic by offset, page by page.
+
+The broker keeps no state for a reader. If a link is lost, the reader requests the same page
+again, and reading a range twice gives the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from escapement.client.connection.line import Line
+from escapement.client.connection.retried_request import ask_again
+from escapement.client.delivery import Columns, Origin, Row
+from escapement.client.delivery_times import moment
+from escapement.client.serializers import SerializerLike, serializer
+from escapement.errors import InvalidRequest
+from escapement.message import Int64s, MessageBatch
+from escapement.names import TopicName
+from escapement.protocol import commands as wire
+from escapement.protocol.limits import MAX_BATCH_MESSAGES
+
+
+class Reading:
+    """An async iterator over the pages of a topic, created by ``Broker.read``."""
+
+    def __init__(
+        self,
+        line: Line,
+        topic: str,
+        start: int,
+        stop: int | None,
+        choice: SerializerLike,
+        page_messages: int,
+    ) -> None:
+        if start < 0 or (stop is not None and stop < start):
+            raise InvalidRequest(f"{start} to {stop} is not a range of offsets")
+        if not 1 <= page_messages <= MAX_BATCH_MESSAGES:
+            raise InvalidRequest(f"page_messages must be from 1 to {MAX_BATCH_MESSAGES}")
+        self.topic = TopicName.parse(topic).full
+        self.loads = serializer(choice).loads
+        self._line = line
+        self._next = start
+        self._stop = stop
+        self._page_messages = page_messages
+
+    def __aiter__(self) -> Reading:
+        return self
+
+    async def __anext__(self) -> Page:
+        while self._stop is None or self._next < self._stop:
+            answer = await self._ask()
+            # Without a stop, read to the end of the log at the time of the first page.
+            end = answer.end_offset
+            self._stop = end if self._stop is None else min(self._stop, end)
+            self._next = answer.next_offset
+            if len(answer.offsets):
+                return Page(
+                    self, answer.offsets, answer.due_ms, answer.published_ms, answer.decode()
+                )
+        raise StopAsyncIteration
+
+    async def _ask(self) -> wire.Page:
+        start, stop = self._next, -1 if self._stop is None else self._stop
+        answer = await ask_again(
+            self._line,
+            lambda number: wire.Read(number, self.topic, start, stop, self._page_messages),
+        )
+        assert isinstance(answer, wire.Page)
+        return answer
+
+
+class Page(Columns):
+    """A page of messages as they were published, in columns of equal height, by offset.
+
+    ``published_ms`` (int64) is the time when the broker accepted each message, in Unix
+    milliseconds. Iterate over the page, or index it, for single messages.
+    """
+
+    __slots__ = ("published_ms",)
+
+    def __init__(
+        self,
+        origin: Origin,
+        offsets: Int64s,
+        due_ms: Int64s,
+        published_ms: Int64s,
+        messages: MessageBatch,
+    ) -> None:
+        super().__init__(origin, offsets, due_ms, messages)
+        self.published_ms = published_ms
+
+    def __getitem__(self, row: int) -> Entry:
+        if not -len(self) <= row < len(self):
+            raise IndexError(row)
+        return Entry(self, row % len(self))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (Entry(self, row) for row in range(len(self)))
+
+
+class Entry(Row):
+    """One message of a page, as it was published."""
+
+    __slots__ = ()
+
+    _columns: Page
+
+    @property
+    def published_ms(self) -> int:
+        """The time when the broker accepted the message, in Unix milliseconds."""
+        return self._columns.published_ms.item(self._row)
+
+    @property
+    def published_at(self) -> datetime:
+        """The time when the broker accepted the message, in UTC."""
+        return moment(self.published_ms)

@@ -1,0 +1,143 @@
+"""Recurring schedules, by which the broker publishes a message repeatedly.
+
+They are available as ``Broker.schedules``. Times are aware datetimes in UTC. The message of
+an occurrence has the properties ``schedule``, the name of the schedule, and
+``occurrence_ms``, the time of the occurrence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from escapement.client import content, serializers
+from escapement.client.delivery_times import Delay, at_ms, delay_ms, moment
+from escapement.client.serializers import SerializerLike
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule at the time of the request.
+
+    ``state`` is active, paused, ended, or broken with the reason in ``problem``. ``coming``
+    has the next ten times, and is empty in the results of ``list``.
+    """
+
+    name: str
+    topic: str
+    cron: str | None
+    timezone: str | None
+    every: timedelta | None
+    until: datetime | None
+    missed: str
+    state: str
+    problem: str | None
+    next: datetime | None
+    last: datetime | None
+    published: int
+    created: datetime
+    coming: tuple[datetime, ...] = ()
+
+
+class Schedules:
+    """The recurring schedules of a broker; available as ``Broker.schedules``."""
+
+    def __init__(self, admin: Callable[..., Awaitable[Any]]) -> None:
+        self._admin = admin
+
+    async def create(
+        self,
+        name: str,
+        topic: str,
+        value: Any = b"",
+        *,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        every: Delay | None = None,
+        until: datetime | None = None,
+        missed: str = "last",
+        key: str | None = None,
+        serializer: SerializerLike = bytes,
+    ) -> Schedule:
+        """Create a schedule that publishes ``value`` to ``topic`` repeatedly.
+
+        Each occurrence is published exactly once.
+
+        Args:
+          name: the name of the schedule, ``tenant/namespace/name``, or ``name`` in
+            public/default.
+          topic: the topic, as for ``Broker.producer``.
+          value: a value that the serializer accepts.
+          cron: a cron expression of five fields, or six with seconds first, as in cronsim.
+          timezone: the time zone of ``cron``, such as "Europe/Berlin".
+          every: instead of ``cron``, the interval from now on, at least a second.
+          until: the time after which nothing is published.
+          missed: how to treat occurrences that are more than a minute late: "skip" publishes
+            none of them, "last" the last one, "all" all.
+          key: the key of each message.
+          serializer: how to convert ``value`` to bytes; see ``escapement.client.serializers``.
+
+        Raises:
+          InvalidRequest: if an argument is not valid.
+          AlreadyExists: if a schedule of this name exists.
+        """
+        arguments: dict[str, Any] = {"payload": serializers.serializer(serializer).dumps(value)}
+        if cron is not None:
+            arguments |= {"cron": cron, "timezone": timezone}
+        if every is not None:
+            arguments["every_ms"] = delay_ms(every)
+        if until is not None:
+            arguments["until_ms"] = at_ms(until)
+        if key is not None:
+            arguments["key"] = content.key(key)
+        return _schedule(
+            await self._admin(
+                "schedules.create", schedule=name, topic=topic, missed=missed, **arguments
+            )
+        )
+
+    async def list(self, namespace: str | None = None) -> list[Schedule]:
+        """Return all schedules, or those of one namespace, ordered by name."""
+        found = await self._admin("schedules.list", namespace=namespace)
+        return [_schedule(one) for one in found]
+
+    async def get(self, name: str) -> Schedule:
+        """Return one schedule, with its next ten times. Raises ``NotFound``."""
+        return _schedule(await self._admin("schedules.get", schedule=name))
+
+    async def pause(self, name: str) -> Schedule:
+        """Pause a schedule until it is resumed. Raises ``NotFound``."""
+        return _schedule(await self._admin("schedules.pause", schedule=name))
+
+    async def resume(self, name: str) -> Schedule:
+        """Resume a schedule with the next occurrence after now. Raises ``NotFound``."""
+        return _schedule(await self._admin("schedules.resume", schedule=name))
+
+    async def delete(self, name: str) -> None:
+        """Delete a schedule; the messages it published stay. Raises ``NotFound``."""
+        await self._admin("schedules.delete", schedule=name)
+
+
+def _schedule(plain: Mapping[str, Any]) -> Schedule:
+    def time(name: str) -> datetime | None:
+        return None if plain[name] is None else moment(plain[name])
+
+    every_ms = plain["every_ms"]
+    return Schedule(
+        plain["schedule"],
+        plain["topic"],
+        plain["cron"],
+        plain["timezone"],
+        None if every_ms is None else timedelta(milliseconds=every_ms),
+        time("until_at_ms"),
+        plain["missed"],
+        plain["state"],
+        plain["problem"],
+        time("next_at_ms"),
+        time("last_at_ms"),
+        plain["published"],
+        moment(plain["created_at_ms"]),
+        tuple(map(moment, plain.get("coming_ms", ()))),
+    )

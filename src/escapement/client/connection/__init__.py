@@ -1,0 +1,1 @@
+"""The connection to a broker, and how a client stays connected."""

@@ -1,0 +1,276 @@
+"""The line of a client: its lasting connection to a broker, across reconnects.
+
+Producers and consumers are *attachments* of the line. Two tasks run as long as the line. The
+first keeps a link up: it connects, dispatches incoming commands to the attachments, and
+reconnects. The second, the *pump*, calls each attachment that has work, at the time the
+attachment asked for. So lingering, back-off and timeouts need no tasks of their own.
+
+Each request calls its callback exactly once: with the answer of the broker, or with an
+error, which is ``Disconnected`` if the link ended first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from itertools import count
+from math import inf
+from typing import Protocol
+
+import anyio
+
+from escapement.client.connection.link import Link, StreamFactory
+from escapement.client.connection.promise import Promise
+from escapement.client.connection.retry import Retry
+from escapement.client.settings import Settings
+from escapement.errors import Disconnected, EscapementError
+from escapement.protocol import commands as wire
+from escapement.protocol.commands import Command
+
+Answer = Command | EscapementError
+
+
+class Attachment(Protocol):
+    """The interface of a producer or consumer of a line."""
+
+    @property
+    def id(self) -> int: ...
+
+    def _linked(self) -> None:
+        """Handle that a link is up."""
+
+    def _unlinked(self) -> None:
+        """Handle that the link has ended."""
+
+    def _pump(self, now_s: float) -> float:
+        """Do the work that is due; return the time for the next call."""
+
+    def _heard(self, command: Command) -> None:
+        """Handle a command that is not an answer to a request."""
+
+    async def flush(self) -> None:
+        """Wait until every request of this attachment is answered."""
+
+    def _failed(self, error: EscapementError) -> None:
+        """Handle that the line is closed for good."""
+
+
+class Line:
+    """The lasting connection of a client to a broker, across reconnects."""
+
+    def __init__(self, factory: StreamFactory, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.link: Link | None = None
+        self.closed: EscapementError | None = None
+        self._factory = factory
+        self._linked = Promise()  # settles when the next link is up
+        self._attachments: dict[int, Attachment] = {}
+        self._answers: dict[int, Callable[[Answer], None]] = {}
+        self._ids = count(1)
+        self._requests = count(1)
+        self._dirty: set[Attachment] = set()
+        self._agenda: dict[Attachment, float] = {}
+        self._bell = anyio.Event()
+        self._retry = Retry(settings.reconnect_first_s, settings.reconnect_longest_s)
+
+    # -- for attachments -----------------------------------------------------------
+
+    def new_id(self) -> int:
+        """Return an id for an attachment, unique on this line."""
+        return next(self._ids)
+
+    def attach(self, attachment: Attachment) -> None:
+        """Add an attachment.
+
+        Raises:
+          Disconnected: if this side has closed the connection.
+        """
+        if self.closed is not None:
+            raise copy(self.closed)
+        self._attachments[attachment.id] = attachment
+        if self.link is not None:
+            attachment._linked()
+
+    def detach(self, attachment: Attachment) -> None:
+        """Remove an attachment; does nothing if it was removed before."""
+        self._attachments.pop(attachment.id, None)
+        self._dirty.discard(attachment)
+        self._agenda.pop(attachment, None)
+
+    def wake(self, attachment: Attachment) -> None:
+        """Let the pump call an attachment soon; O(1)."""
+        if attachment not in self._dirty and attachment.id in self._attachments:
+            self._dirty.add(attachment)
+            self._bell.set()
+
+    def send(self, command: Command) -> None:
+        """Queue a command on the link, which must be up."""
+        assert self.link is not None
+        self.link.send(command)
+
+    def request(self, make: Callable[[int], Command], answer: Callable[[Answer], None]) -> None:
+        """Send the request that ``make`` creates for an id; call ``answer`` with the answer."""
+        if self.link is None:
+            answer(Disconnected("there is no connection to the broker"))
+            return
+        number = next(self._requests)
+        self._answers[number] = answer
+        try:
+            self.link.send(make(number))
+        except EscapementError as error:
+            del self._answers[number]
+            answer(error)
+
+    async def ask(self, make: Callable[[int], Command], until_s: float = inf) -> Command:
+        """Send a request and wait for its answer; without a link, wait for a link first.
+
+        The wait ends after ``request_timeout_s`` of the settings, and at ``until_s`` on the
+        clock of the event loop.
+
+        Raises:
+          Disconnected: if no answer arrives in time or the link ends. The request may or may
+            not have taken effect.
+          EscapementError: if the broker refuses.
+        """
+        settled = Promise()
+        answers: list[Answer] = []
+
+        def take(answer: Answer) -> None:
+            answers.append(answer)
+            settled.settle()
+
+        timeout_s = self.settings.request_timeout_s
+        with anyio.CancelScope(deadline=min(until_s, anyio.current_time() + timeout_s)):
+            while self.link is None and self.closed is None:
+                await self._linked.wait()
+            if self.closed is not None:
+                raise self.closed
+            self.request(make, take)
+            await settled.wait()
+        if not answers:
+            raise Disconnected(f"the broker did not answer within {timeout_s:g} s")
+        if isinstance(answers[0], EscapementError):
+            raise answers[0]
+        return answers[0]
+
+    # -- connecting and closing ----------------------------------------------------
+
+    async def connect(self) -> Link:
+        """Open a new link in one attempt; see ``Link.open``."""
+        return await Link.open(self._factory, self.name, self.settings.connect_timeout_s)
+
+    async def keep(self, link: Link) -> None:
+        """Run this link and its successors until cancelled."""
+        while True:
+            try:
+                await link.run(
+                    self._dispatch,
+                    self.settings.heartbeat_s,
+                    self.settings.heartbeat_timeout_s,
+                )
+            finally:
+                self._down(link)
+            link = await self._reconnect()
+            self.up(link)
+
+    async def _reconnect(self) -> Link:
+        while True:
+            await anyio.sleep(self._retry.next_s(anyio.current_time()))
+            try:
+                return await self.connect()
+            except EscapementError:
+                continue  # callers that wait for a link have their own time limits
+
+    async def pump(self) -> None:
+        """Let attachments do their work when it is due, until cancelled."""
+        while True:
+            self._bell = anyio.Event()
+            now_s = anyio.current_time()
+            due = [a for a, at_s in self._agenda.items() if at_s <= now_s]
+            turn, self._dirty = self._dirty.union(due), set()
+            for attachment in turn:
+                at_s = attachment._pump(now_s)
+                if at_s < inf and attachment.id in self._attachments:
+                    self._agenda[attachment] = at_s
+                else:
+                    self._agenda.pop(attachment, None)
+            if self._dirty:
+                await anyio.lowlevel.checkpoint()
+                continue
+            with anyio.CancelScope(deadline=min(self._agenda.values(), default=inf)):
+                await self._bell.wait()
+
+    async def drain(self) -> None:
+        """Wait until every request of every attachment is answered."""
+        for attachment in list(self._attachments.values()):
+            await attachment.flush()
+
+    async def say_goodbye(self) -> None:
+        """Send Goodbye, and wait until all queued commands are written."""
+        if self.link is not None:
+            self.link.send(wire.Goodbye("done"))
+            await self.link.written()
+
+    def close(self, error: EscapementError) -> None:
+        """Fail all attachments and all waiting requests with ``error``."""
+        self.closed = error
+        for attachment in list(self._attachments.values()):
+            attachment._failed(error)
+        self._attachments.clear()
+        self._linked.settle()
+
+    def up(self, link: Link) -> None:
+        """Use a new link, and inform all attachments."""
+        self.link = link
+        self._retry.succeeded()
+        self._linked.settle()
+        for attachment in list(self._attachments.values()):
+            attachment._linked()
+
+    def _down(self, link: Link) -> None:
+        self.link = None
+        self._linked = Promise()
+        answers, self._answers = self._answers, {}
+        for attachment in list(self._attachments.values()):
+            attachment._unlinked()
+        for answer in answers.values():
+            answer(Disconnected(f"{link.error}; whether the request took effect is not known"))
+
+    # -- incoming commands ---------------------------------------------------------
+
+    def _dispatch(self, command: Command) -> None:
+        match command:
+            case wire.Refused(request_id=0, producer_id=0):
+                assert self.link is not None
+                self.link.end(command.error())
+            case wire.Refused(request_id=number) if number:
+                self._answer(number, command.error())
+            case (
+                wire.ProducerReady(request_id=number)
+                | wire.ConsumerReady(request_id=number)
+                | wire.Acked(request_id=number)
+                | wire.Amended(request_id=number)
+                | wire.Done(request_id=number)
+                | wire.AdminReply(request_id=number)
+                | wire.Page(request_id=number)
+                | wire.Found(request_id=number)
+            ):
+                self._answer(number, command)
+            case (
+                wire.Refused(producer_id=id)
+                | wire.Receipt(producer_id=id)
+                | wire.ProducerClosed(producer_id=id)
+                | wire.Deliver(consumer_id=id)
+                | wire.ConsumerActive(consumer_id=id)
+                | wire.ConsumerRewound(consumer_id=id)
+                | wire.ConsumerClosed(consumer_id=id)
+            ):
+                # Ignore commands for an attachment that this side has closed.
+                if (attachment := self._attachments.get(id)) is not None:
+                    attachment._heard(command)
+
+    def _answer(self, number: int, answer: Answer) -> None:
+        take = self._answers.pop(number, None)
+        if take is not None:
+            take(answer)

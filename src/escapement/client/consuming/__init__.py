@@ -1,0 +1,1 @@
+"""Consuming: messages in, acknowledgements out."""

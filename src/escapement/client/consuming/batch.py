@@ -1,0 +1,175 @@
+"""Delivered batches in columns, and delivered messages, which are views of one row."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.client.consuming.ack_queue import PendingAck
+from escapement.client.delivery import DeliveredRow, Delivery, Origin
+from escapement.client.delivery_times import Delay
+from escapement.message import Int64s, MessageBatch
+
+
+class Holder(Origin, Protocol):
+    """The consumer that received a batch, and that acknowledges its messages."""
+
+    def _done(self, offset: int) -> PendingAck:
+        """Queue the acknowledgement of one message."""
+
+    def _give_back(self, offsets: Int64s, delay: Delay | None) -> None:
+        """Queue the negative acknowledgement of messages."""
+
+    def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
+        """Queue the release of messages."""
+
+    async def extend(self, offsets: Int64s, wait: Delay) -> int: ...
+
+    async def ack(self, offsets: Int64s, *, durable: bool = False) -> int | None: ...
+
+    async def _have_room(self) -> None: ...
+
+    async def _until_durable(self, pending_acks: Sequence[PendingAck]) -> None:
+        """Wait until the given pending acks are durable."""
+
+
+class Batch(Delivery):
+    """A batch of delivered messages, in columns of equal height.
+
+    ``offsets`` and ``due_ms`` are int64 columns. Iterate over the batch, or index it, for
+    single messages.
+    """
+
+    __slots__ = ("_holder",)
+
+    def __init__(
+        self,
+        holder: Holder,
+        offsets: Int64s,
+        due_ms: Int64s,
+        attempts: npt.NDArray[np.uint16] | None,
+        redelivered: npt.NDArray[np.uint8] | None,
+        messages: MessageBatch,
+    ) -> None:
+        super().__init__(holder, offsets, due_ms, attempts, redelivered, messages)
+        self._holder = holder
+
+    def __getitem__(self, row: int) -> Message:
+        if not -len(self) <= row < len(self):
+            raise IndexError(row)
+        return Message(self, row % len(self))
+
+    def __iter__(self) -> Iterator[Message]:
+        return (Message(self, row) for row in range(len(self)))
+
+    async def ack(self, *, durable: bool = False) -> int | None:
+        """Acknowledge all messages of the batch; see ``Inbox.ack``."""
+        return await self._holder.ack(self.offsets, durable=durable)
+
+    async def nack(self, delay: Delay | None = None) -> None:
+        """Nack all messages of the batch; see ``Inbox.nack``."""
+        self._holder._give_back(self.offsets, delay)
+
+    async def release(self, delay: Delay | None = None) -> None:
+        """Release all messages of the batch; see ``Inbox.release``."""
+        self._holder._hand_back(self.offsets, delay)
+
+    async def extend(self, wait: Delay) -> int:
+        """Extend the ack deadline of all messages of the batch; see ``Inbox.extend``."""
+        return await self._holder.extend(self.offsets, wait)
+
+    def rest(self, row: int) -> Batch:
+        """Return the messages from ``row`` on as a batch."""
+        if row == 0:
+            return self
+        return Batch(
+            self._holder,
+            self.offsets[row:],
+            self.due_ms[row:],
+            None if self._attempts is None else self._attempts[row:],
+            None if self._redelivered is None else self._redelivered[row:],
+            self.messages.take(np.arange(row, len(self))),
+        )
+
+
+class Batches:
+    """An async iterator over delivered batches. Created by ``Inbox.batches``."""
+
+    def __init__(self, next_batch: Callable[[], Awaitable[Batch | None]]) -> None:
+        self._next_batch = next_batch
+
+    def __aiter__(self) -> Batches:
+        return self
+
+    async def __anext__(self) -> Batch:
+        batch = await self._next_batch()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+
+class Message(DeliveredRow):
+    """A delivered message.
+
+    ``async with message:`` acknowledges the message when the block ends without an error. If
+    the block raises, the message is negatively acknowledged (``nack``) and the exception
+    propagates.
+    """
+
+    __slots__ = ("_holder",)
+
+    def __init__(self, batch: Batch, row: int) -> None:
+        self._columns = batch
+        self._row = row
+        self._holder = batch._holder
+
+    async def ack(self, *, durable: bool = False) -> None:
+        """Acknowledge the message.
+
+        Args:
+          durable: wait until the acknowledgement is durable, so that the message is never
+            delivered again.
+        """
+        holder = self._holder
+        await holder._have_room()
+        pending_ack = holder._done(self.offset)
+        if durable:
+            await holder._until_durable([pending_ack])
+
+    async def nack(self, delay: Delay | None = None) -> None:
+        """Nack the message: it is redelivered after ``delay``, or after the usual back-off."""
+        self._holder._give_back(np.array([self.offset], np.int64), delay)
+
+    async def release(self, delay: Delay | None = None) -> None:
+        """Release the message: this delivery does not count as an attempt.
+
+        See ``Inbox.release``.
+        """
+        self._holder._hand_back(np.array([self.offset], np.int64), delay)
+
+    async def extend(self, wait: Delay) -> bool:
+        """Extend the ack deadline to at least ``wait`` from now; see ``Inbox.extend``.
+
+        Returns:
+          False if the message is no longer in flight at this consumer.
+        """
+        return bool(await self._holder.extend(np.array([self.offset], np.int64), wait))
+
+    async def __aenter__(self) -> Message:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.ack()
+        else:
+            # No checkpoint here: this must also work in a cancelled scope.
+            self._holder._give_back(np.array([self.offset], np.int64), None)

@@ -1,0 +1,114 @@
+"""The delivery buffer of a consumer, and the permits that bound it.
+
+Each permit is in one of three states: granted to the broker, which may send a message for it
+(``_credit``); used by a message in the buffer; or used by a message that the application has
+received (``_taken``). When half of all permits are in the last state, they are granted to the
+broker again. So the broker does not run out of permits, and gets no command for every
+message.
+
+This module is pure: it sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from escapement.client.consuming.batch import Batch, Message
+from escapement.errors import RemoteProtocolError
+from escapement.message import Int64s
+
+
+class DeliveryBuffer:
+    """The delivery buffer of a consumer, with its permits."""
+
+    __slots__ = ("_credit", "_current", "_permits", "_row", "_taken", "_waiting")
+
+    def __init__(self, permits: int) -> None:
+        self._permits = permits
+        self._credit = 0
+        self._taken = 0
+        self._waiting: deque[Batch] = deque()
+        self._current: Batch | None = None  # the batch from which single messages are taken
+        self._row = 0
+
+    @property
+    def empty(self) -> bool:
+        return self._current is None and not self._waiting
+
+    def put(self, batch: Batch) -> None:
+        """Add a delivered batch.
+
+        Raises:
+          RemoteProtocolError: if the broker exceeded its permits.
+        """
+        self._credit -= len(batch)
+        if self._credit < 0:
+            raise RemoteProtocolError(
+                f"the broker sent {-self._credit} messages more than it had permits for"
+            )
+        self._waiting.append(batch)
+
+    def pop(self) -> Message | None:
+        """Remove and return the next message, or None; O(1)."""
+        batch = self._current
+        if batch is None:
+            if not self._waiting:
+                return None
+            batch, self._row = self._waiting.popleft(), 0
+            self._current = batch
+        row = self._row
+        self._row = row + 1
+        if self._row == len(batch):
+            self._current = None
+        self._taken += 1
+        return Message(batch, row)
+
+    def pop_batch(self) -> Batch | None:
+        """Remove and return the rest of the current batch, or the next batch, or None."""
+        batch = self._current
+        if batch is not None:
+            batch, self._current = batch.rest(self._row), None
+        elif self._waiting:
+            batch = self._waiting.popleft()
+        else:
+            return None
+        self._taken += len(batch)
+        return batch
+
+    def waiting(self) -> Int64s:
+        """Return the offsets of the messages in the buffer, in no particular order."""
+        parts = [batch.offsets for batch in self._waiting]
+        if self._current is not None:
+            parts.append(self._current.offsets[self._row :])
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def all_credit(self) -> int:
+        """Grant all permits, for a consumer that was just opened, and return their number."""
+        assert self.empty, "the buffer was not cleared after the earlier connection"
+        self._credit, self._taken = self._permits, 0
+        return self._permits
+
+    def due_credit(self) -> int:
+        """Return the permits to grant to the broker now: 0, or at least half of all."""
+        taken = self._taken
+        if 2 * taken < self._permits:
+            return 0
+        self._taken = 0
+        self._credit += taken
+        return taken
+
+    def drop(self) -> int:
+        """Discard the buffered messages; return the permits to grant, so that all are granted."""
+        self._waiting.clear()
+        self._current = None
+        given = self._permits - self._credit
+        self._credit, self._taken = self._permits, 0
+        return given
+
+    def clear(self) -> None:
+        """Discard the buffered messages and all permits, when the connection has ended."""
+        self._waiting.clear()
+        self._current = None
+        self._credit = self._taken = 0

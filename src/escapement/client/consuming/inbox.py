@@ -1,0 +1,507 @@
+"""The receiving side of a consumer: deliveries, acknowledgements and closing.
+
+At most ``permits`` messages are in the delivery buffer (see ``buffer``). Acknowledgements go
+through the ack queue (see ``ackbox``).
+
+When a link is lost, the consumer discards its delivery buffer, and the broker redelivers the
+messages to any consumer of the subscription. The application can still acknowledge messages
+that it has received: the broker identifies a message by its offset, independent of the
+consumer.
+
+Iterating takes messages from the delivery buffer without a checkpoint, except for every
+``CHECKPOINT_EVERY``-th message, and waits while the buffer is empty.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from copy import copy
+from typing import Final
+
+import anyio
+
+from escapement.client import delivery_times
+from escapement.client.connection.attachment import Attached, State
+from escapement.client.connection.line import Answer, Line
+from escapement.client.connection.promise import Promise, all_settled
+from escapement.client.connection.retry import Retry
+from escapement.client.consuming.ack_queue import LINGER_S, AckQueue, PendingAck
+from escapement.client.consuming.batch import Batch, Batches, Message
+from escapement.client.consuming.delivery_buffer import DeliveryBuffer
+from escapement.client.consuming.nack_queue import Returned
+from escapement.client.delivery_times import Delay, Where
+from escapement.client.message_ids import What, name_messages
+from escapement.client.serializers import SerializerLike, serializer
+from escapement.errors import Disconnected, EscapementError, InvalidRequest
+from escapement.message import Int64s
+from escapement.names import TopicName, check_name
+from escapement.protocol import commands as wire
+from escapement.protocol.commands import Command
+from escapement.protocol.limits import MAX_ACK_ROWS, MAX_PERMITS
+from escapement.traits import KeyRange, check_key_range
+
+log = logging.getLogger("escapement.client")
+
+# A loop that never waits lets other tasks run this often. A message takes a few
+# microseconds, so 64 of them are a short time. A checkpoint costs about as much as a message.
+CHECKPOINT_EVERY: Final = 64
+BACK_OFF: Final = -1
+
+
+class Inbox(Attached):
+    """A consumer of a subscription, created by ``Broker.consumer``.
+
+    Iterate over it to receive messages, in one task at a time. Any task may acknowledge.
+
+    Attributes:
+      topic: the full name of the topic.
+      subscription: the name of the subscription.
+      active: for a failover subscription, whether this consumer is the active one.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        topic: str,
+        subscription: str,
+        *,
+        kind: str,
+        position: Where,
+        permits: int,
+        ack_wait_ms: int,
+        choice: SerializerLike,
+        name: str,
+        key_range: KeyRange,
+    ) -> None:
+        super().__init__(line)
+        if type(permits) is not int or not 1 <= permits <= MAX_PERMITS:
+            raise InvalidRequest(
+                f"permits must be an integer from 1 to {MAX_PERMITS}, not {permits!r}"
+            )
+        if kind not in ("shared", "exclusive", "failover"):
+            raise InvalidRequest(f"kind must be shared, exclusive or failover, not {kind!r}")
+        self.topic = TopicName.parse(topic).full
+        self.subscription: Final = check_name("subscription", subscription)
+        self.name: Final = check_name("consumer", name) if name else ""
+        self.active = kind != "failover"
+        self._kind = kind
+        self._position: Final = str(delivery_times.position(position))
+        self._ack_wait_ms = ack_wait_ms
+        self._key_range = check_key_range(key_range)
+        if key_range is not None and kind != "shared":
+            raise InvalidRequest(f"only shared subscriptions have key ranges; this one is {kind}")
+        self.loads = serializer(choice).loads
+        self._buffer = DeliveryBuffer(permits)
+        self._turns = 0
+        self._arrived = Promise()
+        self._acks = AckQueue(Retry())
+        self._room = Promise()
+        self._nacks = Returned()
+        self._releases = Returned()
+        self._untried: Int64s | None = None  # set on closing: messages left in the buffer
+        self._leaving = False  # grants no more permits
+        self._closed = False  # by this side
+        self.rewinds = 0  # the number of seeks that made deliveries void
+
+    # -- receiving -------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        """Wait for the next message and return it. Iteration ends when the consumer is closed."""
+        self._turns += 1
+        if self._turns % CHECKPOINT_EVERY == 0:
+            # Before taking a message, so that a cancellation here does not lose one.
+            await anyio.lowlevel.checkpoint()
+        message = self._buffer.pop()
+        if message is None:
+            if not await self._some():
+                raise StopAsyncIteration
+            message = self._buffer.pop()
+            assert message is not None
+        self._give_credit()
+        return message
+
+    async def receive(self, timeout_s: float | None = None) -> Message | None:
+        """Wait for the next message and return it.
+
+        Args:
+          timeout_s: how long to wait, in seconds; None waits without limit.
+
+        Returns:
+          The message, or None if none arrives in time or the consumer is closed.
+        """
+        if self._buffer.empty:
+            with anyio.move_on_after(timeout_s):
+                await self._some()
+        message = self._buffer.pop()
+        self._give_credit()
+        return message
+
+    def batches(self) -> Batches:
+        """Iterate over the messages in batches of columns: ``async for batch in ...``."""
+        return Batches(self.next_batch)
+
+    async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+        """Wait for the next batch and return it.
+
+        If single messages were received from a batch, the rest of that batch comes first.
+
+        Args:
+          timeout_s: how long to wait, in seconds; None waits without limit.
+
+        Returns:
+          The batch, or None if none arrives in time or the consumer is closed.
+        """
+        await anyio.lowlevel.checkpoint()
+        if self._buffer.empty:
+            with anyio.move_on_after(timeout_s):
+                await self._some()
+        batch = self._buffer.pop_batch()
+        self._give_credit()
+        return batch
+
+    async def _some(self) -> bool:
+        """Wait for messages in the delivery buffer; return False if the consumer is closed."""
+        while self._buffer.empty:
+            if self.error is not None:
+                if self._closed:
+                    return False
+                raise copy(self.error)
+            if self._arrived.settled:
+                self._arrived = Promise()
+            await self._arrived.wait()
+        return True
+
+    def _give_credit(self) -> None:
+        if self._state is State.READY and (permits := self._buffer.due_credit()):
+            self._allow(permits)
+
+    def _allow(self, permits: int) -> None:
+        if not self._leaving:
+            self._line.send(wire.Flow(self.id, permits))
+
+    # -- acknowledging ---------------------------------------------------------------
+
+    async def ack(self, what: What, *, durable: bool = False) -> int | None:
+        """Acknowledge messages, so that the subscription never delivers them again.
+
+        Without ``durable`` the call returns at once, and the acknowledgement is sent together
+        with others.
+
+        Args:
+          what: ids, messages or offsets, one or several, or an int64 array of offsets.
+          durable: wait until the acknowledgement is durable.
+
+        Returns:
+          With ``durable``, the number of messages acknowledged by this call, without those
+          that already were; otherwise None.
+
+        Raises:
+          InvalidRequest: if ``what`` does not name messages of this topic; nothing happens.
+          Disconnected: with ``durable``, if no answer arrives in time. The client continues
+            to send the acknowledgement; ``flush_acks`` waits for it again.
+        """
+        return await self._acknowledge(self._named(what), None, durable)
+
+    async def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
+        """Acknowledge the messages from offset ``first`` to ``last``, both included.
+
+        Args, returns and errors are as for ``ack``.
+        """
+        if not 0 <= first <= last:
+            raise InvalidRequest(f"{first} to {last} is not a range of offsets")
+        return await self._acknowledge(None, (first, last + 1), durable)
+
+    async def nack(self, what: What, delay: Delay | None = None) -> None:
+        """Negatively acknowledge (nack) messages, so that the broker redelivers them.
+
+        If the connection is lost first, they are redelivered at once.
+
+        Args:
+          what: as for ``ack``.
+          delay: redeliver after this delay; None is the usual back-off.
+        """
+        self._give_back(self._named(what), delay)
+
+    async def release(self, what: What, delay: Delay | None = None) -> None:
+        """Release messages, so that this delivery does not count as an attempt.
+
+        The broker redelivers them to any consumer, marked as redelivered.
+
+        Args:
+          what: as for ``ack``.
+          delay: redeliver after this delay; None is at once.
+        """
+        self._hand_back(self._named(what), delay)
+
+    async def extend(self, what: What, wait: Delay) -> int:
+        """Extend the ack deadline of messages to at least ``wait`` from now.
+
+        The broker does not redeliver them earlier. A later deadline stays.
+
+        Returns:
+          The number of these messages that are still in flight at this consumer. The others
+          may have been delivered to another consumer.
+        """
+        offsets, wait_ms = self._named(what), delivery_times.delay_ms(wait)
+        if self._state is not State.READY:
+            return 0  # losing the connection ended all deliveries to this consumer
+        self._line.wake(self)
+        try:
+            answer = await self._line.ask(
+                lambda number: wire.Extend(number, self.id, offsets, wait_ms)
+            )
+        except Disconnected:
+            return 0
+        assert isinstance(answer, wire.Acked)
+        return answer.count
+
+    async def seek(self, position: Where) -> None:
+        """Move the subscription to a position: latest, earliest, an offset, or a datetime.
+
+        The effect is that of deleting the subscription and creating it at the new position,
+        except that its settings and consumers stay. The earlier deliveries of all its
+        consumers are void, and their delivery buffers are discarded. Attempts count from 1
+        again. If a message was received before the seek and is acknowledged after it, the
+        acknowledgement counts.
+
+        Raises:
+          InvalidRequest: if the position is not valid, or an offset past the end of the log.
+          Disconnected: if no answer arrives. The seek may or may not have taken effect.
+        """
+        where = str(delivery_times.position(position))
+        await self._until_answered(self._acks.unsettled)  # earlier acks apply before the seek
+        arguments = {
+            "topic": self.topic,
+            "subscription": self.subscription,
+            "position": where,
+        }
+        await self._line.ask(lambda number: wire.Admin(number, "subscriptions.seek", arguments))
+
+    async def flush(self) -> None:
+        """Wait until all earlier acknowledgements are durable or refused."""
+        for pending_ack in self._acks.unsettled:
+            await pending_ack.wait()
+
+    async def flush_acks(self) -> None:
+        """Wait until all earlier acknowledgements are durable.
+
+        Raises:
+          EscapementError: the error of the first refused acknowledgement.
+          Disconnected: if some are not answered in time. The client continues to send them.
+        """
+        await self._until_durable(self._acks.unsettled)
+
+    async def _until_durable(self, pending_acks: Sequence[PendingAck]) -> None:
+        """Wait until the given pending acks are durable; errors as for ``flush_acks``."""
+        await self._until_answered(pending_acks)
+        for pending_ack in pending_acks:
+            if pending_ack.error is not None:
+                raise copy(pending_ack.error)
+
+    async def _until_answered(self, pending_acks: Sequence[PendingAck]) -> None:
+        timeout_s = self._line.settings.request_timeout_s
+        if not await all_settled(pending_acks, timeout_s):
+            raise Disconnected(
+                f"no answer within {timeout_s:g} s: acknowledgements may or may not be durable. "
+                "The client continues to send them"
+            )
+
+    def _named(self, what: What) -> Int64s:
+        _, offsets = name_messages(what, self.topic)
+        if len(offsets) > MAX_ACK_ROWS:
+            raise InvalidRequest(
+                f"{len(offsets)} messages in one call are more than {MAX_ACK_ROWS}"
+            )
+        return offsets
+
+    async def _acknowledge(
+        self, offsets: Int64s | None, span: tuple[int, int] | None, durable: bool
+    ) -> int | None:
+        await self._have_room()
+        now_s = anyio.current_time()
+        pending_ack = PendingAck(now_s) if durable else self._acks.gathering(now_s)
+        before = pending_ack.rows
+        if offsets is not None:
+            pending_ack.add(offsets)
+        if span is not None:
+            pending_ack.add_range(*span)
+        if not durable:
+            self._acks.added(pending_ack.rows - before)
+            self._line.wake(self)
+            return None
+        self._acks.put(pending_ack)
+        self._line.wake(self)
+        await self._until_durable([pending_ack])
+        return pending_ack.count
+
+    async def _have_room(self) -> None:
+        """Wait while too many acknowledgements are unanswered."""
+        self._check()
+        while self._acks.full:
+            if self._room.settled:
+                self._room = Promise()
+            await self._room.wait()
+            self._check()
+
+    def _done(self, offset: int) -> PendingAck:
+        """Queue the acknowledgement of one message, without waiting."""
+        # Reading the time costs as much as the rest of this function.
+        pending_ack = self._acks.begun or self._acks.gathering(anyio.current_time())
+        pending_ack.add_one(offset)
+        self._acks.added(1)
+        self._line.wake(self)
+        return pending_ack
+
+    def _give_back(self, offsets: Int64s, delay: Delay | None) -> None:
+        """Queue the negative acknowledgement of messages, without waiting."""
+        delay_ms = BACK_OFF if delay is None else delivery_times.delay_ms(delay)
+        if self._state is State.READY and len(offsets):
+            self._nacks.add(offsets, delay_ms)
+            self._line.wake(self)
+
+    def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
+        """Queue the release of messages, without waiting."""
+        delay_ms = 0 if delay is None else delivery_times.delay_ms(delay)
+        if self._state is State.READY and len(offsets):
+            self._releases.add(offsets, delay_ms)
+            self._line.wake(self)
+
+    async def aclose(self) -> None:
+        """Wait for the answers to acknowledgements, then leave the subscription.
+
+        The broker redelivers the messages that are not acknowledged. For those that the
+        application has not received, the delivery does not count as an attempt. If this call
+        is cancelled, the consumer leaves without waiting for answers; then deliveries that
+        have not arrived yet count as attempts.
+        """
+        if self.error is not None:
+            return
+        with anyio.move_on_after(self._line.settings.close_timeout_s):
+            try:
+                await self.flush()
+                await self._halt()
+            finally:
+                if self._state is State.READY:
+                    self._untried = self._buffer.waiting()
+                    self._work(anyio.current_time(), True)
+                    self._send_back()
+                self._closed = True
+                done = self._close("this consumer is closed")
+            await done.wait()
+
+    async def _halt(self) -> None:
+        """Stop deliveries, and wait until those already sent by the broker have arrived."""
+        self._leaving = True
+        if self._state is State.READY:
+            with suppress(EscapementError):
+                await self._line.ask(lambda number: wire.Halt(number, self.id))
+
+    # -- commands from and to the broker -----------------------------------------------
+
+    def _request(self, request_id: int) -> Command:
+        return wire.Subscribe(
+            request_id,
+            self.id,
+            self.topic,
+            self.subscription,
+            self._kind,
+            self._position,
+            self._ack_wait_ms,
+            self.name,
+            self._key_range,
+        )
+
+    def _closing(self, request_id: int) -> Command:
+        return wire.CloseConsumer(request_id, self.id, self._untried)
+
+    def _ready(self, answer: Command) -> None:
+        self._allow(self._buffer.all_credit())
+
+    def _work(self, now_s: float, ready: bool) -> float:
+        if not ready:
+            return float("inf")
+        pending_acks, again_s = self._acks.take(now_s)
+        # While acknowledgements are collected, nacks and releases are collected as well.
+        if again_s > now_s + LINGER_S:
+            self._send_back()
+        for pending_ack in pending_acks:
+            self._send_pending_ack(pending_ack)
+        return again_s
+
+    def _send_back(self) -> None:
+        for piece, delay_ms in self._nacks.take():
+            self._line.send(wire.Nack(0, self.id, piece, delay_ms))
+        for piece, delay_ms in self._releases.take():
+            self._line.send(wire.Release(0, self.id, piece, delay_ms))
+
+    def _send_pending_ack(self, pending_ack: PendingAck) -> None:
+        def answered(answer: Answer) -> None:
+            if isinstance(answer, wire.Acked):
+                self._acks.answered(pending_ack, answer.count)
+            elif isinstance(answer, Disconnected):
+                pending_ack.sent = False
+            elif isinstance(answer, EscapementError):
+                if not answer.retryable:
+                    log.warning("%s: an acknowledgement was refused: %s", self.topic, answer)
+                self._acks.refused(pending_ack, answer, anyio.current_time())
+            if not self._room.settled and not self._acks.full:
+                self._room.settle()
+            self._line.wake(self)
+
+        offsets, firsts, lasts = pending_ack.columns()
+        self._line.request(
+            lambda number: wire.Ack(number, self.id, offsets, firsts, lasts), answered
+        )
+
+    def _lost(self) -> None:
+        self._buffer.clear()
+        self._nacks.clear()
+        self._releases.clear()
+        self._acks.lost()
+        if self._kind == "failover":
+            self.active = False
+
+    def _fail(self, error: EscapementError) -> None:
+        self._buffer.clear()
+        self._acks.fail(error)
+        self._room.settle()
+        self._arrived.settle()
+
+    def _heard(self, command: Command) -> None:
+        match command:
+            case wire.Deliver():
+                self._deliver(command)
+            case wire.ConsumerActive():
+                self.active = command.active
+            case wire.ConsumerRewound():
+                self._rewound()
+            case wire.ConsumerClosed():
+                self._refused(command.error())
+
+    def _rewound(self) -> None:
+        if self._state is State.READY:
+            self.rewinds += 1
+            self._nacks.clear()
+            self._releases.clear()
+            if permits := self._buffer.drop():
+                self._allow(permits)
+
+    def _deliver(self, command: wire.Deliver) -> None:
+        if self._state is not State.READY:
+            return
+        self._buffer.put(
+            Batch(
+                self,
+                command.offsets,
+                command.due_ms,
+                command.attempts,
+                command.redelivered,
+                command.decode(),
+            )
+        )
+        self._arrived.settle()

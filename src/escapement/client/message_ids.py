@@ -1,0 +1,93 @@
+"""Conversion of ids, receipts, messages or offsets to a topic and a column of offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from escapement.client.delivery import Columns, Row
+from escapement.client.producing.receipt import Receipt, Receipts
+from escapement.client.selection import Selection
+from escapement.errors import InvalidRequest
+from escapement.message import Int64s, MessageId
+from escapement.names import TopicName
+
+One = MessageId | Receipt | Row | int
+What = One | Receipts | Columns | Selection | Int64s | Iterable[One]
+
+_MOST = (1 << 63) - 1
+
+
+def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
+    """Return the full name of the topic, and the offsets in it; int64[n].
+
+    Args:
+      what: ids, receipts or delivered messages of one topic, or offsets.
+      topic: the topic of offsets. If it is given, ids must be of this topic too.
+
+    Raises:
+      InvalidRequest: if ``what`` does not name messages, if the topic is not given, or if
+        there are several topics.
+    """
+    topics = {TopicName.parse(topic).full} if topic is not None else set()
+    if isinstance(what, Receipts | Columns | Selection):
+        topics.add(what.topic)
+        found = what.offsets
+        if len(found) and found.min() < 0:
+            raise InvalidRequest("one of the messages has no known id")
+    elif isinstance(what, np.ndarray):
+        if what.ndim != 1 or what.dtype.kind not in "iu":
+            raise InvalidRequest("offsets must be a one-dimensional array of integers")
+        found = what.astype(np.int64, copy=False)
+    else:
+        ids = [_id(one) for one in _each(what)]
+        named = {id.topic for id in ids if isinstance(id, MessageId)}
+        topics.update(TopicName.parse(name).full for name in named)
+        found = np.array([id.offset if isinstance(id, MessageId) else id for id in ids], np.int64)
+    if not topics:
+        raise InvalidRequest("the topic of the messages is not given: pass topic=")
+    if len(topics) > 1:
+        raise InvalidRequest(f"the messages must be of one topic, not of {_listed(topics)}")
+    if len(found) and found.min() < 0:
+        raise InvalidRequest(f"{found.min()} is not a valid offset")
+    return topics.pop(), found
+
+
+def name_message(what: One, topic: str | None) -> tuple[str, int]:
+    """Return the full name of the topic, and the offset of one message.
+
+    Args and errors are as for ``name_messages``.
+    """
+    if not isinstance(what, MessageId | Receipt | Row | Integral):
+        raise InvalidRequest(f"{what!r} is not a message: pass an id, a receipt or a message")
+    full, offsets = name_messages(what, topic)
+    return full, int(offsets[0])
+
+
+def _each(what: Any) -> Iterable[Any]:
+    # A str is iterable, but the error should name the whole str, not its first character.
+    if isinstance(what, MessageId | Receipt | Row | Integral | str | bytes):
+        return [what]
+    return what if isinstance(what, Iterable) else [what]
+
+
+def _id(one: Any) -> MessageId | int:
+    if isinstance(one, Receipt | Row):
+        if one.id is None:
+            raise InvalidRequest("the message of a receipt has no known id")
+        return one.id
+    if isinstance(one, MessageId):
+        return one
+    if not isinstance(one, Integral) or isinstance(one, bool):
+        raise InvalidRequest(f"{one!r} is not a message: pass ids, receipts or messages")
+    offset = int(one)
+    if not 0 <= offset <= _MOST:
+        raise InvalidRequest(f"{offset} is not a valid offset")
+    return offset
+
+
+def _listed(topics: set[str]) -> str:
+    return " and ".join(sorted(topics))

@@ -1,0 +1,1 @@
+"""Producing: values in, receipts out."""

@@ -1,0 +1,394 @@
+"""A producer, which sends messages and returns receipts.
+
+A receipt means that the message is durable. A message is stored once, even if connections are
+lost. Messages of one producer are stored in the order in which they were sent. The outbox
+implements these promises; the producer exchanges its publish requests with the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from copy import copy
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final
+
+import anyio
+import numpy as np
+
+from escapement.client import content, delivery_times
+from escapement.client.connection.attachment import Attached
+from escapement.client.connection.line import Line
+from escapement.client.connection.promise import Promise
+from escapement.client.connection.retry import Retry
+from escapement.client.delivery_times import Delay
+from escapement.client.producing.builder import MessageBuilder
+from escapement.client.producing.groups import FollowUp, Group, Groups
+from escapement.client.producing.outbox import Outbox
+from escapement.client.producing.producer_bounds import Bounds
+from escapement.client.producing.receipt import Pending, Receipt, Receipts
+from escapement.client.serializers import SerializerLike, serializer
+from escapement.dedup import NO_DIGEST, digest, digests
+from escapement.errors import Disconnected, EscapementError, InvalidRequest, ProducerFenced
+from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch, Times
+from escapement.names import TopicName, anonymous_name, check_name
+from escapement.protocol import commands as wire
+from escapement.protocol.commands import Command
+
+
+class Producer(Attached):
+    """A producer of a topic, created by ``Broker.producer``.
+
+    Any number of tasks may use it at once. As an async context manager it closes itself at
+    the end of the block.
+
+    Attributes:
+      topic: the full name of the topic.
+      name: the name of the producer, generated if none was given.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        topic: str,
+        name: str | None,
+        choice: SerializerLike,
+        bounds: Bounds,
+    ) -> None:
+        super().__init__(line)
+        self.topic: Final = TopicName.parse(topic).full
+        # Every producer has a unique name, so that the broker recognises resent messages.
+        self.name: Final = anonymous_name() if name is None else check_name("producer", name)
+        self._serializer = serializer(choice)
+        self._outbox = Outbox(bounds, Retry())
+        self._room = Promise()
+        self._epoch = -1
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next message. It starts after the last stored message."""
+        return self._outbox.next_sequence
+
+    @property
+    def waits_for(self) -> EscapementError | None:
+        """The retryable error that delays the oldest unsettled message, or None."""
+        if self._outbox.empty:
+            return None
+        if self._line.link is None:
+            return Disconnected("there is no connection to the broker")
+        return self._outbox.refusal
+
+    # -- sending -------------------------------------------------------------------
+
+    async def send(
+        self,
+        value: Any,
+        *,
+        delay: Delay | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        dedup: str | None = None,
+        group: str | None = None,
+        sequence: int | None = None,
+    ) -> Receipt:
+        """Send one message and wait until it is durable.
+
+        Concurrent sends of several tasks share one batch.
+
+        Args:
+          value: a value that the serializer accepts.
+          delay: the delay before delivery, counted by the broker from when it accepts the
+            message: a timedelta, ``(3, "minutes")``, or ``"3m"``.
+          at: or the delivery time, an aware datetime; a time in the past means now.
+          key: a key for the application, also used by key ranges of subscriptions.
+          properties: a small map of plain values for the application.
+          priority: 0 to 255. Shared subscriptions get the due message with the lowest number
+            first.
+          dedup: a dedup key. If several messages, from any producers, have the same key within
+            the topic's dedup window (``dedup_window_ms``, 10 minutes), only the first is
+            stored. The receipts of the others have its id, and ``duplicate`` is True. This
+            also holds if the first was cancelled: a retry does not restore a cancelled
+            message. To send it after all, use another key, or reschedule the first message
+            instead of cancelling it.
+          group: the name of the message's group in the topic; see ``Groups``.
+          sequence: the number of the message, if the application numbers its messages. If
+            that message is stored already, ``duplicate`` of the receipt is True.
+
+        Raises:
+          InvalidRequest: if an argument is not valid. Nothing is sent.
+          Disconnected: if no receipt arrives in time. The message may or may not be stored.
+          EscapementError: if the broker refuses. The message is not stored.
+        """
+        pending = await self.submit(
+            value,
+            delay=delay,
+            at=at,
+            key=key,
+            properties=properties,
+            priority=priority,
+            dedup=dedup,
+            group=group,
+            sequence=sequence,
+        )
+        return await pending.wait()
+
+    async def submit(
+        self,
+        value: Any,
+        *,
+        delay: Delay | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        dedup: str | None = None,
+        group: str | None = None,
+        sequence: int | None = None,
+    ) -> Pending:
+        """Send one message without waiting for its receipt; ``await`` the result for it.
+
+        The call waits only while too many messages are unanswered. Args and errors are as for
+        ``send``.
+        """
+        payload = self._serializer.dumps(value)
+        delay_ms, at_ms = delivery_times.one(delay, at)
+        key_bytes = content.key(key) if key is not None else b""
+        packed = content.properties(properties) if properties else b""
+        if priority != DEFAULT_PRIORITY:
+            content.check_priority(priority)
+        same = NO_DIGEST if dedup is None else digest(dedup)
+        member_of = b"" if group is None else content.group(group)
+        await self._have_room()
+        now_s = anyio.current_time()
+        request, row = self._outbox.add(
+            payload,
+            key_bytes,
+            packed,
+            priority,
+            delay_ms,
+            at_ms,
+            sequence,
+            now_s,
+            same,
+            member_of,
+        )
+        self._line.wake(self)
+        return Pending(self.topic, request, row)
+
+    async def send_many(
+        self,
+        values: Sequence[Any],
+        *,
+        delay: Any = None,
+        at: Any = None,
+        keys: Sequence[str | None] | None = None,
+        properties: Sequence[Mapping[str, Any] | None] | None = None,
+        priorities: Any = None,
+        dedup: Sequence[str | None] | None = None,
+        groups: str | Sequence[str | None] | None = None,
+        sequence: int | None = None,
+    ) -> Receipts:
+        """Send messages as one batch, or as several if the limits require it.
+
+        Args:
+          values: a list of values that the serializer accepts.
+          delay: one delay for all; a list with a delay or None per message; or an int64 array
+            of milliseconds.
+          at: or one time for all; a list with a time or None per message; or an int64 array
+            of Unix milliseconds.
+          keys: a list with a key or None per message.
+          properties: a list with a map or None per message.
+          priorities: one priority for all, or a list with one per message.
+          dedup: a list with a dedup key or None per message; see ``send``.
+          groups: one group for all, or a list with a group or None per message; see ``send``.
+          sequence: the number of the first message; see ``send``.
+
+        Returns:
+          One receipt per message, in columns.
+
+        Raises:
+          The errors of ``send``. If the limits split the batch, a part may be stored. To
+          complete it, send the batch again with the same ``sequence``.
+        """
+        count = len(content.several("values", values))
+        dumps = self._serializer.dumps
+        batch = MessageBatch(
+            Blobs.of([dumps(value) for value in values]),
+            None
+            if keys is None
+            else Blobs.of([content.key(k) if k else b"" for k in content.several("keys", keys)]),
+            None
+            if properties is None
+            else Blobs.of(
+                [
+                    content.properties(p) if p else b""
+                    for p in content.several("properties", properties)
+                ]
+            ),
+            content.priorities(priorities, count),
+            content.groups(groups, count),
+        )
+        for column in (batch.keys, batch.properties, batch.priorities, batch.groups):
+            if column is not None and len(column) != count:
+                raise InvalidRequest(f"a list of {len(column)} was given for {count} messages")
+        times = delivery_times.times(delay, at, count)
+        return await self.send_batch(batch, times, dedup=dedup, sequence=sequence)
+
+    async def send_batch(
+        self,
+        batch: MessageBatch,
+        times: Times | None = None,
+        *,
+        dedup: Sequence[str | None] | None = None,
+        sequence: int | None = None,
+    ) -> Receipts:
+        """Send a batch of columns, which is the fastest way to publish.
+
+        Args:
+          batch: the columns of the messages, with serialized payloads.
+          times: the delivery times, if any.
+          dedup: a list with a dedup key or None per message; see ``send``.
+          sequence: the number of the first message; see ``send``.
+
+        Returns:
+          One receipt per message, in columns.
+
+        Raises:
+          The errors of ``send_many``.
+        """
+        if not isinstance(batch, MessageBatch):
+            raise InvalidRequest(f"batch must be a MessageBatch, not {type(batch).__name__}")
+        if not len(batch):
+            return Receipts(self.topic, np.zeros(0, np.int64), np.zeros(0, np.bool_))
+        times = times or Times()
+        for column in (times.delay_ms, times.at_ms):
+            if column is not None and len(column) != len(batch):
+                raise InvalidRequest(f"{len(column)} times were given for {len(batch)} messages")
+        same = None if dedup is None else digests(dedup)
+        if same is not None and len(same) != len(batch):
+            raise InvalidRequest(f"{len(same)} dedup keys were given for {len(batch)} messages")
+        await self._have_room()
+        requests = self._outbox.add_batch(batch, times, sequence, anyio.current_time(), same)
+        self._line.wake(self)
+        for request in requests:
+            await request.wait()
+        for request in requests:
+            if request.error is not None:
+                raise copy(request.error)
+        return Receipts.of(self.topic, requests)
+
+    def message(self, value: Any) -> MessageBuilder[Coroutine[Any, Any, Receipt]]:
+        """Return a builder that describes a message step by step, and then sends it."""
+        return MessageBuilder(self.send, value)
+
+    async def close_group(self, group: str, subscription: str, then: FollowUp) -> Group:
+        """Close a group of the topic after all earlier sends; see ``Groups.close``."""
+        await self.flush()
+        return await Groups(self._line).close(self.topic, group, subscription, then)
+
+    async def flush(self) -> None:
+        """Wait until all messages sent before are durable or have failed."""
+        last = self._outbox.last
+        if last is not None:
+            await last.wait()
+
+    async def aclose(self) -> None:
+        """Wait for the outstanding receipts, then close the producer."""
+        await self.flush()
+        if self.error is None:
+            done = self._close("this producer is closed")
+            with anyio.move_on_after(self._line.settings.close_timeout_s):
+                await done.wait()
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.aclose()
+        elif self.error is None:
+            self._close("this producer is closed")
+
+    async def _have_room(self) -> None:
+        self._check()
+        while self._outbox.full:
+            self._room = Promise() if self._room.settled else self._room
+            await self._room.wait()
+            self._check()
+
+    # -- commands from and to the broker -----------------------------------------------
+
+    def _request(self, request_id: int) -> Command:
+        return wire.OpenProducer(request_id, self.id, self.topic, self.name, self._epoch)
+
+    def _closing(self, request_id: int) -> Command:
+        return wire.CloseProducer(request_id, self.id)
+
+    def _ready(self, answer: Command) -> None:
+        assert isinstance(answer, wire.ProducerReady)
+        self._epoch = answer.epoch
+        self._outbox.resume(answer.last_sequence)
+        self._room.settle()
+
+    def _work(self, now_s: float, ready: bool) -> float:
+        outbox = self._outbox
+        deadline_s = outbox.expire(now_s)
+        if ready:
+            requests, again_s = outbox.take(now_s)
+            for request, after in requests:
+                command = wire.Publish(
+                    self.id,
+                    request.sequence,
+                    after,
+                    request.delay_ms,
+                    request.at_ms,
+                    request.body,
+                    request.dedup,
+                )
+                try:
+                    self._line.send(command)
+                except EscapementError as error:
+                    outbox.refused(request.sequence, error, now_s)
+            deadline_s = min(deadline_s, again_s)
+        self._settled()
+        return deadline_s
+
+    def _lost(self) -> None:
+        self._outbox.lost()
+
+    def _fail(self, error: EscapementError) -> None:
+        self._outbox.fail(error)
+        self._room.settle()
+
+    def _heard(self, command: Command) -> None:
+        match command:
+            case wire.Receipt():
+                self._outbox.receipt(
+                    command.sequence,
+                    command.base_offset,
+                    command.duplicate,
+                    command.offsets,
+                    command.repeated,
+                )
+            case wire.Refused():
+                error = command.error()
+                if isinstance(error, ProducerFenced):
+                    self._failed(error)
+                else:
+                    self._outbox.refused(command.sequence, error, anyio.current_time())
+            case wire.ProducerClosed():
+                self._refused(command.error())
+        self._settled()
+        if not self._outbox.empty:
+            self._line.wake(self)
+
+    def _settled(self) -> None:
+        if not self._room.settled and not self._outbox.full:
+            self._room.settle()

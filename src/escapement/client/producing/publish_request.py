@@ -1,0 +1,213 @@
+"""Publish requests: the messages of one Publish command, until they are settled.
+
+While single messages are added, the request is a ``Draft`` with lists of Python values.
+Closing it turns the lists into columns. The sender of a message keeps the publish request and
+the message's row in it, and waits for the whole request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from escapement.client.connection.promise import Promise
+from escapement.dedup import NO_DIGEST, Digests, column
+from escapement.errors import EscapementError
+from escapement.message import (
+    DEFAULT_PRIORITY,
+    NO_TIME,
+    Blobs,
+    Int64s,
+    MessageBatch,
+    Times,
+    UInt8s,
+)
+
+
+class PublishRequest(Promise):
+    """A publish request. It settles when its messages are durable, or it has failed."""
+
+    __slots__ = (
+        "at_ms",
+        "base_offset",
+        "body",
+        "count",
+        "deadline_s",
+        "dedup",
+        "delay_ms",
+        "duplicate",
+        "error",
+        "known",
+        "offsets",
+        "refusal",
+        "repeated",
+        "sent",
+        "sequence",
+        "size_bytes",
+    )
+
+    def __init__(self, sequence: int, deadline_s: float) -> None:
+        super().__init__()
+        self.sequence = sequence
+        self.deadline_s = deadline_s
+        self.count = 0
+        self.size_bytes = 0
+        self.known = 0  # the number of leading rows that were trimmed as stored already
+        self.delay_ms: Int64s | None = None
+        self.at_ms: Int64s | None = None
+        self.body = b""
+        self.dedup: Digests | None = None
+        self.sent = False
+        self.refusal: EscapementError | None = None  # the last refusal; None if it may be stored
+        self.base_offset = -1
+        self.duplicate = False
+        self.offsets: Int64s | None = None  # of each message, if they are not consecutive
+        self.repeated: UInt8s | None = None
+        self.error: EscapementError | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        """The number of the last message."""
+        return self.sequence + self.count - 1
+
+    def fill(
+        self, batch: MessageBatch, times: Times, dedup: Digests | None, size_bytes: int
+    ) -> None:
+        """Set the messages."""
+        self.count = len(batch)
+        self.size_bytes = size_bytes
+        self.delay_ms, self.at_ms = times.delay_ms, times.at_ms
+        self.dedup = dedup
+        self.body = batch.encode()
+
+    def trim(self, rows: int) -> None:
+        """Remove the first ``rows`` messages, which are stored already."""
+        assert 0 < rows < self.count
+        rest = MessageBatch.decode(self.body).take(np.arange(rows, self.count))
+        times = Times(
+            None if self.delay_ms is None else self.delay_ms[rows:],
+            None if self.at_ms is None else self.at_ms[rows:],
+        )
+        dedup = None if self.dedup is None else self.dedup[rows:]
+        self.fill(rest, times, dedup, self.size_bytes * len(rest) // self.count)
+        self.sequence += rows
+        self.known += rows
+
+    def settle(
+        self,
+        base_offset: int = -1,
+        duplicate: bool = False,
+        offsets: Int64s | None = None,
+        repeated: UInt8s | None = None,
+    ) -> None:
+        """Settle the request as durable.
+
+        The offsets are the column ``offsets`` if it is given. Otherwise they are consecutive
+        from ``base_offset`` on, or unknown if that is -1.
+        """
+        self.offsets, self.repeated = offsets, repeated
+        self.base_offset = base_offset
+        self.duplicate = duplicate
+        self.body = b""
+        super().settle()
+
+    def fail(self, error: EscapementError) -> None:
+        """Settle the request as failed with ``error``."""
+        self.error = error
+        self.body = b""
+        super().settle()
+
+    def offset_of(self, row: int) -> int:
+        """Return the offset of the message that was added as ``row``, or -1 if unknown."""
+        row -= self.known
+        if row >= 0 and self.offsets is not None:
+            return int(self.offsets[row])
+        return self.base_offset + row if row >= 0 and self.base_offset >= 0 else -1
+
+    def is_duplicate(self, row: int) -> bool:
+        """Return whether the message of ``row`` was stored before it was last sent."""
+        if row >= self.known and self.repeated is not None:
+            return bool(self.repeated[row - self.known])
+        return self.duplicate or row < self.known
+
+
+class Draft:
+    """A publish request to which messages can be added."""
+
+    __slots__ = (
+        "_ats",
+        "_dedup",
+        "_delays",
+        "_groups",
+        "_keys",
+        "_payloads",
+        "_priorities",
+        "_properties",
+        "next_sequence",
+        "request",
+        "since_s",
+        "size_bytes",
+    )
+
+    def __init__(self, sequence: int, now_s: float, deadline_s: float) -> None:
+        self.request = PublishRequest(sequence, deadline_s)
+        self.next_sequence = sequence
+        self.since_s = now_s
+        self.size_bytes = 0
+        self._payloads: list[bytes] = []
+        self._keys: list[bytes] = []
+        self._properties: list[bytes] = []
+        self._priorities: list[int] = []
+        self._delays: list[int] = []
+        self._ats: list[int] = []
+        self._dedup: list[bytes] = []
+        self._groups: list[bytes] = []
+
+    def add(
+        self,
+        payload: bytes,
+        key: bytes,
+        properties: bytes,
+        priority: int,
+        delay_ms: int,
+        at_ms: int,
+        dedup: bytes,
+        group: bytes,
+        size_bytes: int,
+    ) -> int:
+        """Add a message and return its row."""
+        self._payloads.append(payload)
+        self._keys.append(key)
+        self._properties.append(properties)
+        self._priorities.append(priority)
+        self._delays.append(delay_ms)
+        self._ats.append(at_ms)
+        self._dedup.append(dedup)
+        self._groups.append(group)
+        self.next_sequence += 1
+        self.size_bytes += size_bytes
+        return len(self._payloads) - 1
+
+    def close(self) -> PublishRequest:
+        """Return the publish request with its columns, without those that no message uses."""
+        priorities = None
+        if any(priority != DEFAULT_PRIORITY for priority in self._priorities):
+            priorities = np.array(self._priorities, np.uint8)
+        batch = MessageBatch(
+            Blobs.of(self._payloads),
+            Blobs.of(self._keys) if any(self._keys) else None,
+            Blobs.of(self._properties) if any(self._properties) else None,
+            priorities,
+            Blobs.of(self._groups) if any(self._groups) else None,
+        )
+        times = Times(_column(self._delays), _column(self._ats))
+        dedup = None
+        if self._dedup.count(NO_DIGEST) < len(self._dedup):
+            dedup = column(self._dedup)
+        self.request.fill(batch, times, dedup, self.size_bytes)
+        return self.request
+
+
+def _column(values: list[int]) -> Int64s | None:
+    if values.count(NO_TIME) == len(values):
+        return None
+    return np.array(values, np.int64)

@@ -1,0 +1,1 @@
+"""How messages become verified files of an archive."""

@@ -1,0 +1,140 @@
+"""The archive folder: moves verified files into an archive, safe against a crash at any step.
+
+A run of the job ``archive`` writes files into a directory of its own. After verification:
+
+1. A note in that directory lists the places to which the files will be moved.
+2. The files are moved to their places, and a manifest of each topic is written.
+3. The database records the files, topic by topic. From then on they count: the log may forget
+   these messages, and readers use the files.
+4. The run's directory is deleted.
+
+The next run deletes directories that a crash has left. Before that, it deletes the files that
+the note in such a directory lists and no record names. Several logs may share a root: each log
+handles only its own directories. The names of the folders for runs and manifests begin with an
+underscore, so that Spark's readers ignore them.
+
+This module does not use Spark: a :class:`Place` is the interface to a file system.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple, Protocol
+
+from escapement.errors import NotFound
+from escapement.pipeline.archive_manifest import Manifest
+from escapement.storage import archive_record
+from escapement.storage.archive_record import ArchiveRecord
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.schema import log_identity
+
+_RUNS: Final = "_runs"
+_MANIFESTS: Final = "_manifests"
+_NOTE: Final = "moving.json"
+
+
+class Place(Protocol):
+    """A directory of a file system; see pipeline/directories/local_directory.py."""
+
+    root: str
+
+    def directories(self, path: str) -> list[str]: ...
+
+    def read(self, path: str) -> bytes | None: ...
+
+    def write(self, path: str, content: bytes) -> None: ...
+
+    def move(self, path: str, to: str) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def delete(self, path: str) -> None: ...
+
+
+class Ready(NamedTuple):
+    """Verified files of one topic in the directory of their run, and the offsets they have.
+
+    The manifest has the paths to which the files will be moved.
+    """
+
+    manifest: Manifest
+    offsets: OffsetSet
+    names: tuple[str, ...]  # the names of the manifest's files in the run's directory
+
+    @property
+    def manifest_path(self) -> str:
+        """The path to which the manifest is written."""
+        return f"{_MANIFESTS}/{self.manifest.run}-{self.manifest.topic_id}.json"
+
+
+class ArchiveFolder:
+    """The archive folder of one log at one place; blocking."""
+
+    def __init__(self, place: Place, engine: Engine, connection: Connection) -> None:
+        """``connection`` must hold the lock of ``archive_record.alone``."""
+        self._place = place
+        self._engine = engine
+        self._connection = connection
+        self.root = place.root
+        self.log = log_identity(connection).hex()
+
+    def begin(self, run: str) -> str:
+        """Return the whole path of the directory that a run writes to."""
+        return f"{self.root}/{self._directory(run)}"
+
+    def put(self, run: str, ready: list[Ready]) -> None:
+        """Move files from the run's directory to their places, and write the manifests."""
+        # Check that the connection is alive. If it is lost, so is the lock, and another run may
+        # be active.
+        self._connection.execute("SELECT 1")
+        directory = self._directory(run)
+        files = {
+            one.manifest.topic_id: [one.manifest_path, *(file.path for file in one.manifest.files)]
+            for one in ready
+        }
+        note = json.dumps({"run": run, "files": files}).encode()
+        self._place.write(f"{directory}/{_NOTE}", note)
+        for one in ready:
+            for file, name in zip(one.manifest.files, one.names, strict=True):
+                self._place.move(f"{directory}/{name}", file.path)
+            self._place.write(one.manifest_path, one.manifest.encode())
+        self._place.settle()
+
+    def record(self, one: Ready) -> bool:
+        """Record files, so that they count. Return False if their topic was deleted."""
+        manifest = one.manifest
+        row = ArchiveRecord(
+            manifest.topic_id,
+            manifest.run,
+            manifest.archived_at_ms,
+            manifest.messages,
+            manifest.size_bytes,
+            manifest.first_offset,
+            manifest.last_offset,
+            manifest.encode(),
+        )
+        try:
+            archive_record.record(self._engine, self._connection, row, one.offsets)
+        except NotFound:
+            return False
+        return True
+
+    def clear(self) -> None:
+        """Delete the directories of runs on this log, and moved files without a record."""
+        for name in self._place.directories(_RUNS):
+            if not name.startswith(self.log):
+                continue
+            note = self._place.read(f"{_RUNS}/{name}/{_NOTE}")
+            if note is not None:
+                moving = json.loads(note)
+                for topic_id, paths in moving["files"].items():
+                    if not archive_record.is_recorded(
+                        self._connection, int(topic_id), moving["run"]
+                    ):
+                        for path in paths:
+                            self._place.delete(path)
+            self._place.delete(f"{_RUNS}/{name}")
+
+    def _directory(self, run: str) -> str:
+        return f"{_RUNS}/{self.log}-{run}"

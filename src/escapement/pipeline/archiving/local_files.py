@@ -1,0 +1,65 @@
+"""Archive files on a local file system, which the task itself writes and reads back.
+
+Writes and reads bypass the page cache, so a task reads back the data on the disk. Each attempt at
+a task uses new file names. The files of a failed attempt stay in the run's directory until that
+is deleted.
+
+This module does not use Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from escapement.errors import StorageError
+from escapement.pipeline.archiving.archive_file import Encoded, FoundFile, decode
+from escapement.pipeline.archiving.digest import Digest
+from escapement.pipeline.directories.shared_directory import SharedDirectory
+from escapement.storage.index.segments.direct_file import DirectFile, read_direct
+
+_SUFFIX: Final = ".parquet"
+
+
+class Stored(NamedTuple):
+    """A file that was written and read back."""
+
+    name: str  # in its directory
+    digest: Digest  # of the messages that were encoded
+    found: FoundFile  # as read back
+
+
+def store(shared: SharedDirectory, number: int, files: Iterable[Encoded]) -> Iterator[Stored]:
+    """Write each file into the driver's directory and read it back. Yielded files are durable.
+
+    Args:
+      number: the task's number, which is part of the file names.
+
+    Raises:
+      InvalidRequest: if this machine does not see the driver's directory. Nothing is written.
+      StorageError: if writing or reading fails, or the file read back is not valid.
+    """
+    shared.check()
+    attempt = secrets.token_hex(8)
+    for count, (content, digest) in enumerate(files):
+        name = f"part-{number:05}-{attempt}-{count:05}{_SUFFIX}"
+        path = shared.directory / name
+        try:
+            _write(path, content)
+            there = read_direct(path)
+        except OSError as error:
+            raise StorageError(f"{path}: {error.strerror or error}") from error
+        yield Stored(name, digest, decode(there))
+
+
+def _write(path: Path, content: Any) -> None:
+    file = DirectFile(path)
+    try:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    finally:
+        file.close()

@@ -1,0 +1,117 @@
+"""An audit's view of a broker's delayed index on disk.
+
+The index is only read, block by block, and all checksums are checked. The broker may run
+meanwhile. Its checkpoints and compactions replace the manifest, so the log must be read between
+:meth:`IndexCount.open` and :meth:`IndexCount.unchanged`. Open files stay readable when the broker
+deletes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from escapement.errors import IndexDamaged, InvalidRequest
+from escapement.storage.engine.base import Connection
+from escapement.storage.index.keys import Keys, is_sorted, merge
+from escapement.storage.index.segments.block import BlockCache
+from escapement.storage.index.segments.manifest import Manifest, ManifestFile, no_failpoint
+from escapement.storage.index.segments.segment import Segment
+from escapement.storage.index.segments.segment_set import Segments
+from escapement.storage.journal import journal
+from escapement.storage.log.log_table import RowKey
+from escapement.storage.state.state import fits
+
+# Each block is read once.
+_CACHE_BYTES: Final = 4 << 20
+
+
+class IndexCount:
+    """The index of one broker as of one manifest."""
+
+    def __init__(self, directory: Path, manifest: Manifest | None, segments: Segments) -> None:
+        self._directory = directory
+        self._manifest = manifest
+        self._segments = segments
+
+    @classmethod
+    def open(cls, data: Path) -> IndexCount:
+        """Open the index of the broker with the data directory ``data``; blocking.
+
+        Raises:
+          InvalidRequest: if the directory has no index.
+          IndexDamaged: if the manifest or a segment is damaged.
+        """
+        directory = data / "index"
+        if not directory.is_dir():
+            raise InvalidRequest(
+                f"{data} has no index of a broker: give the data directory of the broker"
+            )
+        while True:
+            manifest = ManifestFile(directory, no_failpoint).current
+            named = {} if manifest is None else manifest.segments
+            try:
+                segments = Segments.open(directory, named, BlockCache(_CACHE_BYTES))
+            except IndexDamaged:
+                if ManifestFile(directory, no_failpoint).current == manifest:
+                    raise
+                continue  # a merge has replaced the manifest meanwhile
+            return cls(directory, manifest, segments)
+
+    def unchanged(self) -> bool:
+        """Return whether this is still the broker's index. Raises ``IndexDamaged``."""
+        return ManifestFile(self._directory, no_failpoint).current == self._manifest
+
+    def unindexed(self, connection: Connection, bundle_id: int) -> list[RowKey] | None:
+        """Return the keys of the log rows that are not in the index yet.
+
+        Returns None if the index does not fit the log (storage/state/checkpoint.py). A broker
+        discards such an index when it starts.
+        """
+        manifest = self._manifest
+        if manifest is None:
+            if any(at.seq for at in journal.trims(connection, bundle_id).values()):
+                return None
+        elif not fits(connection, bundle_id, manifest):
+            return None
+        positions = {} if manifest is None else manifest.positions
+        after = {lane: seq for lane, (seq, _) in positions.items()}
+        rows = journal.read(connection, bundle_id, after)
+        return [key for row in rows for key in row.entry.rows]
+
+    def check(self) -> Iterator[str]:
+        """Yield the defects of the index itself. Reads every block; keys must ascend."""
+        for segment in self._segments:
+            try:
+                for run in range(len(segment.run_rows)):
+                    keys = segment.key_block(run).keys
+                    if not is_sorted(*keys) or _ends(keys) != _said(segment, run):
+                        yield (
+                            f"{segment.path}: the keys of run {run} do not ascend, or do not match"
+                            " the bounds in the directory of the segment"
+                        )
+                    segment.message_block(run)
+                    segment.traits(run)
+            except IndexDamaged as error:
+                yield str(error)
+
+    def keys(self, topic_id: int) -> Keys:
+        """Return a topic's keys, sorted and each once. Raises ``IndexDamaged``."""
+        return merge(
+            [
+                part.segment.key_block(run).keys
+                for part in self._segments.of(topic_id)
+                for run in part.runs
+            ]
+        )
+
+
+def _ends(keys: Keys) -> tuple[int, ...]:
+    due_ms, offsets = keys
+    return int(due_ms[0]), int(offsets[0]), int(due_ms[-1]), int(offsets[-1])
+
+
+def _said(segment: Segment, run: int) -> tuple[int, ...]:
+    columns = (segment.first_ms, segment.first_offset, segment.last_ms, segment.last_offset)
+    return tuple(int(column[run]) for column in columns)

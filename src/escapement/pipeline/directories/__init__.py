@@ -1,0 +1,1 @@
+"""Directories that the driver and all tasks share."""

@@ -1,0 +1,105 @@
+"""A directory of a local file system, which the driver and all tasks see under one name.
+
+It implements :class:`~escapement.pipeline.archiving.archive_folder.Place`. Confirmed changes
+survive a loss of power: the log may forget messages because their archive files exist.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from escapement.errors import StorageError
+from escapement.storage.directory import sync_directory
+
+_SCHEME: Final = "file"
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the path of a URI as Spark writes it, or None if it is not a local file."""
+    scheme, _, rest = uri.partition(":")
+    return Path("/" + rest.lstrip("/")) if scheme == _SCHEME else None
+
+
+class LocalDirectory:
+    """A local directory as a ``Place``; blocking. Methods raise ``StorageError`` on I/O errors."""
+
+    def __init__(self, root: str) -> None:
+        """``root`` is a URI as Spark writes it."""
+        found = local_path(root)
+        assert found is not None
+        self.root = root
+        self._root = found
+        self._unsettled: set[Path] = set()  # directories with new entries that are not synced
+
+    def directories(self, path: str) -> list[str]:
+        """Return the names of a directory's direct subdirectories; empty if it does not exist."""
+        with self._said(path):
+            try:
+                return sorted(one.name for one in os.scandir(self._root / path) if one.is_dir())
+            except FileNotFoundError:
+                return []
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a small file, or None if it does not exist."""
+        with self._said(path):
+            try:
+                return (self._root / path).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a small file, and replace an existing one. The file is durable on return."""
+        target = self._root / path
+        with self._said(path):
+            self._make(target.parent)
+            with target.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            self._unsettled.add(target.parent)
+        self.settle()
+
+    def move(self, path: str, to: str) -> None:
+        """Move a file. The move is durable after ``settle``."""
+        target = self._root / to
+        with self._said(path):
+            self._make(target.parent)
+            (self._root / path).rename(target)
+            self._unsettled.add(target.parent)
+
+    def settle(self) -> None:
+        """Make all moves durable."""
+        while self._unsettled:
+            directory = self._unsettled.pop()
+            with self._said(directory):
+                sync_directory(directory)
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a directory with its content. Does nothing if it does not exist."""
+        found = self._root / path
+        with self._said(path):
+            if found.is_dir():
+                # An abandoned task may still write there. The next run deletes the rest.
+                shutil.rmtree(found, ignore_errors=True)
+            else:
+                found.unlink(missing_ok=True)
+
+    def _make(self, directory: Path) -> None:
+        """Create a directory with its parents, and mark the parents as not synced."""
+        if not directory.is_dir():
+            self._make(directory.parent)
+            directory.mkdir(exist_ok=True)
+            self._unsettled.add(directory.parent)
+
+    @contextmanager
+    def _said(self, path: str | Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = self._root / path
+            raise StorageError(f"{where}: {error.strerror or error}") from error

@@ -1,0 +1,178 @@
+"""The local engine of the job ``rebuild``: fills an index from the log on one machine.
+
+The log is read once, over several connections at a time. Pending messages are gathered in one of
+two tables in memory. A full table is sorted and written as a segment by another thread while the
+other table fills. A segment is synced to disk while the next one is written. Reading, sorting,
+gathering and writing release the interpreter lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from escapement.message import MessageBatch
+from escapement.pipeline.rebuilding.pending_messages import PendingMessages
+from escapement.pipeline.source.read_ahead import ReadAhead, Wait
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.index.building import Building
+from escapement.storage.index.merging.bulk import BulkTable
+from escapement.storage.index.segments.writer import SegmentWriter, writing
+from escapement.storage.log.log import Log
+from escapement.storage.log.log_table import LogRow
+
+# The size of a step: log rows read at once.
+_STEP_BYTES: Final = 2 << 20
+# The buffer for a step, with room for what the protocol adds to each row.
+_LANDING_BYTES: Final = _STEP_BYTES + (64 << 10)
+# Connections that read, and steps that are read ahead.
+_READERS: Final = 16
+_AHEAD: Final = 18
+# The target number of segments where memory would allow fewer. More segments reuse memory, which
+# costs less than new memory, and leave less to write after all rows are read. The broker keeps
+# about a dozen segments.
+_SHARES: Final = 11
+# The least size of a segment that is written for this target.
+_LEAST_SHARE_BYTES: Final = 32 << 20
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress of the job ``rebuild``."""
+
+    messages: int = 0  # read from the log
+    pending: int = 0  # messages taken into the index
+    read_bytes: int = 0
+    log_bytes: int = 0  # of the whole log, as of the last checkpoint
+
+
+def all_rows(
+    engine: Engine, log: Log, connection: Connection, wait: Wait[list[LogRow]] = Future.result
+) -> Generator[list[LogRow]]:
+    """Yield all rows of the log in steps. The rows of a step are invalid after the next step.
+
+    Args:
+      connection: lists the keys of the rows.
+      wait: waits for a step that another thread reads.
+    """
+    with ReadAhead(engine, _READERS, _AHEAD, _LANDING_BYTES) as ahead:
+        for _, rows in ahead.steps(log, log.scan_keys(connection, _STEP_BYTES), wait):
+            yield rows
+
+
+class Filling:
+    """Gathers pending messages and writes them as segments; a context manager."""
+
+    def __init__(
+        self,
+        building: Building,
+        claims: Mapping[int, PendingMessages],
+        now_ms: int,
+        memory_bytes: int,
+        wait: Wait[None],
+        done: Progress,
+    ) -> None:
+        """
+        Args:
+          wait: waits for work of another thread.
+          done: the progress, which is kept up to date.
+        """
+        self.done = done
+        self._building = building
+        self._claims = claims
+        self._now_ms = now_ms
+        self._wait = wait
+        self._written_bytes = 0
+        self._filling, self._written = BulkTable(memory_bytes // 2), BulkTable(memory_bytes // 2)
+        # One thread sorts and writes, the other waits for the disk.
+        self._pool = ThreadPoolExecutor(2)
+        self._writing: Future[None] | None = None
+        self._syncing: list[Future[None]] = []
+        self._writers: list[SegmentWriter] = []
+
+    def __enter__(self) -> Filling:
+        return self
+
+    def __exit__(self, failure: object, *exc_info: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        if failure is not None:
+            for writer in self._writers:
+                writer.discard()
+
+    def take(self, row: LogRow) -> None:
+        """Add the pending messages of a row. Raises ``LogDamaged``, ``StorageError``."""
+        topic_id = row.key.topic_id
+        due_ms, offsets = row.content.due_ms, row.offsets
+        self.done.messages += len(due_ms)
+        self.done.read_bytes += row.key.size_bytes
+        claims = self._claims.get(topic_id)
+        if claims is None:
+            return  # the topic was deleted, and its rows are not freed yet
+        live = claims.live(due_ms, offsets, self._now_ms)
+        batches = row.content.batches()
+        if not live.all():
+            at = np.flatnonzero(live)
+            batches = [MessageBatch.concat(batches).take(at)]
+            due_ms, offsets = due_ms[at], offsets[at]
+        self.done.pending += len(due_ms)
+        low = 0
+        for batch in batches:
+            rows = slice(low, low + len(batch))
+            if self._is_full(batch):
+                self._write()
+            self._filling.add(topic_id, offsets[rows], due_ms[rows], batch)
+            low += len(batch)
+
+    def finish(self) -> list[Path]:
+        """Write the rest. Return the paths of all segments, which are on disk."""
+        self._write()
+        self._end_writing()
+        for synced in self._syncing:
+            self._wait(synced)
+        return [writer.path for writer in self._writers]
+
+    def _is_full(self, batch: MessageBatch) -> bool:
+        """Return whether the table must be written before it takes this batch."""
+        used_bytes = self._filling.used_bytes
+        if used_bytes >= _LEAST_SHARE_BYTES and len(self._writers) < _SHARES:
+            # Extrapolate the size of the whole index from the part of the log that was read.
+            weight = (self._written_bytes + used_bytes) / self.done.read_bytes
+            if used_bytes >= weight * self.done.log_bytes / _SHARES:
+                return True
+        return not self._filling.has_room(len(batch), batch.size_bytes)
+
+    def _write(self) -> None:
+        """Start to write the gathered table, after the previous one is written."""
+        self._end_writing()
+        if not self._filling.count:
+            return
+        table = self._filling
+        self._written_bytes += table.used_bytes
+        self._filling, self._written = self._written, table
+        writer = self._building.new_segment()
+        self._writers.append(writer)
+        self._writing = self._pool.submit(_write, table, writer)
+        self._syncing.append(self._pool.submit(_sync, self._writing, writer))
+
+    def _end_writing(self) -> None:
+        if self._writing is not None:
+            self._wait(self._writing)
+            self._writing = None
+            self._written.clear()
+
+
+def _write(table: BulkTable, writer: SegmentWriter) -> None:
+    with writing(writer.path):
+        table.write(writer)
+        writer.finish()
+
+
+def _sync(written: Future[None], writer: SegmentWriter) -> None:
+    written.result()
+    with writing(writer.path):
+        writer.sync()

@@ -1,0 +1,122 @@
+"""The retention of each topic while no broker runs: the messages that an index must have.
+
+It is made from a checkpoint's state and the journal's tail, as in a broker's recovery. Input and
+output are columns. A message that is wrongly kept costs space; a message that is wrongly left out
+would be lost. So the rules are those by which a broker's checkpoint keeps messages. The result is
+valid while no process writes to the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.message import Int64s
+from escapement.storage.encoding.attempts import decode_attempts
+from escapement.storage.encoding.moves import Moves
+from escapement.storage.engine.base import Connection
+from escapement.storage.journal.entry import cancellations_id
+from escapement.storage.journal.tail import JournalTail
+from escapement.storage.log.log import Log
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.state.state import State
+from escapement.storage.state.topic_state import SubscriptionState
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True, eq=False)
+class PendingMessages:
+    """The state of one topic that determines which messages an index must have."""
+
+    cancelled: OffsetSet = field(default_factory=OffsetSet)
+    moves: Moves = field(default_factory=Moves)
+    shared: list[SubscriptionState] = field(default_factory=list)  # other kinds read the log
+
+    def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> Bools:
+        """Return a mask of the keys that an index must have; bool[n].
+
+        These are the keys of messages that are not due, because a new subscription may still
+        need them, and of messages that a shared subscription covers and has not acknowledged. The
+        key of a cancelled message, and the stale key of a rescheduled message, is needed only if
+        a subscription has attempts at the message.
+        """
+        gone = self._gone(due_ms, offsets)
+        live: Bools = due_ms > now_ms
+        if gone is not None:
+            live &= ~gone
+        elif live.all():
+            return live
+        for one in self.shared:
+            wanted = one.covers(due_ms, offsets)
+            if gone is not None:
+                wanted &= ~gone | np.isin(offsets, one.tried)
+            if len(one.acked):
+                wanted &= ~one.acked.contains(offsets)
+            live |= wanted
+        return live
+
+    def _gone(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
+        gone = self.moves.stale(due_ms, offsets)
+        if len(self.cancelled):
+            cancelled = self.cancelled.contains(offsets)
+            gone = cancelled if gone is None else gone | cancelled
+        return gone
+
+
+def pending_messages_of(
+    state: State, tail: JournalTail, log: Log, connection: Connection
+) -> dict[int, PendingMessages]:
+    """Return the retention of every topic, by topic id; blocking.
+
+    Removes the entries that it uses from ``state``.
+
+    Raises:
+      LogDamaged: if a row that restates a due time is missing or damaged.
+    """
+    claims = {topic.id: PendingMessages() for topic in state.topics}
+    shared: dict[int, SubscriptionState] = {}
+    for record in state.subscriptions:
+        if record.kind == "shared" and record.topic_id in claims:
+            one = shared[record.id] = SubscriptionState(record)
+            claims[record.topic_id].shared.append(one)
+            _load(one.acked, state.chunks.pop(record.id, ()))
+    for topic_id, topic in claims.items():
+        _load(topic.cancelled, state.chunks.pop(cancellations_id(topic_id), ()))
+        for chunk, data in state.moves.pop(topic_id, ()):
+            topic.moves.load_chunk(chunk, data)
+    for acked in tail.acknowledged():
+        if acked.subscription_id in shared:
+            shared[acked.subscription_id].acked.add(acked.offsets)
+    for topic_id, offsets in tail.cancelled():
+        if topic_id in claims:
+            claims[topic_id].cancelled.add(offsets)
+    for step in tail.moved(log, connection, claims.__contains__):
+        for moved in step:
+            claims[moved.topic_id].moves.put(
+                moved.offsets, moved.due_ms, moved.stale_ms, moved.base
+            )
+    _take_attempts(state, tail, shared)
+    return claims
+
+
+def _load(target: OffsetSet, chunks: Iterable[tuple[int, bytes]]) -> None:
+    for chunk, data in chunks:
+        target.load_chunk(chunk, data)
+
+
+def _take_attempts(state: State, tail: JournalTail, shared: dict[int, SubscriptionState]) -> None:
+    """Set the messages that each subscription has attempts at; some may be acknowledged."""
+    found: dict[int, list[Int64s]] = {
+        id: [decode_attempts(data).offsets for _, data in state.attempts.pop(id, ())]
+        for id in shared
+    }
+    for id, table in tail.attempted():
+        if id in found:
+            found[id].append(table.offsets)
+    for id, columns in found.items():
+        if columns:
+            shared[id].tried = np.unique(np.concatenate(columns))

@@ -1,0 +1,276 @@
+"""The Spark engine of the job ``rebuild``: fills an index from the log with tasks.
+
+There are three steps over the log rows that the driver lists:
+
+1. Sample the due times of messages, to cut the delivery order into ranges
+   (pipeline/rebuilding/ranges.py).
+2. Read all rows, and send the messages of each range to one task, in blocks of columns.
+3. Sort the messages of each range, and write them as segments in the broker's format, into the
+   directory of the new index.
+
+Tasks are plain functions; Spark transports their results. Driver and tasks must share the
+directory (pipeline/directories/shared_directory.py). A task that is retried or runs twice writes
+separate files. The driver uses the files of the attempts that Spark reports, and deletes all
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from escapement.message import Int64s, MessageBatch
+from escapement.pipeline.directories.shared_directory import SharedDirectory
+from escapement.pipeline.options import LogAddress
+from escapement.pipeline.rebuilding.pending_messages import PendingMessages
+from escapement.pipeline.rebuilding.ranges import Ranges, Sample
+from escapement.storage.engine.base import Connection
+from escapement.storage.index.merging.bulk import BulkTable
+from escapement.storage.index.segments.writer import SegmentWriter, writing
+from escapement.storage.log.log import Log
+from escapement.storage.log.log_table import LogRow, RowKey
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The size of the log rows that a task reads at once, and altogether: some seconds of work.
+_STEP_BYTES: Final = 4 << 20
+_PART_BYTES: Final = 64 << 20
+# Rows of each part that are sampled.
+_SAMPLED_ROWS: Final = 2
+# The least size of a range, so that a small log does not become many segments. The target size is
+# at most half of a task's memory, because a sample is not exact.
+_LEAST_RANGE_BYTES: Final = 16 << 20
+
+T = TypeVar("T")
+
+
+class Block(NamedTuple):
+    """Messages of one topic in one range, as they are sent between tasks."""
+
+    topic_id: int
+    due_ms: bytes  # int64[n]
+    offsets: bytes  # int64[n], ascending
+    body: bytes  # an encoded MessageBatch
+
+
+class Written(NamedTuple):
+    """A segment that a task has written, as a file name and its number of messages."""
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """The parameters that all tasks of a job share."""
+
+    address: LogAddress
+    shared: SharedDirectory
+    now_ms: int
+    memory_bytes: int
+
+
+class Counters(NamedTuple):
+    """The progress of finished tasks, as Spark accumulators.
+
+    For people only: a task that runs again because its result was lost is counted twice.
+    """
+
+    messages: Any  # read
+    read_bytes: Any
+    written: Any  # messages
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> Counters:
+        """Create new counters."""
+        return cls(*(spark.sparkContext.accumulator(0) for _ in cls._fields))
+
+
+Claims = dict[int, PendingMessages]
+
+
+# -- in tasks --------------------------------------------------------------------
+
+
+def sample(work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Sample]:
+    """Return samples of the keys of pending messages in these rows."""
+    work.shared.check()
+    some = [keys[(2 * at + 1) * len(keys) // (2 * _SAMPLED_ROWS)] for at in range(_SAMPLED_ROWS)]
+    some = list(dict.fromkeys(some))
+    stand_for = sum(key.message_count for key in keys) / sum(key.message_count for key in some)
+    found = []
+    with _reading(work.address) as connection:
+        for rows in Log.look(connection).fetch(connection, some, _STEP_BYTES):
+            for row in rows:
+                due_ms, offsets, _ = _pending(work, claims, row)
+                found.append(Sample.of(row.key.topic_id, due_ms, offsets, stand_for))
+    return found
+
+
+def scatter(
+    work: Work, claims: Claims, ranges: Ranges, keys: Sequence[RowKey]
+) -> Iterator[tuple[int, Block]]:
+    """Yield the pending messages of these rows in blocks, each with the number of its range."""
+    work.shared.check()
+    with _reading(work.address) as connection:
+        for rows in Log.look(connection).fetch(connection, keys, _STEP_BYTES):
+            # Restated messages are grouped separately, so that offsets ascend in each block.
+            for (topic_id, _), group in groupby(rows, key=_stream):
+                columns = [_pending(work, claims, row) for row in group]
+                due_ms = np.concatenate([column[0] for column in columns])
+                offsets = np.concatenate([column[1] for column in columns])
+                batch = MessageBatch.concat([column[2] for column in columns])
+                yield from _blocks(topic_id, due_ms, offsets, batch, ranges)
+
+
+def gather(work: Work, attempt: int, blocks: Iterable[tuple[int, Block]]) -> Iterator[Written]:
+    """Sort the blocks of a range and write them as a segment, or as several if memory is full.
+
+    Args:
+      attempt: a number that is unique among all attempts of all tasks.
+    """
+    work.shared.check()
+    table, number = BulkTable(work.memory_bytes), 0
+    for _, block in blocks:
+        batch = MessageBatch.decode(block.body)
+        if not table.has_room(len(batch), batch.size_bytes):
+            yield _written(work, f"{attempt}-{number}", table)
+            number += 1
+        due_ms, offsets = np.frombuffer(block.due_ms, "<i8"), np.frombuffer(block.offsets, "<i8")
+        table.add(block.topic_id, offsets, due_ms, batch)
+    if table.count:
+        yield _written(work, f"{attempt}-{number}", table)
+
+
+def _written(work: Work, name: str, table: BulkTable) -> Written:
+    path = work.shared.directory / name
+    with writing(path):
+        writer = SegmentWriter(path, bulk=True)
+        try:
+            table.write(writer)
+            writer.finish()
+            writer.sync()
+        except BaseException:
+            writer.discard()
+            raise
+    done = Written(name, table.count)
+    table.clear()
+    return done
+
+
+def _stream(row: LogRow) -> tuple[int, int]:
+    """Return the group of a row: the rows of a topic that first state messages, or a restating row.
+
+    The offsets of a group ascend.
+    """
+    return row.key.topic_id, min(row.key.base_offset, 0)
+
+
+def _pending(work: Work, claims: Claims, row: LogRow) -> tuple[Int64s, Int64s, MessageBatch]:
+    """Return due times, offsets and contents of the messages of a row that an index must have."""
+    due_ms, offsets, batch = row.content.due_ms, row.offsets, row.content.batch()
+    of_topic = claims.get(row.key.topic_id)  # None if it was deleted
+    if of_topic is None:
+        at = np.zeros(0, np.int64)
+    else:
+        at = np.flatnonzero(of_topic.live(due_ms, offsets, work.now_ms))
+        if len(at) == len(due_ms):
+            return due_ms, offsets, batch
+    return due_ms[at], offsets[at], batch.take(at)
+
+
+def _blocks(
+    topic_id: int, due_ms: Int64s, offsets: Int64s, batch: MessageBatch, ranges: Ranges
+) -> Iterator[tuple[int, Block]]:
+    of_range = ranges.of(topic_id, due_ms, offsets)
+    order = np.argsort(of_range, kind="stable")
+    of_range, due_ms, offsets = of_range[order], due_ms[order], offsets[order]
+    batch = batch.take(order)
+    firsts = np.flatnonzero(np.diff(of_range, prepend=-1))
+    for low, high in pairwise([*firsts.tolist(), len(order)]):
+        part = slice(low, high)
+        times, names = due_ms[part].tobytes(), offsets[part].tobytes()
+        yield int(of_range[low]), Block(topic_id, times, names, batch.part(low, high).encode())
+
+
+@contextmanager
+def _reading(address: LogAddress) -> Iterator[Connection]:
+    engine = address.engine()
+    try:
+        connection = engine.connect()
+        try:
+            yield connection
+        finally:
+            connection.close()
+    finally:
+        engine.close()
+
+
+# -- in the driver ---------------------------------------------------------------
+
+
+def fill(
+    spark: SparkSession, work: Work, claims: Claims, keys: Sequence[RowKey], counters: Counters
+) -> list[Written]:
+    """Fill the index. Return the segments in the order of their keys. Blocking."""
+    context = spark.sparkContext
+    total_bytes = sum(key.size_bytes for key in keys)
+    if not keys:
+        return []
+    least = -(-2 * total_bytes // work.memory_bytes)
+    wished = min(context.defaultParallelism, total_bytes // _LEAST_RANGE_BYTES)
+    count = max(least, wished, 1)
+    known = context.broadcast(claims)
+    try:
+        parts = _parts(keys, context.defaultParallelism)
+        source = context.parallelize(parts, len(parts))
+        samples: list[Sample] = []
+        if count > 1:
+            samples = source.flatMap(partial(_sample, work, known)).collect()
+        ranges = Ranges.cut(samples, count)
+        blocks: Any = source.flatMap(partial(_scatter, work, known, ranges, counters))
+        ranged = blocks.partitionBy(ranges.count, int)
+        return list(ranged.mapPartitions(partial(_gather, work, counters)).collect())
+    finally:
+        known.destroy()
+
+
+def _parts(keys: Sequence[RowKey], processors: int) -> list[list[RowKey]]:
+    """Divide the rows into parts of about equal size, one for each task, in the log's order."""
+    ends = np.cumsum([key.size_bytes for key in keys])
+    total_bytes = int(ends[-1])
+    part_bytes = max(min(_PART_BYTES, total_bytes // processors), 1)
+    bounds = np.unique(ends.searchsorted(np.arange(part_bytes, total_bytes, part_bytes)))
+    lows = [0, *bounds[bounds > 0].tolist()]
+    return [list(keys[low:high]) for low, high in pairwise([*lows, len(keys)])]
+
+
+def _sample(work: Work, claims: Any, keys: list[RowKey]) -> list[Sample]:
+    return sample(work, claims.value, keys)
+
+
+def _scatter(
+    work: Work, claims: Any, ranges: Ranges, counters: Counters, keys: list[RowKey]
+) -> Iterator[tuple[int, Block]]:
+    yield from scatter(work, claims.value, ranges, keys)
+    counters.messages.add(sum(key.message_count for key in keys))
+    counters.read_bytes.add(sum(key.size_bytes for key in keys))
+
+
+def _gather(
+    work: Work, counters: Counters, blocks: Iterable[tuple[int, Block]]
+) -> Iterator[Written]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "a task runs this"
+    for written in gather(work, context.taskAttemptId(), blocks):
+        counters.written.add(written.rows)
+        yield written

@@ -1,0 +1,1 @@
+"""Write a DataFrame: from rows to staged batches in the inbox."""

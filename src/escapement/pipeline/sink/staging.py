@@ -1,0 +1,201 @@
+"""Staging of one attempt at one part of a bulk job: from messages to inbox entries.
+
+Messages are gathered by target until they fill an inbox entry, and entries until they fill a
+transaction. A transaction may be run twice (storage/inbox/job.py), so it is retried while the
+database is away. One transaction is written in a thread while the next is gathered. The memory is
+bounded by ``BUFFER_BYTES``, one batch, and two transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageBatch, Times
+from escapement.pipeline.sink.transactions import Transactions
+from escapement.storage.engine.base import Connection
+from escapement.storage.inbox import job
+from escapement.storage.inbox.entry import (
+    MAX_ENTRY_BYTES,
+    MAX_ENTRY_MESSAGES,
+    InboxEntry,
+    compressed,
+)
+from escapement.storage.inbox.job import Attempt, Counted, Tally
+
+# The target size of an inbox entry. The broker moves an entry in one group commit: larger entries
+# delay other publishers, and smaller ones have a higher commit cost per message.
+ENTRY_BYTES: Final = 2 << 20
+# The least size of a transaction, except the last: each COMMIT costs an fsync.
+TRANSACTION_BYTES: Final = 4 << 20
+# The maximum size of messages gathered for all targets. Above it, all of them are put into inbox
+# entries, even if these are not full.
+BUFFER_BYTES: Final = 16 << 20
+# The size of a message beside its payload, key and properties: time, priority and lengths.
+_ROW_BYTES: Final = 24
+# The maximum size of payload, key and properties together, which fits an inbox entry.
+MAX_MESSAGE_BYTES: Final = MAX_ENTRY_BYTES - 64
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Messages of one target that are not in an inbox entry yet."""
+
+    batches: list[MessageBatch] = field(default_factory=list)
+    at_ms: list[Int64s] = field(default_factory=list)
+    size_bytes: int = 0
+    count: int = 0
+
+
+class Stager:
+    """Stages the messages of one attempt. Blocking; for one thread.
+
+    Call ``finish``, or ``close`` to give the attempt up.
+
+    Args:
+      admit: called for each topic before its first messages are gathered. Returns the full name
+        of the topic, or raises an error if the topic does not take the messages.
+    """
+
+    def __init__(
+        self, transactions: Transactions, attempt: Attempt, admit: Callable[[str, bool], str]
+    ) -> None:
+        self._transactions = transactions
+        self._attempt = attempt
+        self._admit = admit
+        self._names: dict[tuple[str, bool], str] = {}
+        self._gathered: dict[str, _Gathered] = {}
+        self._gathered_bytes = 0
+        self._entries: list[InboxEntry] = []
+        self._entry_bytes = 0
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+        self.tallies: dict[str, Tally] = {}  # of each target, including entries to be written
+
+    def add(self, topic: str, batch: MessageBatch, at_ms: Int64s | None) -> None:
+        """Stage messages for a topic, whose name may be short; ``at_ms`` as in ``Times``.
+
+        Messages must not be larger than ``MAX_MESSAGE_BYTES``.
+        """
+        timed = at_ms is not None and bool((at_ms != NO_TIME).any())
+        target = self._names.get((topic, timed))
+        if target is None:
+            self._await_written()  # ``admit`` uses the same connection
+            target = self._names[topic, timed] = self._admit(topic, timed)
+        gathered = self._gather(
+            target, batch, np.full(len(batch), NO_TIME) if at_ms is None else at_ms
+        )
+        if gathered.size_bytes >= ENTRY_BYTES or gathered.count >= MAX_ENTRY_MESSAGES:
+            self._close(target, whole=False)
+        if self._gathered_bytes >= BUFFER_BYTES:
+            self._close_all()
+
+    def _gather(self, target: str, batch: MessageBatch, at_ms: Int64s) -> _Gathered:
+        gathered = self._gathered.setdefault(target, _Gathered())
+        size_bytes = batch.size_bytes + 8 * len(batch)
+        gathered.batches.append(batch)
+        gathered.at_ms.append(at_ms)
+        gathered.size_bytes += size_bytes
+        gathered.count += len(batch)
+        self._gathered_bytes += size_bytes
+        return gathered
+
+    def finish(self) -> Counted:
+        """Stage the rest of the messages, and return the counts for the commit."""
+        self._close_all()
+        self._write()
+        self._await_written()
+        self.close()
+        messages = sum(tally.messages for tally in self.tallies.values())
+        return Counted(self._attempt.part, self._attempt.name, messages)
+
+    def close(self) -> None:
+        """Wait for the writing thread to end, and ignore its errors."""
+        self._thread.shutdown()
+
+    def _close_all(self) -> None:
+        for target in list(self._gathered):
+            self._close(target, whole=True)
+
+    def _close(self, target: str, *, whole: bool) -> None:
+        """Put gathered messages of a target into inbox entries: all, or those in full entries."""
+        gathered = self._gathered.pop(target)
+        self._gathered_bytes -= gathered.size_bytes
+        batch = MessageBatch.concat(gathered.batches)
+        at_ms = np.concatenate(gathered.at_ms)
+        cuts = _cuts(batch)
+        low, high = cuts[-1]
+        rest = batch.part(low, high)
+        if not whole and high - low < MAX_ENTRY_MESSAGES and rest.size_bytes < ENTRY_BYTES:
+            cuts.pop()
+            # A copy, because a view would keep the whole batch in memory.
+            self._gather(target, MessageBatch.decode(rest.encode()), at_ms[low:high].copy())
+        for low, high in cuts:
+            self._put(target, batch.part(low, high), at_ms[low:high])
+
+    def _put(self, target: str, batch: MessageBatch, at_ms: Int64s) -> None:
+        tally = self.tallies.get(target, Tally(0, 0, 0))
+        times = Times(at_ms=at_ms) if bool((at_ms != NO_TIME).any()) else NO_TIMES
+        body = batch.encode()
+        small = compressed(body)
+        inflated_bytes = 0 if small is None else len(body)
+        inbox_entry = InboxEntry(
+            target, f"{tally.inbox_entries}", small or body, len(batch), times, inflated_bytes
+        )
+        self.tallies[target] = Tally(
+            tally.inbox_entries + 1,
+            tally.messages + inbox_entry.count,
+            tally.size_bytes + inbox_entry.size_bytes,
+        )
+        self._entries.append(inbox_entry)
+        self._entry_bytes += inbox_entry.size_bytes
+        if self._entry_bytes >= TRANSACTION_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        """Start to write the inbox entries, after the previous ones are written."""
+        inbox_entries, self._entries = self._entries, []
+        self._entry_bytes = 0
+        if not inbox_entries:
+            return
+        self._await_written()
+        tallies = dict(self.tallies)
+
+        def stage(connection: Connection) -> None:
+            job.stage(self._transactions.engine, connection, self._attempt, inbox_entries, tallies)
+
+        self._writing = self._thread.submit(self._transactions.run, stage)
+
+    def _await_written(self) -> None:
+        """Wait for the current write, and raise its error if it failed."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+
+def sizes_of(batch: MessageBatch) -> Int64s:
+    """Return the size of each message: of its payload, key and properties."""
+    sizes = batch.payloads.lengths.astype(np.int64)
+    for column in (batch.keys, batch.properties):
+        if column is not None:
+            sizes += column.lengths
+    return sizes
+
+
+def _cuts(batch: MessageBatch) -> list[tuple[int, int]]:
+    """Return the ranges of a batch for inbox entries: as many messages as fit, or one."""
+    sizes = sizes_of(batch) + _ROW_BYTES
+    ends = np.cumsum(sizes)
+    cuts: list[tuple[int, int]] = []
+    low = 0
+    while low < len(ends):
+        begins = int(ends[low] - sizes[low])
+        high = int(np.searchsorted(ends, begins + ENTRY_BYTES, "right"))
+        high = min(max(high, low + 1), low + MAX_ENTRY_MESSAGES)
+        cuts.append((low, high))
+        low = high
+    return cuts

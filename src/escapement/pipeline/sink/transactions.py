@@ -1,0 +1,66 @@
+"""Transactions of a bulk job on its own connection, retried when the database fails.
+
+Transactions must be repeatable: after a COMMIT without a reply, the transaction runs again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from escapement.errors import OutcomeUnknown, StorageReadOnly, StorageUnavailable
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.transaction import transaction
+
+T = TypeVar("T")
+
+# The maximum time of retries: enough for a restart or a fail-over of the server. After that, a task
+# fails instead of hanging.
+_TIMEOUT_S: Final = 60.0
+_FIRST_PAUSE_S: Final = 0.05
+_LAST_PAUSE_S: Final = 2.0
+
+
+class Transactions:
+    """A connection with retried transactions. Blocking; for one thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._connection: Connection | None = None
+        self.in_doubt = False  # whether a COMMIT had no reply, so that its transaction ran again
+
+    def run(self, statement: Callable[[Connection], T]) -> T:
+        """Run ``statement`` in a transaction, and return its result when that is durable.
+
+        Raises:
+          StorageUnavailable: if the database was away for too long.
+        """
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._once(statement)
+            except (StorageUnavailable, TransactionAborted) as error:
+                self.in_doubt |= isinstance(error, OutcomeUnknown)
+                if time.monotonic() + pause_s > deadline_s or isinstance(error, StorageReadOnly):
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    def _once(self, statement: Callable[[Connection], T]) -> T:
+        if self._connection is None:
+            self._connection = self.engine.connect()
+        connection = self._connection
+        try:
+            with transaction(connection):
+                return statement(connection)
+        except StorageUnavailable:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

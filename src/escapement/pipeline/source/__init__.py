@@ -1,0 +1,1 @@
+"""Read topics into a DataFrame, as a batch or a stream."""

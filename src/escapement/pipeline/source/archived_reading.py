@@ -1,0 +1,229 @@
+"""A reader of archived messages that the log has forgotten, as Arrow record batches.
+
+Manifests in the database name the files of an archive (storage/archive_record.py). A message is
+read from a file only if the log no longer has it, so each message is read once. The log is
+preferred because its row has more information. Manifests and Parquet statistics have bounds of
+offsets and times, by which whole files and row groups are skipped.
+
+The reading process opens files through pyarrow's file systems. It must have whatever these need
+to find their credentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.errors import InvalidRequest, LogDamaged
+from escapement.message import Int64s
+from escapement.pipeline import arrow
+from escapement.pipeline.archive_manifest import ArchivedFile, Manifest
+from escapement.pipeline.directories.local_directory import local_path
+from escapement.pipeline.selection import Selection, Span
+from escapement.pipeline.source.message_status import NO_COUNT, STATES, MessageStatuses
+from escapement.storage import archive_record
+from escapement.storage.engine.base import Connection
+
+# The bounds of one part, which one task reads.
+_MOST_MESSAGES: Final = 1_000_000
+_MOST_FILES: Final = 64
+# The bounds of one record batch; the size is that of the uncompressed data in the file.
+_STEP_BYTES: Final = 8 << 20
+_MOST_ROWS: Final = 1 << 17
+# A dictionary stores repeated values once, so the size in the file says little about the size in
+# memory of these columns. A batch with such a column has at most this many rows.
+_MOST_REPEATED: Final = 1 << 12
+_LONG: Final = frozenset({"key", "properties", "payload"})
+# Spark's names of file systems for which pyarrow has another name.
+_SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}
+# Columns that are compared with a range of the selection, and the attribute with that range.
+_RANGES: Final = (("published_at", "published"), ("deliver_at", "due"))
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArchivedPart:
+    """Files of one topic that one task reads, and the selection of their messages."""
+
+    topic: str
+    files: tuple[tuple[str, ArchivedFile], ...]  # each with its root
+    selection: Selection
+    live: Int64s  # offsets that the log still has, which are not read from files; ascending
+    statuses: MessageStatuses | None  # given if states are those of one subscription
+
+    @property
+    def messages(self) -> int:
+        """An upper bound of its messages."""
+        return sum(file.messages for _, file in self.files)
+
+
+def archived_parts(
+    connection: Connection,
+    topic: str,
+    topic_id: int,
+    selection: Selection,
+    live: Int64s,
+    statuses: MessageStatuses | None,
+) -> list[ArchivedPart]:
+    """Return the parts with the archived messages of a selection, except the ``live`` ones."""
+    span = selection.offsets
+    files: list[tuple[str, ArchivedFile]] = []
+    for record in archive_record.records(connection, topic_id, span.low, span.high):
+        manifest = Manifest.decode(record.manifest)
+        files += [(manifest.root, file) for file in manifest.files if file.may_have(selection)]
+    return [ArchivedPart(topic, tuple(some), selection, live, statuses) for some in _bounded(files)]
+
+
+def _bounded(files: Iterable[tuple[str, ArchivedFile]]) -> Iterator[list[tuple[str, ArchivedFile]]]:
+    some: list[tuple[str, ArchivedFile]] = []
+    messages = 0
+    for root, file in files:
+        if some and (messages + file.messages > _MOST_MESSAGES or len(some) == _MOST_FILES):
+            yield some
+            some, messages = [], 0
+        some.append((root, file))
+        messages += file.messages
+    if some:
+        yield some
+
+
+def read_archived(part: ArchivedPart, schema: Any) -> Iterator[Any]:
+    """Yield the part's messages, in record batches with the columns of ``schema``.
+
+    Raises:
+      InvalidRequest: if pyarrow cannot open the file system, or a file.
+      LogDamaged: if a file is damaged or contradicts its manifest.
+    """
+    for root, file in part.files:
+        with opened(root, file) as (stream, path):
+            yield from _read(part, stream, path, file, schema)
+
+
+@contextmanager
+def opened(root: str, file: ArchivedFile) -> Iterator[tuple[Any, str]]:
+    """Open a file. Yield it as a seekable stream, and its path for error messages.
+
+    Raises:
+      InvalidRequest: if pyarrow cannot open it.
+    """
+    system, base = _system(root)
+    path = f"{base}/{file.path}"
+    try:
+        stream = system.open_input_file(path)
+    except Exception as error:  # each file system raises exceptions of its own
+        raise _unopened(path, error) from None
+    with stream:
+        yield stream, path
+
+
+@lru_cache(maxsize=16)
+def _system(root: str) -> tuple[Any, str]:
+    """Return the file system and the root's path in it. Paths have no escape sequences."""
+    from pyarrow import fs
+
+    local = local_path(root)
+    if local is not None:
+        return fs.LocalFileSystem(), str(local)
+    scheme, _, rest = root.partition(":")
+    authority, slash, path = rest.removeprefix("//").partition("/")
+    try:
+        system, base = fs.FileSystem.from_uri(f"{_SCHEMES.get(scheme, scheme)}://{authority}")
+    except Exception as error:  # each file system raises exceptions of its own
+        raise _unopened(root, error) from None
+    return system, f"{base.rstrip('/')}{slash}{path}"
+
+
+def _unopened(what: str, error: Exception) -> InvalidRequest:
+    return InvalidRequest(
+        f"pyarrow cannot open the archive at {what}: {error}. Set the option archived to false to"
+        " read only the log, and read the archive with spark.read.parquet"
+    )
+
+
+def _read(
+    part: ArchivedPart, stream: Any, path: str, file: ArchivedFile, schema: Any
+) -> Iterator[Any]:
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        content = parquet.ParquetFile(stream)
+    except (ArrowInvalid, OSError) as error:
+        raise LogDamaged(f"{path} is damaged: {error}") from None
+    metadata = content.metadata
+    if metadata.num_rows != file.messages:
+        raise LogDamaged(f"{path} has {metadata.num_rows} messages, not {file.messages}")
+    needed = {"offset", *(name for name in schema.names if name != "topic")}
+    needed |= {name for name, kind in _RANGES if getattr(part.selection, kind) != Span()}
+    if part.statuses is not None:
+        needed.add("deliver_at")
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if not _may_have(group, part.selection):
+            continue
+        for batch in content.iter_batches(
+            batch_size=_rows_at_once(group, needed), row_groups=[number], columns=sorted(needed)
+        ):
+            yield from _batches(part, batch, schema)
+
+
+def _rows_at_once(group: Any, needed: Set[str]) -> int:
+    """Return how many of a row group's rows make a record batch."""
+    rows = max(_STEP_BYTES * int(group.num_rows) // max(int(group.total_byte_size), 1), 1)
+    columns = map(group.column, range(group.num_columns))
+    repeats = any(
+        column.has_dictionary_page and column.path_in_schema.split(".")[0] in _LONG & needed
+        for column in columns
+    )
+    return min(rows, _MOST_REPEATED if repeats else _MOST_ROWS)
+
+
+def _may_have(group: Any, selection: Selection) -> bool:
+    """Return whether a row group may have selected offsets, by its statistics."""
+    for at in range(group.num_columns):
+        column = group.column(at)
+        if column.path_in_schema == "offset" and column.statistics is not None:
+            found = column.statistics
+            return not found.has_min_max or selection.offsets.meets(found.min, found.max)
+    return True
+
+
+def _batches(part: ArchivedPart, batch: Any, schema: Any) -> Iterator[Any]:
+    """Yield one record batch of the selected messages, or none if no message is selected."""
+    offsets = arrow.values_of(batch.column("offset"), np.int64)
+    span = part.selection.offsets
+    wanted: Bools = (offsets >= span.low) & (offsets < span.high)
+    wanted &= ~np.isin(offsets, part.live)
+    for name, kind in _RANGES:
+        if name in batch.schema.names:
+            times_ms, span = _times_ms(batch, name), getattr(part.selection, kind)
+            wanted &= (times_ms >= span.low) & (times_ms < span.high)
+    if not wanted.any():
+        return
+    if not wanted.all():
+        batch = batch.filter(arrow.booleans(wanted))
+    filled = {
+        name: arrow.same(part.topic, len(batch))
+        if name == "topic"
+        else batch.column(name).cast(schema.field(name).type)
+        for name in schema.names
+    }
+    if part.statuses is not None:
+        offsets, due_ms = (
+            arrow.values_of(batch.column("offset"), np.int64),
+            _times_ms(batch, "deliver_at"),
+        )
+        codes, counts = part.statuses.codes_and_counts(due_ms, offsets)
+        filled["state"] = arrow.words(STATES, codes)
+        filled["attempt"] = arrow.integers(counts, counts != NO_COUNT)
+    yield arrow.record_batch(schema, filled)
+
+
+def _times_ms(batch: Any, name: str) -> Int64s:
+    return arrow.values_of(batch.column(name).cast("int64"), np.int64) // 1000

@@ -1,0 +1,184 @@
+"""The plan of a batch read: from the user's options to parts, and to the parts of each task.
+
+Runs in the driver, or in a Python process beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import numpy as np
+
+from escapement.errors import LogForgotten, NotFound
+from escapement.names import TopicName
+from escapement.pipeline import selection
+from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
+from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
+from escapement.pipeline.source.archived_reading import ArchivedPart, archived_parts
+from escapement.pipeline.source.message_status import MessageStatuses
+from escapement.pipeline.source.part import (
+    FEWEST_RECORDS,
+    MOST_RECORDS,
+    STATUS_COLUMNS,
+    Part,
+    cut,
+    parts_of_each,
+    stated_again,
+)
+from escapement.pipeline.task_shares import shares
+from escapement.storage import archive_record
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.offsets import OffsetSet
+from escapement.storage.state.topic_state import TopicState, read_topics
+
+BATCH_OPTIONS: Final = (
+    *ADDRESS_OPTIONS,
+    *selection.TOPIC_OPTIONS,
+    *selection.TIME_OPTIONS,
+    *selection.SPLIT_OPTIONS,
+    "startingOffsets",
+    "endingOffsets",
+    "archived",
+)
+
+
+P = TypeVar("P", Part, Part | ArchivedPart)
+
+
+class BatchPlan:
+    """A batch read with checked options. The database is read only when parts are requested."""
+
+    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        """Raises ``InvalidRequest``."""
+        options.check(BATCH_OPTIONS)
+        self.address = LogAddress.of(options)
+        self.topics = selection.topics(options)
+        self.selection = selection.times(options)
+        self._columns = list(columns)
+        self._subscription = options.text("subscription")
+        self._starts = Places(options, "startingOffsets", EARLIEST, empty=LATEST)
+        self._ends = Places(options, "endingOffsets", LATEST, empty=EARLIEST)
+        for places in (self._starts, self._ends):
+            places.check(self.topics)
+        self._min_parts = options.number("minPartitions")
+        self._most_records = options.number("maxRecordsPerPartition")
+        self._fail_on_loss = options.flag("failOnDataLoss", True)
+        self._archived = options.flag("archived", True)
+
+    def tasks(self) -> list[tuple[Part | ArchivedPart, ...]]:
+        """Return the parts that each task reads. Raises the errors of :meth:`parts`."""
+        return tasks_of(self.parts(), self._min_parts, self._most_records)
+
+    def parts(self) -> list[Part | ArchivedPart]:
+        """Return the parts by the current state of the topics.
+
+        Raises:
+          NotFound: if a topic or the subscription does not exist.
+          LogForgotten: if requested offsets are neither in the log nor archived, unless
+            ``failOnDataLoss`` is false.
+          StorageUnavailable: if the database cannot be reached.
+        """
+        found: list[Part | ArchivedPart] = []
+        with looking(self.address) as (engine, connection):
+            wanteds: list[tuple[TopicState, Selection]] = []
+            states = read_topics(engine, connection, self.topics)
+            for topic, state in zip(self.topics, states, strict=True):
+                if isinstance(state, NotFound):
+                    raise state
+                offsets = self._offsets(connection, topic, state)
+                wanteds.append((state, replace(self.selection, offsets=offsets)))
+            least = parts_of_each(wanteds, self._min_parts)
+            for topic, (state, wanted), count in zip(self.topics, wanteds, least, strict=True):
+                if self._archived:
+                    found += self._of_archive(connection, topic, state, wanted)
+                found += cut(
+                    topic.full,
+                    state,
+                    wanted,
+                    self._columns,
+                    self._subscription,
+                    least_parts=count,
+                    most_records=self._most_records,
+                    fail_on_loss=self._fail_on_loss,
+                    with_archives=self._archived,
+                )
+        return found
+
+    def _of_archive(
+        self, connection: Connection, topic: TopicName, state: TopicState, wanted: Selection
+    ) -> list[ArchivedPart]:
+        """Return the parts with messages that the log has forgotten and an archive has."""
+        earlier = replace(wanted, offsets=wanted.offsets & Span(0, state.begin_offset))
+        span, seen = earlier.offsets, None
+        if span.low >= span.high:
+            return []
+        if self._subscription is not None and not STATUS_COLUMNS.isdisjoint(self._columns):
+            seen = MessageStatuses.of(
+                state, self._subscription, span.low, span.high, forgotten=True
+            )
+        live = stated_again(state, span.low, span.high)
+        return archived_parts(connection, topic.full, state.record.id, earlier, live, seen)
+
+    def _offsets(self, connection: Connection, topic: TopicName, state: TopicState) -> Span:
+        start, end = self._starts.of(topic), self._ends.of(topic)
+        if isinstance(start, int) and self._fail_on_loss and start < state.begin_offset:
+            until = end if isinstance(end, int) else state.begin_offset
+            self._check_there(connection, topic, state, Span(start, until))
+        low = _offset(start, state.end_offset)
+        return Span(low, _offset(end, state.end_offset)) & self.selection.offsets
+
+    def _check_there(
+        self, connection: Connection, topic: TopicName, state: TopicState, span: Span
+    ) -> None:
+        """Raise ``LogForgotten`` if an offset of the span is neither in the log nor archived."""
+        span &= Span(0, state.begin_offset)
+        archived = OffsetSet()
+        if self._archived:
+            archived = archive_record.archived(connection, state.record.id, span.low, span.high)
+        there = stated_again(state, span.low, span.high)
+        for offsets in archive_record.lacking(archived, span.low, span.high):
+            if not np.isin(offsets, there, assume_unique=True).all():
+                raise forgotten(topic, span.low, state.begin_offset)
+
+
+def tasks_of(
+    parts: Sequence[P], min_parts: int | None, most_records: int | None
+) -> list[tuple[P, ...]]:
+    """Return the parts that each task reads.
+
+    A task reads several small parts, unless that would make fewer tasks than ``min_parts``.
+    """
+    most = min(most_records or MOST_RECORDS, FEWEST_RECORDS)
+    together = shares(parts, lambda part: part.messages, most)
+    return together if len(together) >= (min_parts or 0) else [(part,) for part in parts]
+
+
+def _offset(place: int | str, end_offset: int) -> int:
+    if isinstance(place, int):
+        return place
+    return 0 if place == EARLIEST else end_offset
+
+
+def forgotten(topic: TopicName, start: int, begin: int) -> LogForgotten:
+    """Return the error for a read that starts before the beginning of the log."""
+    return LogForgotten(
+        f"the log of {topic.full} begins at {begin}, not at {start}: it has forgotten finished"
+        " messages before that. Start at earliest, or set failOnDataLoss to false"
+    )
+
+
+@contextmanager
+def looking(address: LogAddress) -> Iterator[tuple[Engine, Connection]]:
+    """Open a connection for a short read, and close it with its engine."""
+    engine = address.engine()
+    try:
+        connection = engine.connect()
+        try:
+            yield engine, connection
+        finally:
+            connection.close()
+    finally:
+        engine.close()

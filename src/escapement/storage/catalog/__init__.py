@@ -1,0 +1,1 @@
+"""Namespaces, topics, subscriptions, producers and their policies, as the database records them."""

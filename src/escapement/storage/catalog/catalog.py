@@ -1,0 +1,403 @@
+"""The catalog: namespaces, topics and subscriptions in the database.
+
+Owns the tables ``namespaces``, ``topics`` and ``subscriptions``. The broker reads them once, when
+it starts (storage/state/state.py). Then it changes them through this module. Each function runs
+inside a transaction of the caller: ``CommitPipeline.transact``. Names are checked before. A delete
+leaves rows in other tables, which are deleted later in bounded steps (storage/cleanup/freeing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from escapement.errors import AlreadyExists, Conflict, NotFound
+from escapement.names import NamespaceName, TopicName
+from escapement.storage import removal
+from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
+from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
+from escapement.storage.inbox import event_group
+
+DEFAULT_GRANULARITY_MS: Final = 300_000
+# For new namespaces; each stores its own. A finer tick costs processor time for busy topics, and
+# none for idle ones: docs/benchmarks.md.
+DEFAULT_TICK_MS: Final = 10
+# Rows of one page when a whole table is read: some megabytes.
+_PAGE_ROWS: Final = 10_000
+_SUBSCRIPTION: Final = (
+    "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until, log_position,"
+    " created_at_ms, origin_id, policy"
+)
+
+Kind = Literal["shared", "exclusive", "failover"]
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A tenant's namespace and its delay settings."""
+
+    id: int
+    tenant: str
+    name: str
+    delays_enabled: bool
+    granularity_ms: int
+    tick_ms: int
+    created_at_ms: int
+    policy: NamespacePolicy = field(default_factory=NamespacePolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A topic. ``next_offset`` is as of the last checkpoint, without the journal."""
+
+    id: int
+    namespace_id: int
+    name: str
+    bundle_id: int
+    next_offset: int
+    created_at_ms: int
+    policy: TopicPolicy = field(default_factory=TopicPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """A subscription and where it begins.
+
+    It gets the messages from ``start_offset`` on, and those earlier ones that are due at
+    ``start_due_ms`` or later. The range ``[fill_from, fill_until)`` of the log is still to be
+    filled in. ``log_position`` is the read position of an exclusive or failover subscription.
+
+    ``origin_id`` is the key of its lag. Each seek replaces a subscription by a new one, and
+    ``origin_id`` is the id of the first of them, or its own id if it was never sought.
+    """
+
+    id: int
+    topic_id: int
+    name: str
+    kind: Kind
+    start_offset: int
+    start_due_ms: int
+    fill_from: int
+    fill_until: int
+    log_position: int
+    created_at_ms: int
+    origin_id: int
+    policy: SubscriptionPolicy = field(default_factory=SubscriptionPolicy)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether a part of the log is still to be filled in."""
+        return self.fill_from < self.fill_until
+
+
+# -- namespaces ----------------------------------------------------------------
+
+
+def create_namespace(
+    connection: Connection,
+    tenant: str,
+    name: str,
+    now_ms: int,
+    *,
+    delays_enabled: bool = True,
+    granularity_ms: int = DEFAULT_GRANULARITY_MS,
+    tick_ms: int = DEFAULT_TICK_MS,
+) -> Namespace:
+    """Create a namespace. Raises ``AlreadyExists``."""
+    params = (tenant, name, int(delays_enabled), granularity_ms, tick_ms, now_ms)
+    id = _insert(
+        connection,
+        "INSERT INTO namespaces (tenant, name, delays_enabled, granularity_ms, tick_ms,"
+        " created_at_ms) VALUES (?, ?, ?, ?, ?, ?)",
+        params,
+        f"namespace {tenant}/{name}",
+    )
+    return Namespace(id, tenant, name, delays_enabled, granularity_ms, tick_ms, now_ms)
+
+
+def find_namespace(connection: Connection, name: NamespaceName) -> Namespace:
+    """Return a namespace.
+
+    Raises:
+      NotFound: if it does not exist or is being deleted.
+    """
+    rows = connection.execute(
+        "SELECT id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
+        " FROM namespaces n WHERE n.tenant = ? AND n.name = ? AND NOT EXISTS"
+        " (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id)",
+        (name.tenant, name.namespace),
+    ).rows
+    if not rows:
+        raise NotFound(f"namespace {name.full} does not exist")
+    return _namespace(rows[0])
+
+
+def update_namespace(connection: Connection, namespace: Namespace) -> None:
+    """Store a namespace's delay settings and policy. Raises ``NotFound``."""
+    _touch(
+        connection,
+        "UPDATE namespaces SET delays_enabled = ?, granularity_ms = ?, tick_ms = ?, policy = ?"
+        " WHERE id = ?",
+        (
+            int(namespace.delays_enabled),
+            namespace.granularity_ms,
+            namespace.tick_ms,
+            namespace.policy.encode(),
+            namespace.id,
+        ),
+        f"namespace {namespace.tenant}/{namespace.name}",
+    )
+
+
+def delete_namespace(connection: Connection, namespace: Namespace) -> None:
+    """Delete a namespace.
+
+    Raises:
+      Conflict: if it has topics.
+      NotFound: if it does not exist.
+    """
+    what = f"namespace {namespace.tenant}/{namespace.name}"
+    if connection.execute(
+        "SELECT 1 FROM topics WHERE namespace_id = ? LIMIT 1", (namespace.id,)
+    ).rows:
+        raise Conflict(f"{what} still has topics; delete them first")
+    _touch(connection, "DELETE FROM namespaces WHERE id = ?", (namespace.id,), what)
+
+
+# -- topics --------------------------------------------------------------------
+
+
+def create_topic(
+    connection: Connection, namespace_id: int, name: str, now_ms: int, bundle_id: int = 0
+) -> TopicRecord:
+    """Create a topic with an id that was never used before.
+
+    Raises:
+      AlreadyExists: if the namespace has a topic of this name.
+      NotFound: if the namespace was deleted.
+    """
+    if not connection.execute("SELECT 1 FROM namespaces WHERE id = ?", (namespace_id,)).rows:
+        raise NotFound(f"the namespace of topic {name} was deleted")
+    id = _insert(
+        connection,
+        "INSERT INTO topics (namespace_id, name, bundle_id, next_offset, created_at_ms)"
+        " VALUES (?, ?, ?, 0, ?)",
+        (namespace_id, name, bundle_id, now_ms),
+        f"topic {name}",
+    )
+    return TopicRecord(id, namespace_id, name, bundle_id, 0, now_ms)
+
+
+def find_topic(connection: Connection, name: TopicName) -> TopicRecord:
+    """Return a topic.
+
+    Raises:
+      NotFound: if it does not exist or its namespace is being deleted.
+    """
+    rows = connection.execute(
+        "SELECT t.id, t.namespace_id, t.name, t.bundle_id, t.next_offset, t.created_at_ms, t.policy"
+        " FROM topics t JOIN namespaces n ON n.id = t.namespace_id"
+        " WHERE n.tenant = ? AND n.name = ? AND t.name = ? AND NOT EXISTS"
+        " (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id)",
+        (name.tenant, name.namespace, name.name),
+    ).rows
+    if not rows:
+        raise NotFound(f"topic {name.full} does not exist")
+    *rest, policy = rows[0]
+    row = (*rest, TopicPolicy.decode(policy))
+    return TopicRecord(*row)
+
+
+def update_topic(connection: Connection, topic: TopicRecord) -> None:
+    """Store a topic's policy. Raises ``NotFound``."""
+    _touch(
+        connection,
+        "UPDATE topics SET policy = ? WHERE id = ?",
+        (topic.policy.encode(), topic.id),
+        f"topic {topic.name}",
+    )
+
+
+def delete_topic(connection: Connection, topic_id: int) -> None:
+    """Delete a topic and its subscriptions. ``removal`` has their other rows deleted later.
+
+    Raises:
+      NotFound: if the topic does not exist.
+    """
+    _touch(connection, "DELETE FROM topics WHERE id = ?", (topic_id,), f"topic {topic_id}")
+    removal.mark(connection, "topic", topic_id)
+    rows = connection.execute("SELECT id FROM subscriptions WHERE topic_id = ?", (topic_id,)).rows
+    for (subscription_id,) in rows:
+        delete_subscription(connection, subscription_id)
+
+
+# -- subscriptions -------------------------------------------------------------
+
+
+def create_subscription(
+    connection: Connection,
+    topic_id: int,
+    name: str,
+    kind: Kind,
+    now_ms: int,
+    *,
+    start_offset: int = 0,
+    start_due_ms: int = 0,
+    fill_from: int = 0,
+    fill_until: int = 0,
+    log_position: int = 0,
+    origin_id: int = 0,
+    policy: SubscriptionPolicy | None = None,
+) -> SubscriptionRecord:
+    """Create a subscription. Raises ``AlreadyExists``."""
+    policy = policy or SubscriptionPolicy()
+    # The column ack_wait_ms is unused: the policy has the value.
+    rest = (start_offset, start_due_ms, fill_from, fill_until, log_position, now_ms)
+    id = _insert(
+        connection,
+        "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
+        " fill_until, log_position, ack_wait_ms, created_at_ms, origin_id, policy)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+        (topic_id, name, kind, *rest, origin_id, policy.encode()),
+        f"subscription {name}",
+    )
+    return SubscriptionRecord(id, topic_id, name, kind, *rest, origin_id or id, policy)
+
+
+def update_subscription(connection: Connection, subscription: SubscriptionRecord) -> None:
+    """Store a subscription's policy. Checkpoints store its progress. Raises ``NotFound``."""
+    _touch(
+        connection,
+        "UPDATE subscriptions SET policy = ? WHERE id = ?",
+        (subscription.policy.encode(), subscription.id),
+        f"subscription {subscription.name}",
+    )
+
+
+def replace_subscription(
+    connection: Connection,
+    old: SubscriptionRecord,
+    now_ms: int,
+    *,
+    start_offset: int,
+    start_due_ms: int,
+    fill_from: int,
+    fill_until: int,
+) -> SubscriptionRecord:
+    """Replace a subscription by a new one that has acknowledged nothing.
+
+    The new one keeps the name, kind, policy and lag. Other journal entries for the old id lose
+    their meaning, and ``removal`` has its other rows deleted later. Raises ``NotFound``.
+    """
+    _end_subscription(connection, old.id)
+    new = create_subscription(
+        connection,
+        old.topic_id,
+        old.name,
+        old.kind,
+        now_ms,
+        start_offset=start_offset,
+        start_due_ms=start_due_ms,
+        fill_from=fill_from,
+        fill_until=fill_until,
+        origin_id=old.origin_id,
+        policy=old.policy,
+    )
+    event_group.follow_seek(connection, old.topic_id, old.id, new.id)
+    return new
+
+
+def delete_subscription(connection: Connection, subscription_id: int) -> None:
+    """Delete a subscription; ``removal`` has its other rows deleted later. Raises ``NotFound``."""
+    rows = connection.execute(
+        "SELECT origin_id FROM subscriptions WHERE id = ?", (subscription_id,)
+    ).rows
+    _end_subscription(connection, subscription_id)
+    removal.mark(connection, "lag", rows[0][0] or subscription_id)
+
+
+def _end_subscription(connection: Connection, subscription_id: int) -> None:
+    _touch(
+        connection,
+        "DELETE FROM subscriptions WHERE id = ?",
+        (subscription_id,),
+        f"subscription {subscription_id}",
+    )
+    removal.mark(connection, "subscription", subscription_id)
+
+
+# -- reading everything at the start of a broker -------------------------------
+
+
+def read_namespaces(connection: Connection) -> Iterator[Namespace]:
+    columns = "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
+    yield from map(_namespace, _pages(connection, "namespaces", columns))
+
+
+def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]:
+    columns = "id, namespace_id, name, bundle_id, next_offset, created_at_ms, policy"
+    for *rest, policy in _pages(connection, "topics", columns):
+        if rest[3] == bundle_id:
+            row = (*rest, TopicPolicy.decode(policy))
+            yield TopicRecord(*row)
+
+
+def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicName, TopicRecord]]:
+    """Yield all topics with their names, except those whose namespace is being deleted."""
+    condemned = set(removal.marked(connection, "namespace"))
+    spaces = {one.id: one for one in read_namespaces(connection) if one.id not in condemned}
+    for record in read_topics(connection, bundle_id):
+        space = spaces.get(record.namespace_id)
+        if space is not None:
+            yield TopicName(space.tenant, space.name, record.name), record
+
+
+def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
+    for row in _pages(connection, "subscriptions", _SUBSCRIPTION):
+        yield _subscription(row)
+
+
+def subscriptions_of(connection: Connection, topic_id: int) -> list[SubscriptionRecord]:
+    """Return the subscriptions of one topic."""
+    rows = connection.execute(
+        f"SELECT {_SUBSCRIPTION} FROM subscriptions WHERE topic_id = ? ORDER BY id", (topic_id,)
+    ).rows
+    return [_subscription(row) for row in rows]
+
+
+def _subscription(row: Row) -> SubscriptionRecord:
+    *rest, origin_id, policy = row
+    columns = (*rest, origin_id or row[0], SubscriptionPolicy.decode(policy))
+    return SubscriptionRecord(*columns)
+
+
+def _namespace(row: Row) -> Namespace:
+    id, tenant, name, enabled, *rest, policy = row
+    fields = (id, tenant, name, bool(enabled), *rest, NamespacePolicy.decode(policy))
+    return Namespace(*fields)
+
+
+def _pages(connection: Connection, table: str, columns: str) -> Iterator[Row]:
+    """Yield all rows of a table in the order of their ids, reading a page at a time."""
+    after = 0
+    while True:
+        rows = connection.execute(
+            f"SELECT {columns} FROM {table} WHERE id > ? ORDER BY id LIMIT {_PAGE_ROWS}", (after,)
+        ).rows
+        yield from rows
+        if len(rows) < _PAGE_ROWS:
+            return
+        after = rows[-1][0]
+
+
+def _insert(connection: Connection, sql: str, params: Params, what: str) -> int:
+    try:
+        return connection.execute(sql, params).last_id
+    except DuplicateKey as error:
+        raise AlreadyExists(f"{what} exists already") from error
+
+
+def _touch(connection: Connection, sql: str, params: Params, what: str) -> None:
+    if not connection.execute(sql, params).affected:
+        raise NotFound(f"{what} does not exist")

@@ -1,0 +1,109 @@
+"""Creation of many topics, each perhaps with a subscription, inside the open transaction.
+
+There is one statement for each kind of row, however many there are. The ids are read back,
+because an INSERT of many rows does not return them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from escapement.errors import AlreadyExists, NotFound
+from escapement.storage.catalog.catalog import SubscriptionRecord, TopicRecord
+from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
+from escapement.storage.engine.base import Connection, DuplicateKey, Row
+
+Created = list[tuple[TopicRecord, SubscriptionRecord | None]]
+
+# Values in one IN list: older versions of SQLite accept at most 999 parameters.
+_AT_ONCE: Final = 500
+# Records with default policies share these objects.
+_TOPIC_POLICY: Final = TopicPolicy()
+_POLICY: Final = SubscriptionPolicy()
+
+
+def create_topics(
+    connection: Connection,
+    namespace_id: int,
+    names: Sequence[str],
+    subscription: str | None,
+    now_ms: int,
+) -> Created:
+    """Create topics of one namespace, none of which exists.
+
+    Args:
+      subscription: name of a shared subscription to create for each topic.
+
+    Raises:
+      AlreadyExists: if a topic exists; nothing was created.
+      NotFound: if the namespace was deleted.
+    """
+    if not connection.execute("SELECT 1 FROM namespaces WHERE id = ?", (namespace_id,)).rows:
+        raise NotFound("the namespace of these topics was deleted")
+    try:
+        connection.execute_many(
+            "INSERT INTO topics (namespace_id, name, bundle_id, next_offset, created_at_ms)"
+            " VALUES (?, ?, ?, ?, ?)",
+            [(namespace_id, name, 0, 0, now_ms) for name in names],
+        )
+    except DuplicateKey as error:
+        raise AlreadyExists("one of these topics exists already") from error
+    rows = _select(
+        connection,
+        "SELECT id, name FROM topics WHERE namespace_id = ? AND name",
+        names,
+        namespace_id,
+    )
+    topics = [TopicRecord(id, namespace_id, name, 0, 0, now_ms, _TOPIC_POLICY) for id, name in rows]
+    if subscription is None:
+        return [(topic, None) for topic in topics]
+    begin = now_ms + 1  # the start of a subscription at "latest" of an empty topic
+    connection.execute_many(
+        "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
+        " fill_until, log_position, ack_wait_ms, created_at_ms, origin_id, policy)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (topic.id, subscription, "shared", 0, begin, 0, 0, 0, 0, now_ms, 0, _POLICY.encode())
+            for topic in topics
+        ],
+    )
+    rows = _select(
+        connection,
+        "SELECT topic_id, id FROM subscriptions WHERE name = ? AND topic_id",
+        [topic.id for topic in topics],
+        subscription,
+    )
+    ids: dict[int, int] = dict(rows)
+    return [
+        (
+            topic,
+            SubscriptionRecord(
+                id := ids[topic.id],
+                topic.id,
+                subscription,
+                "shared",
+                0,
+                begin,
+                0,
+                0,
+                0,
+                now_ms,
+                id,
+                _POLICY,
+            ),
+        )
+        for topic in topics
+    ]
+
+
+def _select(
+    connection: Connection, sql: str, values: Sequence[str] | Sequence[int], first: str | int
+) -> list[Row]:
+    """Return the rows of a query that ends with ``... ? ... IN (values)``."""
+    found: list[Row] = []
+    for low in range(0, len(values), _AT_ONCE):
+        some = values[low : low + _AT_ONCE]
+        marks = ", ".join("?" * len(some))
+        found += connection.execute(f"{sql} IN ({marks})", (first, *some)).rows
+    return found

@@ -1,0 +1,1 @@
+"""Rows and disk space that nothing needs any more, freed in bounded steps."""

@@ -1,0 +1,94 @@
+"""Deletion of rows that no reader can find any more, in bounded steps.
+
+These are rows of a deleted topic, subscription, inbox target or staged batch, and those entries of
+a staged batch that have been moved to their topic's log. (Held entries stay.) storage/removal.py
+marks what to delete. One step is one short transaction, which delays no commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from escapement.storage import removal
+from escapement.storage.engine.base import Connection
+from escapement.storage.journal.entry import cancellations_id, lapses_id
+from escapement.storage.log.generation import Generation
+
+# Rows deleted in one step: log rows have up to some megabytes each.
+_STEP_ROWS: Final = 64
+# Size of inbox entries deleted in one step, unless the first is larger. Deleting a megabyte takes
+# the database some milliseconds, which delays a lane. Bulk jobs leave gigabytes.
+_STEP_BYTES: Final = 2 << 20
+
+
+def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
+    """Delete some rows inside the open transaction. Return False if there were none."""
+    found = connection.execute(
+        "SELECT kind, id FROM removals WHERE kind NOT IN ('generation', 'namespace') LIMIT 1"
+    ).rows
+    if not found:
+        return False
+    kind, id = found[0]
+    if kind == "topic":
+        more = any(_free_log(connection, generation, id) for generation in generations)
+        more = more or _free(connection, "producers", "topic_id", "id", id)
+        more = more or _free(connection, "dedup_keys", "topic_id", "part", id)
+        more = more or _free(
+            connection, "cursor_chunks", "subscription_id", "chunk", cancellations_id(id)
+        )
+        more = more or _free(connection, "moves", "topic_id", "chunk", id)
+        more = more or _free(connection, "group_members", "topic_id", "name", id)
+        more = more or _free(connection, "group_closings", "topic_id", "id", id)
+        more = more or _free(connection, "archived_chunks", "topic_id", "chunk", id)
+        more = more or _free(connection, "archives", "topic_id", "id", id)
+    elif kind == "lag":
+        more = _free(connection, "lags", "origin_id", "hour_ms", id)
+    elif kind == "mailbox":
+        more = _free_entries(connection, "mailbox_id = ?", id)
+    elif kind == "parcel":
+        more = _free_entries(connection, "mailbox_id = ?", -id)
+    elif kind == "adopted":
+        more = _free_entries(connection, "mailbox_id = ? AND held = 0", -id)
+    else:
+        more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
+        more = more or _free(connection, "cursor_chunks", "subscription_id", "chunk", lapses_id(id))
+        more = more or _free(connection, "attempts", "subscription_id", "part", id)
+    if not more:
+        removal.done(connection, kind, id)
+    return True
+
+
+def _free_log(connection: Connection, generation: Generation, topic_id: int) -> bool:
+    return _free(connection, generation.table(topic_id), "topic_id", "base_offset", topic_id)
+
+
+def _free_entries(connection: Connection, which: str, box_id: int) -> bool:
+    """Delete the first entries of a target or staged batch. Return whether there were any."""
+    rows = connection.execute(
+        f"SELECT id, size_bytes FROM inbox WHERE {which} ORDER BY id LIMIT {_STEP_ROWS}",
+        (box_id,),
+    ).rows
+    if not rows:
+        return False
+    last, size_bytes = rows[0]
+    for id, entry_bytes in rows[1:]:
+        size_bytes += entry_bytes
+        if size_bytes > _STEP_BYTES:
+            break
+        last = id
+    connection.execute(f"DELETE FROM inbox WHERE {which} AND id <= ?", (box_id, last))
+    return True
+
+
+def _free(connection: Connection, table: str, owner: str, order: str, id: int) -> bool:
+    """Delete the first rows of ``id`` in a table. Return whether there were any."""
+    last = connection.execute(
+        f"SELECT MAX({order}) FROM (SELECT {order} FROM {table} WHERE {owner} = ?"
+        f" ORDER BY {order} LIMIT {_STEP_ROWS}) AS step",
+        (id,),
+    ).rows[0][0]
+    if last is None:
+        return False
+    connection.execute(f"DELETE FROM {table} WHERE {owner} = ? AND {order} <= ?", (id, last))
+    return True

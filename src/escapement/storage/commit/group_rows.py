@@ -1,0 +1,157 @@
+"""Encoding of a group commit: the rows of the log and the entry of the journal. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from escapement.message import Int64s
+from escapement.storage.commit.group import Group, Restated, TopicGroup
+from escapement.storage.encoding.dedup_keys import Keyed
+from escapement.storage.encoding.lag import count_lags
+from escapement.storage.engine.result_buffer import Landing
+from escapement.storage.journal.entry import (
+    Acked,
+    AttemptColumns,
+    Grouped,
+    JournalEntry,
+    ProducerMark,
+    lapses_id,
+)
+from escapement.storage.log.log_row import Restating, encode_row
+from escapement.storage.log.log_table import NewRow, RowKey
+
+# A row must fit a packet of the database (16 MiB by default) with room to spare. Only a
+# group with a body of several megabytes comes near this limit.
+MAX_ROW_BYTES: Final = 8 << 20
+
+
+def encode_group(group: Group, into: Landing | None = None) -> tuple[list[NewRow], JournalEntry]:
+    """Return the rows that make ``group`` durable. Copies all bodies once: run it in a thread.
+
+    Args:
+      into: memory for long rows. Clearing it invalidates those rows.
+    """
+    rows = [row for topic in group.topics for row in _encode_topic(group, topic, into)]
+    rows += [_encode_restated(group, restated) for restated in group.restated]
+    group.log_bytes = sum(len(row.data) for row in rows)
+    group.lags = count_lags(acks.timing for acks in group.acks if acks.timing is not None)
+    keys = [
+        RowKey(row.generation.id, row.topic_id, row.base_offset, row.message_count, len(row.data))
+        for row in rows
+    ]
+    return rows, JournalEntry(
+        keys,
+        _acked(group),
+        _attempted(group),
+        _producers(group),
+        _keyed(group),
+        _grouped(group),
+        group.lags,
+    )
+
+
+def _encode_topic(group: Group, topic: TopicGroup, into: Landing | None) -> list[NewRow]:
+    appends, bases = topic.appends, topic.base_offsets
+    if not all(append.count for append in appends):
+        bases = [base for append, base in zip(appends, bases, strict=True) if append.count]
+        appends = [append for append in appends if append.count]
+    rows = []
+    first = 0
+    while first < len(appends):
+        # One row takes at least one body, and as many as fit.
+        size, end = 0, first
+        while end < len(appends):
+            size += appends[end].size_bytes
+            if end > first and size > MAX_ROW_BYTES:
+                break
+            end += 1
+        base = bases[first]
+        limit = bases[end] if end < len(appends) else topic.end_offset
+        due_ms = topic.due_ms[base - topic.base_offset : limit - topic.base_offset]
+        bodies = [append.body for append in appends[first:end]]
+        rows.append(
+            NewRow(
+                group.generation,
+                topic.topic_id,
+                base,
+                limit - base,
+                int(due_ms.min()),
+                int(due_ms.max()),
+                group.accepted_at_ms,
+                encode_row(group.accepted_at_ms, due_ms, bodies, into=into),
+            )
+        )
+        first = end
+    return rows
+
+
+def _encode_restated(group: Group, restated: Restated) -> NewRow:
+    item, due_ms = restated.item, restated.due_ms
+    restating = Restating(item.offsets, item.stale_ms, item.first_ms, item.published_ms)
+    return NewRow(
+        group.generation,
+        item.topic_id,
+        item.base_offset,
+        len(due_ms),
+        int(due_ms.min()),
+        int(due_ms.max()),
+        group.accepted_at_ms,
+        encode_row(group.accepted_at_ms, due_ms, [item.body], restating),
+    )
+
+
+def _acked(group: Group) -> list[Acked]:
+    parts: dict[int, list[Int64s]] = {}
+    for acks in group.acks:
+        parts.setdefault(acks.subscription_id, []).append(acks.offsets)
+        if acks.lapsed is not None:
+            parts.setdefault(lapses_id(acks.subscription_id), []).append(acks.lapsed)
+    return [
+        Acked(id, offsets[0] if len(offsets) == 1 else np.concatenate(offsets))
+        for id, offsets in parts.items()
+    ]
+
+
+def _attempted(group: Group) -> AttemptColumns | None:
+    if not group.attempts:
+        return None
+    return AttemptColumns(
+        np.concatenate(
+            [np.full(len(a.offsets), a.subscription_id, np.int64) for a in group.attempts]
+        ),
+        np.concatenate([a.offsets for a in group.attempts]),
+        np.concatenate([a.attempts for a in group.attempts]),
+        np.concatenate([a.next_ms for a in group.attempts]),
+        np.concatenate([a.due_ms for a in group.attempts]),
+    )
+
+
+def _keyed(group: Group) -> list[Keyed]:
+    found = [(topic.topic_id, topic.keys(group.accepted_at_ms)) for topic in group.topics]
+    return [Keyed(topic_id, keys) for topic_id, keys in found if keys is not None]
+
+
+def _grouped(group: Group) -> list[Grouped]:
+    found = [
+        Grouped(topic.topic_id, *member) for topic in group.topics for member in topic.members()
+    ]
+    none = np.zeros(0, np.int64)
+    return found + [
+        Grouped(statement.topic_id, statement.forgets, none)
+        for statement in group.statements
+        if statement.forgets and statement.error is None
+    ]
+
+
+def _producers(group: Group) -> list[ProducerMark]:
+    """Return the last append of each named producer. Its appends are in sequence order."""
+    marks: dict[int, ProducerMark] = {}
+    for topic in group.topics:
+        for append, base in zip(topic.appends, topic.base_offsets, strict=True):
+            if append.producer_id:
+                marks[append.producer_id] = ProducerMark(
+                    append.producer_id, append.last_sequence, base + append.count - 1
+                )
+    return list(marks.values())

@@ -1,0 +1,1 @@
+"""Values as bytes: what rows of the database and the journal hold."""

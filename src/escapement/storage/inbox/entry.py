@@ -1,0 +1,154 @@
+"""An inbox entry: a batch for a topic, and its encoding.
+
+An inbox entry names its target by the topic's full name. So it can be written before the topic
+exists, and by a broker that does not own the topic. Its ``source_id`` names its cause
+("schedule/7/1798113600000"). Two entries for one target with the same source id are one entry
+that was written twice. Layout, little-endian::
+
+    version u8 | flags u8 | 0 u16 | messages u32 | crc32 u32
+    delays   flags & 1: i64 for each message, as in message.Times, -1 for none
+    times    flags & 2: i64 for each message, as in message.Times, -1 for none
+    body     message.MessageBatch.encode; flags & 4: compressed by zlib
+
+The checksum covers everything but itself. No I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from escapement.errors import InboxEntryDamaged, RemoteProtocolError
+from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
+from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
+
+# Limits of the database's columns.
+MAX_TARGET_BYTES: Final = 640
+MAX_SOURCE_ID_CHARS: Final = 255
+# An inbox entry must fit a packet of the database, and its body a row of the log.
+MAX_ENTRY_BYTES: Final = 8 << 20
+MAX_ENTRY_MESSAGES: Final = 65_536
+# Compression is decided by a sample of this size. Bodies that shrink to a tenth, such as JSON
+# records, compress at 300 MB/s, faster than a database stores them. Bodies that shrink to a
+# half compress at 80 MB/s, which costs more than it saves.
+_SAMPLE_BYTES: Final = 16 << 10
+_FASTEST: Final = 1
+
+_VERSION: Final = 1
+_HAS_DELAYS: Final = 1
+_HAS_TIMES: Final = 2
+_COMPRESSED: Final = 4
+_HEAD: Final = struct.Struct("<BBxxI")
+_START: Final = _HEAD.size + SEAL_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InboxEntry:
+    """A batch for the topic named ``target``. ``body`` is encoded as the log stores it."""
+
+    target: str
+    source_id: str
+    body: Buffer
+    count: int
+    times: Times = NO_TIMES
+    inflated_bytes: int = 0  # size of the body before ``compressed``; 0: not compressed
+
+    def __post_init__(self) -> None:
+        assert 0 < len(self.target.encode()) <= MAX_TARGET_BYTES, "no target, or too long"
+        assert 0 < len(self.source_id) <= MAX_SOURCE_ID_CHARS, "no source id, or too long"
+        assert 0 < self.count <= MAX_ENTRY_MESSAGES, "no messages, or too many"
+        assert self.size_bytes <= MAX_ENTRY_BYTES, "an inbox entry too large for a packet"
+
+    @property
+    def size_bytes(self) -> int:
+        """Size after decompression, which is at least the size in the inbox."""
+        columns = (self.times.delay_ms, self.times.at_ms)
+        body_bytes = self.inflated_bytes or len(self.body)
+        return _START + 8 * self.count * sum(c is not None for c in columns) + body_bytes
+
+
+def encode_inbox_entry(inbox_entry: InboxEntry) -> bytes:
+    """Encode an entry's content. Target and source id are stored in columns of their own."""
+    flags, parts = 0, []
+    for flag, column in (
+        (_HAS_DELAYS, inbox_entry.times.delay_ms),
+        (_HAS_TIMES, inbox_entry.times.at_ms),
+    ):
+        if column is not None:
+            assert len(column) == inbox_entry.count, (
+                "number of times differs from number of messages"
+            )
+            flags |= flag
+            parts.append(column.astype("<i8", copy=False).tobytes())
+    flags |= _COMPRESSED * bool(inbox_entry.inflated_bytes)
+    head = _HEAD.pack(_VERSION, flags, inbox_entry.count)
+    return sealed(head, [*parts, inbox_entry.body])
+
+
+class Content(NamedTuple):
+    """The decoded content of an inbox entry."""
+
+    batch: MessageBatch
+    times: Times
+    body: Buffer  # the encoded batch, not compressed
+
+
+def decode_inbox_entry(data: Buffer) -> Content:
+    """Decode the messages and times of an inbox entry, as views into ``data``.
+
+    Raises:
+      LetterDamaged: if ``encode_inbox_entry`` did not produce these bytes.
+    """
+    view = memoryview(data)
+    if not _START <= len(view) <= MAX_ENTRY_BYTES:
+        raise InboxEntryDamaged(f"an inbox entry cannot have {len(view)} bytes")
+    version, flags, count = _HEAD.unpack_from(view)
+    if not is_whole(view, _HEAD.size):
+        raise InboxEntryDamaged("the checksum of an inbox entry does not match")
+    if version != _VERSION or flags & ~(_HAS_DELAYS | _HAS_TIMES | _COMPRESSED):
+        raise InboxEntryDamaged(
+            f"an inbox entry has the unknown version {version} or flags {flags:#x}"
+        )
+    at = _START
+    columns: list[Int64s | None] = []
+    for flag in (_HAS_DELAYS, _HAS_TIMES):
+        if not flags & flag:
+            columns.append(None)
+            continue
+        if len(view) - at < 8 * count:
+            raise InboxEntryDamaged("an inbox entry ends inside its times")
+        columns.append(np.frombuffer(view, "<i8", count, at).astype(np.int64, copy=False))
+        at += 8 * count
+    try:
+        body: Buffer = _inflated(view[at:]) if flags & _COMPRESSED else view[at:]
+        batch = MessageBatch.decode(body)
+    except RemoteProtocolError as error:
+        raise InboxEntryDamaged(f"the body of an inbox entry does not decode: {error}") from error
+    if len(batch) != count or not 0 < count <= MAX_ENTRY_MESSAGES:
+        raise InboxEntryDamaged(f"an inbox entry for {count} messages has {len(batch)} in its body")
+    times = Times(*columns) if flags & (_HAS_DELAYS | _HAS_TIMES) else NO_TIMES
+    return Content(batch, times, body)
+
+
+def compressed(body: bytes) -> bytes | None:
+    """Compress the body, or return None if a sample does not shrink to less than a third."""
+    middle = len(body) // 2
+    sample = memoryview(body)[middle : middle + _SAMPLE_BYTES]
+    if len(zlib.compress(sample, _FASTEST)) > len(sample) // 3:
+        return None
+    return zlib.compress(body, _FASTEST)
+
+
+def _inflated(data: Buffer) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        body = inflater.decompress(data, MAX_ENTRY_BYTES)
+    except zlib.error as error:
+        raise InboxEntryDamaged(f"an inbox entry does not decompress: {error}") from error
+    if not inflater.eof or inflater.unused_data:
+        raise InboxEntryDamaged("the compressed body of an inbox entry is incomplete or too large")
+    return body

@@ -1,0 +1,343 @@
+"""Bulk jobs: many writers stage messages, one commit makes all of them visible, exactly once.
+
+Owns the table ``jobs``. A *bulk job* has a series and a version. Its *parts* are written
+concurrently, each perhaps by several *attempts*. The commit names the attempt of each part that
+counts::
+
+    enter ──► stage, stage, ... (each part, each attempt) ──► commit ──► inbox relays
+              staged batches with their inbox entries         batches get their target ids
+
+- **Atomic.** :func:`commit` is one transaction that changes a row for each staged batch, and no
+  inbox entry. Before it no reader sees any message of the job, after it all readers see all.
+- **Once.** A job counts as committed if its version, or a later version of its series, is
+  committed. :func:`enter` checks this, so that nothing is staged in vain. :func:`commit` checks
+  it again under a lock, and then changes nothing. Jobs are remembered for ``REMEMBERED_MS`` after
+  their commit.
+- **Unused batches** (of other attempts, and of jobs that are never committed) are abandoned in
+  steps by :mod:`~escapement.storage.inbox.staged_batch`. An attempt with abandoned batches can no
+  longer be committed.
+
+``stage`` and ``commit`` may be run again when the outcome of their transaction is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from escapement.errors import StagingLost
+from escapement.storage.engine.base import Connection, Dialect, Engine
+from escapement.storage.inbox import inbox, staged_batch
+from escapement.storage.inbox.entry import InboxEntry
+
+# A committed job is recognised for this time if it is entered again. The newest of a series is
+# remembered for as long.
+REMEMBERED_MS: Final = 90 * 86_400_000
+# Older versions are kept only for operators to look at: the newest version implies them.
+_SUPERSEDED_MS: Final = 86_400_000
+_PURGE_STEP: Final = 500
+
+
+class Job(NamedTuple):
+    """A bulk job that was entered. If ``committed``, nothing is left to be done for it."""
+
+    id: int
+    series: str
+    version: int
+    committed: bool
+
+
+class Attempt(NamedTuple):
+    """One attempt at one part of a job."""
+
+    job_id: int
+    part: int
+    name: str  # unique among the attempts of the job
+
+
+class Tally(NamedTuple):
+    """The total that an attempt has staged for one target."""
+
+    inbox_entries: int
+    messages: int
+    size_bytes: int
+
+
+class Counted(NamedTuple):
+    """The attempt of a part that a commit uses, and the number of messages it staged."""
+
+    part: int
+    attempt: str
+    messages: int
+
+
+class JobState(NamedTuple):
+    """The status of a bulk job, as shown to operators."""
+
+    series: str
+    version: int
+    created_at_ms: int
+    committed_at_ms: int | None
+    adopted_at_ms: int | None
+    given_up_at_ms: int | None  # if nothing is staged now, and something was abandoned
+    messages: int  # staged messages; for a committed job, its own
+    size_bytes: int
+    waiting: int  # committed messages that are not in their topics' logs yet
+    held: int  # inbox entries of these that can never be moved
+    reason: str  # of one held entry, or ""
+    target: str  # the first topic with such messages, or ""
+    staged_at_ms: int | None  # when something was staged last; None if nothing is staged
+
+
+# -- writing -------------------------------------------------------------------
+
+
+def enter(engine: Engine, connection: Connection, series: str, version: int) -> Job:
+    """Return the job with this series and version, creating it if it does not exist."""
+    if _is_committed(connection, series, version):
+        return Job(0, series, version, True)
+    find = "SELECT id FROM jobs WHERE series = ? AND version = ?"
+    rows = connection.execute(find, (series, version)).rows
+    if not rows:
+        connection.execute(
+            f"{engine.dialect.insert_ignore} INTO jobs (series, version, created_at_ms,"
+            f" message_count, size_bytes) VALUES (?, ?, {engine.dialect.now_ms}, 0, 0)",
+            (series, version),
+        )
+        rows = connection.execute(find, (series, version)).rows
+    ((id,),) = rows
+    return Job(id, series, version, False)
+
+
+def stage(
+    engine: Engine,
+    connection: Connection,
+    attempt: Attempt,
+    inbox_entries: Sequence[InboxEntry],
+    tallies: Mapping[str, Tally],
+) -> None:
+    """Stage inbox entries for an attempt, inside the open transaction.
+
+    Args:
+      letters: entries whose source ids are unique in the attempt and target.
+      tallies: the totals for each of their targets, these entries included.
+
+    Raises:
+      StagingLost: if earlier entries of the attempt were abandoned.
+    """
+    boxes: dict[str, int] = {}
+    at_ms = now_ms(engine.dialect, connection)
+    for target in sorted({inbox_entry.target for inbox_entry in inbox_entries}):
+        tally = tallies[target]
+        key = (attempt.job_id, attempt.part, attempt.name, target.encode())
+        if tally.inbox_entries == sum(
+            inbox_entry.target == target for inbox_entry in inbox_entries
+        ):
+            connection.execute(
+                f"{engine.dialect.insert_ignore} INTO parcels (job_id, part, attempt, target,"
+                " mailbox_id, held, letter_count, message_count, size_bytes, touched_at_ms)"
+                " VALUES (?, ?, ?, ?, 0, 0, 0, 0, 0, 0)",
+                key,
+            )
+        found = connection.execute(
+            "UPDATE parcels SET letter_count = ?, message_count = ?, size_bytes = ?,"
+            " touched_at_ms = ? WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?"
+            " AND mailbox_id = 0",
+            (*tally, at_ms, *key),
+        ).affected
+        if not found:
+            raise StagingLost(
+                f"the messages that attempt {attempt.name} staged for {target} were abandoned;"
+                " start the part again"
+            )
+        ((id,),) = connection.execute(
+            "SELECT id FROM parcels WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?",
+            key,
+        ).rows
+        boxes[target] = -id
+    inbox.insert_into(engine, connection, inbox_entries, boxes, at_ms)
+
+
+def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[Counted]) -> bool:
+    """Make a job visible, inside the open transaction. Return False if it was committed before.
+
+    Raises:
+      StagingLost: if part of what the job staged was abandoned. Nothing has changed then.
+    """
+    lock = engine.dialect.update_lock
+    if not connection.execute(f"SELECT id FROM jobs WHERE id = ?{lock}", (job.id,)).rows:
+        if _is_committed(connection, job.series, job.version):
+            _put_on_disk(connection, job.series)
+            return False
+        raise StagingLost(f"the job {job.series}/{job.version} was abandoned before its commit")
+    if _is_committed(connection, job.series, job.version):
+        _put_on_disk(connection, job.series)
+        return False
+    rows = connection.execute(
+        "SELECT id, part, attempt, target, message_count, size_bytes FROM parcels"
+        f" WHERE job_id = ? AND mailbox_id = 0 ORDER BY id{lock}",
+        (job.id,),
+    ).rows
+    wanted = {(one.part, one.attempt): one.messages for one in counted}
+    taken = [row for row in rows if (row[1], row[2]) in wanted]
+    _check_whole(job, wanted, taken)
+    targets = sorted({bytes(row[3]) for row in taken})
+    boxes = {target: inbox.inbox_target(engine, connection, target.decode()) for target in targets}
+    if taken:
+        connection.execute_many(
+            "UPDATE parcels SET mailbox_id = ? WHERE id = ?",
+            [(boxes[bytes(row[3])], row[0]) for row in taken],
+        )
+    at_ms = now_ms(engine.dialect, connection)
+    connection.execute(
+        "UPDATE jobs SET committed_at_ms = ?, adopted_at_ms = ?, message_count = ?,"
+        " size_bytes = ? WHERE id = ?",
+        (
+            at_ms,
+            None if taken else at_ms,
+            sum(row[4] for row in taken),
+            sum(row[5] for row in taken),
+            job.id,
+        ),
+    )
+    return True
+
+
+def _put_on_disk(connection: Connection, series: str) -> None:
+    """Change committed rows, so that this commit puts them on disk.
+
+    A server may show a commit before it is durable.
+    """
+    connection.execute(
+        "UPDATE jobs SET created_at_ms = created_at_ms + 1"
+        " WHERE series = ? AND committed_at_ms IS NOT NULL",
+        (series,),
+    )
+
+
+def abandon(connection: Connection, job: Job, run: str) -> int:
+    """Abandon the batches of attempts whose names begin with ``run``. Return their number.
+
+    Runs inside the open transaction. Committed batches stay.
+    """
+    rows = connection.execute(
+        "SELECT id, attempt, touched_at_ms FROM parcels WHERE job_id = ? AND mailbox_id = 0",
+        (job.id,),
+    ).rows
+    ours = [(id, touched) for id, attempt, touched in rows if attempt.startswith(run)]
+    return sum(staged_batch.give_up(connection, id, touched) for id, touched in ours)
+
+
+def staged_by(connection: Connection, run: str, version: int) -> list[str]:
+    """Return the series of jobs of this version for which a run staged messages. O(parcels)."""
+    rows = connection.execute(
+        "SELECT DISTINCT jobs.series FROM jobs JOIN parcels ON parcels.job_id = jobs.id"
+        " WHERE jobs.version = ? AND parcels.mailbox_id = 0 AND parcels.attempt LIKE ?",
+        (version, f"{run}%"),
+    ).rows
+    return [series for (series,) in rows]
+
+
+def give_up(dialect: Dialect, connection: Connection, job: Job, run: str) -> None:
+    """Abandon a run's batches and record the time, inside the open transaction."""
+    abandon(connection, job, run)
+    connection.execute(
+        f"UPDATE jobs SET given_up_at_ms = {dialect.now_ms}"
+        " WHERE id = ? AND committed_at_ms IS NULL",
+        (job.id,),
+    )
+
+
+def _is_committed(connection: Connection, series: str, version: int) -> bool:
+    ((newest,),) = connection.execute(
+        "SELECT MAX(version) FROM jobs WHERE series = ? AND committed_at_ms IS NOT NULL",
+        (series,),
+    ).rows
+    return newest is not None and newest >= version
+
+
+def _check_whole(job: Job, wanted: Mapping[tuple[int, str], int], taken: Sequence[tuple]) -> None:  # type: ignore[type-arg]
+    """Raise ``StagingLost`` unless each attempt still has all messages that it staged."""
+    staged: dict[tuple[int, str], int] = dict.fromkeys(wanted, 0)
+    for _, part, attempt, _, messages, _ in taken:
+        staged[part, attempt] += messages
+    for key, messages in wanted.items():
+        if staged[key] != messages:
+            raise StagingLost(
+                f"part {key[0]} of the job {job.series}/{job.version} staged {messages} messages,"
+                f" but {staged[key]} are stored: the part was aborted, or was idle for too long"
+            )
+
+
+def now_ms(dialect: Dialect, connection: Connection) -> int:
+    """Return the time of the database's clock, which all writers of a job share."""
+    ((at_ms,),) = connection.execute(f"SELECT {dialect.now_ms}").rows
+    return int(at_ms)
+
+
+# -- status and expiry -----------------------------------------------------------
+
+
+def states(connection: Connection, limit: int) -> list[JobState]:
+    """Return the newest jobs, newest first."""
+    jobs = connection.execute(
+        "SELECT id, series, version, created_at_ms, committed_at_ms, adopted_at_ms,"
+        f" given_up_at_ms, message_count, size_bytes FROM jobs ORDER BY id DESC LIMIT {limit:d}"
+    ).rows
+    staged = connection.execute(
+        "SELECT job_id, SUM(message_count), SUM(size_bytes), MAX(touched_at_ms) FROM parcels"
+        " WHERE mailbox_id = 0 GROUP BY job_id"
+    ).rows
+    waiting = connection.execute(
+        "SELECT p.job_id, SUM(i.message_count), SUM(i.held), MAX(i.reason), MIN(p.target)"
+        f" FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id AND {staged_batch.WAITS}"
+        " WHERE p.mailbox_id > 0"
+        " GROUP BY p.job_id"
+    ).rows
+    by_staged = {id: (int(messages), int(size), int(at_ms)) for id, messages, size, at_ms in staged}
+    by_waiting = {
+        id: (int(messages), int(held), reason, bytes(target).decode())
+        for id, messages, held, reason, target in waiting
+    }
+    found = []
+    for id, series, version, created, committed, adopted, given_up, messages, size_bytes in jobs:
+        staged_at = None
+        if committed is None:
+            messages, size_bytes, staged_at = by_staged.get(id, (0, 0, None))
+        if committed is not None or staged_at is not None:
+            given_up = None
+        waits, held, reason, target = by_waiting.get(id, (0, 0, "", ""))
+        times = (created, committed, adopted, given_up)
+        found.append(
+            JobState(
+                series,
+                version,
+                *times,
+                messages,
+                size_bytes,
+                waits,
+                held,
+                reason,
+                target,
+                staged_at,
+            )
+        )
+    return found
+
+
+def forget_step(dialect: Dialect, connection: Connection) -> bool:
+    """Forget some jobs that need not be remembered. Return whether there may be more."""
+    now = dialect.now_ms
+    rows = connection.execute(
+        "SELECT j.id FROM jobs j WHERE"
+        # The delay keeps jobs that were entered recently and have staged nothing yet.
+        f" (j.committed_at_ms IS NULL AND j.created_at_ms < {now} - {REMEMBERED_MS}"
+        "  AND NOT EXISTS (SELECT 1 FROM parcels p WHERE p.job_id = j.id))"
+        f" OR j.adopted_at_ms < {now} - {REMEMBERED_MS}"
+        f" OR (j.adopted_at_ms < {now} - {_SUPERSEDED_MS} AND EXISTS"
+        "  (SELECT 1 FROM jobs n WHERE n.series = j.series AND n.version > j.version"
+        "   AND n.committed_at_ms IS NOT NULL))"
+        f" LIMIT {_PURGE_STEP}"
+    ).rows
+    connection.execute_many("DELETE FROM jobs WHERE id = ?", rows)
+    return len(rows) == _PURGE_STEP

@@ -1,0 +1,1 @@
+"""Merges of segments, and whole new indexes."""

@@ -1,0 +1,398 @@
+"""Compaction: merges several segments into one and leaves out obsolete messages.
+
+This module owns the merge and the steps around it. The merge runs in a child process of low
+priority (``python -m escapement.storage.index``), because it would hold the interpreter lock for
+minutes. A small merge is not worth a process and runs in the calling thread. A merge streams: it
+holds a window of keys at a time, and payloads in runs.
+
+The caller names obsolete messages. :meth:`Compaction.exclude` takes offsets that every
+subscription has durably acknowledged, and deleted topics. :meth:`Compaction.outdate` takes
+messages of which only one key is still needed. The names go to files, because there may be a
+hundred million of them. Everything not named is kept, so an omission costs space and nothing
+else.
+
+This module knows nothing of acknowledgements. Inputs are read, never changed. They are unlinked
+when a durable manifest names the output in their place, and readers that pinned them can go on.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from escapement.errors import IndexDamaged, StorageError
+from escapement.message import Int64s
+from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Bools, Key, Keys, merge
+from escapement.storage.index.merging.numbers_by_topic import NumbersByTopic, NumbersByTopicFile
+from escapement.storage.index.merging.tiers import SegmentSize
+from escapement.storage.index.plan import Fetch, Plan
+from escapement.storage.index.segments.block import BlockCache
+from escapement.storage.index.segments.manifest import (
+    Failpoint,
+    Manifest,
+    ManifestFile,
+    no_failpoint,
+)
+from escapement.storage.index.segments.segment import Segment, TopicSlice
+from escapement.storage.index.segments.writer import SegmentWriter, writing
+
+# Keys of one topic to merge at once.
+_WINDOW_ROWS: Final = 1 << 16
+# Inputs of less than this are merged in the calling thread: a process takes 0.3 s to start,
+# and this much is merged in that time.
+_SMALL_BYTES: Final = 8 << 20
+# The number of a segment's largest topics from which its live part is estimated.
+_ASKED_TOPICS: Final = 1024
+# The exit code of a child when an input is damaged.
+EXIT_DAMAGED: Final = 3
+
+# (topic id, first offset, last offset, a function that returns an upper bound of the segment's
+# messages due from a time on) -> about how many of these messages may still be needed
+LiveCount = Callable[[int, int, int, Callable[[int], int]], int]
+
+
+class TopicRange(NamedTuple):
+    """A topic in the inputs of a compaction, and its range of offsets."""
+
+    topic_id: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that the merge needs to know; goes to the child process as one line of JSON."""
+
+    inputs: list[str]
+    output: str
+    block_rows: int
+    cache_bytes: int
+    dropped: list[int]
+    dead: dict[str, Any]  # obsolete offsets, by topic (index/roster.py)
+    early: dict[str, Any]  # offsets that are obsolete if due before the time in ``before_ms``
+    before_ms: dict[str, Any]
+    outdated: dict[str, Any]  # offsets of which only the key due at ``staying_ms`` is needed
+    staying_ms: dict[str, Any]
+    due_until_ms: int  # messages due later are kept, obsolete or not, unless outdated
+    far_ms: int  # messages due later are not read for a while
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Job:
+        return cls(**json.loads(line))
+
+
+def size_of(segment: Segment, dropped: Collection[int], live: LiveCount | None) -> SegmentSize:
+    """Return a segment's size for ``tiers.choose``; its largest topics give the live part."""
+    name, total = segment.path.name, segment.rows
+    if live is None:
+        return SegmentSize(name, segment.size_bytes, total, total)
+    rows = segment.topic_rows()
+    lows, highs = segment.topic_offsets()
+    asked = np.argsort(rows)[-_ASKED_TOPICS:]
+    alive = 0
+    for row in asked.tolist():
+        topic_id = int(segment.topic_ids[row])
+        if topic_id not in dropped:
+            from_ms = partial(_rows_from, segment, topic_id)
+            found = live(topic_id, int(lows[row]), int(highs[row]), from_ms)
+            alive += min(found, int(rows[row]))
+    return SegmentSize(name, segment.size_bytes, total, alive * total // int(rows[asked].sum()))
+
+
+def _rows_from(segment: Segment, topic_id: int, due_ms: int) -> int:
+    """Return an upper bound of the messages of a topic that are due from ``due_ms`` on."""
+    part = segment.slice(topic_id)
+    span = None if part is None else part.between(Key(due_ms, 0), KEY_MAX)
+    return 0 if span is None else span.count
+
+
+class Compaction:
+    """One compaction in progress; made by ``DelayedIndex.begin_compaction``."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Segment],
+        output: Path,
+        dropped: Collection[int],
+        block_rows: int,
+        due_until_ms: int,
+        far_ms: int,
+        manifest: ManifestFile,
+        cache: BlockCache,
+        failpoint: Failpoint,
+    ) -> None:
+        self.inputs: Sequence[Segment] = tuple(inputs)
+        self.segment: Segment | None = None
+        self.finished = False
+        self._output = output
+        self._dropped = set(dropped)
+        self._block_rows = block_rows
+        self._due_until_ms = due_until_ms
+        self._far_ms = far_ms
+        self._manifest = manifest
+        self._cache = cache
+        self._failpoint = failpoint
+        self._rows: int | None = None
+        self._named = False
+        self._given_up = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._dead = NumbersByTopic(output.with_suffix(".dead"))
+        self._early = NumbersByTopic(output.with_suffix(".early"))
+        self._before = NumbersByTopic(output.with_suffix(".before"))
+        self._outdated = NumbersByTopic(output.with_suffix(".outdated"))
+        self._staying = NumbersByTopic(output.with_suffix(".staying"))
+        self._last_dead = (-1, -1)
+
+    def ranges(self) -> list[TopicRange]:
+        """Return the topics of the inputs, ascending, each with its range of offsets."""
+        found: dict[int, tuple[int, int]] = {}
+        for segment in self.inputs:
+            lows, highs = segment.topic_offsets()
+            rows = zip(segment.topic_ids.tolist(), lows.tolist(), highs.tolist(), strict=True)
+            for topic_id, low, high in rows:
+                known = found.get(topic_id, (low, high))
+                found[topic_id] = min(low, known[0]), max(high, known[1])
+        return [TopicRange(t, *found[t]) for t in sorted(found) if t not in self._dropped]
+
+    def exclude(self, topic_id: int, offsets: Int64s | None) -> None:
+        """Leave out these offsets of a topic if they are due; with None, leave out the topic.
+
+        Topics ascend from call to call, and so do the offsets of a topic, which may come in
+        several pieces. Blocking.
+        """
+        if offsets is None:
+            self._dropped.add(topic_id)
+            return
+        if not len(offsets):
+            return
+        assert (topic_id, int(offsets[0])) > self._last_dead, "topics and offsets must ascend"
+        self._last_dead = (topic_id, int(offsets[-1]))
+        self._dead.add(topic_id, offsets)
+
+    def exclude_early(self, topic_id: int, offsets: Int64s, before_ms: Int64s) -> None:
+        """As ``exclude``, but leave out each offset only if it is due before its ``before_ms``."""
+        if len(offsets):
+            self._early.add(topic_id, offsets)
+            self._before.add(topic_id, before_ms)
+
+    def outdate(self, topic_id: int, offsets: Int64s, staying_ms: Int64s) -> None:
+        """Leave out every key of these messages except the one due at ``staying_ms``.
+
+        This applies whether they are due or not; -1 leaves out all keys of a message. Topics and
+        offsets ascend as for ``exclude``. Blocking.
+        """
+        if len(offsets):
+            self._outdated.add(topic_id, offsets)
+            self._staying.add(topic_id, staying_ms)
+
+    def run(self) -> None:
+        """Merge, in a child process unless the inputs are small; blocking.
+
+        Raises:
+          IndexDamaged: if an input is damaged.
+          StorageError: if the disk refused, the child failed, or ``discard`` ended it.
+        """
+        if sum(segment.size_bytes for segment in self.inputs) < _SMALL_BYTES:
+            return self.run_here()
+        job = self._job()
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "escapement.storage.index"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # the reason is in index/__main__.py
+        )
+        if self._given_up:
+            self._child.kill()
+        with self._child as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            assert child.stderr is not None
+            with suppress(BrokenPipeError):  # the exit code tells the reason
+                child.stdin.write(job.encode())
+                child.stdin.flush()  # keep it open: the child ends when it closes
+            answer, complaint = child.stdout.read(), child.stderr.read()
+            code = child.wait()
+            with suppress(BrokenPipeError):  # the child has ended and may not have read everything
+                child.stdin.close()
+        if code:
+            said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+            kind = IndexDamaged if code == EXIT_DAMAGED else StorageError
+            raise kind(f"Compaction into {self._output} failed with exit code {code}: {said}")
+        self._rows = int(answer)
+        return None
+
+    def run_here(self) -> None:
+        """Merge in this process; blocking."""
+        with writing(self._output):
+            self._rows = merge_segments(self._job(), self._failpoint)
+
+    def _job(self) -> Job:
+        return Job(
+            [str(segment.path) for segment in self.inputs],
+            str(self._output),
+            self._block_rows,
+            self._cache.capacity_bytes,
+            sorted(self._dropped),
+            self._dead.plain(),
+            self._early.plain(),
+            self._before.plain(),
+            self._outdated.plain(),
+            self._staying.plain(),
+            self._due_until_ms,
+            self._far_ms,
+        )
+
+    @property
+    def merged(self) -> bool:
+        """Whether ``run`` has succeeded."""
+        return self._rows is not None
+
+    def finish(self) -> None:
+        """Make a durable manifest name the output, then unlink the inputs; blocking."""
+        assert self._rows is not None, "finish comes after run"
+        added: dict[str, int] = {}
+        if self._rows:
+            self.segment = Segment(self._output, self._cache)
+            added[self._output.name] = self.segment.size_bytes
+        gone = {segment.path.name for segment in self.inputs}
+
+        def change(old: Manifest | None) -> Manifest:
+            assert old is not None
+            assert gone <= old.segments.keys()
+            kept = {name: size for name, size in old.segments.items() if name not in gone}
+            until_ms = max(old.forgotten_until_ms, self._due_until_ms)
+            return replace(old, segments={**kept, **added}, forgotten_until_ms=until_ms)
+
+        with writing(self._output):
+            self._manifest.update(change, self._name)
+        self.finished = True
+        with suppress(OSError):  # the next start deletes files that no manifest names
+            self._discard_number_files()
+        for segment in self.inputs:
+            with suppress(OSError):
+                segment.path.unlink()
+
+    def _name(self) -> None:
+        self._named = True
+
+    def let_go(self) -> None:
+        """Release the inputs; blocking.
+
+        Closing the last reference to a deleted file waits until the system has freed its space.
+        """
+        self.inputs = ()
+
+    def discard(self) -> None:
+        """Give up: end the child, and delete the files unless a manifest might name them."""
+        self._given_up = True
+        if self._child is not None:
+            self._child.kill()
+        if not self._named:
+            self._output.unlink(missing_ok=True)
+        self._discard_number_files()
+
+    def _discard_number_files(self) -> None:
+        for numbers in (self._dead, self._early, self._before, self._outdated, self._staying):
+            numbers.discard()
+
+
+class _LeftOut:
+    """The messages that a job leaves out, mapped from its files."""
+
+    def __init__(self, job: Job) -> None:
+        self._due_until_ms = job.due_until_ms
+        self._dead = NumbersByTopicFile(job.dead)
+        self._early = NumbersByTopicFile(job.early)
+        self._before = NumbersByTopicFile(job.before_ms)
+        self._outdated = NumbersByTopicFile(job.outdated)
+        self._staying = NumbersByTopicFile(job.staying_ms)
+
+    def keep(self, topic_id: int, keys: Keys) -> Bools | None:
+        """Return a mask of the keys to keep, or None for all."""
+        due_ms, offsets = keys
+        keep: Bools | None = None
+        dead, outdated = self._dead.of(topic_id), self._outdated.of(topic_id)
+        if len(dead):
+            row = np.minimum(dead.searchsorted(offsets), len(dead) - 1)
+            keep = np.asarray((dead[row] != offsets) | (due_ms > self._due_until_ms))
+        early = self._early.of(topic_id)
+        if len(early):
+            row = np.minimum(early.searchsorted(offsets), len(early) - 1)
+            until_ms = np.minimum(self._before.of(topic_id)[row] - 1, self._due_until_ms)
+            later = (early[row] != offsets) | (due_ms > until_ms)
+            keep = np.asarray(later if keep is None else keep & later)
+        if len(outdated):
+            row = np.minimum(outdated.searchsorted(offsets), len(outdated) - 1)
+            stays = (outdated[row] != offsets) | (self._staying.of(topic_id)[row] == due_ms)
+            keep = np.asarray(stays if keep is None else keep & stays)
+        return keep
+
+
+def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
+    """Do the job: write a durable output, unless nothing is live; blocking.
+
+    Returns the number of messages in the output. An empty output has no file.
+    """
+    cache = BlockCache(job.cache_bytes)
+    inputs = [Segment(Path(name), cache) for name in job.inputs]
+    left_out = _LeftOut(job)
+    topics = {topic for segment in inputs for topic in segment.topic_ids.tolist()}
+    writer = SegmentWriter(Path(job.output), job.block_rows, bulk=_is_far(inputs, job.far_ms))
+    try:
+        for topic_id in sorted(topics.difference(job.dropped)):
+            parts = [segment.slice(topic_id) for segment in inputs]
+            _merge_topic(writer, topic_id, [part for part in parts if part is not None], left_out)
+        if not writer.rows:
+            writer.discard()
+            return 0
+        writer.finish()
+        failpoint("segment written")
+        writer.sync()
+        failpoint("segment fsynced")
+    except BaseException:
+        writer.discard()
+        raise
+    return writer.rows
+
+
+def _is_far(inputs: Sequence[Segment], far_ms: int) -> bool:
+    """Whether the inputs are large and most of their messages are not read for a while."""
+    if sum(segment.size_bytes for segment in inputs) < _SMALL_BYTES:
+        return False
+    far = sum(segment.rows_from(far_ms) for segment in inputs)
+    return 2 * far > sum(segment.rows for segment in inputs)
+
+
+def _merge_topic(
+    writer: SegmentWriter, topic_id: int, parts: Sequence[TopicSlice], left_out: _LeftOut
+) -> None:
+    row_bytes = sum(part.message_bytes for part in parts) // sum(part.rows for part in parts)
+    waiting: list[Keys] = []
+    at = KEY_MIN
+    while at < KEY_MAX:
+        spans = [span for part in parts if (span := part.between(at, KEY_MAX)) is not None]
+        plan = Plan(spans, at, KEY_MAX, _WINDOW_ROWS)
+        keys = plan.read()
+        at = plan.stop
+        keep = left_out.keep(topic_id, keys)
+        waiting.append(keys if keep is None else (keys[0][keep], keys[1][keep]))
+        # If little is live, gather windows so that blocks are full.
+        if at == KEY_MAX or sum(len(due_ms) for due_ms, _ in waiting) >= _WINDOW_ROWS:
+            due_ms, offsets = merge(waiting)
+            waiting = []
+            for part in writer.steps(len(due_ms), row_bytes):
+                run = due_ms[part], offsets[part]
+                writer.append(topic_id, run, Fetch(topic_id, run, (), parts).read())

@@ -1,0 +1,73 @@
+"""Numbers by topic, too many for memory, that a file carries to a merge.
+
+The broker writes the file piece by piece and the merging process reads it. The file holds the
+numbers (i64) of one topic after the other. Its path, its checksum and the count of numbers of
+each topic describe it to the reader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from escapement.errors import IndexDamaged
+from escapement.message import Int64s
+from escapement.storage.index.segments.writer import writing
+
+
+@dataclass(slots=True)
+class NumbersByTopic:
+    """Numbers by topic, written to a file, which does not exist while there are none."""
+
+    path: Path
+    _checksum: int = 0
+    _counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, topic_id: int, numbers: Int64s) -> None:
+        """Append to a topic's numbers; topics ascend from call to call. Blocking.
+
+        Raises:
+          StorageError: if the file cannot be written.
+        """
+        assert topic_id >= max(self._counts, default=topic_id), "topics must ascend"
+        piece = numbers.astype("<i8", copy=False).tobytes()
+        with writing(self.path), self.path.open("ab") as file:
+            file.write(piece)
+        self._checksum = crc32(piece, self._checksum)
+        self._counts[topic_id] = self._counts.get(topic_id, 0) + len(numbers)
+
+    def discard(self) -> None:
+        """Delete the file, if it exists."""
+        self.path.unlink(missing_ok=True)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the description that the reader needs, as plain values for JSON."""
+        counts = {str(topic_id): count for topic_id, count in self._counts.items()}
+        return {"path": str(self.path), "checksum": self._checksum, "counts": counts}
+
+
+class NumbersByTopicFile:
+    """Numbers by topic, mapped from a file that a ``NumbersByTopic`` wrote."""
+
+    def __init__(self, plain: dict[str, Any]) -> None:
+        """Map the file. Raises ``IndexDamaged`` if it does not match its description."""
+        self._parts: dict[int, tuple[int, int]] = {}
+        self._numbers: Int64s = np.zeros(0, np.int64)
+        at = 0
+        for topic_id, count in plain["counts"].items():
+            self._parts[int(topic_id)] = (at, at + count)
+            at += count
+        if not at:
+            return
+        self._numbers = np.memmap(plain["path"], "<i8", "r")
+        if len(self._numbers) != at or crc32(self._numbers.data) != plain["checksum"]:
+            raise IndexDamaged(f"{plain['path']}: fails its checksum")
+
+    def of(self, topic_id: int) -> Int64s:
+        """Return the numbers of a topic in the order in which they were added."""
+        low, high = self._parts.get(topic_id, (0, 0))
+        return self._numbers[low:high]

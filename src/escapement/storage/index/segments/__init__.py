@@ -1,0 +1,1 @@
+"""Segments: the immutable files of the delayed index, and the manifest that names them."""

@@ -1,0 +1,177 @@
+"""Writing a segment: the file and its durability.
+
+This module owns how a segment is made. The directory is collected while blocks are written. The
+file is part of the index only when footer and trailer are written, it is fsynced, and a manifest
+names it. This module knows nothing of the source of messages and of which are live.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from escapement.errors import StorageError
+from escapement.message import Buffer, MessageBatch
+from escapement.storage.directory import sync_directory
+from escapement.storage.index.keys import Key, Keys, is_sorted
+from escapement.storage.index.segments.block import (
+    FOOTER,
+    KeyBlock,
+    MessageBlock,
+    TraitBlock,
+    encode,
+)
+from escapement.storage.index.segments.direct_file import DirectFile
+from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
+from escapement.storage.index.segments.segment import (
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    COUNTS,
+    HEADER,
+    RUN_COLUMNS,
+    TRAILER,
+    TRAILER_END,
+)
+from escapement.traits import traits_of
+
+# Bytes gathered before a write to the file; larger pieces are written without a copy.
+_WRITE_BYTES: Final = 1 << 16
+
+# Blocks to gather at once: many rows share the cost of a numpy call, and the price is a few
+# megabytes.
+_STEP_BLOCKS: Final = 8
+
+
+class SegmentWriter:
+    """Writes one segment, topic after topic in ascending ids, keys ascending in each."""
+
+    def __init__(
+        self,
+        path: Path,
+        block_rows: int = BLOCK_ROWS,
+        bulk: bool = False,
+        due_soon: DueSoonBlocks | None = None,
+    ) -> None:
+        """``bulk``: the segment is one of many that are not read soon (``DirectFile``).
+
+        Args:
+          near: collects the blocks whose messages are due soon.
+        """
+        self.path = path
+        self.rows = 0
+        self._due_soon = due_soon or DueSoonBlocks(-1, 0)
+        self._block_rows = block_rows
+        self._topics: list[tuple[int, int]] = []
+        self._runs: list[tuple[int, ...]] = []
+        self._last_key: Key | None = None
+        self._at = len(HEADER)
+        self._file: BinaryIO | DirectFile = (
+            DirectFile(path) if bulk else path.open("xb", buffering=_WRITE_BYTES)
+        )
+        self._file.write(HEADER)
+
+    def steps(self, count: int, row_bytes: int) -> Iterator[slice]:
+        """Yield the slices in which to append ``count`` messages of this mean size.
+
+        Each slice makes a few blocks, so large messages need no more memory than small ones.
+        """
+        # Half a block less, so that variance does not leave a block of a few messages.
+        rows = (_STEP_BLOCKS * BLOCK_BYTES - BLOCK_BYTES // 2) // max(row_bytes, 1)
+        step = min(max(rows, 1), _STEP_BLOCKS * self._block_rows)
+        for low in range(0, count, step):
+            yield slice(low, min(low + step, count))
+
+    def append(self, topic_id: int, keys: Keys, batch: MessageBatch) -> None:
+        """Write messages of a topic, with greater keys than those before; blocking."""
+        assert len(keys[0]) == len(batch) > 0
+        if not self._topics or self._topics[-1][0] != topic_id:
+            assert not self._topics or self._topics[-1][0] < topic_id, "topics must ascend"
+            self._topics.append((topic_id, len(self._runs)))
+            self._last_key = None
+        first = Key(int(keys[0][0]), int(keys[1][0]))
+        assert self._last_key is None or self._last_key < first, "keys must ascend"
+        assert is_sorted(*keys)
+        self._last_key = Key(int(keys[0][-1]), int(keys[1][-1]))
+        for low, high in _cuts(batch, self._block_rows):
+            rows = slice(low, high)
+            self._write_run((keys[0][rows], keys[1][rows]), batch.part(low, high))
+        self.rows += len(batch)
+
+    def _write_run(self, keys: Keys, batch: MessageBatch) -> None:
+        due_ms, offsets = keys
+        bounds = due_ms[0], offsets[0], due_ms[-1], offsets[-1], offsets.min(), offsets.max()
+        at = self._at
+        self._write(KeyBlock.encode(keys))
+        message_bytes = self._write(MessageBlock.encode(batch))
+        traits = traits_of(batch)
+        most_traits = 0
+        if traits is not None:
+            most_traits = int(traits.max())
+            self._write(TraitBlock.encode(traits))
+        self._due_soon.take(self._topics[-1][0], at, keys, batch, traits)
+        self._runs.append((*map(int, bounds), len(batch), at, message_bytes, most_traits))
+
+    def _write(self, pieces: Sequence[Buffer]) -> int:
+        self._file.writelines(pieces)
+        size = sum(map(len, pieces))
+        self._at += size
+        return size
+
+    def finish(self) -> None:
+        """Write directory and trailer. The file is then complete, but not yet durable."""
+        topics = np.array(self._topics, "<i8").reshape(-1, 2)
+        runs = np.array(self._runs, "<i8").reshape(-1, len(RUN_COLUMNS))
+        counts = COUNTS.pack(len(topics), len(runs))
+        body = counts + topics.T.tobytes() + runs.T.tobytes()
+        at = self._at
+        trailer = TRAILER.pack(at, self._write(encode(FOOTER, len(runs), [body])))
+        self._write([trailer, struct.pack("<I", crc32(trailer)), TRAILER_END])
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make the file and its name durable; blocking."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        sync_directory(self.path.parent)
+
+    def discard(self) -> None:
+        """Give up and delete the file."""
+        with suppress(OSError):  # a full disk refuses the rest of the buffer
+            self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system into a ``StorageError`` about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error}. Is the disk full?") from error
+
+
+def _cuts(batch: MessageBatch, block_rows: int) -> list[tuple[int, int]]:
+    """Return the runs into which a batch is cut by rows and bytes."""
+    count = len(batch)
+    if count <= block_rows and batch.size_bytes <= BLOCK_BYTES:
+        return [(0, count)]
+    weights = np.full(count, 4, np.int64)
+    for column in (batch.payloads, batch.keys, batch.properties, batch.groups):
+        if column is not None:
+            weights += column.lengths
+    ends = np.cumsum(weights)
+    cuts = []
+    low, done = 0, 0
+    while low < count:
+        high = int(ends.searchsorted(done + BLOCK_BYTES, "right"))
+        high = min(max(high, low + 1), low + block_rows, count)
+        cuts.append((low, high))
+        low, done = high, int(ends[high - 1])
+    return cuts

@@ -1,0 +1,353 @@
+"""A journal entry as bytes: what one group commit did, except the data of its log rows.
+
+An entry consists of columns: the rows written to the log, the offsets that subscriptions
+acknowledged, the attempts counted, the progress of each producer, the dedup keys of messages, the
+groups of messages, and the additions that acknowledgements make to the lag. Layout,
+little-endian::
+
+    version u8 | 0 u8 x3 | rows u32 | acks u32 | attempts u32 | producers u32 | crc32 u32
+    rows        5 columns of i64: generation, topic, base offset, messages, size_bytes
+    acks        2 columns: subscription i64, length u32
+    attempts    up to version 4, 5 columns of i64: subscription, offset, attempt, next_ms, due_ms
+    producers   3 columns of i64: producer, last sequence, last offset
+    offsets     of each ack, end to end (storage/offsets/offset_column.py)
+    size        from version 3 on: size of the following keys, u32; 0: none
+    size        from version 4 on: size of the groups after the keys, u32; 0: none
+    size        version 5 only: size of the lags after the groups, u32; 0: none
+    keys        from version 2 on: topics u32, then 2 columns: topic i64, length u32, then
+                the tables of each, end to end (storage/encoding/dedup_keys.py)
+    groups      from version 3 on: count u32, then 3 columns: topic i64, length of the name u32,
+                size u32; then the names, then the offsets of each (as above), end to end
+    lags        from version 4 on: count u32, then 3 columns: origin i64, hour i64, length u32;
+                then the tally of each (storage/encoding/lag.py), end to end
+    attempts    version 5 only, if the header has a count of 0: count u32, then the 5 columns,
+                end to end (storage/encoding/narrow_column.py)
+
+The checksum covers everything but itself. No I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escapement.errors import LogDamaged, StorageError
+from escapement.message import Buffer, Int64s
+from escapement.storage.encoding.dedup_keys import Keyed, decode_keys, encode_keys
+from escapement.storage.encoding.lag import Lag, decode_tally, encode_tally
+from escapement.storage.encoding.narrow_column import decode_narrow, encode_narrow
+from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
+from escapement.storage.log.log_table import RowKey
+from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
+
+# Version 1 has none of the optional parts. Each later version adds one: dedup keys, groups, lags,
+# attempts. An entry has the lowest version with all the parts that it needs.
+_VERSION: Final = 1
+_KEYED: Final = 2
+_TRIED: Final = 5
+_ATTEMPT_COLUMNS: Final = 5
+_HEAD: Final = struct.Struct("<BxxxIIII")
+_START: Final = _HEAD.size + SEAL_BYTES
+_COUNT: Final = struct.Struct("<I")
+
+# Subscription ids are lower.
+_LAPSED: Final = 1 << 62
+
+Table = npt.NDArray[np.int64]
+
+
+def cancellations_id(topic_id: int) -> int:
+    """Return the id under which a topic's cancellations are stored among the acknowledgements."""
+    return -topic_id
+
+
+def lapses_id(subscription_id: int) -> int:
+    """Return the id for a subscription's lapsed offsets; its own inverse.
+
+    Lapsed offsets expired or were dropped before any delivery.
+    """
+    return subscription_id ^ _LAPSED
+
+
+class Acked(NamedTuple):
+    """Offsets that a subscription acknowledged; sorted when read back.
+
+    The id may also stand for a topic's cancellations (negative) or a subscription's lapses.
+    """
+
+    subscription_id: int
+    offsets: Int64s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttemptColumns:
+    """Deliveries that did not end in an acknowledgement; five int64 columns."""
+
+    subscription_id: Int64s
+    offset: Int64s
+    attempt: Int64s
+    next_ms: Int64s
+    due_ms: Int64s
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+
+class ProducerMark(NamedTuple):
+    """The progress of a producer: its last sequence, and the last offset assigned to it."""
+
+    producer_id: int
+    last_sequence: int
+    last_offset: int
+
+
+class Grouped(NamedTuple):
+    """Messages that belong to a group of a topic. No offsets means that the group was forgotten.
+
+    That takes effect after the rest of the entry.
+    """
+
+    topic_id: int
+    group: str
+    offsets: Int64s  # ascending
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JournalEntry:
+    """The content of one journal row."""
+
+    rows: Sequence[RowKey] = ()
+    acks: Sequence[Acked] = ()
+    attempts: AttemptColumns | None = None
+    producers: Sequence[ProducerMark] = ()
+    keyed: Sequence[Keyed] = ()
+    grouped: Sequence[Grouped] = ()
+    lags: Sequence[Lag] = ()
+
+
+def encode_entry(entry: JournalEntry) -> bytes:
+    """Return the bytes of one entry."""
+    offsets = [encode_offsets(acked.offsets) for acked in entry.acks]
+    parts = [
+        _columns(entry.rows, 5),
+        np.fromiter((a.subscription_id for a in entry.acks), "<i8", len(entry.acks)).tobytes(),
+        np.fromiter(map(len, offsets), "<u4", len(offsets)).tobytes(),
+        _columns(entry.producers, 3),
+        *offsets,
+    ]
+    keys = _encode_keyed(entry.keyed) if entry.keyed else []
+    groups = _encode_grouped(entry.grouped) if entry.grouped else []
+    lags = _encode_lags(entry.lags) if entry.lags else []
+    attempts = _encode_attempts(entry.attempts) if entry.attempts is not None else []
+    # The last part present determines the version. The parts before it have their sizes stored.
+    tail = [keys, groups, lags, attempts]
+    count = max((number for number, part in enumerate(tail, 1) if part), default=0)
+    for part in tail[: max(0, count - 1)]:
+        parts.append(_COUNT.pack(sum(map(len, part))))
+    for part in tail:
+        parts += part
+    head = _HEAD.pack(_VERSION + count, len(entry.rows), len(entry.acks), 0, len(entry.producers))
+    return sealed(head, parts)
+
+
+def decode_entry(data: Buffer) -> JournalEntry:
+    """Return the entry after verifying it.
+
+    Raises:
+      LogDamaged: if ``encode_entry`` did not make the bytes.
+    """
+    view = memoryview(data)
+    if len(view) < _START:
+        raise LogDamaged(f"a journal entry of {len(view)} bytes has no header")
+    version, rows, acks, attempts, producers = _HEAD.unpack_from(view)
+    if not is_whole(view, _HEAD.size):
+        raise LogDamaged("a journal entry fails its checksum")
+    if not _VERSION <= version <= _TRIED:
+        raise LogDamaged(f"a journal entry has the unknown version {version}")
+    if len(view) - _START < 40 * rows + 12 * acks + 40 * attempts + 24 * producers or (
+        attempts and version == _TRIED
+    ):
+        raise LogDamaged("a journal entry ends inside its columns")
+    at = _START
+    row_table, at = _table(view, at, 5, rows)
+    subscriptions, at = _table(view, at, 1, acks)
+    lengths = np.frombuffer(view, "<u4", acks, at).tolist()
+    at += 4 * acks
+    attempt_table, at = _table(view, at, 5, attempts)
+    producer_table, at = _table(view, at, 3, producers)
+    rest = len(view) - at - sum(lengths)
+    if rest < 0 or (rest and version == _VERSION):
+        raise LogDamaged("a journal entry's offsets have the wrong length")
+    acked = []
+    for subscription_id, length in zip(subscriptions[0].tolist(), lengths, strict=True):
+        acked.append(Acked(subscription_id, _offsets(view[at : at + length])))
+        at += length
+    keys, groups, lags, tried = _parts(view[at:], version)
+    return JournalEntry(
+        [RowKey(*row) for row in row_table.T.tolist()],
+        acked,
+        AttemptColumns(*attempt_table) if attempts else _decode_attempts(tried),
+        [ProducerMark(*row) for row in producer_table.T.tolist()],
+        _decode_keyed(keys) if keys is not None else [],
+        _decode_grouped(groups) if groups is not None else [],
+        _decode_lags(lags) if lags is not None else [],
+    )
+
+
+def _parts(view: memoryview, version: int) -> list[memoryview | None]:
+    """Return the parts with dedup keys, groups, lags and attempts; None for a missing part."""
+    sizes = []
+    at = _COUNT.size * max(0, version - _KEYED)
+    if len(view) < at:
+        raise LogDamaged("a journal entry ends before its dedup keys")
+    for number in range(version - _KEYED):
+        sizes.append(_COUNT.unpack_from(view, _COUNT.size * number)[0])
+    if at + sum(sizes) > len(view):
+        raise LogDamaged("a journal entry ends inside its dedup keys, groups or lags")
+    found: list[memoryview | None] = []
+    for size in sizes:
+        found.append(view[at : at + size] if size else None)
+        at += size
+    if version > _VERSION:
+        found.append(view[at:])
+    return found + [None] * (4 - len(found))
+
+
+def _encode_keyed(keyed: Sequence[Keyed]) -> list[bytes]:
+    tables = [encode_keys(one.keys) for one in keyed]
+    return [
+        _COUNT.pack(len(keyed)),
+        np.fromiter((one.topic_id for one in keyed), "<i8", len(keyed)).tobytes(),
+        np.fromiter(map(len, tables), "<u4", len(keyed)).tobytes(),
+        *tables,
+    ]
+
+
+def _decode_keyed(view: memoryview) -> list[Keyed]:
+    (topics,), (keys,) = _split(view, 1, 1, "dedup keys")
+    return [Keyed(topic_id, decode_keys(one)) for topic_id, one in zip(topics, keys, strict=True)]
+
+
+def _encode_grouped(grouped: Sequence[Grouped]) -> list[bytes]:
+    names = [one.group.encode() for one in grouped]
+    offsets = [encode_offsets(one.offsets) for one in grouped]
+    return [
+        _COUNT.pack(len(grouped)),
+        np.fromiter((one.topic_id for one in grouped), "<i8", len(grouped)).tobytes(),
+        np.fromiter(map(len, names), "<u4", len(grouped)).tobytes(),
+        np.fromiter(map(len, offsets), "<u4", len(grouped)).tobytes(),
+        *names,
+        *offsets,
+    ]
+
+
+def _decode_grouped(view: memoryview) -> list[Grouped]:
+    (topics,), (names, offsets) = _split(view, 1, 2, "groups")
+    return [
+        Grouped(topic_id, bytes(name).decode(), _offsets(one))
+        for topic_id, name, one in zip(topics, names, offsets, strict=True)
+    ]
+
+
+def _encode_lags(lags: Sequence[Lag]) -> list[bytes]:
+    tallies = [encode_tally(lag.tally) for lag in lags]
+    return [
+        _COUNT.pack(len(lags)),
+        np.fromiter((lag.origin_id for lag in lags), "<i8", len(lags)).tobytes(),
+        np.fromiter((lag.hour_ms for lag in lags), "<i8", len(lags)).tobytes(),
+        np.fromiter(map(len, tallies), "<u4", len(lags)).tobytes(),
+        *tallies,
+    ]
+
+
+def _decode_lags(view: memoryview) -> list[Lag]:
+    (origins, hours), (tallies,) = _split(view, 2, 1, "lags")
+    return [
+        Lag(origin_id, hour_ms, decode_tally(one))
+        for origin_id, hour_ms, one in zip(origins, hours, tallies, strict=True)
+    ]
+
+
+def _encode_attempts(attempts: AttemptColumns) -> list[bytes]:
+    columns = (
+        attempts.subscription_id,
+        attempts.offset,
+        attempts.attempt,
+        attempts.next_ms,
+        attempts.due_ms,
+    )
+    assert len({len(column) for column in columns}) == 1, "columns of unequal height"
+    return [_COUNT.pack(len(attempts)), *map(encode_narrow, columns)]
+
+
+def _decode_attempts(view: memoryview | None) -> AttemptColumns | None:
+    if view is None:
+        return None
+    count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
+    if not count:
+        raise LogDamaged("a journal entry ends before its attempts")
+    columns = []
+    rest = view[_COUNT.size :]
+    try:
+        for _ in range(_ATTEMPT_COLUMNS):
+            column, rest = decode_narrow(rest, count)
+            columns.append(column)
+    except ValueError as error:
+        raise LogDamaged(f"a journal entry's attempts do not decode: {error}") from error
+    if len(rest):
+        raise LogDamaged("a journal entry's attempts have the wrong length")
+    return AttemptColumns(*columns)
+
+
+def _split(
+    view: memoryview, numbers: int, pieces: int, what: str
+) -> tuple[list[list[int]], list[list[memoryview]]]:
+    """Split a part of an entry into columns of i64 and columns of byte strings.
+
+    The part begins with a count, then the columns of i64.
+
+    Args:
+      numbers: how many columns of i64 there are.
+      pieces: how many columns of byte strings follow. Their lengths, u32, come before them all.
+
+    Raises:
+      LogDamaged: if the part has the wrong length, or its count is 0.
+    """
+    count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
+    lengths_at = _COUNT.size + 8 * numbers * count
+    at = lengths_at + 4 * pieces * count
+    if not count or len(view) < at:
+        raise LogDamaged(f"a journal entry ends inside its {what}")
+    columns = np.frombuffer(view, "<i8", numbers * count, _COUNT.size).reshape(numbers, count)
+    lengths = np.frombuffer(view, "<u4", pieces * count, lengths_at).tolist()
+    if len(view) - at != sum(lengths):
+        raise LogDamaged(f"a journal entry's {what} have the wrong length")
+    found = []
+    for length in lengths:
+        found.append(view[at : at + length])
+        at += length
+    return columns.tolist(), [found[n * count : (n + 1) * count] for n in range(pieces)]
+
+
+def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:
+    """Return records as columns of i64, end to end."""
+    if not records:
+        return b""
+    return np.array(records, "<i8").reshape(-1, width).T.tobytes()
+
+
+def _table(view: memoryview, at: int, columns: int, rows: int) -> tuple[Table, int]:
+    table = np.frombuffer(view, "<i8", columns * rows, at).reshape(columns, rows)
+    return table.astype(np.int64, copy=False), at + 8 * columns * rows
+
+
+def _offsets(view: memoryview) -> Int64s:
+    try:
+        return decode_offsets(view)
+    except StorageError as error:
+        raise LogDamaged(f"a journal entry's offsets do not decode: {error}") from error

@@ -1,0 +1,177 @@
+"""A row of the log as bytes: the batches of one topic in one group commit.
+
+The row has a column of due times, which only the broker determines, and then the bodies as the
+producers sent them. Little-endian::
+
+    version u8 | due width u8 | 0 u16 | messages u32 | bodies u32 | crc32 u32
+    accepted_at_ms i64 | first_due_ms i64
+    due       messages values of the width, each less first_due_ms (width 0: all equal)
+    versions 2 and 3: stale_ms i64 × messages
+    version 3 only: first stated due_ms i64 × messages, published_ms i64 × messages
+    versions 2 and 3: length u32, offsets (storage/offsets/offset_column.py)
+    lengths   u32 for each body
+    bodies    end to end (message.MessageBatch.encode)
+
+A row of version 1 states messages for the first time, at the offsets that its key gives. A row of
+version 3 *restates* earlier messages. It has their offsets, their due times before, and the due
+times and the acceptance time of the row that first stated them. Version 2 lacks the latter; an
+earlier version of the broker wrote it.
+
+The checksum covers everything but itself. Encoding copies each byte once; decoding copies only the
+due column. No I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from escapement.errors import LogDamaged, RemoteProtocolError, StorageError
+from escapement.message import Buffer, Int64s, MessageBatch
+from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed, sealed_into
+from escapement.storage.engine.result_buffer import Landing
+from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
+
+_FIRST, _RESTATED_BARELY, _RESTATED = 1, 2, 3
+_LENGTH: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<BBxxII")
+_TIMES: Final = struct.Struct("<qq")
+_START: Final = _HEAD.size + SEAL_BYTES + _TIMES.size
+# The due times of a row mostly lie within 49 days of each other, and then take half the space.
+_DTYPES: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<u4"), 8: np.dtype("<i8")}
+
+
+class Restating(NamedTuple):
+    """The columns that a restating row stores about its messages."""
+
+    offsets: Int64s  # ascending
+    stale_ms: Int64s  # the due times before this row
+    first_ms: Int64s  # the due times in the row that first stated the messages
+    published_ms: Int64s  # when that row was accepted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowContent:
+    """The result of :func:`decode_row`; ``bodies`` are views into the row."""
+
+    accepted_at_ms: int
+    due_ms: Int64s
+    bodies: list[memoryview]
+    restating: Restating | None = None
+
+    @property
+    def offsets(self) -> Int64s | None:
+        """The offsets of restated messages, ascending; None if the row is not a restatement."""
+        return None if self.restating is None else self.restating.offsets
+
+    def batch(self) -> MessageBatch:
+        """Return all messages of the row in one batch. Raises ``LogDamaged``."""
+        return MessageBatch.concat(self.batches())
+
+    def batches(self) -> list[MessageBatch]:
+        """Return the batches of the row without a copy. Raises ``LogDamaged``."""
+        try:
+            batches = [MessageBatch.decode(body) for body in self.bodies]
+        except RemoteProtocolError as error:
+            raise LogDamaged(f"a log row holds a body that does not decode: {error}") from error
+        count = sum(map(len, batches))
+        if count != len(self.due_ms):
+            raise LogDamaged(f"a log row has {len(self.due_ms)} due times for {count} messages")
+        return batches
+
+
+def encode_row(
+    accepted_at_ms: int,
+    due_ms: Int64s,
+    bodies: Sequence[Buffer],
+    restating: Restating | None = None,
+    into: Landing | None = None,
+) -> Buffer:
+    """Return the bytes of one row; ``due_ms`` has a value for each message of all ``bodies``.
+
+    Args:
+      into: a buffer for the bytes; the row becomes invalid when it is cleared.
+    """
+    assert bodies, "a log row without bodies"
+    assert len(due_ms), "a log row without messages"
+    first = int(due_ms.min())
+    spread = int(due_ms.max()) - first
+    width = 0 if not spread else 4 if spread < 1 << 32 else 8
+    due = (due_ms - first).astype(_DTYPES[width]).tobytes() if width else b""
+    lengths = np.fromiter(map(len, bodies), "<u4", len(bodies)).tobytes()
+    restated = b""
+    if restating is not None:
+        heights = {len(column) for column in (*restating, due_ms)}
+        assert len(heights) == 1, "columns of unequal height"
+        column = encode_offsets(restating.offsets)
+        times = [times.astype("<i8", copy=False).tobytes() for times in restating[1:]]
+        restated = b"".join([*times, _LENGTH.pack(len(column)), column])
+    version = _FIRST if restating is None else _RESTATED
+    head = _HEAD.pack(version, width, len(due_ms), len(bodies))
+    parts = [_TIMES.pack(accepted_at_ms, first), due, restated, lengths, *bodies]
+    return sealed(head, parts) if into is None else sealed_into(into, head, parts)
+
+
+def decode_row(data: Buffer) -> RowContent:
+    """Return the content of a row after verifying it.
+
+    Raises:
+      LogDamaged: if ``encode_row`` did not make the bytes.
+    """
+    view = memoryview(data)
+    if len(view) < _START:
+        raise LogDamaged(f"a log row of {len(view)} bytes has no header")
+    version, width, count, body_count = _HEAD.unpack_from(view)
+    if not is_whole(view, _HEAD.size):
+        raise LogDamaged("a log row fails its checksum")
+    if version not in (_FIRST, _RESTATED_BARELY, _RESTATED) or width not in (0, 4, 8):
+        raise LogDamaged(f"a log row has an unknown version or width: {version}, {width}")
+    accepted_at_ms, first = _TIMES.unpack_from(view, _HEAD.size + SEAL_BYTES)
+    at = _START
+    if len(view) - at < count * width:
+        raise LogDamaged("a log row ends inside its columns")
+    due_ms = np.full(count, first, np.int64)
+    if width:
+        due_ms += np.frombuffer(view, _DTYPES[width], count, at).astype(np.int64)
+        at += count * width
+    restating = None
+    if version != _FIRST:
+        times, offsets, at = _decode_restated(view, at, count, 3 if version == _RESTATED else 1)
+        if version == _RESTATED_BARELY:
+            times += [due_ms, np.full(count, accepted_at_ms)]
+        restating = Restating(offsets, *times)
+    if len(view) - at < 4 * body_count:
+        raise LogDamaged("a log row ends inside its columns")
+    lengths = np.frombuffer(view, "<u4", body_count, at).tolist()
+    at += 4 * body_count
+    if len(view) - at != sum(lengths):
+        raise LogDamaged("a log row's bodies have the wrong length")
+    bodies = []
+    for length in lengths:
+        bodies.append(view[at : at + length])
+        at += length
+    return RowContent(accepted_at_ms, due_ms, bodies, restating)
+
+
+def _decode_restated(
+    view: memoryview, at: int, count: int, columns: int
+) -> tuple[list[Int64s], Int64s, int]:
+    """Return ``columns`` columns of times, the offsets, and the position after them."""
+    if len(view) - at < 8 * count * columns + _LENGTH.size:
+        raise LogDamaged("a log row ends before its offsets")
+    table = np.frombuffer(view, "<i8", count * columns, at).reshape(columns, count)
+    times = list(table.astype(np.int64))
+    at += 8 * count * columns
+    (length,) = _LENGTH.unpack_from(view, at)
+    at += _LENGTH.size
+    try:
+        offsets = decode_offsets(view[at : at + length])
+    except StorageError as error:
+        raise LogDamaged(f"a log row's offsets do not decode: {error}") from error
+    if len(offsets) != count:
+        raise LogDamaged(f"a log row has {len(offsets)} offsets for {count} messages")
+    return times, offsets, at + length

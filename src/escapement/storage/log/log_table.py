@@ -1,0 +1,310 @@
+"""The rows of one generation's tables: their keys, and how to write, find and fetch them.
+
+One row holds the messages that one group commit wrote to one topic; its key is ``(topic_id,
+base_offset)``. A row with a negative base offset *restates* earlier messages with other due times.
+Restatements have the keys -1, -2, ...; the lowest is the newest. This module has SQL statements
+only; storage/log/generations.py keeps the set of generations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from escapement.errors import LogDamaged
+from escapement.message import Buffer, Int64s
+from escapement.storage.engine.base import Connection, Step
+from escapement.storage.engine.result_buffer import Landing
+from escapement.storage.log.generation import Generation
+from escapement.storage.log.log_row import RowContent, decode_row
+
+# Row keys and sizes to query at once, before the rows' data.
+KEYS_AT_ONCE: Final = 256
+# Every offset is below this.
+NO_END: Final = (1 << 63) - 1
+# Ranges in one SELECT: few enough for a short statement and an exact server optimizer.
+_RANGES_AT_ONCE: Final = 32
+# The row states messages base_offset, base_offset + 1, ... for the first time.
+CONTIGUOUS: Final = 0
+# The row restates earlier messages and names their offsets; its base offset is negative.
+RESTATED: Final = 1
+
+
+class NewRow(NamedTuple):
+    """A row to be inserted; :func:`encode_row` makes its ``data``."""
+
+    generation: Generation
+    topic_id: int
+    base_offset: int
+    message_count: int
+    min_due_ms: int
+    max_due_ms: int
+    accepted_at_ms: int
+    data: Buffer
+
+
+class RowKey(NamedTuple):
+    """The place and size of a row, as stored in the journal."""
+
+    generation: int
+    topic_id: int
+    base_offset: int
+    message_count: int
+    size_bytes: int
+
+
+class RowHead(NamedTuple):
+    """The columns of a row beside its data."""
+
+    key: RowKey
+    min_due_ms: int
+    max_due_ms: int
+    accepted_at_ms: int
+
+
+class LogRow(NamedTuple):
+    """A row as read back; a restatement has no meaningful ``end_offset``."""
+
+    key: RowKey
+    content: RowContent
+
+    @property
+    def offsets(self) -> Int64s:
+        """The offsets of its messages, ascending."""
+        named = self.content.offsets
+        return np.arange(self.key.base_offset, self.end_offset) if named is None else named
+
+    @property
+    def end_offset(self) -> int:
+        return self.key.base_offset + self.key.message_count
+
+
+def insertion(rows: Sequence[NewRow], epoch: int) -> list[Step]:
+    """Return the steps that insert these rows, one for each table."""
+    by_table: dict[str, list[tuple[object, ...]]] = {}
+    for row in rows:
+        by_table.setdefault(row.generation.table(row.topic_id), []).append(
+            (
+                row.topic_id,
+                row.base_offset,
+                row.message_count,
+                row.min_due_ms,
+                row.max_due_ms,
+                epoch,
+                row.accepted_at_ms,
+                CONTIGUOUS if row.base_offset >= 0 else RESTATED,
+                len(row.data),
+                row.data,
+            )
+        )
+    return [
+        Step(
+            f"INSERT INTO {table} (topic_id, base_offset, message_count, min_due_ms,"
+            " max_due_ms, owner_epoch, accepted_at_ms, kind, size_bytes, data)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            params,
+        )
+        for table, params in by_table.items()
+    ]
+
+
+def keys_of_topic(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> Iterator[RowKey]:
+    """Yield the keys of one topic in one generation, from base offset ``low`` on."""
+    for key, _ in dated_keys(connection, generation, topic_id, low, until):
+        yield key
+
+
+def dated_keys(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> Iterator[tuple[RowKey, int]]:
+    """Yield the keys as ``keys_of_topic`` does, each with the row's latest due time."""
+    for head in heads(connection, generation, topic_id, low, until):
+        yield head.key, head.max_due_ms
+
+
+def heads(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> Iterator[RowHead]:
+    """Yield the keys as ``keys_of_topic`` does, each with the row's other columns but its data."""
+    while True:
+        rows = connection.execute(
+            "SELECT topic_id, base_offset, message_count, size_bytes,"
+            " min_due_ms, max_due_ms, accepted_at_ms"
+            f" FROM {generation.table(topic_id)}"
+            " WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?"
+            f" ORDER BY base_offset LIMIT {KEYS_AT_ONCE}",
+            (topic_id, low, until),
+        ).rows
+        for row in rows:
+            yield RowHead(RowKey(generation.id, *row[:4]), *row[4:])
+        if len(rows) < KEYS_AT_ONCE:
+            return
+        low = rows[-1][1] + 1
+
+
+def keys_at(
+    connection: Connection, generation: Generation, topic_id: int, bases: Sequence[int]
+) -> Iterator[RowKey]:
+    """Yield the keys of a topic's rows in one generation that have these base offsets."""
+    # The number of terms is a power of two, so that few statements need to be prepared.
+    terms = 1 << (len(bases) - 1).bit_length()
+    padded = [*bases, *[bases[-1]] * (terms - len(bases))]
+    rows = connection.execute(
+        "SELECT topic_id, base_offset, message_count, size_bytes"
+        f" FROM {generation.table(topic_id)}"
+        f" WHERE topic_id = ? AND base_offset IN ({', '.join('?' * terms)})",
+        (topic_id, *padded),
+    ).rows
+    for row in rows:
+        yield RowKey(generation.id, *row)
+
+
+def keys_from_last_to(
+    connection: Connection, generation: Generation, topic_id: int, offset: int, most: int
+) -> list[RowKey]:
+    """Return up to ``most`` keys from the last row that begins at or before ``offset`` on."""
+    table = generation.table(topic_id)
+    rows = connection.execute(
+        f"SELECT topic_id, base_offset, message_count, size_bytes FROM {table}"
+        f" WHERE topic_id = ? AND base_offset >= (SELECT MAX(base_offset) FROM {table}"
+        " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?)"
+        f" ORDER BY base_offset LIMIT {most}",
+        (topic_id, topic_id, offset),
+    ).rows
+    return [RowKey(generation.id, *row) for row in rows]
+
+
+def last_row_to(
+    connection: Connection, generation: Generation, topic_id: int, offset: int
+) -> LogRow | None:
+    """Return a topic's last row that begins at or before ``offset``. Raises ``LogDamaged``."""
+    rows = connection.execute(
+        "SELECT topic_id, base_offset, message_count, size_bytes, data"
+        f" FROM {generation.table(topic_id)} WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?"
+        " ORDER BY base_offset DESC LIMIT 1",
+        (topic_id, offset),
+    ).rows
+    for *row, data in rows:
+        key = RowKey(generation.id, *row)
+        return LogRow(key, decoded(key, data))
+    return None
+
+
+def row_from(
+    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
+) -> tuple[int, int, int] | None:
+    """Return the bounds and acceptance time of a topic's first row that begins in the range.
+
+    The range is ``[low, until)``.
+    """
+    rows = connection.execute(
+        "SELECT base_offset, base_offset + message_count, accepted_at_ms"
+        f" FROM {generation.table(topic_id)}"
+        " WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?"
+        " ORDER BY base_offset LIMIT 1",
+        (topic_id, low, until),
+    ).rows
+    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+
+
+def keys_of_shard(connection: Connection, generation: Generation, shard: int) -> Iterator[RowKey]:
+    """Yield the keys of all topics in one table, in key order."""
+    table = generation.table(shard)
+    topic_id = -1
+    while True:
+        rows = connection.execute(
+            f"SELECT topic_id, base_offset, message_count, size_bytes FROM {table}"
+            f" WHERE topic_id > ? ORDER BY topic_id, base_offset LIMIT {KEYS_AT_ONCE}",
+            (topic_id,),
+        ).rows
+        for row in rows:
+            yield RowKey(generation.id, *row)
+        if len(rows) < KEYS_AT_ONCE:
+            return
+        # The page ended inside a topic: continue with its rest, then with the topics after it.
+        topic_id, base_offset = rows[-1][:2]
+        yield from keys_of_topic(connection, generation, topic_id, base_offset + 1, NO_END)
+
+
+def first_accepted(
+    connection: Connection, generation: Generation, topic_id: int, at_ms: int, low: int, high: int
+) -> int | None:
+    """Return the first offset of a row in ``[low, high)`` accepted at ``at_ms`` or later."""
+    found = None
+    while low < high:
+        middle = (low + high) // 2
+        row = row_from(connection, generation, topic_id, middle, high)
+        if row is not None and row[2] < at_ms:
+            low = row[1]
+        else:
+            found = found if row is None else row[0]
+            high = middle
+    return found
+
+
+def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:
+    """Return the keys as (topic, first base, last base), neighbours in one range."""
+    ranges: list[tuple[int, int, int]] = []
+    end = -1
+    for key in keys:
+        if ranges and ranges[-1][0] == key.topic_id and end == key.base_offset:
+            ranges[-1] = (key.topic_id, ranges[-1][1], key.base_offset)
+        else:
+            ranges.append((key.topic_id, key.base_offset, key.base_offset))
+        end = key.base_offset + key.message_count if key.base_offset >= 0 else -1
+    return ranges
+
+
+def fetch(
+    connection: Connection, table: str, keys: Sequence[RowKey], into: Landing | None = None
+) -> Iterator[tuple[tuple[int, int], Buffer]]:
+    """Yield the data of those rows of a table that exist, by (topic, base offset)."""
+    ranges = _ranges(keys)
+    for low in range(0, len(ranges), _RANGES_AT_ONCE):
+        some = ranges[low : low + _RANGES_AT_ONCE]
+        # The number of terms is a power of two, so that few statements need to be prepared.
+        terms = 1 << (len(some) - 1).bit_length()
+        some += [some[-1]] * (terms - len(some))
+        where = " OR ".join(["(topic_id = ? AND base_offset BETWEEN ? AND ?)"] * terms)
+        rows = connection.execute(
+            f"SELECT topic_id, base_offset, data FROM {table} WHERE {where}",
+            [value for each in some for value in each],
+            into,
+        ).rows
+        for topic_id, base_offset, data in rows:
+            yield (topic_id, base_offset), data
+
+
+def decoded(key: RowKey, data: Buffer) -> RowContent:
+    """Return the content of a row, checked against its key. Raises ``LogDamaged``."""
+    try:
+        content = decode_row(data)
+    except LogDamaged as error:
+        raise LogDamaged(f"{place(key)}: {error}") from error
+    if len(content.due_ms) != key.message_count:
+        count = len(content.due_ms)
+        raise LogDamaged(f"{place(key)}: has {count} messages, not {key.message_count}")
+    return content
+
+
+def place(key: RowKey) -> str:
+    """Describe the place of a row for an error message."""
+    return f"topic {key.topic_id}, offset {key.base_offset}, generation {key.generation}"
+
+
+def bounded(keys: Iterable[RowKey], max_bytes: int) -> Iterator[list[RowKey]]:
+    """Yield the keys in runs whose rows have about ``max_bytes`` together, at least one each."""
+    step: list[RowKey] = []
+    budget = max_bytes
+    for key in keys:
+        if step and key.size_bytes > budget:
+            yield step
+            step, budget = [], max_bytes
+        step.append(key)
+        budget -= key.size_bytes
+    if step:
+        yield step

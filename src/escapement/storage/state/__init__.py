@@ -1,0 +1,1 @@
+"""The state of a broker at its last checkpoint."""

@@ -1,0 +1,233 @@
+"""A checkpoint: the state that the journal adds up to, written so that the journal can be trimmed.
+
+Owns the tables ``last_checkpoint``, ``cursor_chunks``, ``moves``, ``attempts``, ``dedup_keys``
+and ``group_members``, and the order in which a checkpoint changes the others. It is written in
+short transactions, each with the lease check. A long one would delay the renewal of the lease,
+and all commits after it.
+
+The mark of the checkpoint is written first. From then on, an index that lacks the state of this
+checkpoint does not count. The journal is trimmed last. All values are absolute, except for lags,
+whose rows name the journal entries that they cover (storage/state/lag_table.py). So replaying the
+journal over a newer state changes nothing. If a checkpoint ends half-way, or its COMMIT gets no
+reply, it is simply written again.
+
+:mod:`~escapement.storage.state.state` reads the checkpoint when a broker starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Any, Final, NamedTuple, TypeVar
+
+from escapement.storage.encoding.attempts import AttemptTable, encode_attempts
+from escapement.storage.encoding.dedup_keys import KeyTable, encode_keys
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.transaction import transaction
+from escapement.storage.index.segments.manifest import Mark
+from escapement.storage.journal import journal
+from escapement.storage.journal.journal import JournalPosition
+from escapement.storage.lease import Lease, check
+from escapement.storage.log.generation import Generation
+from escapement.storage.state import lag_table
+from escapement.storage.state.lag_table import LagRow
+
+# Rows written in one transaction, which takes some tens of milliseconds. A row counts as one
+# more for each ``_ROW_BYTES``.
+_STEP_ROWS: Final = 1_000
+_ROW_BYTES: Final = 4096
+
+_SET_MARK: Final = "REPLACE INTO last_checkpoint (bundle_id, life, number) VALUES (?, ?, ?)"
+_SET_CHUNK: Final = "REPLACE INTO cursor_chunks (subscription_id, chunk, data) VALUES (?, ?, ?)"
+_DROP_CHUNK: Final = "DELETE FROM cursor_chunks WHERE subscription_id = ? AND chunk = ?"
+_ADD_ATTEMPTS: Final = "REPLACE INTO attempts (subscription_id, part, data) VALUES (?, ?, ?)"
+_DROP_ATTEMPTS: Final = "DELETE FROM attempts WHERE subscription_id = ? AND part < ?"
+_SET_MOVES: Final = "REPLACE INTO moves (topic_id, chunk, data) VALUES (?, ?, ?)"
+_DROP_MOVES: Final = "DELETE FROM moves WHERE topic_id = ? AND chunk = ?"
+_ADD_KEYS: Final = "REPLACE INTO dedup_keys (topic_id, part, data) VALUES (?, ?, ?)"
+_DROP_KEYS: Final = "DELETE FROM dedup_keys WHERE topic_id = ? AND part < ?"
+_FORGET_GROUP: Final = "DELETE FROM group_members WHERE topic_id = ? AND name = ?"
+_SET_MEMBERS: Final = "REPLACE INTO group_members (topic_id, name, chunk, data) VALUES (?, ?, ?, ?)"
+_DROP_MEMBERS: Final = "DELETE FROM group_members WHERE topic_id = ? AND name = ? AND chunk = ?"
+_SET_NEXT_OFFSET: Final = "UPDATE topics SET next_offset = ? WHERE id = ?"
+_SET_PRODUCER: Final = (
+    "UPDATE producers SET last_sequence = ?, last_offset = ?, updated_at_ms = ? WHERE id = ?"
+)
+_SET_SUBSCRIPTION: Final = (
+    "UPDATE subscriptions SET fill_from = ?, fill_until = ?, log_position = ? WHERE id = ?"
+)
+_SET_GENERATION: Final = "UPDATE generations SET size_bytes = ? WHERE id = ?"
+
+T = TypeVar("T")
+
+
+class ChunkRow(NamedTuple):
+    """A row of a set of offsets. Empty data deletes the row.
+
+    The id is that of a subscription, or the negative id of a topic for its cancelled messages.
+    """
+
+    subscription_id: int
+    chunk: int
+    data: bytes
+
+
+class AttemptPart(NamedTuple):
+    """A part of a subscription's attempts."""
+
+    subscription_id: int
+    part: int
+    table: AttemptTable
+
+
+class MoveRow(NamedTuple):
+    """A row of a topic's moves. Empty data deletes the row."""
+
+    topic_id: int
+    chunk: int
+    data: bytes
+
+
+class MemberRow(NamedTuple):
+    """A row of an event group's members. Empty data deletes the row."""
+
+    topic_id: int
+    group: str
+    chunk: int
+    data: bytes
+
+
+class KeyPart(NamedTuple):
+    """A part of the dedup keys that a topic remembers."""
+
+    topic_id: int
+    part: int
+    table: KeyTable
+
+
+class ProducerRow(NamedTuple):
+    """A producer's last sequence and offset, and the time of its last activity."""
+
+    producer_id: int
+    last_sequence: int
+    last_offset: int
+    updated_at_ms: int
+
+
+class SubscriptionRow(NamedTuple):
+    """The range of the log still to be filled in, and the position of a log reader."""
+
+    subscription_id: int
+    fill_from: int
+    fill_until: int
+    log_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The changes since the last checkpoint. Each field may be empty."""
+
+    mark: Mark | None = None  # identifies this checkpoint
+    chunks: Sequence[ChunkRow] = ()
+    attempts: Sequence[AttemptPart] = ()
+    attempts_from: Mapping[int, int] = field(default_factory=dict)  # lower parts are deleted
+    keys: Sequence[KeyPart] = ()
+    keys_from: Mapping[int, int] = field(default_factory=dict)  # lower parts are deleted
+    next_offsets: Mapping[int, int] = field(default_factory=dict)  # by topic id
+    producers: Sequence[ProducerRow] = ()
+    subscriptions: Sequence[SubscriptionRow] = ()
+    generation: Generation | None = None  # the current one, with its size
+    trims: Mapping[int, JournalPosition] = field(default_factory=dict)  # by lane
+    moves: Sequence[MoveRow] = ()
+    forgotten: Sequence[tuple[int, str]] = ()  # groups, by topic id; deleted before ``members``
+    members: Sequence[MemberRow] = ()
+    lags: Sequence[LagRow] = ()
+
+
+def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Checkpoint) -> None:
+    """Write ``checkpoint`` in as many transactions as it needs.
+
+    Raises:
+      LeaseLost: nothing more was written.
+      TransactionAborted, StorageUnavailable: write it again.
+    """
+
+    def as_owner(work: Callable[[], T]) -> T:
+        with transaction(connection):
+            check(engine, connection, lease)
+            return work()
+
+    for step in _steps(_changes(lease.bundle_id, checkpoint)):
+        as_owner(partial(_run_step, connection, step))
+    trim = partial(journal.trim_step, connection, lease.bundle_id, checkpoint.trims)
+    while as_owner(trim):
+        pass
+
+
+Change = tuple[str, tuple[Any, ...]]
+
+
+def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
+    """Yield each statement with the parameters of one row, equal statements together."""
+    if checkpoint.mark is not None:
+        yield _SET_MARK, (bundle_id, *checkpoint.mark)
+    for chunk in checkpoint.chunks:
+        if chunk.data:
+            yield _SET_CHUNK, tuple(chunk)
+    for chunk in checkpoint.chunks:
+        if not chunk.data:
+            yield _DROP_CHUNK, chunk[:2]
+    for move in checkpoint.moves:
+        if move.data:
+            yield _SET_MOVES, tuple(move)
+    for move in checkpoint.moves:
+        if not move.data:
+            yield _DROP_MOVES, move[:2]
+    for part in checkpoint.attempts:
+        yield _ADD_ATTEMPTS, (part.subscription_id, part.part, encode_attempts(part.table))
+    # Delete parts only after the parts that replace them are written.
+    for id, part_number in checkpoint.attempts_from.items():
+        yield _DROP_ATTEMPTS, (id, part_number)
+    for keys in checkpoint.keys:
+        yield _ADD_KEYS, (keys.topic_id, keys.part, encode_keys(keys.table))
+    for id, part_number in checkpoint.keys_from.items():
+        yield _DROP_KEYS, (id, part_number)
+    for forgotten in checkpoint.forgotten:
+        yield _FORGET_GROUP, forgotten
+    for row in checkpoint.members:
+        if row.data:
+            yield _SET_MEMBERS, tuple(row)
+    for row in checkpoint.members:
+        if not row.data:
+            yield _DROP_MEMBERS, row[:3]
+    for lag in checkpoint.lags:
+        yield lag_table.SET_ROW, lag.params()
+    for id, next_offset in checkpoint.next_offsets.items():
+        yield _SET_NEXT_OFFSET, (next_offset, id)
+    for producer in checkpoint.producers:
+        yield _SET_PRODUCER, (*producer[1:], producer.producer_id)
+    for subscription in checkpoint.subscriptions:
+        yield _SET_SUBSCRIPTION, (*subscription[1:], subscription.subscription_id)
+    if (generation := checkpoint.generation) is not None:
+        yield _SET_GENERATION, (generation.size_bytes, generation.id)
+
+
+def _steps(changes: Iterator[Change]) -> Iterator[list[Change]]:
+    """Split the changes into lists that one short transaction can write."""
+    step: list[Change] = []
+    weight = 0
+    for change in changes:
+        step.append(change)
+        weight += 1 + sum(len(v) for v in change[1] if isinstance(v, bytes)) // _ROW_BYTES
+        if weight >= _STEP_ROWS:
+            yield step
+            step, weight = [], 0
+    if step:
+        yield step
+
+
+def _run_step(connection: Connection, step: list[Change]) -> None:
+    for sql, changes in groupby(step, key=lambda change: change[0]):
+        connection.execute_many(sql, [params for _, params in changes])

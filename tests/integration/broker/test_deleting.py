@@ -1,0 +1,223 @@
+"""Deleting frees everything, also when the broker dies half-way: both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.errors import EscapementError, StorageUnavailable
+from escapement.names import NamespaceName, TopicName
+from escapement.storage import archive_record
+from escapement.storage.archive_record import ArchiveRecord
+from escapement.storage.catalog.catalog import find_topic
+from escapement.storage.engine.base import Engine
+from escapement.storage.inbox import job
+from escapement.storage.offsets import OffsetSet
+from escapement.testing import World, arrived
+from support.commit_pipelines import FaultyEngine, no_fault
+from support.database_outages import Outage
+from support.database_rows import rows
+from support.dying_brokers import DiesAt, finish
+from support.inbox_entries import inbox_entry, post
+from support.staged_jobs import commit, stage_entries
+
+NAMESPACE, TOPIC = "t/n", "t/n/x"
+# What belongs to no topic; every other table that there is must be filled, and freed.
+PATIENT = BrokerConfig(ack_wait_ms=10**12, table_parallelism=2, seed=0)
+
+
+def left(engine: Engine) -> dict[str, int]:
+    """Those of these tables that have any rows."""
+    return {table: rows for table, rows in rows(engine).items() if rows}
+
+
+def write_job(engine: Engine, series: str) -> None:
+    """A job with a message of which the time lies too far ahead: it is held for ever."""
+    connection = engine.connect()
+    try:
+        load = job.enter(engine, connection, series, 0)
+        inbox_entries = [inbox_entry(TOPIC, "far", b"x", at_ms=[1 << 60])]
+        counted = stage_entries(engine, connection, load, 0, "a", inbox_entries)
+        assert commit(engine, connection, load, counted)
+    finally:
+        connection.close()
+
+
+def archive_some(engine: Engine, run: str) -> None:
+    """Two messages of the topic are in an archive."""
+    connection = engine.connect()
+    try:
+        topic = find_topic(connection, TopicName.parse(TOPIC))
+        offsets = OffsetSet()
+        offsets.add(np.array([0, 1]))
+        archive_record.record(
+            engine, connection, ArchiveRecord(topic.id, run, 0, 2, 20, 0, 1, b"{}"), offsets
+        )
+    finally:
+        connection.close()
+
+
+async def fill(world: World) -> None:
+    """A topic that has something of its own in every table, but for what jobs bring."""
+    async with world.connect() as broker:
+        await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+        producer = await broker.producer(TOPIC, name="p")
+        await producer.send(b"expired in nobody's hands")
+        await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": "1s"})
+        await world.clock.advance(seconds=2)
+        await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": None})
+        await producer.send_many([b"now"] * 10)
+        await producer.send_many(
+            [b"grouped"] * 2, groups=["open", "closed"], delay=timedelta(hours=9)
+        )
+        await producer.close_group("closed", "s", escapement.FollowUp(b"", TOPIC))
+        await producer.send_many([b"later"] * 10, delay=timedelta(hours=1))
+        await producer.send(b"known", dedup="key")
+        await broker.cancel([15], topic=TOPIC)
+        await broker.reschedule([16], delay=timedelta(hours=2), topic=TOPIC)
+        await broker.schedules.create(f"{NAMESPACE}/daily", TOPIC, every="24h")
+        async with broker.consumer(TOPIC, "s", permits=50) as inbox:
+            messages = await arrived(inbox)
+            await inbox.ack([m.id for m in messages[:3]], durable=True)
+            await inbox.nack([m.id for m in messages[3:]], timedelta(hours=1))
+        await world.checkpoint()
+    # The time of the second lies too far ahead: it is held for ever.
+    await post(
+        world,
+        [inbox_entry(TOPIC, "moved", b"x"), inbox_entry(TOPIC, "held", b"x", at_ms=[1 << 60])],
+    )
+    await world.clock.settle()
+
+
+async def one_by_one(world: World) -> None:
+    """Delete schedule, topic and namespace, as far as it comes."""
+    async with world.connect() as broker:
+        for verb, what in (
+            ("schedules", {"schedule": f"{NAMESPACE}/daily"}),
+            ("topics", {"topic": TOPIC}),
+            ("namespaces", {"namespace": NAMESPACE}),
+        ):
+            # Perhaps it was done before the broker died.
+            with suppress(escapement.NotFound):
+                await broker.admin(f"{verb}.delete", **what)
+
+
+async def at_once(world: World) -> None:
+    """Delete the namespace with all that is in it; the broker goes on by itself."""
+    async with world.connect() as broker:
+        namespaces = world.server.registry.namespaces
+        if not namespaces.condemned:
+            with suppress(escapement.NotFound):
+                await broker.admin("namespaces.delete", namespace=NAMESPACE, force=True)
+        while list(namespaces):  # noqa: ASYNC110 (nobody tells of it)
+            await trio.sleep(0.1)
+
+
+@pytest.mark.parametrize("delete", [one_by_one, at_once])
+async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
+    delete: Callable[[World], Awaitable[None]],
+    mock_clock: trio.testing.MockClock,
+    engine: Engine,
+) -> None:
+    """Q7: whatever tables there are, all is freed in the end."""
+    faulty = FaultyEngine(engine)
+
+    async def everything() -> None:
+        with suppress(EscapementError):
+            await delete(world)
+            await world.server.works.housekeeper.round()
+
+    async with testing.start(config=PATIENT, engine=faulty) as world:
+        # A start takes a while, on MySQL above all: not at every single step.
+        for number in count(1, 25 if engine.kind == "mysql" else 4):
+            await fill(world)
+            write_job(engine, f"job {number}")
+            archive_some(engine, f"run {number}")
+            await world.clock.advance(seconds=2)
+            unused = {table for table, count in rows(engine).items() if not count}
+            assert not {table for table in unused if not table.startswith("log_")} - {"removals"}
+            faulty.before = dies = DiesAt(number)
+            with trio.move_on_after(3):
+                await finish(world, everything)
+            await world.crash()
+            faulty.before = no_fault
+            await world.restart()
+            await finish(world, everything)
+            await world.checkpoint()
+            assert left(engine) == {}
+            if not dies.dead:
+                break
+        assert number > 10
+
+
+async def test_what_a_namespace_takes_along_is_said_first_and_nobody_else_is_touched(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q7: consumers are told, schedules for its topics go, and it may be made again."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await fill(world)
+        kept = await broker.producer("t/other/y")
+        await kept.send(b"kept")
+        await broker.schedules.create("t/other/into", TOPIC, every="24h")
+        ask = {"namespace": NAMESPACE}
+        with pytest.raises(escapement.Conflict):
+            await broker.admin("namespaces.delete", **ask)
+        async with broker.consumer(TOPIC, "s") as inbox:
+            await world.clock.settle()
+            said = await broker.admin("namespaces.delete", **ask, dry_run=True, force=True)
+            assert {name: said[name] for name in ("topics", "subscriptions", "schedules")} == {
+                "topics": 1,
+                "subscriptions": 1,
+                "schedules": 2,
+            }
+            assert (said["would_delete"], said["consumers"]) == (NAMESPACE, 1)
+            done = await broker.admin("namespaces.delete", **ask, force=True)
+            assert done == {"deleted": NAMESPACE, **{k: said[k] for k in said.keys() & done.keys()}}
+            with pytest.raises(escapement.NotFound):
+                await inbox.receive()
+        names = [row["namespace"] for row in await broker.admin("namespaces.list")]
+        assert names == ["t/other"]
+        assert await broker.schedules.list() == []
+        again = await broker.producer(TOPIC)
+        assert (await again.send(b"anew")).id.offset == 0
+        await kept.send(b"still")
+
+
+async def test_nothing_new_comes_into_being_in_a_namespace_that_is_going(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q7: neither from a client nor out of the inbox."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic=TOPIC)
+        namespaces = world.server.registry.namespaces
+        await namespaces.condemn(NamespaceName.parse(NAMESPACE))
+        with pytest.raises(escapement.Conflict):
+            await broker.admin("topics.create", topic=f"{NAMESPACE}/new")
+        await post(world, [inbox_entry(f"{NAMESPACE}/other", "one", b"x")])
+        await world.clock.settle()
+        assert list(world.server.inbox_relay.blocked) == [f"{NAMESPACE}/other"]
+
+
+async def test_a_delete_that_fails_ends_nothing(mock_clock: MockClock) -> None:
+    """Q7: while the database is away a topic cannot be deleted, and its users go on after it."""
+    outage = Outage()
+    async with testing.start(engine=outage.engine) as world, world.connect() as broker:
+        async with broker.consumer("t", "s") as inbox, await broker.producer("t") as producer:
+            await producer.send(b"0")
+            outage.unreachable()
+            with pytest.raises(StorageUnavailable):
+                await broker.admin("topics.delete", topic="t", force=True)
+            outage.over()
+            await world.clock.advance(seconds=5)
+            await producer.send(b"1")
+            assert [message.value for message in await arrived(inbox)] == [b"0", b"1"]

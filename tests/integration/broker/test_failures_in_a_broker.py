@@ -1,0 +1,284 @@
+"""The whole broker while its database takes no writes, or is not there: "When MySQL fails"."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.lease_keeper import RENEWALS_PER_LEASE
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.subscription.delivery.consumer import Outlet
+from escapement.client.settings import Settings
+from escapement.errors import EscapementError, StorageReadOnly, StorageUnavailable
+from escapement.position import LATEST
+from escapement.testing import World, arrived
+from support.database_outages import Outage
+from support.held_calls import Held
+from support.received_messages import values
+
+LEASE_S: Final = 10
+PATIENT: Final = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
+
+
+class Nowhere(Outlet):
+    """An outlet of a consumer that never joins."""
+
+
+@asynccontextmanager
+async def with_a_lease(outage: Outage, **options: Any) -> AsyncIterator[World]:
+    """A world whose broker must renew its lease, as a real one."""
+    async with testing.start(config=PATIENT, engine=outage.engine, **options) as world:
+        limits = replace(world.config.limits, lease_ms=1000 * LEASE_S)
+        world.config = replace(world.config, limits=limits)
+        await world.stop()
+        await world.restart()
+        yield world
+
+
+def connect(world: World) -> AbstractAsyncContextManager[escapement.Broker]:
+    """A client that does not wait, on a clock that stands still, when a test fails."""
+    return world.connect(settings=Settings(heartbeat_s=None, close_timeout_s=0.0))
+
+
+async def one_each_second(broker: escapement.Broker, count: int) -> None:
+    producer = await broker.producer("t")
+    delays = [timedelta(seconds=second) for second in range(1, count + 1)]
+    await producer.send_many([b"%d" % second for second in range(1, count + 1)], delay=delays)
+
+
+async def a_while(world: World, seconds: int) -> None:
+    """Time passes in small steps: enough for probes that wait longer each time."""
+    for _ in range(seconds):
+        await world.clock.advance(seconds=1)
+
+
+class Asked:
+    """Something asked of the broker whose answer may take its time."""
+
+    def __init__(self, nursery: trio.Nursery, call: Callable[..., Awaitable[Any]], *args: Any):
+        self.answer: Any = None
+        self.error: EscapementError | None = None
+
+        async def ask() -> None:
+            try:
+                self.answer = await call(*args)
+            except EscapementError as error:
+                self.error = error
+
+        nursery.start_soon(ask)
+
+
+async def test_read_only_stops_dispatch_until_the_database_takes_writes_again(
+    mock_clock: MockClock,
+) -> None:
+    """Q8: publishes and acks are refused as retryable; then all goes on by itself."""
+    outage = Outage()
+    async with (
+        testing.start(config=PATIENT, engine=outage.engine) as world,
+        trio.open_nursery() as nursery,
+        connect(world) as broker,
+        broker.consumer("t", "s") as inbox,
+    ):
+        await one_each_second(broker, 20)
+        hasty = await broker.producer("t", send_timeout=(500, "ms"))
+        patient = await broker.producer("t")
+        await world.clock.advance(seconds=1)
+        (first,) = await arrived(inbox)
+        outage.read_only()
+        refused = Asked(nursery, hasty.send, b"refused")
+        await world.clock.settle()
+        waiting = Asked(nursery, patient.send, b"waits")
+        ack = Asked(nursery, partial(inbox.ack, first.id, durable=True))
+        for _ in range(10):
+            await world.clock.advance(seconds=1)
+            assert await arrived(inbox) == []
+        assert isinstance(refused.error, StorageReadOnly)
+        assert refused.error.retryable
+        assert (waiting.answer, waiting.error, ack.answer, ack.error) == (None,) * 4
+        assert (await broker.admin("broker.stats"))["database"] == "read_only"
+        outage.over()
+        await a_while(world, 5)
+        assert ack.answer == 1
+        assert waiting.answer is not None
+        due = [b"%d" % second for second in range(2, 17)]
+        assert sorted(await values(inbox)) == sorted([*due, b"waits"])
+        await hasty.send(b"again")
+        assert await values(inbox) == [b"again"]
+        await a_while(world, 4)
+        assert await values(inbox) == [b"17", b"18", b"19", b"20"]
+
+
+async def test_read_only_stops_dispatch_though_nobody_writes(mock_clock: MockClock) -> None:
+    """Q8: no ack and no publish meets it, but the lease's renewal does, long before its end."""
+    outage = Outage()
+    async with (
+        with_a_lease(outage) as world,
+        connect(world) as broker,
+        broker.consumer("t", "s") as inbox,
+    ):
+        await one_each_second(broker, 40)
+        await world.clock.advance(seconds=1)
+        assert len(await arrived(inbox)) == 1
+        outage.read_only()
+        got = []
+        stopped_at_s = 0
+        for second in range(2, LEASE_S):
+            await world.clock.advance(seconds=1)
+            now = await arrived(inbox)
+            assert not (now and stopped_at_s)
+            got += now
+            stats = await broker.admin("broker.stats")
+            if stats["database"] == "read_only" and not stopped_at_s:
+                assert stats["lease_held"], "it was the lease that ended"
+                stopped_at_s = second
+        assert 0 < stopped_at_s <= 2 + LEASE_S / RENEWALS_PER_LEASE
+        outage.over()
+        await a_while(world, 5)
+        stats = await broker.admin("broker.stats")
+        assert (stats["database"], stats["lease_held"]) == ("up", True)
+        got += await arrived(inbox)
+        assert [message.payload for message in got] == [b"%d" % n for n in range(2, LEASE_S + 5)]
+
+
+async def test_acks_are_refused_at_once_while_the_database_takes_no_writes(
+    mock_clock: MockClock,
+) -> None:
+    """Q8: what a consumer is told, which then tries again; nothing is acknowledged by it."""
+    outage = Outage()
+    async with testing.start(config=PATIENT, engine=outage.engine) as world:
+        async with connect(world) as broker:
+            producer = await broker.producer("t", send_timeout=(1, "ms"))
+            await broker.admin("subscriptions.create", topic="t", subscription="s")
+            await producer.send(b"m")
+            outage.read_only()
+            async with trio.open_nursery() as nursery:
+                Asked(nursery, producer.send, b"refused")
+                await world.clock.advance(seconds=1)
+            consuming = world.server.consuming
+            handle = await consuming.subscribe(
+                "t", "s", kind="shared", position=LATEST, ack_wait_ms=0, consumer_name="",
+                wire_id=1, outlet=Nowhere(),
+            )  # fmt: skip
+            for wanted in (None, lambda count: None):
+                with pytest.raises(StorageReadOnly) as refused:
+                    consuming.acknowledge(handle, np.array([0]), wanted)
+                assert refused.value.retryable
+            outage.over()
+            await a_while(world, 5)
+            async with broker.consumer("t", "s") as inbox:
+                assert await values(inbox) == [b"m"]
+
+
+async def test_what_is_due_is_delivered_until_the_lease_ends_and_all_of_it_later(
+    mock_clock: MockClock,
+) -> None:
+    """Q8: unreachable. Nothing is confirmed meanwhile, and nothing comes twice."""
+    outage = Outage()
+    async with (
+        with_a_lease(outage) as world,
+        trio.open_nursery() as nursery,
+        connect(world) as broker,
+        broker.consumer("t", "s") as inbox,
+    ):
+        await one_each_second(broker, 40)
+        hasty = await broker.producer("t", send_timeout=(500, "ms"))
+        outage.unreachable()
+        refused = Asked(nursery, hasty.send, b"refused")
+        got: list[bytes] = []
+        for second in range(1, 31):
+            await world.clock.advance(seconds=1)
+            now = await values(inbox)
+            got += now
+            # Renewed for the last time up to a third of it ago.
+            if second <= LEASE_S * 2 // 3 - 1:
+                assert now == [b"%d" % second]
+            if second > LEASE_S:
+                assert now == []
+        flushed = Asked(nursery, inbox.flush_acks)
+        durable = Asked(nursery, partial(inbox.ack, 0, durable=True))
+        await a_while(world, 5)
+        assert isinstance(refused.error, StorageUnavailable)
+        assert refused.error.retryable
+        assert durable.answer is None
+        assert (await broker.admin("broker.stats"))["waiting_acks"] == len(got)
+        outage.over()
+        for _ in range(15):
+            await world.clock.advance(seconds=1)
+            got += await values(inbox)
+        assert got == [b"%d" % second for second in range(1, 41)]
+        assert durable.answer == 0, "it was acknowledged before"
+        assert flushed.error is None
+        await inbox.flush_acks()
+
+
+async def test_a_lease_that_ran_out_during_a_recovery_is_renewed_and_the_recovery_goes_on(
+    mock_clock: MockClock,
+) -> None:
+    """Q8, P6: the database is away for longer than a lease while the log is being read."""
+    outage, held = Outage(), Held()
+    async with with_a_lease(outage, run=held) as world:
+        async with connect(world) as broker:
+            await broker.admin("subscriptions.create", topic="t", subscription="s")
+            await (await broker.producer("t")).send(b"m")
+        await world.crash()
+        async with trio.open_nursery() as nursery:
+            with held.hold("survey"):
+                nursery.start_soon(world.restart)
+                await held.reached()
+                outage.unreachable()
+                await a_while(world, LEASE_S + 1)
+                outage.over()
+                await a_while(world, LEASE_S)
+        async with connect(world) as broker, broker.consumer("t", "s") as inbox:
+            assert await values(inbox) == [b"m"]
+
+
+async def test_while_it_is_away_so_many_acks_wait_and_no_more_is_dispatched(
+    mock_clock: MockClock,
+) -> None:
+    """Q8, invariant 9: the bound on unwritten acks comes before the end of the lease."""
+    outage = Outage()
+    config = replace(PATIENT, limits=BrokerLimits(unwritten_acks=10))
+    async with (
+        testing.start(config=config, engine=outage.engine) as world,
+        connect(world) as broker,
+        broker.consumer("t", "s", permits=2) as inbox,
+    ):
+        await one_each_second(broker, 60)
+        outage.unreachable()
+        got: list[bytes] = []
+        for _ in range(30):
+            await world.clock.advance(seconds=1)
+            got += await values(inbox)
+            await world.clock.advance(ms=10)  # acks gather for a moment before they travel
+        assert len(got) == 10
+        assert (await broker.admin("broker.stats"))["waiting_acks"] == 10
+        # What others acknowledge is refused as retryable past twice the bound.
+        await inbox.ack_range(10, 19)
+        await world.clock.advance(ms=10)
+        async with broker.consumer("t", "s", permits=1) as other, trio.open_nursery() as nursery:
+            one_more = Asked(nursery, partial(other.ack, 50, durable=True))
+            await a_while(world, 2)
+            assert (await broker.admin("broker.stats"))["waiting_acks"] == 20
+            assert one_more.answer is None
+            outage.over()
+            await a_while(world, 15)
+            assert one_more.answer == 1
+        while now := await values(inbox):
+            got += now
+        await a_while(world, 20)
+        while now := await values(inbox):
+            got += now
+        assert sorted(map(int, got)) == [*range(1, 11), *range(21, 51), *range(52, 61)]

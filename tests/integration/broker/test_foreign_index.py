@@ -1,0 +1,175 @@
+"""A broker comes back to its index after another has owned the log: is the index still its own?
+
+The index on a broker's disk is a function of the log and of the cursors as that broker left
+them. Whoever owned the log since may have filled old messages into *his* index and noted so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.errors import StorageUnavailable
+from escapement.pipeline.auditing.index_count import IndexCount
+from escapement.pipeline.rebuild import rebuild
+from escapement.storage.blocking import inline
+from escapement.storage.engine.base import Engine
+from escapement.storage.lease import Identity
+from escapement.storage.log.log_table import RowKey
+from escapement.testing import World, arrived
+from support.commit_pipelines import FaultyEngine
+
+T = TypeVar("T")
+
+TOPIC = "t/n/x"
+PATIENT = BrokerConfig(ack_wait_ms=10**10, seed=0)
+
+
+class Brokers:
+    """A log, and brokers with an index directory each, one of which owns it at a time."""
+
+    def __init__(self) -> None:
+        self.filling = True  # fills go on
+        self.unreachable = ""  # the first statement that fails
+
+    async def run_blocking(self, function: Callable[..., T], /, *arguments: Any) -> T:
+        if function.__name__ == "_read_due" and not self.filling:
+            await trio.sleep_forever()
+        return await inline(function, *arguments)
+
+    def ask(self, step: str) -> None:
+        if self.unreachable and step.startswith(self.unreachable):
+            raise StorageUnavailable("out of reach, says the test")
+
+    @asynccontextmanager
+    async def live(self, engine: Engine, elsewhere: Path) -> AsyncIterator[World]:
+        faulty = FaultyEngine(engine, self.ask, lambda step: None)
+        async with testing.start(config=PATIENT, engine=faulty, run=self.run_blocking) as world:
+            self.directories = {"a": world.index_directory, "b": elsewhere / "index"}
+            yield world
+
+    async def start(self, world: World, name: str) -> None:
+        """The broker of that name takes over; whoever was there is gone."""
+        world.index_directory = self.directories[name]
+        await world.restart()
+
+
+async def take(world: World, subscription: str) -> list[bytes]:
+    """Receive and acknowledge what there is."""
+    async with world.connect() as broker, broker.consumer(TOPIC, subscription) as inbox:
+        messages = await arrived(inbox)
+        await inbox.ack([message.id for message in messages], durable=True)
+        return [message.value for message in messages]
+
+
+async def done_with(world: World) -> None:
+    """Messages with which everybody is done; no index has them any more."""
+    async with world.connect() as broker:
+        await broker.admin("subscriptions.create", topic=TOPIC, subscription="first")
+        producer = await broker.producer(TOPIC)
+        await producer.send_many([b"1", b"2", b"3"])
+    assert len(await take(world, "first")) == 3
+    await world.checkpoint()
+
+
+async def subscribe(world: World) -> None:
+    async with world.connect() as broker:
+        names = {"topic": TOPIC, "subscription": "late"}
+        await broker.admin("subscriptions.create", **names, position="earliest")
+
+
+async def test_what_another_broker_has_filled_in_is_not_lost_to_an_older_index(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """P5, P6, invariant 7: no group commit says how far a fill has come."""
+    brokers = Brokers()
+    async with brokers.live(engine, tmp_path) as world:
+        await done_with(world)
+        brokers.filling = False
+        await subscribe(world)
+        await world.checkpoint()
+        await world.crash()
+        brokers.filling = True
+        await brokers.start(world, "b")
+        await world.clock.advance(seconds=1)
+        await world.checkpoint()
+        await world.crash()
+        await brokers.start(world, "a")
+        assert await take(world, "late") == [b"1", b"2", b"3"]
+
+
+async def test_a_state_that_was_begun_belongs_to_the_index_of_who_began_it(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """P5, P6, invariant 7: dead behind the state and before the journal was trimmed."""
+    brokers = Brokers()
+    async with brokers.live(engine, tmp_path) as world:
+        await done_with(world)
+        await world.stop()
+        await brokers.start(world, "b")
+        await subscribe(world)
+        await world.clock.advance(seconds=1)
+        brokers.unreachable = "DELETE FROM journal"
+        await world.checkpoint()
+        await world.crash()
+        brokers.unreachable = ""
+        await brokers.start(world, "a")
+        assert await take(world, "late") == [b"1", b"2", b"3"]
+
+
+async def test_a_broker_goes_on_with_an_index_that_is_ahead_of_the_database(
+    mock_clock: trio.testing.MockClock,
+    engine: Engine,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """P5, B5: manifests are written while the database is away, and then the broker dies."""
+    brokers = Brokers()
+    async with brokers.live(engine, tmp_path) as world:
+        await done_with(world)
+        await subscribe(world)
+        await world.clock.advance(seconds=1)
+        for _ in range(3):
+            # Now the first checkpoint of a life, now a later one does not reach the database.
+            brokers.unreachable = "REPLACE INTO last_checkpoint"
+            await world.checkpoint()
+            await world.checkpoint()
+            await world.crash()
+            brokers.unreachable = ""
+            await brokers.start(world, "a")
+            assert world.server.index.segment_count
+            await world.checkpoint()
+        assert await take(world, "late") == [b"1", b"2", b"3"]
+    assert "rebuilding it" not in caplog.text
+
+
+async def test_an_index_that_a_job_has_rebuilt_counts_until_another_broker_writes_a_checkpoint(
+    mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
+) -> None:
+    """P5, B7: the audit sees it as a start does."""
+    brokers = Brokers()
+    connection = engine.connect()
+
+    def unindexed() -> list[RowKey] | None:
+        return IndexCount.open(tmp_path).unindexed(connection, 0)
+
+    async with brokers.live(engine, tmp_path) as world:
+        await done_with(world)
+        await world.stop()
+        rebuild(engine, Identity("0" * 32, "rebuild"), brokers.directories["b"], world.clock)
+        assert unindexed() == []
+        await brokers.start(world, "a")
+        assert unindexed() == []
+        await world.stop()
+        assert unindexed() is None
+        await brokers.start(world, "b")
+        await world.stop()
+        assert unindexed() == []
+    connection.close()

@@ -1,0 +1,729 @@
+"""What is done leaves the log: the whole broker on the virtual clock, both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import pytest
+import trio
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.inspection import reading
+from escapement.broker.limits import BrokerLimits
+from escapement.protocol.amend_status import AmendStatus
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.storage.index import KEY_MAX, KEY_MIN
+from escapement.testing import World, arrived
+from support.commit_pipelines import FaultyEngine, no_fault
+from support.dying_brokers import DiesAt, finish, lose_index
+
+DAY_MS = 86_400_000
+YEAR = timedelta(days=365)
+NAMESPACE = "t/n"
+TOPIC = "t/n/x"
+PATIENT = BrokerConfig(
+    ack_wait_ms=10**12, limits=BrokerLimits(max_delay_ms=10**12), table_parallelism=2, seed=0
+)
+
+
+def generations(engine: Engine) -> list[int]:
+    """The log's generations, and nothing else in the database that looks like its tables."""
+    connection = engine.connect()
+    try:
+        found = connection.execute("SELECT id, parallelism FROM generations ORDER BY id").rows
+        names = {f"log_{id}_{shard}" for id, parallelism in found for shard in range(parallelism)}
+        if engine.kind == "sqlite":
+            query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        else:
+            query = (
+                "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
+            )
+        tables = {name for (name,) in connection.execute(query).rows if name[:4] == "log_"}
+        assert tables - {"log_identity"} == names
+        marks = "SELECT COUNT(*) FROM removals WHERE kind = 'generation'"
+        assert connection.execute(marks).rows == [(0,)]
+        return [id for id, _ in found]
+    finally:
+        connection.close()
+
+
+async def take(
+    broker: escapement.Broker, name: str = "s", kind: str = "shared", most: int = 10**6
+) -> list[bytes]:
+    """What is there now, acknowledged durably."""
+    found: list[bytes] = []
+    async with broker.consumer(TOPIC, name, kind=kind, permits=1000) as inbox:
+        while len(found) < most and (messages := (await arrived(inbox))[: most - len(found)]):
+            await inbox.ack([m.id for m in messages], durable=True)
+            found += [m.value for m in messages]
+    return found
+
+
+async def a_day_later(world: World) -> None:
+    """A new generation is begun, and a round of forgetting has looked at the old ones."""
+    await roll(world)
+    await forget(world)
+
+
+async def roll(world: World) -> None:
+    """On the next day the log goes on in a new generation."""
+    world.clock.set_back(-DAY_MS)
+    await finish(world, world.server.works.housekeeper.round)
+
+
+async def forget(world: World) -> None:
+    """One round of forgetting, as far as it comes."""
+    await finish(world, world.server.works.forgetter.round)
+
+
+async def without_index(world: World) -> None:
+    """Another start, for which the log alone says what there is."""
+    await world.crash()
+    lose_index(world)
+    await world.restart()
+
+
+async def begin(broker: escapement.Broker, retention: str = "0s") -> escapement.Producer:
+    """A topic with a subscription, in a namespace with that retention."""
+    await broker.admin("namespaces.create", namespace=NAMESPACE)
+    await broker.admin("namespaces.update", namespace=NAMESPACE, policy={"retention_ms": retention})
+    await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
+    return await broker.producer(TOPIC)
+
+
+async def subscribe(broker: escapement.Broker, name: str, kind: str) -> None:
+    """A subscription that wants everything there is."""
+    options = {"kind": kind, "position": "earliest"}
+    await broker.admin("subscriptions.create", topic=TOPIC, subscription=name, **options)
+
+
+async def test_what_is_done_is_forgotten(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """Q7: once all is acknowledged and old enough, a generation's tables are dropped."""
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker, "2d")
+            await producer.send_many([b"%d" % n for n in range(100)])
+            assert len(await take(broker)) == 100
+            await a_day_later(world)
+            assert generations(engine) == [1, 2]  # two days have not passed
+            await producer.send(b"later")
+            await a_day_later(world)
+            assert generations(engine) == [2, 3]
+        await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            assert await take(broker) == [b"later"]
+            receipt = await (await broker.producer(TOPIC)).send(b"next")
+            assert receipt.id.offset == 101  # offsets go on
+
+
+async def test_who_begins_at_earliest_gets_what_was_stated_again_and_is_done(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11, N1: as long as it can be read, though no index has it any more."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await begin(broker)
+        await producer.send_many([b"done", b"moved"], delay=[timedelta(0), timedelta(days=9)])
+        await roll(world)
+        await broker.run_now([1], topic=TOPIC)
+        assert sorted(await take(broker)) == [b"done", b"moved"]
+        await world.checkpoint()
+        await forget(world)
+        readable = [m.value async for page in broker.read(TOPIC) for m in page]
+        assert readable == [b"moved"]
+        await subscribe(broker, "late", "shared")
+        assert await take(broker, "late") == readable
+
+
+async def test_a_time_that_counts_no_more_is_remembered_until_everybody_has_read_past_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: who is behind does not get at its old time what was done at its new one."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await begin(broker)
+        await producer.send(b"moved", delay=timedelta(days=5))
+        await world.checkpoint()
+        await roll(world)
+        await broker.run_now([0], topic=TOPIC)
+        assert await take(broker) == [b"moved"]
+        await world.clock.advance(seconds=1)
+        await broker.admin("subscriptions.create", topic=TOPIC, subscription="idle")
+        await forget(world)
+        await world.clock.advance(days=6)
+        await forget(world)
+        assert await take(broker, "idle") == []
+
+
+async def test_what_somebody_is_to_get_is_kept(mock_clock: trio.testing.MockClock) -> None:
+    """Q7: retention is about what is done; a message that is not acknowledged stays."""
+    engine = SqliteEngine.in_memory()
+    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
+        producer = await begin(broker)
+        await producer.send_many([b"%d" % n for n in range(10)])
+        await subscribe(broker, "o", "exclusive")
+        assert len(await take(broker)) == 10
+        await a_day_later(world)
+        assert generations(engine) == [1, 2]
+        assert len(await take(broker, "o", "exclusive", most=9)) == 9
+        await a_day_later(world)
+        assert generations(engine) == [1, 2]
+        assert await take(broker, "o", "exclusive") == [b"9"]
+        await a_day_later(world)
+        assert generations(engine) == [2]
+
+
+async def test_bytes_bound_what_is_kept_for_its_age(mock_clock: trio.testing.MockClock) -> None:
+    """Q7: where ``retention_bytes`` are in newer generations, the oldest goes before its time."""
+    engine = SqliteEngine.in_memory()
+    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
+        producer = await begin(broker, "300d")
+        for wanted in ([1, 2], [1, 2, 3], [2, 3, 4]):
+            policy = {"retention_bytes": 1500}
+            await broker.admin("namespaces.update", namespace=NAMESPACE, policy=policy)
+            await producer.send(b"." * 1000)
+            await take(broker)
+            await a_day_later(world)
+            assert generations(engine) == wanted
+
+
+async def test_a_generation_that_is_mostly_done_ends_before_its_day(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11: where nothing is retained, what is done does not wait for midnight."""
+    engine = SqliteEngine.in_memory()
+    config = replace(PATIENT, limits=replace(PATIENT.limits, sparse_generation_bytes=5_000))
+    async with testing.start(config=config, engine=engine) as world, world.connect() as broker:
+        producer = await begin(broker)
+        for kept, taken, wanted in ((100, 0, [1]), (0, 500, [2])):
+            await producer.send_many([b"." * 100] * (kept + taken))
+            if taken:
+                await take(broker)
+            await world.checkpoint()
+            await world.clock.advance(minutes=2)
+            await finish(world, world.server.works.housekeeper.round)
+            await forget(world)
+            assert generations(engine) == wanted
+
+
+async def test_a_log_that_was_forgotten_begins_later(mock_clock: trio.testing.MockClock) -> None:
+    """N1, Q7: reading, seeking and subscribing at earliest find what the log still has."""
+    engine = SqliteEngine.in_memory()
+    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
+        producer = await begin(broker)
+        await producer.send_many([b"%d" % n for n in range(10)])
+        await take(broker)
+        await a_day_later(world)
+        await producer.send_many([b"%d" % n for n in range(10, 15)])
+        kept = [b"%d" % n for n in range(10, 15)]
+        assert generations(engine) == [2]
+        assert await take(broker) == kept
+        for position in ("earliest", "offset:3"):
+            arguments = {"topic": TOPIC, "subscription": "s", "position": position}
+            await broker.admin("subscriptions.seek", **arguments)
+            assert await take(broker) == kept
+        for kind in ("shared", "exclusive"):
+            await broker.admin(
+                "subscriptions.create",
+                topic=TOPIC,
+                subscription=kind,
+                kind=kind,
+                position="earliest",
+            )
+            assert await take(broker, kind, kind) == kept
+        pages = [page async for page in broker.read(TOPIC)]
+        assert [page.offsets.tolist() for page in pages] == [[10, 11, 12, 13, 14]]
+        assert list(pages[0].values()) == kept
+
+
+async def test_a_seek_while_it_is_looked_at_keeps_a_generation(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q7: what a subscription has again to get is not forgotten behind its back."""
+    engine = SqliteEngine.in_memory()
+    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
+        producer = await begin(broker, "1d")
+        await producer.send_many([b"%d" % n for n in range(10)])
+        await take(broker)
+        await roll(world)
+        await broker.admin("subscriptions.seek", topic=TOPIC, subscription="s", position="earliest")
+        await a_day_later(world)
+        assert generations(engine) == [1, 2]
+        assert len(await take(broker)) == 10
+        await a_day_later(world)
+        assert generations(engine) == [2]
+
+
+async def test_a_crash_at_any_step_of_forgetting_is_made_good(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P6, P11, Q7: whatever has been done of it, the next start ends it; nothing is lost."""
+    faulty = FaultyEngine(engine)
+    late: list[bytes] = []
+    async with testing.start(config=PATIENT, engine=faulty) as world:
+        async with world.connect() as broker:
+            await begin(broker)
+        # A start takes a while on MySQL: there every third step.
+        for number in count(1, 3 if engine.kind == "mysql" else 1):
+            late.append(b"late %d" % number)
+            async with world.connect() as broker:
+                producer = await broker.producer(TOPIC)
+                await producer.send(late[-1], delay=YEAR)
+                await producer.send_many([b"%d" % n + b"." * 100 for n in range(300)])
+                assert len(await take(broker)) == 300
+                await world.checkpoint()
+                await roll(world)
+                await producer.send(b"kept")
+            newer = generations(engine)[1:]
+            faulty.before = dies = DiesAt(number)
+            await forget(world)
+            await world.crash()
+            faulty.before = no_fault
+            await world.restart()
+            await world.checkpoint()
+            await forget(world)
+            assert generations(engine) == newer
+            async with world.connect() as broker:
+                assert await take(broker) == [b"kept"]
+            if not dies.dead:
+                break
+        assert number > 10
+        await without_index(world)
+        async with world.connect() as broker:
+            await world.clock.advance(days=366)
+            assert await take(broker) == late
+
+
+async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P11: what is live is relocated, the log shrinks to under 2 % in one round."""
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            for batch in range(10):
+                delays = [YEAR if n == batch else timedelta(0) for n in range(1000)]
+                values = [b"%d.%d" % (batch, n) + b"." * 100 for n in range(1000)]
+                await producer.send_many(values, delay=delays)
+            assert len(await take(broker)) == 9_990
+            await world.checkpoint()
+            before = log_bytes(engine)
+            await a_day_later(world)
+            assert generations(engine) == [2]
+            assert log_bytes(engine) < 0.02 * before
+            await producer.send(b"a reason to go on")
+            assert len(await take(broker)) == 1
+            await world.checkpoint()
+            await a_day_later(world)
+            assert generations(engine) == [2, 3]  # of what is mostly live nothing is moved
+        await without_index(world)
+        async with world.connect() as broker:
+            assert await take(broker) == []
+            moved = await broker.reschedule(
+                [escapement.MessageId(TOPIC, 0)], delay=timedelta(days=1)
+            )
+            assert moved.done.tolist() == [True]
+            await world.clock.advance(days=2)
+            assert [value[:3] for value in await take(broker)] == [b"0.0"]
+            await world.clock.advance(days=365)
+            late = [value[:3] for value in await take(broker)]
+            assert late == [b"%d.%d" % (n, n) for n in range(1, 10)]
+
+
+async def test_the_file_of_a_log_on_sqlite_shrinks_with_it(
+    mock_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    """P11, Q7: disk follows what is live, also where the database keeps what was freed."""
+    path = tmp_path / "log.sqlite3"
+    async with testing.start(config=PATIENT, engine=SqliteEngine(path)) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            for number in range(20):
+                kept = timedelta(days=1) if number == 10 else timedelta(0)
+                await producer.send(b"%02d" % number + b"." * 1_000_000, delay=kept)
+            assert len(await take(broker)) == 19
+            await world.checkpoint()
+            before_bytes = on_disk(path)
+            await a_day_later(world)
+            await finish(world, world.server.works.housekeeper.round)
+            await world.clock.advance(days=1)
+            assert [value[:2] for value in await take(broker)] == [b"10"]
+    assert before_bytes > 15_000_000
+    assert on_disk(path) < 8_000_000
+
+
+def on_disk(path: Path) -> int:
+    """Bytes of a database of SQLite, with what is not folded in yet."""
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+
+
+async def test_what_is_done_needs_no_entry_among_the_moves(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11, B1: not in memory and not in the database, once none of its keys is to come."""
+    engine = SqliteEngine.in_memory()
+
+    async def look(world: World) -> tuple[int, int]:
+        """Entries in memory, rows in the database."""
+        await forget(world)
+        await world.checkpoint()
+        (topic,) = world.server.registry.active.values()
+        connection = engine.connect()
+        rows = connection.execute("SELECT COUNT(*) FROM moves").rows[0][0]
+        connection.close()
+        return len(topic.amendments.moves), rows
+
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            late = [timedelta(days=200)] * 3 + [YEAR] * 2
+            await producer.send_many([b"%d" % n for n in range(5)], delay=late)
+            await producer.send_many([b"." * 100] * 1000)
+            assert len(await take(broker)) == 1000
+            await broker.reschedule([3], topic=TOPIC, delay=timedelta(days=2))
+            await broker.cancel([4], topic=TOPIC)
+            await world.checkpoint()
+            await a_day_later(world)
+            assert generations(engine) == [2]
+            assert await look(world) == (4, 1)
+            await world.clock.advance(days=2)
+            assert await take(broker) == [b"3"]
+            # It is done, but its first key is due next year, and must not seem to count then.
+            assert await look(world) == (4, 1)
+            assert [one.id.offset async for one in broker.peek(TOPIC)] == [0, 1, 2]
+            await world.clock.advance(days=200)
+            assert len(await take(broker)) == 3
+            assert await look(world) == (1, 1)
+            await world.clock.advance(days=180)
+            await producer.send(b"a reason for a checkpoint")
+            assert await look(world) == (0, 0)
+        await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            assert await take(broker) == [b"a reason for a checkpoint"]
+            assert await look(world) == (0, 0)
+
+
+async def test_a_dead_letter_of_what_was_relocated_says_when_it_was_published(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11, V1: the row that first stated it is gone, and the one that states it again knows."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await begin(broker)
+        names = {"topic": TOPIC, "subscription": "s"}
+        await broker.admin("subscriptions.update", **names, policy={"max_deliveries": 1})
+        published_ms = world.clock.now_ms()
+        await producer.send(b"late", delay=YEAR)
+        await producer.send_many([b"." * 100] * 1000)
+        assert len(await take(broker)) == 1000
+        await world.checkpoint()
+        await a_day_later(world)
+        await world.clock.advance(days=366)
+        async with broker.consumer(TOPIC, "s") as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)], timedelta(0))
+            for _ in range(3):
+                await world.clock.advance(seconds=1)
+        (inbox_entry,) = await broker.admin("dlq.list", **names, count=10)
+        shown = await broker.admin("dlq.show", **names, offset=inbox_entry["offset"])
+        assert (shown["payload"], shown["published_at_ms"]) == (b"late", published_ms)
+
+
+async def everything(broker: escapement.Broker, page_messages: int) -> list[tuple[object, ...]]:
+    """All that can be read of the topic by offset, as it was published."""
+    found: list[tuple[object, ...]] = []
+    async for page in broker.read(TOPIC, page_messages=page_messages):
+        columns = (page.offsets, page.due_ms, page.published_ms)
+        rows = zip(*(column.tolist() for column in columns), page.values(), strict=True)
+        found += [(*row, page[at].key) for at, row in enumerate(rows)]
+    return found
+
+
+async def look_up(broker: escapement.Broker, offset: int) -> tuple[escapement.Life, list[int]]:
+    """What is shown of one message, and what a peek shows that asks for it alone."""
+    life = await broker.show(offset, TOPIC)
+    return life, [one.id.offset async for one in broker.peek(TOPIC, offset=offset)]
+
+
+async def test_what_was_relocated_is_read_by_offset_as_before(
+    mock_clock: trio.testing.MockClock, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N1, P11: page after page, one by one, relocated again, and after a start without index."""
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            for batch in range(4):
+                delays = [YEAR if n % 25 == batch else timedelta(0) for n in range(100)]
+                keys = [f"k{n}" for n in range(100)]
+                values = [b"%d.%d" % (batch, n) for n in range(100)]
+                await producer.send_many(values, delay=delays, keys=keys)
+                await world.clock.advance(seconds=1)
+            whole = await everything(broker, 1000)
+            kept = [row for row in whole if row[1] != row[2]]
+            assert (len(whole), len(kept)) == (400, 16)
+            assert len(await take(broker)) == 384
+            # One is given another time, another is run at once and done, a third cancelled.
+            first, second, third = (broker_id(row) for row in kept[:3])
+            await broker.reschedule(first, delay=timedelta(days=100))
+            await broker.run_now(second)
+            assert len(await take(broker)) == 1
+            await broker.cancel(third)
+            kept = [kept[0], *kept[3:]]
+            moved = (await look_up(broker, first.offset))[0]
+            await world.checkpoint()
+            for generation in (2, 3):
+                await a_day_later(world)
+                assert generations(engine) == [generation]
+                for page_messages in (1000, 4, 1):
+                    assert await everything(broker, page_messages) == kept
+                with monkeypatch.context() as context:
+                    context.setattr(reading, "_PAGE_BYTES", 1)
+                    assert await everything(broker, 1000) == kept
+                assert (await everything(broker, 1))[0][4] == "k0"
+                life, seen = await look_up(broker, first.offset)
+                assert (life, seen) == (moved, [first.offset])
+                with pytest.raises(escapement.NotFound, match="does not have message 1 any"):
+                    await look_up(broker, 1)
+                sparse_no_more = [b"." * 100] * 1000
+                await producer.send_many(sparse_no_more)
+                assert len(await take(broker)) == 1000
+                await world.checkpoint()
+            await a_day_later(world)
+        for restart in (world.restart, lambda: without_index(world)):
+            await world.crash()
+            await restart()
+            async with world.connect() as broker:
+                assert await everything(broker, 5) == kept
+                assert (await look_up(broker, first.offset))[0] == moved
+                assert [offset for offset, *_ in kept if offset == third.offset] == []
+
+
+def broker_id(row: tuple[object, ...]) -> escapement.MessageId:
+    offset = row[0]
+    assert isinstance(offset, int)
+    return escapement.MessageId(TOPIC, offset)
+
+
+def log_bytes(engine: Engine) -> int:
+    """Size of all rows of the log."""
+    connection = engine.connect()
+    try:
+        found = connection.execute("SELECT id, parallelism FROM generations").rows
+        tables = [f"log_{id}_{shard}" for id, parallelism in found for shard in range(parallelism)]
+        sizes = [f"SELECT COALESCE(SUM(size_bytes), 0) FROM {table}" for table in tables]
+        return sum(int(connection.execute(size).rows[0][0]) for size in sizes)
+    finally:
+        connection.close()
+
+
+async def test_of_what_is_forgotten_cancel_and_reschedule_say_the_same(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1, Q7: it is too late, whoever asks, and what never was is unknown."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            await producer.send_many([b"0", b"1"])
+            assert await take(broker) == [b"0", b"1"]
+        await world.checkpoint()
+        await a_day_later(world)
+        await a_day_later(world)
+        async with world.connect() as broker:
+            with pytest.raises(escapement.NotFound):
+                await broker.show(0, TOPIC)
+            cancelled = await broker.cancel([1, 0, 9], topic=TOPIC)
+            moved = await broker.reschedule([1, 0, 9], topic=TOPIC, delay="1h")
+            assert cancelled.fates.tolist() == moved.fates.tolist()
+            assert moved.fates.tolist() == [
+                AmendStatus.DELIVERED,
+                AmendStatus.DELIVERED,
+                AmendStatus.UNKNOWN,
+            ]
+            assert [one.handed for one in moved] == [one.handed for one in cancelled]
+
+
+async def test_of_what_is_forgotten_it_is_not_known_any_more_what_lapsed(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1, invariant 9: where anything did; or one bit of each message would be kept for ever."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            await producer.send_many([b"0", b"1"])
+            assert await take(broker) == [b"0", b"1"]
+            await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": "1m"})
+            await producer.send_many([b"2", b"3"])
+            await world.clock.advance(minutes=2)
+            cancelled = await broker.cancel(range(4), topic=TOPIC)
+            assert cancelled.fates.tolist() == [AmendStatus.DELIVERED] * 2 + [AmendStatus.OVER] * 2
+        await world.checkpoint()
+        await a_day_later(world)
+        await a_day_later(world)
+        async with world.connect() as broker:
+            cancelled = await broker.cancel(range(4), topic=TOPIC)
+            assert cancelled.fates.tolist() == [AmendStatus.OVER] * 4
+        await world.checkpoint()
+        await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            cancelled = await broker.cancel(range(4), topic=TOPIC)
+            assert cancelled.fates.tolist() == [AmendStatus.OVER] * 4
+
+
+@pytest.mark.parametrize("sought", [False, True])
+@pytest.mark.parametrize("where", ["earliest", "offset:1", "past"])
+async def test_who_begins_in_the_past_gets_what_the_log_has_and_nothing_else(
+    mock_clock: trio.testing.MockClock, where: str, sought: bool
+) -> None:
+    """Invariant 7, N3: whatever the index still has, and though the broker dies at once."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            past = f"time:{world.clock.now_ms() - 3_600_000}"
+            producer = await begin(broker)
+            await producer.send_many([b"0", b"1"])
+            await world.checkpoint()
+            assert await take(broker) == [b"0", b"1"]
+            await roll(world)
+            await producer.send_many([b"2", b"3"], delay=[timedelta(days=30), timedelta(0)])
+            await forget(world)
+            (topic,) = world.server.registry.active.values()
+            _, offsets = world.server.index.plan(topic.id, KEY_MIN, KEY_MAX, 100).read()
+            assert {0, 1} <= set(offsets), "they were merged away: nothing is shown"
+            names = {"topic": TOPIC, "subscription": "late"}
+            position = past if where == "past" else where
+            if sought:
+                await broker.admin("subscriptions.create", **names)
+                await broker.admin("subscriptions.seek", **names, position=position)
+            else:
+                await broker.admin("subscriptions.create", **names, position=position)
+        await world.crash()
+        await world.restart()
+        for left in ([b"3"], []):
+            async with world.connect() as broker:
+                assert await take(broker, "late") == left
+                (late,) = [
+                    row
+                    for row in await broker.admin("subscriptions.list", topic=TOPIC)
+                    if row["subscription"] == "late"
+                ]
+                before = where == "offset:1"  # what lies before counts, and is not delivered
+                assert late["unacknowledged"] == 1 + before
+                outcomes = await broker.cancel([1], topic=TOPIC)
+                assert outcomes.fates.tolist() == [AmendStatus.OVER]
+            await world.checkpoint()
+            await without_index(world)
+        async with world.connect() as broker:
+            await world.clock.advance(days=30)
+            assert await take(broker, "late") == [b"2"]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_what_neither_log_nor_index_has_any_more_is_let_go(
+    mock_clock: trio.testing.MockClock, dies: bool
+) -> None:
+    """Invariant 7: it was come upon in an index that is lost since, and waits for a retry.
+
+    It was over by a clock that was set back since, and for whoever came later it was still to come:
+    the index does not know how far the clock had come, as another broker's, or an older version's.
+    """
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            await producer.send_many([b"0", b"1"])
+            await world.checkpoint()
+            assert await take(broker) == [b"0", b"1"]
+            await a_day_later(world)
+            world.clock.set_back(2 * DAY_MS)
+            await world.clock.advance(seconds=1)
+            world.server.index.forgotten_until_ms = 0
+            late = {"topic": TOPIC, "subscription": "late"}
+            await broker.admin("subscriptions.create", **late)
+            await world.clock.advance(days=1)
+            async with broker.consumer(TOPIC, "late") as inbox:
+                messages = await arrived(inbox)
+                assert len(messages) == 2, "it was merged away: nothing is shown"
+                await inbox.nack(messages, timedelta(hours=1))
+            if dies:
+                policy = {"expired_to_dead_letter": True}
+                await broker.admin("subscriptions.update", **late, policy=policy)
+                await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": 3_600_000})
+        await without_index(world)
+        async with world.connect() as broker, broker.consumer(TOPIC, "late") as inbox:
+            await world.clock.advance(hours=2)
+            assert await arrived(inbox) == []
+            producer = await broker.producer(TOPIC)
+            await producer.send(b"2")
+            assert [message.value for message in await arrived(inbox)] == [b"2"]
+            (row,) = [
+                row
+                for row in await broker.admin("subscriptions.list", topic=TOPIC)
+                if row["subscription"] == "late"
+            ]
+            assert (row["unacknowledged"], row["in_flight"]) == (1, 1)
+
+
+async def test_what_was_stated_again_and_is_forgotten_is_let_go(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P11, invariant 7: also where a crash brings back what the log says of it no more."""
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            producer = await begin(broker)
+            await producer.send_many([b"moved", b"not moved"], delay=timedelta(hours=1))
+            await broker.reschedule([0], topic=TOPIC, delay=timedelta(hours=2))
+            await world.checkpoint()
+            await world.clock.advance(hours=3)
+            assert len(await take(broker)) == 2
+            await world.checkpoint()
+            await a_day_later(world)
+            assert len(generations(engine)) == 1
+        await world.crash()
+        await world.restart()
+        names = {"topic": TOPIC, "subscription": "s"}
+        async with world.connect() as broker, broker.consumer(TOPIC, "s") as inbox:
+            await broker.admin("subscriptions.seek", **names, position="earliest")
+            await world.clock.advance(seconds=1)
+            # What an index may have left must not be come upon: it may go at any time.
+            messages = await arrived(inbox)
+            await inbox.nack(messages, timedelta(hours=1))
+            await world.checkpoint()
+        await without_index(world)
+        async with world.connect() as broker, broker.consumer(TOPIC, "s") as inbox:
+            await world.clock.advance(hours=2)
+            assert await arrived(inbox) == []
+            (row,) = await broker.admin("subscriptions.list", topic=TOPIC)
+            assert row["unacknowledged"] == 0
+        assert messages == []
+
+
+async def test_who_comes_later_gets_nothing_of_what_was_moved_and_is_forgotten(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P11, B1: both of its keys may be in the index when nothing says any more which counts."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await begin(broker)
+        await producer.send_many([b"moved", b"not moved"], delay=timedelta(hours=1))
+        await world.checkpoint()
+        await broker.reschedule([0], topic=TOPIC, delay=timedelta(hours=2))
+        await world.checkpoint()
+        await world.clock.advance(hours=2)
+        assert await take(broker) == [b"not moved", b"moved"]
+        await a_day_later(world)
+        (topic,) = world.server.registry.active.values()
+        assert topic.amendments.moves.empty
+        _, offsets = world.server.index.plan(topic.id, KEY_MIN, KEY_MAX, 100).read()
+        assert sorted(offsets) == [0, 0, 1], "what is done was merged away: nothing is shown"
+        for name in ("late", "later"):
+            await subscribe(broker, name, "shared")
+        assert await take(broker, "late") == []
+        later = {"topic": TOPIC, "subscription": "later"}
+        await broker.admin("subscriptions.update", **later, policy={"expired_to_dead_letter": True})
+        await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": 3_600_000})
+        await world.clock.advance(seconds=5)
+        assert await broker.admin("dlq.list", **later) == []

@@ -1,0 +1,234 @@
+"""Moments at which two things happen to a broker at once, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import trio
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.storage.encoding.attempts import MOST_PARTS
+from escapement.storage.state.state import load_state
+from support.database_outages import Outage
+from support.held_calls import COMMIT, Held
+
+CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
+
+
+async def values(inbox: escapement.Inbox) -> list[bytes]:
+    """What is there already."""
+    return [message.payload for message in await testing.arrived(inbox)]
+
+
+async def test_what_is_published_while_a_subscription_becomes_durable_is_delivered(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Invariant 4: its offset belongs to the subscription, its time lies before the creation."""
+    async with testing.start() as world:
+        async with world.connect() as broker, world.connect() as other:
+            before: dict[str, list[bytes]] = {}
+            for topic in [f"t{number}" for number in range(10)]:
+                producer = await broker.producer(topic)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(producer.send, topic.encode())
+                    async with other.consumer(topic, "s") as inbox:
+                        before[topic] = await values(inbox)
+        # A restart reads everything again: what it brings should have come before.
+        await world.stop()
+        await world.restart()
+        async with world.connect() as broker:
+            for topic, got in before.items():
+                async with broker.consumer(topic, "s") as inbox:
+                    assert await values(inbox) == got
+
+
+async def test_acks_that_hold_up_dispatch_let_it_go_on_once_they_are_durable(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Invariant 4: nothing but the commit happens."""
+    limits = BrokerLimits(unwritten_acks=10, unacked_messages=20)
+    config = BrokerConfig(limits=limits, seed=0)
+    async with testing.start(config=config) as world, world.connect() as broker:
+        producer = await broker.producer("t")
+        async with broker.consumer("t", "s", permits=1_000) as inbox:
+            await producer.send_many([b"%d" % number for number in range(40)])
+            first = await testing.arrived(inbox)
+            assert len(first) == 20
+            await inbox.ack([message.id for message in first], durable=True)
+            assert len(await testing.arrived(inbox)) == 20
+
+
+@asynccontextmanager
+async def commit_that_a_checkpoint_precedes(
+    world: testing.World, held: Held, outage: Outage
+) -> AsyncIterator[None]:
+    """What the block causes waits for its COMMIT while a checkpoint is written; then kill -9."""
+    with held.hold(COMMIT):
+        yield
+        await held.reached()
+        await world.checkpoint()
+        outage.unreachable()
+    await world.crash()
+    outage.over()
+    await world.restart()
+    await world.clock.advance(seconds=2)
+
+
+async def test_dead_letter_survives_a_checkpoint_before_its_commit(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1, invariant 4: the acknowledgement is durable with the letter, or not at all."""
+    held, outage = Held(), Outage()
+    async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
+        async with world.connect() as broker:
+            names = {"topic": "x", "subscription": "s"}
+            await broker.admin("subscriptions.create", **names, policy={"max_deliveries": 1})
+            producer = await broker.producer("x")
+            await producer.send_many([b"first", b"fails"])
+            async with broker.consumer("x", "s") as inbox:
+                first, bad = await testing.arrived(inbox)
+                await inbox.nack([first.id])  # its letter makes the dead-letter topic
+                await world.clock.advance(seconds=3)
+                async with commit_that_a_checkpoint_precedes(world, held, outage):
+                    await inbox.nack([bad.id])
+                    await trio.testing.wait_all_tasks_blocked()
+                # Its attempt is known, and its failure is not: it comes once more.
+                await world.clock.advance(minutes=1)
+                await inbox.nack([message.id for message in await testing.arrived(inbox)])
+                await world.clock.advance(seconds=3)
+            inbox_entries = await broker.admin("dlq.list", **names, count=10)
+            assert [inbox_entry["payload"] for inbox_entry in inbox_entries] == [b"first", b"fails"]
+
+
+async def test_dead_letter_of_a_cancelled_message_survives_a_checkpoint_before_its_commit(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1, V4: a checkpoint keeps the attempts of a message that is not durably buried."""
+    held, outage = Held(), Outage()
+    async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
+        async with world.connect() as broker:
+            names = {"topic": "x", "subscription": "s"}
+            await broker.admin("subscriptions.create", **names, policy={"max_deliveries": 2})
+            await broker.admin("subscriptions.create", topic="x", subscription="other")
+            producer = await broker.producer("x")
+            await producer.send(b"first")
+            async with broker.consumer("x", "s") as inbox:
+                for _ in range(2):  # its letter makes the dead-letter topic
+                    (first,) = await testing.arrived(inbox)
+                    await inbox.nack([first.id], delay=timedelta(0))
+                await world.clock.advance(seconds=3)
+                receipt = await producer.send(b"fails")
+                assert len(await testing.arrived(inbox)) == 1
+                # From now on only the record of its attempts says that s is to be done with it.
+                (outcome,) = await broker.cancel([receipt.id])
+                assert (outcome.done, outcome.handed) == (True, ("s",))
+                await inbox.nack([receipt.id], delay=timedelta(0))
+                for _ in range(MOST_PARTS + 2):  # so many that the next one states all anew
+                    assert len(await testing.arrived(inbox)) == 1
+                    await inbox.release([receipt.id])
+                    await world.clock.settle()
+                    await world.checkpoint()
+                assert len(await testing.arrived(inbox)) == 1
+                await producer.send(b"", delay=timedelta(days=1))  # the next one has work, too
+                async with commit_that_a_checkpoint_precedes(world, held, outage):
+                    await inbox.nack([receipt.id])
+                    await trio.testing.wait_all_tasks_blocked()
+                await world.clock.advance(minutes=1)
+                (again,) = await testing.arrived(inbox)
+                assert again.attempt == 3  # it is tried once more
+                await inbox.nack([again.id])
+                await world.clock.advance(seconds=3)
+            inbox_entries = await broker.admin("dlq.list", **names, count=10)
+            assert [inbox_entry["payload"] for inbox_entry in inbox_entries] == [b"first", b"fails"]
+
+
+async def test_attempts_survive_a_checkpoint_before_the_commit_of_an_acknowledgement(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V4, Q2: a message whose acknowledgement is lost keeps the count of its attempts."""
+    held, outage, client = Held(), Outage(), trio.CancelScope()
+
+    async def consume(task_status: trio.TaskStatus[escapement.Inbox]) -> None:
+        with client:
+            async with world.connect() as other, other.consumer("x", "s") as inbox:
+                task_status.started(inbox)
+                await trio.sleep_forever()
+
+    async with (
+        testing.start(engine=outage.engine, run=held, config=CALM) as world,
+        world.connect() as broker,
+        trio.open_nursery() as nursery,
+    ):
+        producer = await broker.producer("x")
+        inbox = await nursery.start(consume)
+        await producer.send(b"tried")
+        for _ in range(2):
+            (message,) = await testing.arrived(inbox)
+            await inbox.nack([message.id], delay=timedelta(0))
+        (message,) = await testing.arrived(inbox)
+        assert message.attempt == 3
+        await world.checkpoint()
+        await producer.send(b"", delay=timedelta(days=1))  # the next checkpoint has work, too
+        async with commit_that_a_checkpoint_precedes(world, held, outage):
+            await inbox.ack([message.id])
+            await trio.testing.wait_all_tasks_blocked()
+            client.cancel()  # a living client would repeat the acknowledgement
+        async with broker.consumer("x", "s") as inbox:
+            (again,) = await testing.arrived(inbox)
+            assert again.attempt > 2
+
+
+async def test_acknowledgements_survive_a_checkpoint_beside_one_that_is_not_committed(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V2, P6: the rows of the checkpoint leave out the one acknowledgement, and no other."""
+    held, outage = Held(), Outage()
+    async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            async with broker.consumer("x", "s") as inbox:
+                await producer.send_many([b"%d" % number for number in range(100)])
+                messages = await testing.arrived(inbox)
+                await inbox.ack([m.id for m in messages[:50]], durable=True)
+                async with commit_that_a_checkpoint_precedes(world, held, outage):
+                    await inbox.ack([m.id for m in messages[50:60]])
+                    await trio.testing.wait_all_tasks_blocked()
+                again = {m.offset for m in await testing.arrived(inbox)}
+                # The client repeats the acknowledgements that have no receipt.
+                assert again <= {m.offset for m in messages[50:]}
+                await inbox.ack([m.id for m in messages], durable=True)
+            await world.checkpoint()
+            await world.crash()
+            await world.restart()
+            await world.clock.advance(seconds=2)
+            async with broker.consumer("x", "s") as inbox:
+                assert await testing.arrived(inbox) == []
+
+
+async def test_checkpoint_writes_no_lapse_that_is_not_committed(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: a message that expired before a crash, and was acknowledged after it, was delivered."""
+    held, outage = Held(), Outage()
+    async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
+        async with world.connect() as broker:
+            names = {"topic": "x", "subscription": "s"}
+            await broker.admin("subscriptions.create", **names)
+            await broker.admin("topics.update", topic="x", policy={"ttl_ms": 1_000})
+            await (await broker.producer("x")).send(b"expires")
+            with held.hold(COMMIT):
+                await world.clock.advance(seconds=2)
+                await held.reached()
+                (stats,) = await broker.admin("subscriptions.list", topic="x")
+                assert stats["expired"] == 1
+                await world.checkpoint()
+                outage.unreachable()
+        await world.crash()
+        outage.over()
+        stored = load_state(outage.database.connect()).chunks
+        assert [chunk for rows in stored.values() for chunk in rows] == []

@@ -1,0 +1,181 @@
+"""A random life of a broker, held against a naive model.
+
+Publishing with keys, priorities, groups and dedup keys, schedules, cancelling, moving, both at
+once, time, subscriptions of every kind, consumers that come, go, ask for ranges of keys,
+acknowledge, give back or fall silent, dead letters that are sent back, groups that are closed,
+seeks, pauses, rates, bounds, times to live and quotas that change, checkpoints, a log that
+forgets, crashes at any moment, clean restarts, a lost index, a clock that is set, a database that
+fails, owners that take turns with an index each, one that is overtaken and goes on trying: in any
+order, on the virtual clock, with bounds so small that every one of them is met. The model
+(``tests/workloads``) knows for each subscription what it must get, in which order, and what it has
+durably acknowledged. Every delivery, what was dropped, what followed a group, and the end are
+held against it.
+
+A failure names its seed; ``ESCAPEMENT_SEED=n`` replays it alone, ``ESCAPEMENT_LIVES=a-b`` lives
+those of a range, and ``ESCAPEMENT_STEPS=300`` makes them longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio._core import _run as scheduler
+
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.open import open_engine
+from random_workloads.ending import Ending
+from random_workloads.event_groups import EventGroups
+from random_workloads.events import Events
+from random_workloads.held_commits import HeldCommits
+from random_workloads.model import ACK_WAIT_MS
+from random_workloads.owners import Owners
+from random_workloads.quotas import Quotas
+from random_workloads.same_tick import Hurries
+from support.database_outages import Outage
+from support.held_calls import Held
+from support.seeds import named, seeds
+
+
+def _seeds(usual: str) -> range:
+    first, _, last = os.environ.get("ESCAPEMENT_LIVES", usual).partition("-")
+    return seeds(range(int(first), int(last) + 1))
+
+
+STEPS = int(os.environ.get("ESCAPEMENT_STEPS", "60"))
+TIGHT = BrokerConfig(
+    ack_wait_ms=ACK_WAIT_MS,
+    limits=BrokerLimits(ready_messages=12, deliver_messages=5, window_messages=16),
+    seed=0,
+)
+
+
+class Workload(Hurries, HeldCommits, EventGroups, Quotas, Owners, Events, Ending):
+    """All that may happen."""
+
+    async def see(self) -> None:
+        await self.see_drops()
+        await self.see_follow_ups()
+
+
+# What takes its time by itself, or ends the broker.
+MOVES_TIME = {
+    "advance", "hurry", "set_clock", "forget", "crash", "crash_in", "trouble", "restart",
+    "lose_index", "overtaken", "other_disk", "checkpoint_before_commit",
+}  # fmt: skip
+WEIGHTED = {
+    "publish": 10,
+    "hurry": 5,
+    "post": 3,
+    "advance": 8,
+    "consume": 16,
+    "subscribe": 8,
+    "seek": 3,
+    "leave": 2,
+    "unsubscribe": 2,
+    "cancel": 3,
+    "reschedule": 4,
+    "race": 2,
+    "redrive": 2,
+    "recur": 1,
+    "close_group": 3,
+    "delete_group": 2,
+    "total": 2,
+    "neighbour": 2,
+    "settings": 6,
+    "limits": 3,
+    "pause": 1,
+    "resume": 2,
+    "checkpoint": 4,
+    "forget": 3,
+    "ticks": 2,
+    "set_clock": 1,
+    "crash": 1,
+    "crash_in": 4,
+    "checkpoint_before_commit": 4,
+    "trouble": 4,
+    "restart": 1,
+    "lose_index": 1,
+    "overtaken": 1,
+    "other_disk": 1,
+}
+
+# Without these nothing happens at all.
+FLOOR = [6 * (name in ("publish", "advance", "consume", "subscribe")) for name in WEIGHTED]
+
+
+@contextlib.contextmanager
+def replayed(seed: int) -> Iterator[None]:
+    """Tasks run in an order that follows from the seed; trio shuffles them otherwise."""
+    before, scheduler._ALLOW_DETERMINISTIC_SCHEDULING = (
+        scheduler._ALLOW_DETERMINISTIC_SCHEDULING,
+        True,
+    )
+    scheduler._r.seed(seed)
+    try:
+        yield
+    finally:
+        scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
+
+
+@pytest.mark.parametrize("seed", _seeds("0-23"))
+async def test_a_random_life_keeps_the_invariants(
+    mock_clock: trio.testing.MockClock, tmp_path: Path, seed: int
+) -> None:
+    """Invariants 1 to 8, P4 to P7, P10, P11, V1 to V6, V16, V18, Q3, Q7 to Q10, N3, N5.
+
+    And B1 to B3, B8.
+    """
+    with replayed(seed):
+        await live(seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", _seeds("0-23"))
+async def test_a_random_life_keeps_the_invariants_on_mysql(
+    mock_clock: trio.testing.MockClock, mysql_url: str, tmp_path: Path, seed: int
+) -> None:
+    """The same: what only a server does (its locks, its types, its own clock) meets it all."""
+    engine = open_engine(mysql_url, tmp_path)
+    try:
+        with replayed(seed):
+            await live(seed, tmp_path, engine)
+    finally:
+        engine.close()
+
+
+async def live(seed: int, elsewhere: Path, database: Engine | None = None) -> None:
+    """One life, from its beginning to its end; without a database, on one in memory."""
+    rng, outage, held = random.Random(seed), Outage(database), Held()
+    async with (
+        testing.start(config=TIGHT, engine=outage.engine, run=held) as world,
+        trio.open_nursery() as nursery,
+    ):
+        workload = Workload(world, outage, nursery, rng)
+        workload.held = held
+        workload.disks = [world.index_directory, elsewhere]
+        await workload.begin()
+        # Each life is one-sided in its own way, so that what is rare meets itself.
+        weights = [weight * rng.choice([0, 1, 1, 4]) for weight in WEIGHTED.values()]
+        weights = [w or floor for w, floor in zip(weights, FLOOR, strict=True)]
+        done: list[str] = []
+        try:
+            with named(seed, done):
+                for _ in range(STEPS):
+                    await workload.settle()
+                    (name,) = rng.choices(list(WEIGHTED), weights)
+                    done.append(name)
+                    step = getattr(workload, name)
+                    await (step() if name in MOVES_TIME else workload.patiently(step))
+                await workload.drain()
+        finally:
+            outage.over()
+            await workload.patiently(workload.close)

@@ -1,0 +1,210 @@
+"""The verbs of administration: no argument, however wrong, costs anybody anything."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import escapement
+from escapement import testing
+from escapement.broker.admin import namespaces, schedules, subscriptions, topics
+from escapement.broker.admin.admin import VERBS
+from escapement.errors import EscapementError, InvalidRequest
+from escapement.message import Blobs, MessageBatch
+from escapement.protocol.commands import COMMANDS, Command
+
+PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
+
+TOPIC = {"topic": "t"}
+BILLING = TOPIC | {"subscription": "s"}
+SCHEDULE = {"schedule": "again", "topic": "t"}
+GROUP = BILLING | {"group": "g", "target": "u"}
+# Each verb that takes numbers, with what else it needs, and the names of the numbers.
+NUMBERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    (
+        "namespaces.enable_delayed_message",
+        {"namespace": "public/default"},
+        ("tick_ms", "granularity_ms"),
+    ),
+    ("topics.peek", TOPIC, ("count", "from_ms", "until_ms", "offset")),
+    ("messages.select", TOPIC, ("from_ms", "until_ms")),
+    ("messages.show", TOPIC, ("offset",)),
+    ("topics.forecast", TOPIC, ("by_ms", "within_ms", "origin_ms")),
+    ("schedules.create", SCHEDULE, ("every_ms",)),
+    ("schedules.create", SCHEDULE | {"every_ms": 60_000}, ("until_ms",)),
+    ("groups.close", GROUP, ("priority", "delay_ms", "at_ms")),
+    ("dispatch.pause", BILLING, ("for_ms", "until_ms")),
+    ("dlq.count", BILLING, ("count",)),
+    ("dlq.list", BILLING, ("count",)),
+    ("dlq.show", BILLING, ("offset",)),
+    ("dlq.redrive", BILLING, ("count",)),
+    ("dlq.purge", BILLING, ("count",)),
+    ("broker.update", {}, ("table_parallelism",)),
+]
+EXTREMES = [
+    *(
+        sign * (1 << bits) + more
+        for bits in (31, 53, 62, 63)
+        for sign in (1, -1)
+        for more in (-1, 0)
+    ),
+    (1 << 64) - 1,
+    253_402_300_799_999,
+    0,
+    -1,
+    True,
+    1.5,
+    float("nan"),
+    "1",
+    b"1",
+    [1],
+    {"a": 1},
+]
+
+
+@pytest.mark.parametrize(("verb", "given", "names"), NUMBERS)
+async def test_no_number_ends_the_broker_or_the_connection(
+    verb: str,
+    given: dict[str, Any],
+    names: tuple[str, ...],
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Whatever is refused is refused by name, and what is taken can be looked at."""
+    async with testing.start() as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
+        for name in names:
+            for value in EXTREMES:
+                with contextlib.suppress(EscapementError):
+                    await broker.admin(verb, **given, **{name: value})
+                assert broker.connected, (name, value)
+                for schedule in await broker.admin("schedules.list"):
+                    await broker.admin("schedules.get", schedule=schedule["schedule"])
+                    await broker.admin("schedules.delete", schedule=schedule["schedule"])
+                for group in await broker.admin("groups.list", topic="t"):
+                    await broker.admin("groups.delete", topic="t", group=group["group"])
+                await broker.admin("topics.get", topic="t")
+
+
+def test_the_table_of_numbers_is_whole() -> None:
+    """Whoever takes a number is above: read off the code of the verbs."""
+    source = "".join(
+        path.read_text()
+        for path in (Path(__file__).parents[3] / "src/escapement/broker/admin").glob("*.py")
+    )
+    taken = set(re.findall(r'given\.(?:optional_)?(?:number|offset)\("(\w+)"\)', source))
+    assert taken == {name for _, _, names in NUMBERS for name in names}
+    assert {verb for verb, _, _ in NUMBERS} <= set(VERBS)
+
+
+async def test_an_answer_that_does_not_fit_is_refused_and_the_connection_stays(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Properties of any shape are shown as far as an answer holds them."""
+    strange: dict[str, Any] = {"p": [[] for _ in range(2_000)]}
+    deep: Any = 1
+    for _ in range(20):
+        deep = {"in": deep}
+    strange["deep"] = deep
+    async with testing.start() as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
+        async with await broker.producer("t") as producer:
+            for _ in range(150):
+                await producer.send(b"x", delay="1h", properties=strange)
+            odd = [b"\x81\x01\x02", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa1a\xd4\x05\x01", b"\x81"]
+            await producer.send_batch(
+                MessageBatch(Blobs.of([b"y"] * len(odd)), None, Blobs.of(odd), None)
+            )
+        shown = [one async for one in broker.peek("t", count=200)]
+        assert len(shown) == 155
+        assert all(set(one.properties) == {"p", "deep"} for one in shown if one.payload == b"x")
+        sought = broker.peek("t", properties={"deep": "no"})
+        assert [one async for one in sought] == []
+        for offset in range(150, 155):
+            assert (await broker.show(offset, "t")).payload == b"y"
+        assert broker.connected
+
+
+async def test_a_request_with_too_many_lists_is_refused_before_it_is_sent(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        with pytest.raises(EscapementError, match="lists and maps"):
+            await broker.admin("topics.peek", topic="t", properties={"a": [[]] * 2_000})
+        assert broker.connected
+        with pytest.raises(InvalidRequest):
+            await broker.admin("no.such.verb")
+
+
+async def test_listings_are_bounded(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/architecture/bounds.md: 10,000 rows."""
+    for module in (namespaces, schedules, subscriptions, topics):
+        assert module.MAX_ROWS == 10_000
+        monkeypatch.setattr(module, "MAX_ROWS", 5)
+    async with testing.start() as world, world.connect() as broker:
+        for number in range(7):
+            await broker.admin("subscriptions.create", topic="t", subscription=f"s{number}")
+            await broker.admin("topics.create", topic=f"a/n{number}/t")
+            await broker.schedules.create(f"s{number}", "t", every="1h")
+        assert len(await broker.admin("subscriptions.list", topic="t")) == 5
+        assert len((await broker.admin("topics.stats", topic="t"))["subscriptions"]) == 5
+        assert len(await broker.admin("namespaces.list")) == 5
+        assert len(await broker.admin("schedules.list")) == 5
+        listed = await broker.admin("topics.list")
+        assert (len(listed["topics"]), listed["total"]) == (5, 8)
+
+
+async def test_after_the_block_everything_says_that_it_is_over(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with testing.start() as world:
+        async with world.connect() as broker:
+            producer = await broker.producer("t")
+        with pytest.raises(escapement.Disconnected, match="closed by this side"):
+            await broker.producer("t")
+        with pytest.raises(escapement.Disconnected, match="closed by this side"):
+            async with broker.consumer("t", "s"):
+                pass
+        with pytest.raises(escapement.Disconnected, match="closed by this side"):
+            await broker.admin("broker.stats")
+        with pytest.raises(EscapementError):
+            await producer.send(b"late")
+
+
+# -- docs/protocol.md against the code -------------------------------------------------
+
+
+def test_every_verb_stands_in_the_page_on_the_wire() -> None:
+    page = PROTOCOL.read_text()
+    assert [verb for verb in VERBS if f"`{verb}`" not in page] == []
+
+
+def test_every_command_stands_there_with_its_number_and_how_large_it_may_be() -> None:
+    page = PROTOCOL.read_text()
+    rows = re.findall(r"^\| (\d+) \| (\w+) \|", page, re.MULTILINE)
+    assert {(int(number), name) for number, name in rows} == {
+        (number, kind.__name__) for number, kind in COMMANDS.items()
+    }
+    section = page[page.index("| frames with |") : page.index("Before the handshake")]
+    kinds: dict[tuple[int, bool], set[str]] = {}
+    for names, size, nests in re.findall(r"^\| (.+?) \| (\d+) MiB \| (.+?) \|$", section, re.M):
+        found = set(re.findall(r"\b[A-Z]\w+", names))
+        kinds.setdefault((int(size) << 20, nests.startswith("nothing")), set()).update(found)
+
+    def named(test: Any) -> set[str]:
+        return {kind.__name__ for kind in COMMANDS.values() if test(kind)}
+
+    def large(kind: type[Command]) -> bool:
+        return kind.MAX_BYTES > 1 << 20
+
+    flat = named(lambda kind: large(kind) and kind.MAX_CONTAINERS == 1)
+    assert kinds[16 << 20, True] == flat
+    assert kinds[16 << 20, False] == named(large) - flat
+    assert kinds[1 << 20, False] == named(lambda kind: not large(kind) and kind.MAX_CONTAINERS > 1)
+    assert kinds[1 << 20, True] == set()

@@ -1,0 +1,431 @@
+"""Arguments of every wrong type: each is refused by name, and disturbs nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgpack
+import numpy as np
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.admin.admin import VERBS
+from escapement.dedup import digests
+from escapement.errors import EscapementError, InvalidRequest
+from escapement.protocol import commands as wire
+from escapement.protocol.connection import Connection
+from escapement.protocol.limits import PROTOCOL_VERSION
+from escapement.storage.catalog.policy import (
+    NamespacePolicy,
+    Policy,
+    SubscriptionPolicy,
+    TopicPolicy,
+)
+
+ADMIN: Final = Path(__file__).parents[3] / "src/escapement/broker/admin"
+
+ODD: Final[list[Any]] = [
+    None, True, False, 0, -1, 1 << 40, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1, 0.5, -1.5,
+    float("nan"), float("inf"), "", "x", "x" * 5_000, "\x00", "a/b/c/d", "7", "yes", b"", b"x",
+    b"\xff\x00", [], [0], [-1], [1, 2], ["a"], [None], [[]], {}, {"a": 1}, {"": None}, {"a": [{}]},
+]  # fmt: skip
+
+# What each kind of argument may be made of; whatever is of another type is refused.
+TEXT: Final = (str,)
+MAYBE: Final = (str, type(None))
+NUMBER: Final = (int,)
+COUNT: Final = (int, type(None))
+LIST: Final = (list, type(None))
+BLOB: Final = (bytes, type(None))
+FLAG: Final = (bool,)
+MAP: Final = (dict,)
+
+TOPIC: Final = {"topic": ("t", TEXT)}
+SUBSCRIPTION: Final = TOPIC | {"subscription": ("s", TEXT)}
+NAMESPACE: Final = {"namespace": ("public/default", TEXT)}
+SCHEDULE: Final = {"schedule": ("public/default/again", TEXT)}
+ENTRIES: Final = SUBSCRIPTION | {"dead_letter_topic": (None, MAYBE)}
+SOME: Final = {"offsets": (None, LIST), "count": (None, COUNT)}
+SOUGHT: Final = {
+    "key": (None, MAYBE), "from_ms": (None, COUNT), "until_ms": (None, COUNT),
+    "properties": ({}, MAP), "after": (None, LIST),
+}  # fmt: skip
+POLICY: Final = {"policy": ({"ttl_ms": None}, MAP)}
+# Of each verb what it takes: a value that is right, and the types that may be.
+TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
+    "namespaces.list": {},
+    "namespaces.get": NAMESPACE,
+    "namespaces.update": NAMESPACE | POLICY,
+    "namespaces.create": {"namespace": ("a/b", TEXT)},
+    "namespaces.delete": {
+        "namespace": ("a/b", TEXT), "force": (True, FLAG), "dry_run": (True, FLAG),
+    },
+    "namespaces.enable_delayed_message": NAMESPACE
+    | {"granularity_ms": (None, COUNT), "tick_ms": (None, COUNT)},
+    "namespaces.disable_delayed_message": NAMESPACE,
+    "topics.list": {"namespace": (None, MAYBE)},
+    "topics.get": TOPIC,
+    "topics.update": TOPIC | POLICY,
+    "topics.stats": TOPIC,
+    "topics.create": TOPIC,
+    "topics.create_many": {"topics": (["a/b/c"], (list,)), "subscription": (None, MAYBE)},
+    "topics.delete": {"topic": ("a/b/gone", TEXT), "force": (False, FLAG)},
+    "topics.peek": TOPIC | SOUGHT | {"count": (None, COUNT), "offset": (None, COUNT)},
+    "topics.forecast": TOPIC
+    | {"by_ms": (None, COUNT), "within_ms": (None, COUNT), "origin_ms": (None, COUNT)},
+    "messages.select": TOPIC | SOUGHT,
+    "messages.show": TOPIC | {"offset": (0, NUMBER)},
+    "subscriptions.list": TOPIC,
+    "subscriptions.get": SUBSCRIPTION,
+    "subscriptions.update": SUBSCRIPTION | {"policy": ({"max_rate": None}, MAP)},
+    "subscriptions.create": TOPIC
+    | {
+        "subscription": ("made", TEXT),
+        "kind": ("shared", MAYBE),
+        "position": ("latest", MAYBE),
+        "policy": ({}, MAP),
+    },
+    "subscriptions.seek": SUBSCRIPTION | {"position": ("latest", TEXT)},
+    "subscriptions.delete": TOPIC | {"subscription": ("made", TEXT), "force": (True, FLAG)},
+    "dlq.list": ENTRIES | {"count": (None, COUNT)},
+    "dlq.show": ENTRIES | {"offset": (0, NUMBER)},
+    "dlq.count": ENTRIES | SOME | {"after": (None, LIST)},
+    "dlq.redrive": ENTRIES | SOME,
+    "dlq.purge": ENTRIES | SOME,
+    "dispatch.pause": TOPIC
+    | {"subscription": (None, MAYBE), "for_ms": (1, COUNT), "until_ms": (None, COUNT)},
+    "dispatch.resume": TOPIC | {"subscription": (None, MAYBE)},
+    "inbox.list": {},
+    "inbox.discard": {"target": ("public/default/t", TEXT)},
+    "jobs.list": {},
+    "schedules.list": {"namespace": (None, MAYBE)},
+    "schedules.get": SCHEDULE,
+    "schedules.create": {
+        "schedule": ("public/default/new", TEXT), "topic": ("t", TEXT), "cron": (None, MAYBE),
+        "timezone": (None, MAYBE), "every_ms": (60_000, COUNT), "until_ms": (None, COUNT),
+        "missed": (None, MAYBE), "payload": (None, BLOB), "key": (None, BLOB),
+    },
+    "schedules.pause": SCHEDULE,
+    "schedules.resume": SCHEDULE,
+    "schedules.delete": {"schedule": ("public/default/new", TEXT)},
+    "groups.list": TOPIC,
+    "groups.get": TOPIC | {"group": ("g", TEXT)},
+    "groups.close": SUBSCRIPTION
+    | {
+        "group": ("g", TEXT), "target": ("u", TEXT), "payload": (None, BLOB), "key": (None, BLOB),
+        "properties": (None, BLOB), "priority": (None, COUNT), "delay_ms": (None, COUNT),
+        "at_ms": (None, COUNT),
+    },
+    "groups.delete": TOPIC | {"group": ("g", TEXT)},
+    "broker.stats": {},
+    "broker.update": {"table_parallelism": (2, NUMBER)},
+}  # fmt: skip
+
+
+def fits(value: Any, types: tuple[type, ...]) -> bool:
+    """Whether a value is of one of the types; True is no number."""
+    return type(value) in types
+
+
+@pytest.mark.parametrize("verb", TAKEN)
+async def test_an_argument_of_a_wrong_type_is_refused_by_name(
+    verb: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """Whatever else is odd about it is refused too, or taken; the connection and all stay."""
+    right = {name: value for name, (value, _) in TAKEN[verb].items() if value is not None}
+    async with testing.start() as world, world.connect() as broker:
+        await begin(broker)
+        for name, (_, types) in TAKEN[verb].items():
+            for value in ODD:
+                given = right | {name: value}
+                if name == "until_ms":
+                    given.pop("for_ms", None)
+                try:
+                    await broker.admin(verb, **given)
+                    error = None
+                except EscapementError as refused:
+                    error = refused
+                assert broker.connected, (name, value)
+                where = f"{verb} {name}={value!r:.40}: {error!r:.200}"
+                if not fits(value, types):
+                    assert type(error) is InvalidRequest, where
+                    assert name in str(error), where
+                assert error is None or type(error) is not EscapementError, where
+        with pytest.raises(InvalidRequest, match="does not take"):
+            await broker.admin(verb, **right, surprise=1)
+        await broker.admin("broker.stats")
+        assert broker.connected
+
+
+async def begin(broker: escapement.Broker) -> None:
+    """A topic with a message, a subscription, a group and a schedule."""
+    await broker.admin("subscriptions.create", topic="t", subscription="s")
+    producer = await broker.producer("t")
+    await producer.send(b"0", group="g", delay="1h")
+    await broker.schedules.create("public/default/again", "t", every="1h")
+
+
+def test_the_table_of_arguments_is_whole() -> None:
+    """Every verb, and every argument that one takes: read off the code of the verbs."""
+    source = "".join(path.read_text() for path in ADMIN.glob("*.py"))
+    taken = set(re.findall(r'given\.\w+\("(\w+)"', source))
+    assert TAKEN.keys() == VERBS.keys()
+    assert taken == {name for arguments in TAKEN.values() for name in arguments}
+
+
+KINDS: Final = (NamespacePolicy, TopicPolicy, SubscriptionPolicy)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(k, name) for k in KINDS for name in k.names()])
+def test_a_field_of_a_policy_takes_no_value_of_another_type(kind: type[Policy], name: str) -> None:
+    """V4, V18: text stands for numbers; true and false do not, nor a list or a map for anything."""
+    usual = getattr(kind(), name)
+    right: tuple[type, ...] = (type(usual), str, type(None))
+    if type(usual) is float:
+        right = (*right, int)
+    for value in ODD:
+        try:
+            taken = getattr(kind().updated({name: value}), name)
+        except InvalidRequest as error:
+            refused = str(error)
+        else:
+            refused = None
+        if refused is not None:
+            assert name in refused, (name, value)
+            continue
+        assert fits(value, right), (name, value, taken)
+        assert type(taken) is type(usual), (name, value, taken)
+        again = kind.decode(kind().updated({name: value}).encode())
+        assert getattr(again, name) == taken
+
+
+# -- the client --------------------------------------------------------------------------
+
+# Calls and what is right for each of their arguments; "…" stands for the odd one.
+CALLS: Final[dict[str, dict[str, Any]]] = {
+    "send": {
+        "value": b"x", "key": None, "properties": None, "priority": 50, "delay": None, "at": None,
+        "dedup": None, "group": None,
+    },
+    "send_many": {
+        "values": [b"x"], "keys": None, "properties": None, "priorities": None, "delay": None,
+        "at": None, "dedup": None, "groups": None,
+    },
+    "send_batch": {"batch": None},
+    "producer": {"topic": "t", "name": None, "serializer": bytes},
+    "consumer": {
+        "topic": "t", "subscription": "s2", "kind": "shared", "position": "latest", "permits": 9,
+        "ack_wait": None, "serializer": bytes, "name": "", "key_range": None,
+    },
+    "cancel": {"what": [0], "topic": "t"},
+    "cancel by dedup": {"topic": "t", "dedup": "a"},
+    "cancel by key": {"topic": "t", "key": "a"},
+    "reschedule": {"what": [0], "topic": "t", "delay": "1h"},
+    "reschedule at": {"what": [0], "topic": "t", "at": None},
+    "select": {"topic": "t", "due_from": None, "due_until": None, "key": None, "properties": None},
+    "peek": {
+        "topic": "t", "count": 9, "due_from": None, "due_until": None, "key": None, "offset": None,
+        "properties": None,
+    },
+    "show": {"message": 0, "topic": "t"},
+    "find": {"topic": "t", "dedup": "a"},
+    "forecast": {"topic": "t", "by": (1, "hour"), "within": (1, "day"), "origin": None},
+    "groups.close": {
+        "topic": "t", "group": "g", "subscription": "s", "then": escapement.FollowUp(b"", "u"),
+    },
+    "follow-up": {
+        "value": b"", "topic": "u", "key": None, "properties": None, "priority": 50, "delay": None,
+        "at": None, "serializer": bytes,
+    },
+    "schedules.create": {
+        "name": "public/default/z", "topic": "t", "every": "1h", "timezone": "UTC", "until": None,
+        "value": b"", "key": None, "missed": "skip",
+    },
+    "schedules.create cron": {"name": "public/default/y", "topic": "t", "cron": "* * * * *"},
+    "ack": {"what": 0},
+    "nack": {"what": 0, "delay": None},
+    "release": {"what": 0, "delay": None},
+    "extend": {"what": 0, "wait": "1m"},
+    "seek": {"where": "latest"},
+    "admin": {"verb": "broker.stats"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_with_an_argument_of_a_wrong_type_says_so_and_harms_nothing(
+    name: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V17, N2: an error of ours before anything is sent, or from the broker, and no other."""
+    async with testing.start() as world, world.connect() as broker:
+        await begin(broker)
+        producer = await broker.producer("t")
+        for argument in CALLS[name]:
+            for value in ODD:
+                given = {one: v for one, v in CALLS[name].items() if v is not None}
+                with contextlib.suppress(EscapementError):
+                    await call(name, broker, producer, {**given, argument: value})
+                assert broker.connected, (argument, value)
+        await broker.admin("broker.stats")
+
+
+async def call(
+    name: str, broker: escapement.Broker, producer: escapement.Producer, given: dict[str, Any]
+) -> None:
+    method = name.split()[0]
+    if method in ("send", "send_many", "send_batch"):
+        await getattr(producer, method)(**given)
+    elif method == "producer":
+        await (await broker.producer(**given)).aclose()
+    elif method == "consumer":
+        async with broker.consumer(**given):
+            pass
+    elif method in ("ack", "nack", "release", "extend", "seek"):
+        async with broker.consumer("t", "s3") as inbox:
+            await getattr(inbox, method)(*given.values())
+    elif method == "peek":
+        async for _ in broker.peek(**given):
+            pass
+    elif method == "follow-up":
+        await broker.groups.close("t", "g", "s", escapement.FollowUp(**given))
+    elif method == "admin":
+        await broker.admin(**given)
+    else:
+        owner: Any = broker
+        for part in method.split("."):
+            owner = getattr(owner, part)
+        await owner(**given)
+
+
+# -- the wire ----------------------------------------------------------------------------
+
+ONE: Final = escapement.MessageBatch(escapement.Blobs.of([b"x"])).encode()
+FIRST: Final = np.zeros(1, np.int64)
+# What a client says, as it should be; producer 1 and consumer 1 are open.
+SAID: Final[list[wire.Command]] = [
+    wire.Ping(3),
+    wire.OpenProducer(7, 2, "t", "", -1),
+    wire.Publish(1, 0, -1, None, None, ONE),
+    wire.Publish(1, 0, -1, FIRST, None, ONE),
+    wire.Find(7, "t", digests(["one"])),
+    wire.CloseProducer(7, 1),
+    wire.Subscribe(7, 2, "t", "s", "shared", "latest", 0, ""),
+    wire.Flow(1, 1000),
+    wire.Ack(7, 1, FIRST),
+    wire.Ack(7, 1, None, FIRST, FIRST + 1),
+    wire.Nack(7, 1, FIRST, -1),
+    wire.Extend(7, 1, FIRST, 30_000),
+    wire.Release(7, 1, FIRST, 0),
+    wire.Halt(7, 1),
+    wire.CloseConsumer(7, 1, FIRST),
+    wire.Cancel(7, "t", FIRST),
+    wire.Reschedule(7, "t", FIRST, 5, -1),
+    wire.Reschedule(7, "t", FIRST, -1, 5),
+    wire.Read(7, "t", 0, -1, 1000),
+    wire.Admin(7, "topics.get", {"topic": "t"}),
+    wire.Goodbye("done"),
+]
+COLUMNS: Final = [
+    column.astype("<i8").tobytes()
+    for column in (
+        np.array([-1]), np.array([(1 << 63) - 1]), np.array([-(1 << 63)]), np.array([5, 5, 0]),
+    )
+]  # fmt: skip
+PROBE: Final = 999
+
+
+async def test_a_text_that_utf_8_cannot_hold_is_refused_and_nothing_sent(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Python has such texts: of names of files, say."""
+    odd = "a\udcff"
+    async with testing.start() as world, world.connect() as broker:
+        producer = await broker.producer("t")
+        calls = [
+            lambda: producer.send(b"x", key=odd),
+            lambda: producer.send(b"x", dedup=odd),
+            lambda: producer.send(b"x", properties={"a": odd}),
+            lambda: producer.send(b"x", group=odd),
+            lambda: producer.send_many([b"x"], keys=[odd]),
+            lambda: producer.send_many([b"x"], dedup=[odd]),
+            lambda: broker.find("t", odd),
+            lambda: broker.cancel(topic="t", key=odd),
+            lambda: broker.cancel(topic="t", dedup=odd),
+            lambda: broker.schedules.create("s", "t", every="1m", key=odd),
+            lambda: broker.admin("dlq.list", topic="t", subscription=odd),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidRequest, match="udcff"):
+                await call()
+        assert (await producer.send(b"goes on")).id.offset == 0
+
+
+@pytest.mark.parametrize("said", SAID, ids=lambda said: type(said).__name__)
+async def test_a_command_with_a_field_of_a_wrong_type_is_answered_or_ends_with_a_reason(
+    said: wire.Command, mock_clock: trio.testing.MockClock
+) -> None:
+    """protocol.md: what breaks the protocol ends the connection by name, all else is an answer."""
+    right = list(said.write())
+    async with testing.start() as world, world.connect() as broker:
+        await begin(broker)
+        for place in range(1, len(right)):
+            for value in [*ODD, *COLUMNS]:
+                with contextlib.suppress(OverflowError):
+                    frame = msgpack.packb([*right[:place], value, *right[place + 1 :]])
+                heard = await answers(world, frame)
+                where = (type(said).__name__, place, value, heard)
+                if any(isinstance(one, wire.AdminReply) for one in heard):
+                    continue
+                assert heard, where
+                if isinstance(said, wire.Goodbye):
+                    continue
+                last = heard[-1]
+                assert isinstance(last, wire.Refused), where
+                assert last.code == "protocol_error", where
+                assert last.message, where
+                assert broker.connected, where
+        await broker.admin("broker.stats")
+
+
+def test_the_table_of_commands_is_whole() -> None:
+    """All that a client may say once it is known."""
+    may_be_said = {kind for kind in wire.COMMANDS.values() if "client" in kind.SENDERS}
+    assert {type(said) for said in SAID} == may_be_said - {wire.Hello, wire.Pong}
+
+
+async def answers(world: testing.World, frame: bytes) -> list[wire.Command]:
+    """What a broker says to a frame, until it has answered a probe or ends the connection."""
+    protocol = Connection("client")
+    stream = await world._open_stream()
+
+    async def say(*commands: wire.Command) -> None:
+        for command in commands:
+            await stream.send(b"".join(protocol.send(command)))
+
+    await say(wire.Hello(PROTOCOL_VERSION, "peer", {}))
+    heard: list[wire.Command] = []
+    try:
+        while not any(isinstance(one, wire.Welcome) for one in protocol.events()):
+            protocol.receive_data(await stream.receive())
+        await say(
+            wire.OpenProducer(1, 1, "t", "", -1),
+            wire.Subscribe(2, 1, "t", "s", "shared", "latest", 0, ""),
+            wire.Flow(1, 10),
+        )
+        await stream.send(len(frame).to_bytes(4, "big") + frame)
+        await say(wire.Admin(PROBE, "broker.stats", {}))
+        while True:
+            protocol.receive_data(await stream.receive())
+            for event in protocol.events():
+                heard.append(event)
+                if isinstance(event, wire.AdminReply) and event.request_id == PROBE:
+                    return heard
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return heard
+    finally:
+        await stream.aclose()

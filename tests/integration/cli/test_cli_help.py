@@ -1,0 +1,116 @@
+"""What the command line says of itself, and the demo."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import trio
+
+from escapement.bench.host import Host
+from escapement.cli.demo.demo import Demo
+from escapement.cli.main import escapement as commands
+from escapement.cli.main import run
+from support.command_lines import TIMEOUT_S
+
+# -- help --------------------------------------------------------------------------
+
+
+def all_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from all_commands(command, (*path, name))
+
+
+def context_of(path: Sequence[str]) -> click.Context:
+    """Of a group, as if one of its commands had been called."""
+    group: Any = commands
+    context: click.Context = group.make_context("escapement", ["x"])
+    for name in path:
+        group = group.get_command(context, name)
+        context = group.make_context(name, ["x"], parent=context)
+    return context
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for path, command in all_commands(commands):
+        assert run([*path, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert f"Usage: escapement {' '.join(path)}" in shown
+        assert command.help, path
+        for option in command.params:
+            if option.param_type_name == "option" and not option.hidden:
+                assert option.help, (path, option.name)
+
+
+def test_every_command_comes_with_examples_that_it_understands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for path, command in all_commands(commands):
+        assert run([*path, "--help"]) == 0
+        shown = re.sub(r"\\\n +", "", capsys.readouterr().out)  # an example of several lines
+        examples = re.findall(r"^ {4}(?:jq .* \| )?escapement (.*?)(?: &)?$", shown, re.MULTILINE)
+        if hasattr(command, "commands"):
+            continue
+        name = " ".join(path)
+        assert any(example.startswith(name) for example in examples), path
+        for example in examples:
+            if example.startswith(name):
+                above = context_of(path[:-1])
+                words = shlex.split(example.removeprefix(name))
+                command.make_context(path[-1], words, parent=above)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("escapement, version ")
+
+
+# -- the demo ----------------------------------------------------------------------
+
+
+def test_the_demo_keeps_every_promise_over_a_kill() -> None:
+    """P6: what a newcomer runs first is itself a test."""
+    done = subprocess.run(
+        [sys.executable, "-m", "escapement", "demo", "--messages", "500", "--seconds", "3"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "killed it with SIGKILL" in done.stdout
+    assert done.stdout.endswith("Every promise was kept.\n")
+
+
+class ForgetfulHost(Host):
+    """A broker that loses its disk when it is killed."""
+
+    def kill(self) -> None:
+        super().kill()
+        shutil.rmtree(self._data, ignore_errors=True)
+        self._data.mkdir()
+
+
+def test_the_demo_notices_a_broken_promise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = ForgetfulHost(tmp_path / "data", None)
+    (tmp_path / "data").mkdir()
+    try:
+        assert trio.run(Demo(host, 200, 2.0, 0.5).run) is False
+    finally:
+        host.kill()
+    assert "A promise was broken." in capsys.readouterr().out

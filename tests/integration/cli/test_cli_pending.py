@@ -1,0 +1,219 @@
+"""The commands that look at what is pending, and change it, to a broker in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import escapement
+import escapement.sync
+from escapement import AmendStatus, sync
+from escapement.cli.main import run
+from support.broker_processes import BrokerProcess
+from support.command_lines import TIMEOUT_S, Say
+
+
+def test_what_is_pending_is_shown_next_due_first_and_stays(say: Say, broker: BrokerProcess) -> None:
+    """B6: peek consumes nothing; by time, key, id and property; also of the blocking client."""
+    say("admin", "subscriptions", "create", "ahead", "s")
+    say("produce", "ahead", "far", "--delay", "2h", "--key", "k")
+    say("produce", "ahead", "near", "--delay", "1h", "--property", "source=till")
+    for _ in range(2):
+        rows = json.loads(say("peek", "ahead", "-o", "json"))
+        assert [(row["payload"], row["key"]) for row in rows] == [("near", None), ("far", "k")]
+        assert rows[0]["due_at_ms"] < rows[1]["due_at_ms"]
+    assert "near" in say("peek", "ahead", "--count", "1")
+
+    def shown(*words: str) -> list[str]:
+        return [row["payload"] for row in json.loads(say("peek", "ahead", *words, "-o", "json"))]
+
+    middle = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
+    assert shown("--from", middle) == ["far"]
+    assert shown("--until", middle) == ["near"]
+    assert shown("--key", "k") == ["far"]
+    assert shown("--id", "1") == ["near"]
+    assert shown("--property", "source=till") == ["near"]
+    assert shown("--property", "source=till", "--key", "k") == []
+    assert "no matching message is pending" in say("peek", "ahead", "--key", "none")
+    say("peek", "ahead", "--property", "source", fails=2)
+    assert "there is no topic" in say("peek", "nowhere-at-all", fails=1)
+    with escapement.sync.connect(broker.url) as client:
+        assert [one.payload for one in client.peek("ahead", key="k")] == [b"far"]
+        assert client.forecast("ahead", within="1d").total == 2
+        assert client.show(0, "ahead").state == "to_be_fired"
+
+
+def test_a_forecast_is_drawn_or_given_as_json(say: Say) -> None:
+    """B6."""
+    say("produce", "weather", *["x"] * 3, "--delay", "30m")
+    say("produce", "weather", "y", "--delay", "20h")
+    drawn = say("forecast", "weather")
+    assert "4 messages to fall due in this time" in drawn
+    lines = drawn.splitlines()
+    assert [line.split()[4] for line in lines if "█" in line] == ["3", "1"]
+    assert any(line.strip() == "..." for line in lines)
+    found = json.loads(say("forecast", "weather", "--by", "minute", "--for", "2h", "-o", "json"))
+    assert (found["total"], max(found["counts"]), found["by_ms"]) == (3, 3, 60_000)
+    days = json.loads(say("forecast", "weather", "--by", "day", "-o", "json"))
+    assert days["total"] == 4
+    assert "nothing falls due" in say("forecast", "weather", "--for", "1m")
+
+
+def test_a_message_shows_its_life(say: Say) -> None:
+    """Q2, B6: by topic and offset, or by its id."""
+    say("admin", "subscriptions", "create", "lives", "s")
+    id = say("produce", "lives", "x", "--delay", "1h", "--key", "k").strip()
+    shown = say("message", "show", id)
+    assert "to_be_fired" in shown
+    assert "pending" in shown
+    found = json.loads(say("message", "show", "lives", "0", "-o", "json"))
+    assert (found["state"], found["key"], found["payload"]) == ("to_be_fired", "k", "x")
+    assert [one["state"] for one in found["subscriptions"]] == ["pending"]
+    assert "no message 1" in say("message", "show", "lives", "1", fails=1)
+    say("message", "show", "lives", fails=2)
+
+
+def test_messages_are_cancelled_by_id_and_each_is_answered_for(
+    say: Say, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B1: by what produce printed, by offset, from standard input; 1 if any was not."""
+    say("admin", "subscriptions", "create", "recall", "s")
+    first = say("produce", "recall", "a", "--delay", "1h").strip()
+    say("produce", "recall", "b", "c", "--delay", "1h")
+    (row,) = json.loads(say("cancel", "recall", first, "-o", "json"))
+    assert row == {"id": first, "fate": "cancelled", "handed": []}
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n"))
+    assert "recall@1" in say("cancel", "recall", "-")
+    (row,) = json.loads(say("peek", "recall", "-o", "json"))
+    assert row["payload"] == "c"
+    assert run(["cancel", "recall", "2", "99"]) == 1
+    out, err = (text.decode() for text in capsysbinary.readouterr())
+    assert "unknown" in out
+    assert err == "escapement: not cancelled: 1 of 2 messages\n"
+    assert run(["cancel", "recall", "elsewhere@2"]) == 2
+    assert "another topic" in capsysbinary.readouterr().err.decode()
+
+
+def test_a_dedup_key_is_stored_once_and_names_its_message(
+    say: Say, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """B3, B1: the same id is printed twice, and the message cancelled by its key."""
+    first = say("produce", "once", "a", "--dedup", "order-7", "--delay", "1h")
+    assert run(["produce", "once", "again", "--dedup", "order-7"]) == 0
+    out, err = (text.decode() for text in capsysbinary.readouterr())
+    assert (out, err) == (first, f"duplicate of {first.strip()}: nothing was stored\n")
+    (row,) = json.loads(say("cancel", "once", "--dedup", "order-7", "-o", "json"))
+    assert row == {"id": first.strip(), "fate": "cancelled", "handed": []}
+    assert "no message with the dedup key" in say("cancel", "once", "--dedup", "x", fails=1)
+    assert "single message" in say("produce", "once", "a", "b", "--dedup", "y", fails=2)
+    say("cancel", "once", "0", "--dedup", "order-7", fails=2)
+
+
+def test_a_group_is_closed_shown_and_forgotten(say: Say) -> None:
+    """Q10: its follow-up fires when the subscription has acknowledged all of it."""
+    say("admin", "subscriptions", "create", "imports", "s")
+    say("produce", "imports", "a", "b", "--group", "import-7")
+    say("produce", "imports", "c", "--group", "other")
+    close = ["close", "imports", "import-7", "s", "reports", "done"]
+    options = ["--key", "k", "--property", "kind=import", "--priority", "7", "-o", "json"]
+    answer = json.loads(say("admin", "groups", *close, *options))
+    assert (answer["group"], answer["state"], answer["messages"]) == ("import-7", "closed", 2)
+    assert [one["remaining"] for one in answer["closings"]] == [2]
+    assert json.loads(say("admin", "groups", *close, *options)) == answer
+    assert "another follow-up" in say("admin", "groups", *close, fails=1)
+    assert "is closed" in say("produce", "imports", "x", "--group", "import-7", fails=1)
+    listed = say("admin", "groups", "list", "imports").split()
+    assert listed[-8:] == ["import-7", "closed", "2", "1", "other", "open", "1", "0"]
+    say("consume", "imports", "s", "--count", "3")
+    (line,) = say(
+        "consume", "reports", "s", "--from", "earliest", "--count", "1", "-o", "json"
+    ).splitlines()
+    got = json.loads(line)
+    assert (got["payload"], got["key"], got["properties"]) == ("done", "k", {"kind": "import"})
+    assert "fired" in say("admin", "groups", "show", "imports", "import-7")
+    say("admin", "groups", "delete", "imports", "import-7")
+    assert "has no group import-7" in say("admin", "groups", "show", "imports", "import-7", fails=1)
+    assert "not both" in say(
+        "admin", "groups", *close, "--delay", "1s", "--at", "2026-12-24T18:00Z", fails=2
+    )
+
+
+def test_the_blocking_client_closes_groups(broker: BrokerProcess) -> None:
+    """Q10."""
+    with sync.connect(broker.url) as client, client.producer("blocks") as producer:
+        client.admin("subscriptions.create", topic="blocks", subscription="s")
+        producer.send_many([b"a", b"b"], groups="g")
+        producer.send(b"c", group="g")
+        then = escapement.FollowUp("done", "blocks-done", serializer=str)
+        closed = producer.close_group("g", "s", then)
+        assert client.groups.close("blocks", "g", "s", then) == closed
+        assert client.groups.list("blocks") == [closed]
+        with client.consumer("blocks", "s") as inbox:
+            for _ in range(3):
+                message = inbox.receive(TIMEOUT_S)
+                assert message is not None
+                assert message.group == "g"
+                message.ack(durable=True)
+        with client.consumer("blocks-done", "s", position="earliest", serializer=str) as inbox:
+            message = inbox.receive(TIMEOUT_S)
+            assert message is not None
+            assert message.value == "done"
+        assert client.groups.get("blocks", "g").closings[0].state == "fired"
+        client.groups.delete("blocks", "g")
+        assert client.groups.list("blocks") == []
+
+
+def test_messages_are_rescheduled_by_id(say: Say) -> None:
+    """B1: after a delay, to a time, and to now."""
+    say("admin", "subscriptions", "create", "replan", "s")
+    say("produce", "replan", "a", "b", "c", "--delay", "1h")
+    (row,) = json.loads(say("reschedule", "replan", "0", "--delay", "3h", "-o", "json"))
+    assert row == {"id": "public/default/replan@0", "fate": "rescheduled", "handed": []}
+    at = datetime.now(UTC) + timedelta(days=30)
+    say("reschedule", "replan", "1", "--at", at.isoformat())
+    say("run-now", "replan", "2")
+    assert say("consume", "replan", "s", "--count", "1") == "c\n"
+    rows = json.loads(say("peek", "replan", "-o", "json"))
+    assert [row["payload"] for row in rows] == ["a", "b"]
+    assert rows[0]["due_in_ms"] > 2 * 3_600_000
+    assert "--delay or --at" in say("reschedule", "replan", "0", fails=2)
+
+
+def test_what_matches_is_cancelled_after_a_dry_run(
+    say: Say, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """B1: by key, property and time; a count of what became of them."""
+    say("admin", "subscriptions", "create", "sweep", "s")
+    say("produce", "sweep", "a", "b", "--delay", "1h", "--key", "k")
+    say("produce", "sweep", "c", "--delay", "3h", "--key", "k")
+    say("produce", "sweep", "d", "--delay", "1h")
+    dry = ("cancel", "sweep", "--key", "k", "--dry-run")
+    assert say(*dry) == "3 messages would be tried\n"
+    assert json.loads(say(*dry, "-o", "json")) == {"would_be_tried": 3}
+    until = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
+    words = ["cancel", "sweep", "--key", "k", "--until", until]
+    assert say(*words) == "2 cancelled\n"
+    assert say(*words) == "0 cancelled\n"
+    assert json.loads(say("run-now", "sweep", "--all", "-o", "json")) == {"rescheduled": 2}
+    assert sorted(say("consume", "sweep", "s", "--count", "2").split()) == ["c", "d"]
+    say("produce", "sweep", "e", "--delay", "1h", "--property", "from=till")
+    say("produce", "sweep", "f", "--delay", "1h", "--property", "from=web")
+    assert say("cancel", "sweep", "--property", "from=till") == "1 cancelled\n"
+    assert run(["cancel", "sweep"]) == run(["cancel", "sweep", "1", "--all"]) == 2
+    assert b"by ID, or by" in capsysbinary.readouterr().err
+
+
+def test_the_blocking_client_cancels(broker: BrokerProcess) -> None:
+    """B1."""
+    with sync.connect(f"escapement://127.0.0.1:{broker.port}") as client:
+        receipts = client.producer("blocking").send_many([b"a", b"b"], delay=timedelta(hours=1))
+        (outcome,) = client.cancel(receipts[1])
+        assert outcome.done
+        assert client.reschedule(receipts[0], delay=timedelta(hours=2)).done.all()
+        assert client.run_now([0], topic="blocking").done.all()
+        assert len(client.select("blocking")) == 0  # no subscription waits for what is due
+        assert client.cancel(receipts).done.all()
+        assert client.cancel([5], topic="blocking")[0].status is AmendStatus.UNKNOWN

@@ -1,0 +1,343 @@
+"""The code of the tutorial and of the guides, carried out.
+
+Blocks of a page run in order and share their names. Most pages run on a virtual clock, which goes
+on while a block waits; a block that never ends, such as a consumer, is cancelled. Comments on
+``print`` say what is printed. The guide for Spark is tested in tests/spark/test_guide.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import httpx
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.cli.main import escapement as command_line
+from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
+from escapement.testing import World
+from support.broker_processes import broker_process
+from support.code_blocks import DOCS, Block, blocks, parse_command
+from support.database_servers import free_port
+
+GUIDES: Final = DOCS / "guides"
+URL: Final = "escapement://localhost:7650"
+TIMEOUT_S: Final = 120
+# Virtual hours that a block may take. Most take none.
+PATIENCE_H: Final = 100
+POLICIES: Final = {
+    "namespaces": NamespacePolicy,
+    "topics": TopicPolicy,
+    "subscriptions": SubscriptionPolicy,
+}
+COMMANDS: Final = (*command_line.list_commands(click.Context(command_line)), "send")
+PAGES: Final = sorted([DOCS.parent / "README.md", *DOCS.rglob("*.md")])
+
+
+# -- all documents -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_documents_parse(page: Path) -> None:
+    lines = [
+        re.sub(r"^.*\| (?=escapement )", "", line)
+        for block in blocks(page)
+        if block.kind in ("", "shell")
+        for line in block.text.replace("\\\n", " ").splitlines()
+    ]
+    for line in lines:
+        found_word = re.match(r"escapement ([a-z-]+)", line)
+        if not found_word or found_word[1] not in COMMANDS:  # a drawing, or the name of a table
+            continue
+        (words,) = Block("shell", "", line, "", 0).commands()
+        try:
+            parse_command(words)
+        except click.ClickException as error:
+            raise AssertionError(f"{line}\n{error.format_message()}") from error
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_in_documents_compiles(page: Path) -> None:
+    for block in blocks(page, "python"):
+        block.compiled()
+
+
+# -- pages on a virtual clock ------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["retries-and-dead-letters", "schedules", "migrating"])
+async def test_code_of_a_guide_does_what_it_says(
+    name: str,
+    mock_clock: trio.testing.MockClock,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        names: dict[str, Any] = {"escapement": escapement, "broker": broker}
+        for block in blocks(GUIDES / f"{name}.md"):
+            if block.kind == "shell":
+                await carry_out(block, broker)
+            elif block.kind == "python" and "only" not in block.title:
+                await run_block(block, names, world)
+                check_printed(block, capsys.readouterr().out)
+
+
+async def carry_out(block: Block, broker: escapement.Broker) -> None:
+    """Create and update what the block's commands create and update, as they would."""
+    for words in block.commands():
+        match parse_command(words):
+            case ["admin", noun, "create" | "update" as verb], given:
+                policy = {name: given.pop(name, None) for name in POLICIES[noun].names()}
+                arguments = {n: v for n, v in given.items() if n in ("topic", "subscription")}
+                if policy := {n: v for n, v in policy.items() if v is not None}:
+                    arguments["policy"] = policy
+                await broker.admin(f"{noun}.{verb}", **arguments)
+            case _:
+                pass  # shows something, or needs a time that this test does not have
+
+
+async def run_block(block: Block, names: dict[str, Any], world: World) -> None:
+    """Run a block until it ends, or waits although much time passes."""
+
+    async def run() -> None:
+        result = eval(block.compiled(), names)
+        if inspect.iscoroutine(result):
+            await result
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        for _ in range(PATIENCE_H):
+            await world.clock.advance(hours=1)
+        nursery.cancel_scope.cancel()
+
+
+def check_printed(block: Block, output: str) -> None:
+    """The expected lines are among those printed, in order."""
+    printed = iter(output.splitlines())
+    for line in block.printed():
+        assert line in printed, f"{block.page}:{block.line} did not print {line!r}:\n{output}"
+
+
+# -- the tutorial ------------------------------------------------------------------
+
+
+def test_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    """P1, P6: all commands and programs, in order, against a broker that is killed."""
+    with Terminals(tmp_path) as terminals:
+        for block in blocks(DOCS / "tutorial.md"):
+            if block.kind == "python":
+                terminals.write(block)
+            elif block.kind == "shell" and block.title.startswith("terminal"):
+                terminals.forget_output()
+                for words in block.commands():
+                    terminals.run(words)
+            elif block.kind == "text":
+                terminals.check(block)
+
+
+class Terminals:
+    """A reader with a broker in one terminal, a program in another and commands in a third."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._port = str(free_port())
+        self._broker: subprocess.Popen[str] | None = None
+        self._program: subprocess.Popen[str] | None = None
+        self._output = ""
+        address = f"127.0.0.1:{self._port}"
+        self._environment = os.environ | {
+            "ESCAPEMENT_LISTEN": address,
+            "ESCAPEMENT_BROKER": address,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def __enter__(self) -> Terminals:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for process in (self._broker, self._program):
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+    def write(self, block: Block) -> None:
+        text = block.text.replace("localhost:7650", f"127.0.0.1:{self._port}")
+        (self._directory / block.title).write_text(text)
+
+    def forget_output(self) -> None:
+        self._output = ""
+
+    def run(self, words: list[str]) -> None:
+        match words:
+            case ["escapement", "serve", *_]:
+                self._broker = self._start(words)
+                assert self._broker.stdout is not None
+                self._output = self._broker.stdout.readline()
+            case ["pkill", "-9", *_]:
+                assert self._broker is not None
+                self._broker.kill()
+                self._broker.communicate()
+            case ["python", "receive.py"]:
+                self._program = self._start(words)
+            case _:
+                process = self._start(words)
+                said, _ = process.communicate(timeout=TIMEOUT_S)
+                assert process.returncode == 0, (words, said)
+                self._output += said
+
+    def _start(self, words: list[str]) -> subprocess.Popen[str]:
+        command = [sys.executable, *(words[1:] if words[0] == "python" else ["-m", *words])]
+        return subprocess.Popen(
+            command,
+            cwd=self._directory,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def check(self, block: Block) -> None:
+        """Compare with what was printed since the last look; … stands for anything."""
+        if block.title == "terminal 3":
+            assert self._program is not None
+            self._output, _ = self._program.communicate(timeout=TIMEOUT_S)
+        pattern = r"\s+".join(map(re.escape, block.text.split())).replace("…", ".*")
+        pattern = pattern.replace("7650", self._port)
+        said = self._output.strip()
+        assert re.fullmatch(pattern, said, re.DOTALL), f"{block.page}:{block.line}\n{said}"
+
+
+# -- testing -----------------------------------------------------------------------
+
+
+def test_tests_of_the_testing_guide_pass(tmp_path: Path) -> None:
+    """B4: as a user runs them."""
+    found = blocks(GUIDES / "testing.md")
+    for block in found:
+        (tmp_path / block.title).write_text(block.text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = sum(block.text.count("def test_") for block in found)
+    assert f"{tests} passed" in done.stdout
+
+
+# -- frameworks --------------------------------------------------------------------
+
+
+def files_of_frameworks() -> dict[str, Block]:
+    return {block.title: block for block in blocks(GUIDES / "frameworks.md", "python")}
+
+
+async def test_fastapi_application_schedules_and_its_worker_receives(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_of_frameworks()
+    printed: list[object] = []
+    async with AsyncExitStack() as stack:
+        world = await stack.enter_async_context(testing.start())
+        monkeypatch.setattr(escapement, "connect", lambda url, **options: world.connect(**options))
+        web: dict[str, Any] = {"__name__": "app"}
+        worker: dict[str, Any] = {"__name__": "worker", "print": printed.append}
+        exec(files["app.py"].compiled(), web)
+        exec(files["worker.py"].compiled(), worker)
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        nursery.start_soon(worker["work"])
+        app = web["app"]
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+                for _ in range(2):
+                    answer = await client.post("/orders/7")
+                    assert answer.status_code == 201
+                    assert answer.json() == {"reminder": "shop/eu/reminders@0"}
+            await world.clock.advance(days=13)
+            assert printed == []
+            await world.clock.advance(days=1)
+            assert printed == ["Your payment is due."]
+        nursery.cancel_scope.cancel()
+
+
+DJANGO: Final = """
+import sys
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=["shop"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+django.setup()
+from django.core.management import call_command
+from django.test import RequestFactory
+from shop.views import order
+
+answer = order(RequestFactory().post("/orders/7"), 7)
+assert answer.status_code == 201
+call_command("send_reminders", count=1)
+"""
+
+
+def test_django_view_schedules_and_its_command_receives(tmp_path: Path) -> None:
+    for title, block in files_of_frameworks().items():
+        if title.startswith("shop/"):
+            file = tmp_path / title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (file.parent, *file.parent.parents):
+                if folder.is_relative_to(tmp_path / "shop"):
+                    (folder / "__init__.py").touch()
+            file.write_text(block.text)
+    with broker_process(tmp_path / "data") as broker, escapement_sync(broker.url) as client:
+        client.admin("subscriptions.create", topic="shop/eu/reminders", subscription="mail")
+        for file in (tmp_path / "shop").rglob("*.py"):
+            text = file.read_text().replace(URL, broker.url)
+            file.write_text(text.replace("days=14", "seconds=1"))
+        done = subprocess.run(
+            [sys.executable, "-c", DJANGO],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (0, "Your payment is due.\n"), done.stderr
+
+
+@contextmanager
+def escapement_sync(url: str) -> Iterator[Any]:
+    import escapement.sync
+
+    with escapement.sync.connect(url) as client:
+        yield client
+
+
+def test_threads_share_the_jobs(tmp_path: Path) -> None:
+    program = files_of_frameworks()["threads.py"].text
+    # One write for each line, so that lines of several threads do not mix.
+    program = program.replace("print(message.value)", 'print(message.value + "\\n", end="")')
+    with broker_process(tmp_path / "data") as broker:
+        command = [sys.executable, "-u", "-c", program.replace(URL, broker.url)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                jobs = {process.stdout.readline().strip() for _ in range(100)}
+            finally:
+                process.kill()
+    assert jobs == {f"job {number}" for number in range(100)}

@@ -1,0 +1,42 @@
+"""The README's words, carried out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from support.broker_processes import broker_process
+
+README = Path(__file__).parents[3] / "README.md"
+
+
+async def test_the_readmes_client_delivers_its_message_when_it_is_due(tmp_path: Path) -> None:
+    """P1: as a newcomer copies it, with seconds for minutes."""
+    found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert found
+    printed: list[tuple[Any, ...]] = []
+    delivered = trio.Event()
+
+    def note(*values: Any) -> None:
+        printed.append(values)
+        delivered.set()
+
+    with broker_process(tmp_path / "data") as broker:
+        code = found[1].replace("escapement://localhost:7650", broker.url)
+        code = code.removesuffix("trio.run(main)\n")
+        names: dict[str, Any] = {"print": note}
+        exec(code.replace("minutes=3", "seconds=1"), names)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(names["main"])
+                await delivered.wait()
+                nursery.cancel_scope.cancel()
+    assert printed == [("pay me", "order-7", 1)]
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)", README.read_text()):
+        assert (README.parent / target).exists(), target

@@ -1,0 +1,545 @@
+"""What was tried too often: once in its dead-letter topic, whatever happens when."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Any
+
+import msgpack
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.subscription.dead_letters.dead_letter import KEEPER
+from escapement.errors import InvalidRequest, NotFound
+from escapement.message import Blobs, MessageBatch
+from escapement.names import TopicName
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.testing import World, arrived
+from support.held_calls import COMMIT, ORDER, Held, uncached
+
+CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
+NAMES = {"topic": "x", "subscription": "s"}
+TWICE = {"max_deliveries": 2, "jitter": 0}
+DLQ = "public/default/x-s-DLQ"
+KINDS = ["shared", "exclusive"]
+
+
+async def dead_letters(broker: escapement.Broker, **names: Any) -> list[dict[str, Any]]:
+    return await broker.admin("dlq.list", **{**NAMES, **names}, count=1000)
+
+
+async def settled(world: World) -> None:
+    """Until what was dead is in its topic: the postman looks at the inbox every so often."""
+    for _ in range(3):
+        await world.clock.advance(seconds=1)
+
+
+async def test_what_lies_beside_a_message_of_a_group_is_sent_back(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1, Q10: whatever else is published into a dead-letter topic."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await (await broker.producer("x")).send(b"dead")
+        async with broker.consumer("x", "s") as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)])
+            await settled(world)
+            await (await broker.producer(DLQ)).send(b"other", group="g")
+            assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 1}
+            await settled(world)
+            assert [m.payload for m in await arrived(inbox)] == [b"dead"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_failed_too_often_is_buried_with_the_reason(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V1: nack, timeout and disconnect; the copy keeps everything and says where it is from."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=TWICE)
+        producer = await broker.producer("x")
+        published_ms = world.clock.now_ms()
+        delay = timedelta(0) if kind == "exclusive" else timedelta(seconds=5)
+        for name in ("nack", "timeout", "disconnect", "good"):
+            await producer.send(name.encode(), key=name, properties={"n": 7}, delay=delay)
+        due_ms = published_ms + delay // timedelta(milliseconds=1)
+        await world.clock.advance(seconds=5)
+        wait = timedelta(seconds=10)
+        async with broker.consumer("x", "s", kind=kind, ack_wait=wait) as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)], timedelta(0))
+            messages = {m.payload: m for m in await arrived(inbox)}
+            assert {m.attempt for m in messages.values()} == {2}
+            await messages[b"good"].ack(durable=True)
+            await messages[b"nack"].nack(timedelta(minutes=1))
+            assert await messages[b"disconnect"].extend(timedelta(minutes=1))
+            await world.clock.advance(seconds=20)
+            assert await arrived(inbox) == []
+        await settled(world)
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            await world.clock.advance(days=30)
+            assert await arrived(inbox) == []
+        found = await dead_letters(broker)
+        assert {row["payload"]: row["reason"] for row in found} == {
+            b"nack": "nack",
+            b"timeout": "timeout",
+            b"disconnect": "disconnect",
+        }
+        shown = await broker.admin("dlq.show", **NAMES, offset=found[0]["offset"])
+        assert (shown["attempts"], shown["subscription"]) == (2, "s")
+        assert shown["original_topic"] == "public/default/x"
+        assert (shown["original_due_at_ms"], shown["published_at_ms"]) == (due_ms, published_ms)
+        assert shown["key"] == shown["payload"].decode() == shown["reason"]
+        assert shown["properties"]["n"] == 7
+        (stats,) = await broker.admin("subscriptions.list", topic="x")
+        assert (stats["dead_lettered"], stats["unacknowledged"]) == (3, 0)
+        async with broker.consumer(DLQ, "mine", position="earliest") as inbox:
+            copies = await arrived(inbox)
+            assert sorted(m.key for m in copies) == ["disconnect", "nack", "timeout"]
+            assert {m.properties["dead_letter_offset"] for m in copies} == {0, 1, 2}
+
+
+async def test_what_is_sent_back_is_as_it_was_and_goes_once(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: redrive one, then all; purge the rest; each takes effect once, across a crash."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+            producer = await broker.producer("x")
+            await producer.send_many([b"%d" % n for n in range(6)], properties=[{"n": 1}] * 6)
+            async with broker.consumer("x", "s") as inbox:
+                await inbox.nack([m.id for m in await arrived(inbox)])
+                await settled(world)
+                first, second, *_ = await dead_letters(broker)
+                only = [first["offset"], 99]
+                assert await broker.admin("dlq.redrive", **NAMES, offsets=only) == {"redriven": 1}
+                assert await broker.admin("dlq.redrive", **NAMES, offsets=only) == {"redriven": 0}
+                with pytest.raises(NotFound):
+                    await broker.admin("dlq.show", **NAMES, offset=first["offset"])
+                with pytest.raises(NotFound):
+                    await broker.admin("dlq.show", **NAMES, offset=99)
+                await settled(world)
+                (again,) = await arrived(inbox)
+                assert (again.payload, again.properties) == (first["payload"], {"n": 1})
+                assert (again.attempt, again.redelivered) == (1, False)
+                await again.ack(durable=True)
+                only = [second["offset"]]
+                assert await broker.admin("dlq.purge", **NAMES, offsets=only) == {"purged": 1}
+            assert len(await dead_letters(broker)) == 4
+            counted, after = [], None
+            while not counted or after:
+                page = await broker.admin("dlq.count", **NAMES, count=3, after=after)
+                counted, after = [*counted, page["letters"]], page["next"]
+            assert sum(counted) == 4
+            assert await broker.admin("dlq.redrive", **NAMES, count=3) == {"redriven": 3}
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker, broker.consumer("x", "s") as inbox:
+            await settled(world)
+            assert len(await arrived(inbox)) == 3
+            assert len(await dead_letters(broker)) == 1
+            assert await broker.admin("dlq.purge", **NAMES) == {"purged": 1}
+            assert await dead_letters(broker) == []
+
+
+async def test_a_broker_that_stops_buries_nothing_that_was_in_flight(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: neither a clean end nor a crash is a failure of the message."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+            await (await broker.producer("x")).send(b"precious")
+        for way in (world.stop, world.crash, world.stop):
+            async with world.connect() as broker, broker.consumer("x", "s") as inbox:
+                (message,) = await arrived(inbox)
+                assert message.payload == b"precious"
+                await way()
+            await world.restart()
+        async with world.connect() as broker:
+            assert await dead_letters(broker) == []
+            async with broker.consumer("x", "s") as inbox:
+                (message,) = await arrived(inbox)
+                await message.nack()
+                await settled(world)
+                assert len(await dead_letters(broker)) == 1
+
+
+async def test_what_is_acknowledged_before_its_burial_has_no_copy(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V2: by another consumer, in the very moment in which it died."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await (await broker.producer("x")).send_many([b"a", b"b", b"c"])
+        async with broker.consumer("x", "s") as inbox, broker.consumer("x", "s") as other:
+            both = [*await arrived(inbox), *await arrived(other)]
+            assert len(both) == 3
+            for message in both:
+                await message.nack()
+            await other.ack([0, 1], durable=True)
+            await settled(world)
+            assert [row["original_offset"] for row in await dead_letters(broker)] == [2]
+
+
+async def test_what_is_to_be_buried_says_so_and_how_often_it_was_tried(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q2."""
+    held = Held()
+    async with testing.start(config=CALM, run=held) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy=TWICE)
+        await (await broker.producer("x")).send(b"m")
+        async with broker.consumer("x", "s") as inbox:
+            for attempt in (1, 2):
+                (message,) = await arrived(inbox)
+                assert message.attempt == attempt
+                with held.hold(COMMIT):
+                    await message.nack(timedelta(0))
+                    await held.reached()
+                    (one,) = (await broker.show(message)).subscriptions
+            assert (one.state, one.attempts) == ("to be dead-lettered", 2)
+            await settled(world)
+            (one,) = (await broker.show(0, "x")).subscriptions
+            assert (one.state, one.attempts) == ("acknowledged", None)
+
+
+async def test_a_subscription_has_its_own_letters_also_in_a_shared_topic(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: a dead-letter topic may serve several subscriptions."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        policy = {"max_deliveries": 1, "dead_letter_topic": "grave"}
+        for name in ("s", "t"):
+            await broker.admin("subscriptions.create", topic="x", subscription=name, policy=policy)
+        await (await broker.producer("x")).send_many([b"a", b"b"])
+        for name, offset in (("s", 0), ("t", 1)):
+            async with broker.consumer("x", name) as inbox:
+                await arrived(inbox)
+                await inbox.nack([offset])
+                await inbox.ack([1 - offset], durable=True)
+        await settled(world)
+        for name, payload in (("s", b"a"), ("t", b"b")):
+            assert [row["payload"] for row in await dead_letters(broker, subscription=name)] == [
+                payload
+            ]
+        assert await broker.admin("dlq.purge", **NAMES) == {"purged": 1}
+        assert len(await dead_letters(broker, subscription="t")) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_topic_that_is_deleted_while_its_dead_are_being_buried_harms_nobody(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """Q7: what is to be buried has left the index, which is no damage."""
+    held = Held()
+    async with testing.start(config=CALM, run=held) as world, world.connect() as broker:
+        policy = {"max_deliveries": 1}
+        await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
+        await (await broker.producer("x")).send(b"m")
+        async with trio.open_nursery() as nursery:
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                (message,) = await arrived(inbox)
+                with held.hold(COMMIT):
+                    await message.nack()
+                    await held.reached()  # the dead-letter topic is being made
+                    nursery.start_soon(world.server.delete_topic, TopicName.parse("x"))
+                    await trio.testing.wait_all_tasks_blocked()
+        server = world.server
+        await world.clock.advance(minutes=1)  # several rounds of the housekeeper
+        assert world.server is server
+        assert (await broker.admin("topics.list"))["topics"] == [DLQ]
+
+
+async def test_a_dead_letter_topic_that_cannot_be_is_refused(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        for policy, said in (
+            ({"max_deliveries": 3, "dead_letter_topic": "x"}, "of its own subscription s"),
+            ({"dead_letter_topic": "x"}, "of its own subscription s"),
+            ({"dead_letter_topic": "a/b"}, "is not a topic"),
+            ({"dead_letter_topic": 7}, "is not the name of a topic"),
+            ({"max_deliveries": 40_000}, "40000 is more than 30000"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                await broker.admin("subscriptions.update", **NAMES, policy=policy)
+        long = {"topic": "x", "subscription": "s" * 199}
+        with pytest.raises(InvalidRequest, match="set dead_letter_topic for the"):
+            await broker.admin("subscriptions.create", **long, policy=TWICE)
+        assert await dead_letters(broker) == []
+        with pytest.raises(NotFound):
+            await dead_letters(broker, subscription="none")
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_many_die_in_bounded_steps_and_each_has_one_copy(
+    mock_clock: trio.testing.MockClock, seed: int
+) -> None:
+    """V1: thousands at once, while the broker is killed between any two of its steps."""
+    await die(SqliteEngine.in_memory(), 3_000, random.Random(seed))
+
+
+async def test_the_dead_have_one_copy_on_every_engine(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """V1."""
+    await die(engine, 3_000, random.Random(5))
+
+
+async def die(engine: Engine, count: int, rng: random.Random) -> None:
+    """So many messages fail for the last time; the broker is killed over and over meanwhile."""
+    config = BrokerConfig(ack_wait_ms=10_000, seed=0, limits=BrokerLimits(deliver_messages=256))
+    async with testing.start(config=config, engine=engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+            await (await broker.producer("x")).send_many([b"%d" % n for n in range(count)])
+        for _ in range(4):
+            async with world.connect() as broker, broker.consumer("x", "s", permits=count) as inbox:
+                await inbox.nack([m.id for m in await arrived(inbox)], timedelta(0))
+                for _ in range(rng.randrange(2, 24)):
+                    await trio.lowlevel.checkpoint()
+                await world.crash()
+            await world.restart()
+        async with world.connect() as broker:
+            async with broker.consumer("x", "s", permits=count) as inbox:
+                await inbox.nack([m.id for m in await arrived(inbox)], timedelta(0))
+                await settled(world)
+                assert await arrived(inbox) == []
+            copies: list[bytes] = []
+            while rows := await dead_letters(broker):
+                copies += [row["payload"] for row in rows]
+                offsets = [row["offset"] for row in rows]
+                purged = await broker.admin("dlq.purge", **NAMES, offsets=offsets)
+                assert purged == {"purged": len(rows)}
+            assert sorted(copies, key=int) == [b"%d" % n for n in range(count)]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+async def test_a_letter_that_was_moved_or_cancelled_counts_once_or_not_at_all(
+    checkpoint: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """V1, B1: run at once, put off, cancelled; each that is left is listed and goes back once."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await (await broker.producer("x")).send_many([b"now", b"later", b"cancelled", b"still"])
+        async with broker.consumer("x", "s") as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)])
+            await settled(world)
+            places = {row["payload"]: row["offset"] for row in await dead_letters(broker)}
+            await broker.run_now(places[b"now"], topic=DLQ)
+            await broker.reschedule(places[b"later"], topic=DLQ, delay="1h")
+            await broker.cancel(places[b"cancelled"], topic=DLQ)
+            if checkpoint:
+                await world.checkpoint()
+            left = [b"later", b"now", b"still"]
+            assert sorted(row["payload"] for row in await dead_letters(broker)) == left
+            with pytest.raises(NotFound):
+                await broker.admin("dlq.show", **NAMES, offset=places[b"cancelled"])
+            shown = await broker.admin("dlq.show", **NAMES, offset=places[b"later"])
+            assert shown["payload"] == b"later"
+            assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 3}
+            await settled(world)
+            again = await arrived(inbox)
+            assert sorted(m.payload for m in again) == left
+            await inbox.ack([m.id for m in again], durable=True)
+            assert await dead_letters(broker) == []
+            await world.clock.advance(hours=2)
+            assert await dead_letters(broker) == []
+
+
+@pytest.mark.parametrize("verb", ["redrive", "purge", "count", "list"])
+async def test_a_letter_that_is_moved_while_it_is_looked_for_is_found_once(
+    mock_clock: trio.testing.MockClock, verb: str
+) -> None:
+    """V1: it is there all the while, at one time or the other."""
+    held = Held()
+    async with testing.start(run=held, config=uncached(CALM)) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("x")
+        await producer.send_many([b"0", b"1", b"2"])
+        async with broker.consumer("x", "s") as inbox:
+            await inbox.nack([message.id for message in await arrived(inbox)])
+            await settled(world)
+        await broker.reschedule([1], delay="1h", topic=DLQ)
+        await world.checkpoint()
+        answers = []
+
+        async def ask() -> None:
+            answers.append(await broker.admin(f"dlq.{verb}", **NAMES))
+
+        async with trio.open_nursery() as nursery:
+            with held.hold(ORDER):
+                nursery.start_soon(ask)
+                await held.reached()
+                await broker.reschedule([0], delay="2h", topic=DLQ)
+                await broker.run_now([1], topic=DLQ)
+        (answer,) = answers
+        found = len(answer) if verb == "list" else next(iter(answer.values()))
+        assert found == 3
+
+
+@pytest.mark.parametrize("verb", ["redrive", "purge"])
+@pytest.mark.parametrize("meanwhile", ["topics.delete", "subscriptions.delete", "seek"])
+async def test_what_ends_letters_ends_with_who_keeps_them(
+    mock_clock: trio.testing.MockClock, verb: str, meanwhile: str
+) -> None:
+    """V1, Q7: deleted or sought between two steps: nothing is ended for one who is not there."""
+    held = Held()
+    async with testing.start(run=held, config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("x")
+        await producer.send_many([b"m"] * 3_000)
+        async with broker.consumer("x", "s", permits=3_000) as inbox:
+            await inbox.nack([message.id for message in await arrived(inbox)])
+            await settled(world)
+        await world.checkpoint()
+        names = {"topic": DLQ, "subscription": KEEPER}
+        answers: list[dict[str, int]] = []
+
+        async def ask() -> None:
+            answers.append(await broker.admin(f"dlq.{verb}", **NAMES))
+
+        async def change() -> None:
+            if meanwhile == "seek":
+                await broker.admin("subscriptions.seek", **names, position="earliest")
+            elif meanwhile == "topics.delete":
+                await broker.admin("topics.delete", topic=DLQ)
+            else:
+                await broker.admin("subscriptions.delete", **names)
+
+        async with trio.open_nursery() as nursery:
+            with held.hold(COMMIT):
+                nursery.start_soon(ask)
+                await held.reached()
+                nursery.start_soon(change)
+                await trio.testing.wait_all_tasks_blocked()
+        (ended,) = answers[0].values()
+        assert 0 < ended < 3_000
+        if meanwhile == "seek":
+            assert await broker.admin("dlq.count", **NAMES) == {"letters": 3_000, "next": None}
+
+
+async def test_dead_letters_neither_expire_nor_make_room(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: neither a time to live nor a quota takes what nobody has looked at yet."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        limits = {"ttl_ms": "1h", "quota_messages": 2, "quota_action": "drop_oldest"}
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s") as inbox:
+            await producer.send_many([b"m"] * 5)
+            await inbox.nack([m.id for m in await arrived(inbox)])
+            await settled(world)
+        totals = {"total_quota_messages": 2}
+        await broker.admin("namespaces.update", namespace="public/default", policy=limits | totals)
+        await broker.admin("subscriptions.create", topic=DLQ, subscription="mine")
+        await (await broker.producer(DLQ)).send(b"of another kind")
+        await world.clock.advance(hours=2)
+        assert len(await dead_letters(broker)) == 5
+        rows = await broker.admin("subscriptions.list", topic=DLQ)
+        figures = {row["subscription"]: (row["expired"], row["dropped"]) for row in rows}
+        assert figures == {"dead-letters": (0, 0), "mine": (1, 0)}
+        refusing = {"quota_action": "refuse", "total_quota_messages": 2}
+        await broker.admin("namespaces.update", namespace="public/default", policy=refusing)
+        await producer.send(b"is not refused for dead letters")
+
+
+async def test_a_letter_that_dies_again_goes_back_as_the_letter_it_was(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: from the second dead-letter topic to the first, and from there to its topic."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        once = {"max_deliveries": 1}
+        again = {"topic": DLQ, "subscription": "worker"}
+        await broker.admin("subscriptions.create", **NAMES, policy=once)
+        await broker.admin("subscriptions.create", **again, policy=once)
+        await (await broker.producer("x")).send(b"bad", properties={"mine": 1})
+        for names in (NAMES, again):
+            async with broker.consumer(names["topic"], names["subscription"]) as inbox:
+                (message,) = await arrived(inbox)
+                await message.nack()
+            await settled(world)
+        (first,) = await dead_letters(broker)
+        (second,) = await dead_letters(broker, **again)
+        assert (second["original_topic"], second["original_offset"]) == (DLQ, first["offset"])
+        await broker.admin("dlq.purge", **NAMES)
+        assert await broker.admin("dlq.redrive", **again) == {"redriven": 1}
+        await settled(world)
+        (back,) = await dead_letters(broker)
+        assert back | {"offset": 0, "arrived_at_ms": 0} == first | {"offset": 0, "arrived_at_ms": 0}
+        assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 1}
+        await settled(world)
+        async with broker.consumer("x", "s") as inbox:
+            (message,) = await arrived(inbox)
+            assert (message.value, message.properties) == (b"bad", {"mine": 1})
+
+
+async def test_properties_that_are_no_utf_8_are_shown_and_come_back_as_they_were(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1: nobody checks what a job or another client packs."""
+    odd = [b"\x81\xa1a\xa2\xff!", b"\x81\xa1\xfe\x07", msgpack.packb({b"\xff": 1})]
+    read = [{"a": "\\xff!"}, {"\\xfe": 7}, {b"\xff": 1}]
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        producer = await broker.producer("x")
+        await producer.send_batch(MessageBatch(Blobs.of([b"m"] * 3), properties=Blobs.of(odd)))
+        async with broker.consumer("x", "s") as inbox:
+            messages = await arrived(inbox)
+            assert [message.properties for message in messages] == read
+            await inbox.nack([message.id for message in messages])
+        await settled(world)
+        shown = await broker.admin("dlq.show", **NAMES, offset=0)
+        assert shown["properties"]["a"] == "\\xff!"
+        assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 3}
+        await settled(world)
+        async with broker.consumer("x", "s") as inbox:
+            await world.clock.settle()
+            batch = await inbox.next_batch()
+            assert batch is not None
+            assert batch.messages.properties is not None
+            assert batch.messages.properties.to_list() == odd
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved on"])
+async def test_what_a_subscription_left_behind_is_reached_where_it_lies(
+    how: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V1: neither deleting a subscription nor another dead-letter topic loses letters."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await broker.admin("subscriptions.create", topic="x", subscription="other")
+        await (await broker.producer("x")).send_many([b"a", b"b"])
+        async with broker.consumer("x", "s") as inbox:
+            await inbox.nack([m.id for m in await arrived(inbox)])
+        await settled(world)
+        if how == "deleted":
+            await broker.admin("subscriptions.delete", **NAMES)
+            with pytest.raises(NotFound):
+                await dead_letters(broker)
+        else:
+            to = {"dead_letter_topic": "grave"}
+            await broker.admin("subscriptions.update", **NAMES, policy=to)
+            assert await dead_letters(broker) == []
+        there = {"dead_letter_topic": DLQ}
+        first, second = await dead_letters(broker, **there)
+        shown = await broker.admin("dlq.show", **NAMES, **there, offset=first["offset"])
+        assert (shown["payload"], shown["subscription"]) == (b"a", "s")
+        only = [first["offset"]]
+        assert await broker.admin("dlq.redrive", **NAMES, **there, offsets=only) == {"redriven": 1}
+        assert await dead_letters(broker, **there) == [second]
+        assert await broker.admin("dlq.purge", **NAMES, **there) == {"purged": 1}
+        await settled(world)
+        async with broker.consumer("x", "other") as inbox:
+            assert [m.value for m in await arrived(inbox)] == [b"a", b"b", b"a"]
+        with pytest.raises(NotFound):
+            await dead_letters(broker, dead_letter_topic="nowhere")

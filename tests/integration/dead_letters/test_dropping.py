@@ -1,0 +1,478 @@
+"""A backlog quota that drops the oldest due instead of refusing (P10)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.storage.engine.base import Engine
+from escapement.testing import World, arrived
+from support import received_messages
+from support.database_outages import Outage
+from support.refused_publishes import refused
+
+CALM = BrokerConfig(seed=0)
+TIGHT = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=20))
+NAMES = {"topic": "x", "subscription": "s"}
+QUOTA = 30
+KINDS = ["shared", "exclusive"]
+
+
+async def begin(broker: escapement.Broker, most: int, kind: str = "shared", **policy: str) -> None:
+    """A subscription of a topic that keeps at most so many messages."""
+    await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
+    quota = {"quota_messages": most, "quota_action": "drop_oldest"}
+    await broker.admin("topics.update", topic="x", policy=quota)
+
+
+async def figures(broker: escapement.Broker) -> tuple[int, int]:
+    """How many were dropped, and how many are still to be done."""
+    rows = await broker.admin("subscriptions.list", topic="x")
+    (row,) = (row for row in rows if row["subscription"] == NAMES["subscription"])
+    return row["dropped"], row["unacknowledged"]
+
+
+async def publish(broker: escapement.Broker, numbers: range, **how: str) -> None:
+    """Messages that are numbers, in one batch."""
+    producer = await broker.producer("x")
+    await producer.send_many([b"%d" % number for number in numbers], **how)
+
+
+async def values(inbox: escapement.Inbox) -> list[int]:
+    """What has come, acknowledged."""
+    return [int(value) for value in await received_messages.values(inbox)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_oldest_go_and_as_many_as_the_quota_stay(
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P10: without traffic, from memory and from disk, and for good."""
+    async with testing.start(config=TIGHT, engine=engine) as world:
+        async with world.connect() as broker:
+            await begin(broker, 100, kind)
+            await publish(broker, range(250))
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (150, 100)
+            await world.checkpoint()
+            await publish(broker, range(250, 270))
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (170, 100)
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (0, 100)
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                assert await values(inbox) == list(range(170, 270))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_in_hands_stays_and_what_waits_for_another_attempt_goes(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: a nack of what was let go brings nothing back."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 10, kind, max_in_flight="8")
+        async with broker.consumer("x", "s", kind=kind, ack_wait="1h") as inbox:
+            await publish(broker, range(8))
+            held = await arrived(inbox)
+            assert len(held) == 8
+            await inbox.nack([message.id for message in held[:4]], "10m")
+            await publish(broker, range(8, 18))
+            await world.clock.advance(seconds=2)
+            dropped, waiting = await figures(broker)
+            assert (dropped, waiting) == (8, 10)
+            assert await inbox.ack([m.id for m in held[4:]], durable=True) == 4
+            await world.clock.advance(minutes=11)
+            assert await figures(broker) == (8, 6)
+
+
+async def test_what_comes_due_goes_over_the_quota_without_any_traffic(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: what is not yet due is never dropped."""
+    async with testing.start(config=TIGHT) as world, world.connect() as broker:
+        await begin(broker, 10)
+        await publish(broker, range(100), delay="1h")
+        await world.checkpoint()
+        await publish(broker, range(100, 200), delay="2h")
+        await world.clock.advance(minutes=30)
+        assert await figures(broker) == (0, 200)
+        await world.clock.advance(minutes=31)
+        assert await figures(broker) == (90, 110)
+        await world.clock.advance(hours=1)
+        async with broker.consumer("x", "s") as inbox:
+            assert await values(inbox) == list(range(190, 200))
+
+
+async def test_what_was_done_before_a_log_reader_began_is_not_counted_twice(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: neither what was cancelled then, nor what is acknowledged that it is not to get."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="x")
+        await publish(broker, range(10), delay="1h")
+        await broker.cancel(range(4), topic="x")
+        await begin(broker, 5, "exclusive")
+        async with broker.consumer("x", "s", kind="exclusive", permits=1) as inbox:
+            await inbox.ack([4, 5, 6], durable=True)
+        await publish(broker, range(10, 30))
+        await world.clock.advance(seconds=2)
+        async with broker.consumer("x", "s", kind="exclusive") as inbox:
+            assert await values(inbox) == list(range(25, 30))
+
+
+async def test_what_is_done_and_still_in_the_index_makes_nothing_go(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: before anything is dropped it is counted exactly."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await begin(broker, 100)
+            await publish(broker, range(1_000), delay="9h")
+            async with broker.consumer("x", "s") as inbox:
+                await broker.admin("topics.update", topic="x", policy={"quota_messages": 0})
+                await publish(broker, range(500))
+                await world.checkpoint()
+                assert len(await values(inbox)) == 500
+                await inbox.flush_acks()
+            await broker.admin("topics.update", topic="x", policy={"quota_messages": 100})
+            await publish(broker, range(90))
+            await world.clock.settle()
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await publish(broker, range(90, 95))
+            await world.clock.advance(seconds=3)
+            assert await figures(broker) == (0, 1_095)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_dropped_messages_become_dead_letters_if_wished(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: once each, with the reason; whatever was tried before says how often."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 5, kind, dropped_to_dead_letter="yes")
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            await publish(broker, range(1))
+            (message,) = await arrived(inbox)
+            await message.nack("1h")
+            await world.clock.settle()
+        await publish(broker, range(1, 30))
+        await world.clock.advance(seconds=5)
+        inbox_entries = await broker.admin("dlq.list", **NAMES, count=100)
+        assert {inbox_entry["reason"] for inbox_entry in inbox_entries} == {"dropped"}
+        assert sorted(inbox_entry["attempts"] for inbox_entry in inbox_entries) == [0] * 24 + [1]
+        assert await figures(broker) == (25, 5)
+        await world.clock.advance(hours=2)
+        assert await figures(broker) == (25, 5)
+
+
+async def test_dropping_makes_room_and_refuses_only_where_it_cannot(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: where what is not yet due counts, it alone may meet the quota."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 100)
+        await broker.admin("topics.update", topic="x", policy={"quota_counts": "all"})
+        await publish(broker, range(60), delay="1h")
+        await publish(broker, range(60))
+        await world.clock.advance(seconds=2)
+        assert await figures(broker) == (20, 100)
+        await publish(broker, range(60, 100), delay="1h")
+        await world.clock.advance(seconds=2)
+        assert await figures(broker) == (60, 100)
+        assert await refused(world, broker)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("change", ["none", "cancelled", "moved"])
+async def test_no_more_goes_for_what_is_not_yet_due_than_there_is_of_it(
+    change: str, whole: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: the index has what was cancelled, and old times, and lies in blocks of any time."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        prefix = "total_" if whole else ""
+        quota = {f"{prefix}quota_messages": 100, "quota_action": "drop_oldest"}
+        policy = {**quota, "quota_counts": "all"}
+        await broker.admin("namespaces.update", namespace="public/default", policy=policy)
+        await publish(broker, range(60), delay="300d")
+        await publish(broker, range(20))
+        await world.checkpoint()
+        if change == "cancelled":
+            assert (await broker.cancel(range(30), topic="x")).done.all()
+        elif change == "moved":
+            assert (await broker.reschedule(range(60), topic="x", delay="200d")).done.all()
+        await publish(broker, range(20))
+        await world.checkpoint()
+        await world.clock.advance(seconds=5)
+        kept = 70 if change == "cancelled" else 100
+        assert await figures(broker) == (0, kept)
+        await publish(broker, range(40))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (kept + 40 - 100, 100)
+
+
+async def test_to_who_reads_the_log_no_message_counts_twice(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: a message that is not yet due is among those that such a subscription is to get."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 100, "exclusive")
+        await broker.admin("topics.update", topic="x", policy={"quota_counts": "all"})
+        await publish(broker, range(60), delay="300d")
+        await publish(broker, range(40))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (0, 100)
+        await publish(broker, range(30))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (30, 100)
+
+
+async def test_what_was_cancelled_keeps_nothing_for_who_reads_the_log(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: the index goes on having it among what is not yet due."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 3, "exclusive")
+        await broker.admin("topics.update", topic="x", policy={"quota_counts": "all"})
+        producer = await broker.producer("x")
+        receipts = await producer.send_many([b"0"] * 5, delay="1h")
+        await broker.cancel(receipts.offsets, topic="x")
+        await publish(broker, range(4))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (1, 3)
+
+
+@pytest.mark.parametrize("change", ["due", "moved", "cancelled"])
+async def test_what_is_no_longer_ahead_keeps_nothing_for_who_reads_the_log(
+    change: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: also where no shared subscription waits for it, and nobody publishes."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 0, "exclusive")
+        await publish(broker, range(1), delay="1m")
+        await publish(broker, range(1, 6), delay="1h")
+        await publish(broker, range(6, 7))
+        async with broker.consumer("x", "s", kind="exclusive", permits=1) as inbox:
+            assert await inbox.ack([0], durable=True) == 1
+        if change == "cancelled":
+            await broker.admin("subscriptions.create", topic="x", subscription="t")
+        policy = {"quota_messages": 3, "quota_counts": "all"}
+        await broker.admin("topics.update", topic="x", policy=policy)
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (0, 6)
+        if change == "moved":
+            assert (await broker.reschedule([0], topic="x", delay="1s")).done.all()
+        elif change == "cancelled":
+            assert (await broker.cancel([0], topic="x")).done.all()
+        await world.clock.advance(seconds=80 if change == "due" else 5)
+        assert await figures(broker) == (1, 5)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["topic", "namespace"])
+async def test_a_clock_set_back_puts_no_drop_off(
+    whole: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: what rests between two looks at a quota rests a second, by whatever clock."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, kind="exclusive")
+        quota = "total_quota_messages" if whole else "quota_messages"
+        policy = {quota: 5, "quota_action": "drop_oldest"}
+        await broker.admin("namespaces.update", namespace="public/default", policy=policy)
+        await publish(broker, range(10))
+        await world.clock.advance(seconds=2)
+        assert await figures(broker) == (5, 5)
+        await publish(broker, range(10, 12))
+        world.clock.set_back(3_600_000)
+        await world.clock.advance(seconds=5)
+        await publish(broker, range(12, 20))
+        await world.clock.advance(seconds=5)
+        assert await figures(broker) == (15, 5)
+
+
+async def test_what_could_not_go_while_the_database_was_away_goes_afterwards(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: who reads the log is read for, and that failed; nothing else comes."""
+    outage = Outage()
+    async with testing.start(config=CALM, engine=outage.engine) as world:
+        async with world.connect() as broker:
+            await begin(broker, 5, "exclusive")
+            await publish(broker, range(10))
+            await world.clock.advance(seconds=2)
+            # The first is looked at now, the second after a rest.
+            await publish(broker, range(10, 12))
+            await publish(broker, range(12, 14))
+            outage.unreachable()
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (7, 7)
+            outage.over()
+            await world.clock.advance(seconds=5)
+            assert await figures(broker) == (9, 5)
+
+
+async def test_what_found_no_room_among_the_dead_goes_once_they_are_buried(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: dead letters that cannot be written wait in memory, in bounded number."""
+    outage = Outage()
+    async with testing.start(config=TIGHT, engine=outage.engine) as world:
+        async with world.connect() as broker:
+            await begin(broker, 5, dropped_to_dead_letter="yes")
+            await publish(broker, range(30), delay="3s")
+            await publish(broker, range(30, 60), delay="6s")
+            outage.unreachable()
+            await world.clock.advance(seconds=8)
+            dropped, _ = await figures(broker)
+            assert dropped == 25
+            outage.over()
+            await world.clock.advance(seconds=10)
+            assert await figures(broker) == (55, 5)
+
+
+async def test_by_size_the_mean_decides_also_after_a_start(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await begin(broker, 0)
+            await broker.admin("topics.update", topic="x", policy={"quota_bytes": "100KiB"})
+            producer = await broker.producer("x")
+            await producer.send_many([bytes(1_000)] * 90)
+            await world.checkpoint()
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await world.clock.advance(seconds=2)
+            assert await figures(broker) == (0, 90)
+            producer = await broker.producer("x")
+            await producer.send_many([bytes(1_000)] * 90)
+            await world.clock.advance(seconds=2)
+            dropped, waiting = await figures(broker)
+            assert dropped + waiting == 180
+            assert 95 <= waiting <= 105
+
+
+async def rest(
+    world: World,
+    inbox: escapement.Inbox,
+    kind: str,
+    due: dict[int, int],
+    held: dict[int, escapement.Message],
+) -> dict[int, int]:
+    """Let time pass, and say what is left: of what is in nobody's hands the oldest go.
+
+    Whatever comes is added to ``held``.
+    """
+    held |= {int(message.value): message for message in await arrived(inbox)}
+    await world.clock.advance(seconds=3)
+    held |= {int(message.value): message for message in await arrived(inbox)}
+    assert held.keys() <= due.keys(), "what was dropped was handed out"
+    now_ms, in_log_order = world.clock.now_ms(), kind == "exclusive"
+    counts = [one for one in due if in_log_order or due[one] <= now_ms]
+    at_rest = [one for one in counts if one not in held]
+    at_rest.sort(key=lambda one: (0 if in_log_order else due[one], one))
+    gone = set(at_rest[: max(len(counts) - QUOTA, 0)])
+    return {one: due_ms for one, due_ms in due.items() if one not in gone}
+
+
+async def play(world: World, broker: escapement.Broker, chance: random.Random, kind: str) -> None:
+    """A random history; after each step as many wait as may, and they are the newest."""
+    due: dict[int, int] = {}  # number -> when, of what is neither done nor dropped
+    held: dict[int, escapement.Message] = {}
+    number = 0
+    producer = await broker.producer("x")
+    async with broker.consumer("x", "s", kind=kind, ack_wait="90d") as inbox:
+        for _ in range(25):
+            count, delay_s = chance.randrange(1, 25), chance.choice([0, 0, 0, 2, 5])
+            numbers = range(number, number + count)
+            number += count
+            priority = chance.choice([50, 50, 10, 90])
+            now_ms = world.clock.now_ms()
+            for one in numbers:
+                await producer.submit(b"%d" % one, delay=f"{delay_s}s", priority=priority)
+            await producer.flush()
+            due |= dict.fromkeys(numbers, now_ms + delay_s * 1000)
+            due = await rest(world, inbox, kind, due, held)
+            assert (await figures(broker))[1] == len(due)
+            for one in chance.sample(sorted(held), chance.randrange(len(held) + 1)):
+                message = held.pop(one)
+                if chance.random() < 0.5:
+                    await inbox.ack(message.id, durable=True)
+                    del due[one]
+                else:
+                    await message.nack(chance.choice(["0s", "1h"]))
+            if chance.random() < 0.2:
+                await world.checkpoint()
+            due = await rest(world, inbox, kind, due, held)
+            assert (await figures(broker))[1] == len(due)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_random_history_keeps_the_newest(
+    kind: str, seed: int, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: with priorities, delays, retries and checkpoints, against a naive model."""
+    async with testing.start(config=TIGHT) as world, world.connect() as broker:
+        await begin(broker, QUOTA, kind, max_in_flight="3")
+        await play(world, broker, random.Random(seed), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["sought", "made"])
+async def test_who_begins_in_the_past_keeps_no_more_of_it(
+    how: str, kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: a seek, or a new subscription, is a longer backlog without any traffic."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 10, kind)
+        await publish(broker, range(50))
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            await values(inbox)
+        await world.checkpoint()
+        await world.clock.advance(seconds=5)
+        if how == "made":
+            await broker.admin("subscriptions.delete", **NAMES)
+            await broker.admin("subscriptions.create", **NAMES, kind=kind, position="earliest")
+        else:
+            await broker.admin("subscriptions.seek", **NAMES, position="earliest")
+        await world.clock.advance(seconds=3)
+        _, waiting = await figures(broker)
+        assert waiting == 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["leave", "nack", "timeout"])
+async def test_what_is_given_back_goes_too(
+    how: str, kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: it was in hands when the quota was met, and nothing comes afterwards."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await begin(broker, 10, kind)
+        async with broker.consumer("x", "s", kind=kind, ack_wait="10s", permits=50) as inbox:
+            await publish(broker, range(50))
+            held = await arrived(inbox)
+            assert len(held) == 50
+            await world.clock.advance(seconds=3)
+            assert await figures(broker) == (0, 50)
+            if how == "nack":
+                await inbox.nack([message.id for message in held], "1h")
+            elif how == "timeout":
+                await world.clock.advance(seconds=8)
+            if how != "leave":
+                await world.clock.advance(seconds=3)
+                assert await figures(broker) == (40, 10)
+        await world.clock.advance(seconds=3)
+        assert await figures(broker) == (40, 10)

@@ -1,0 +1,191 @@
+"""What refuses a letter for a reason of its own neither loses it nor ends the broker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import trio.testing
+
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.inbox.refusals import Refusals, ends_the_broker
+from escapement.broker.topic.topic import Topic
+from escapement.client.broker import Broker
+from escapement.errors import (
+    BacklogFull,
+    EscapementError,
+    InvalidRequest,
+    LeaseLost,
+    LimitExceeded,
+    LogDamaged,
+)
+from escapement.names import NamespaceName, TopicName
+from escapement.storage.engine.base import TransactionAborted
+from escapement.testing import World, arrived
+from support.inbox_entries import inbox_entry, post
+
+CALM = BrokerConfig(seed=0)
+NAMES = {"topic": "t/n/x", "subscription": "s"}
+# One that may be tried again, and one that may not.
+REFUSALS = [BacklogFull("there is too much"), LimitExceeded("there are too many topics")]
+
+
+@contextmanager
+def refusing(world: World, target: str, error: EscapementError) -> Iterator[Callable[[], int]]:
+    """Inside, a topic cannot be had, for a reason that nobody expects; tells how often."""
+    registry, tries = world.server.registry, 0
+    ensure_topic = registry.ensure_topic
+
+    async def refuse(name: TopicName) -> Topic:
+        nonlocal tries
+        if name.full == target:
+            tries += 1
+            raise error
+        return await ensure_topic(name)
+
+    registry.ensure_topic = refuse  # type: ignore[method-assign]
+    try:
+        yield lambda: tries
+    finally:
+        registry.ensure_topic = ensure_topic  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code)
+async def test_a_letter_is_kept_and_tried_again_later_each_time_while_others_go_on(
+    error: EscapementError, caplog: pytest.LogCaptureFixture, mock_clock: trio.testing.MockClock
+) -> None:
+    """B2: said once in the log, shown in the figures, and moved once in the end."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        with refusing(world, "t/n/x", error) as tries, caplog.at_level(logging.WARNING):
+            await post(world, [inbox_entry("t/n/x", "one"), inbox_entry("t/n/y", "two")])
+            for _ in range(300):
+                await world.clock.advance(seconds=1)
+            assert 8 <= tries() <= 11, "after 1, 2, 4, ... 60 seconds"
+            assert len([one for one in caplog.records if "letters for" in one.message]) == 1
+            stats = await broker.admin("broker.stats")
+            assert stats["letters_blocked"] == [f"t/n/x: {error}"]
+            assert (await broker.admin("topics.stats", topic="t/n/y"))["next_offset"] == 1
+        await world.clock.advance(minutes=1)
+        await world.clock.advance(seconds=2)
+        assert (await broker.admin("topics.stats", topic="t/n/x"))["next_offset"] == 1
+        assert (await broker.admin("broker.stats"))["letters_blocked"] == []
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code)
+async def test_the_dead_are_kept_and_buried_once_when_that_is_possible(
+    error: EscapementError, caplog: pytest.LogCaptureFixture, mock_clock: trio.testing.MockClock
+) -> None:
+    """V4: those of another subscription do not wait for them."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producers = []
+        for topic in ("t/n/x", "t/n/y"):
+            names = {"topic": topic, "subscription": "s", "policy": {"max_deliveries": 1}}
+            await broker.admin("subscriptions.create", **names)
+            producers.append(await broker.producer(topic))
+        with refusing(world, "t/n/x-s-DLQ", error), caplog.at_level(logging.WARNING):
+            for topic, producer in zip(("t/n/x", "t/n/y"), producers, strict=True):
+                await producer.send_many([b"bad"] * 3)
+                async with broker.consumer(topic, "s") as inbox:
+                    for message in await arrived(inbox):
+                        await message.nack()
+                    await world.clock.settle()
+            for _ in range(10):
+                await world.clock.advance(seconds=1)
+            stats = await broker.admin("broker.stats")
+            assert [str(error) in one for one in stats["dead_letters_waiting"]] == [True]
+            assert len([one for one in caplog.records if "dead letters wait" in one.message]) == 1
+            elsewhere = {"topic": "t/n/y", "subscription": "s"}
+            assert len(await broker.admin("dlq.list", **elsewhere, count=9)) == 3
+            async with broker.consumer("t/n/x", "s") as inbox:
+                assert await arrived(inbox) == [], "they are dead all the same"
+        await world.clock.advance(minutes=1)
+        await world.clock.advance(seconds=2)
+        assert len(await broker.admin("dlq.list", **NAMES, count=9)) == 3
+        (row,) = await broker.admin("subscriptions.list", topic="t/n/x")
+        assert (row["dead_waiting"], row["unacknowledged"]) == (0, 0)
+
+
+async def one_dies(world: World, broker: Broker) -> None:
+    """A message fails, and some seconds pass."""
+    producer = await broker.producer("t/n/x")
+    await producer.send(b"bad")
+    async with broker.consumer("t/n/x", "s") as inbox:
+        (message,) = await arrived(inbox)
+        await message.nack()
+        await world.clock.advance(seconds=5)
+
+
+async def test_a_dead_letter_topic_in_a_namespace_that_is_going_ends_nothing(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q7."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("namespaces.create", namespace="t/going")
+        policy = {"max_deliveries": 1, "dead_letter_topic": "t/going/dead"}
+        await broker.admin("subscriptions.create", **NAMES, policy=policy)
+        await world.server.registry.namespaces.condemn(NamespaceName.parse("t/going"))
+        await one_dies(world, broker)
+        assert await world.server.inbox_relay.waiting(9) == [], "it would go with the namespace"
+        (row,) = await broker.admin("subscriptions.list", topic="t/n/x")
+        assert row["dead_waiting"] == 1
+        await broker.admin("namespaces.delete", namespace="t/going", force=True)
+        for _ in range(60):
+            await world.clock.advance(seconds=1)
+        assert len(await broker.admin("dlq.list", **NAMES, count=9)) == 1
+
+
+def test_what_leaves_the_truth_in_question_ends_the_broker_and_nothing_else_does() -> None:
+    assert ends_the_broker(LogDamaged("x"))
+    assert ends_the_broker(LeaseLost("x"))
+    assert not ends_the_broker(TransactionAborted("x"))
+    assert not any(ends_the_broker(error) for error in REFUSALS)
+
+
+def test_waits_double_up_to_a_minute_and_begin_anew() -> None:
+    refusals, now_s, waits = Refusals(), 0.0, []
+    for _ in range(9):
+        refusals.refused("a", "why", now_s)
+        waits.append(refusals.until_s("a") - now_s)
+        now_s = refusals.until_s("a")
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert not refusals.refused("a", "why", now_s)
+    assert refusals.refused("a", "another reason", now_s)
+    refusals.over("a")
+    assert refusals.until_s("a") == 0
+
+
+async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kept_there(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V1."""
+    config = replace(CALM, auto_create_topics=False)
+    async with testing.start(config=config) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="t/n/x")
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await one_dies(world, broker)
+        (waits,) = (await broker.admin("broker.stats"))["dead_letters_waiting"]
+        assert "there is no topic t/n/x-s-DLQ" in waits
+        await broker.admin("topics.create", topic="t/n/x-s-DLQ")
+        await world.clock.advance(minutes=1)
+        (inbox_entry,) = await broker.admin("dlq.list", **NAMES)
+        assert inbox_entry["payload"] == b"bad"
+        assert (await broker.admin("broker.stats"))["dead_letters_waiting"] == []
+
+
+async def test_who_keeps_dead_letters_is_shared(mock_clock: trio.testing.MockClock) -> None:
+    """V1: `dlq` looks for what is due, and a log's order has no such thing."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        keeper = {"topic": "t/n/x-s-DLQ", "subscription": "dead-letters"}
+        with pytest.raises(InvalidRequest, match="dead-letters is shared"):
+            await broker.admin("subscriptions.create", **keeper, kind="exclusive")
+        with pytest.raises(InvalidRequest, match="dead-letters is shared"):
+            async with broker.consumer(*keeper.values(), kind="failover"):
+                pass
+        await broker.admin("subscriptions.create", **keeper)
+        await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
+        await one_dies(world, broker)
+        assert len(await broker.admin("dlq.list", **NAMES)) == 1

@@ -1,0 +1,387 @@
+"""Who may acknowledge what, when it counts, and what becomes of what nobody acknowledges."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from trio.testing import MockClock
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.testing import World, arrived
+from support.dying_brokers import lose_index
+
+PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
+HOUR = timedelta(hours=1)
+
+
+def numbers(messages: list[Any]) -> list[int]:
+    return [message.offset for message in messages]
+
+
+async def publish(broker: escapement.Broker, count: int, **times: Any) -> None:
+    """Messages on topic t, which has a subscription s."""
+    topics = (await broker.admin("topics.list"))["topics"]
+    if not topics:
+        await broker.admin("subscriptions.create", topic="t", subscription="s")
+    producer = await broker.producer("t")
+    await producer.send_many([b"%d" % number for number in range(count)], **times)
+
+
+async def stats(broker: escapement.Broker) -> dict[str, Any]:
+    (found,) = await broker.admin("subscriptions.list", topic="t")
+    return dict(found)
+
+
+async def until_next(world: World) -> int:
+    """Let time pass until something has been delivered; how many milliseconds it took."""
+    begin_ms, delivered = world.clock.now_ms(), total(world)
+    while total(world) == delivered:
+        wake_ms = world.server.next_wake_ms()
+        assert wake_ms is not None, "nothing will ever come"
+        await world.clock.advance(ms=max(wake_ms - world.clock.now_ms(), 1))
+    return world.clock.now_ms() - begin_ms
+
+
+def total(world: World) -> int:
+    (topic,) = world.server.registry.active.values()
+    return sum(subscription.counts.delivered for subscription in topic.subscriptions())
+
+
+# -- who, and how many ---------------------------------------------------------------
+
+
+async def test_any_consumer_may_acknowledge_and_is_told_what_took_effect(
+    mock_clock: MockClock,
+) -> None:
+    """V17, V2: on however many of them it was, it is done for all consumers."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 10)
+        async with broker.consumer("t", "s", permits=10) as holder:
+            held = await arrived(holder)
+            assert numbers(held) == list(range(10))
+            async with broker.consumer("t", "s") as other:
+                assert await other.ack([m.id for m in held[:4]], durable=True) == 4
+                assert await holder.ack([m.id for m in held[:6]], durable=True) == 2
+                assert await holder.ack([held[0].id, held[0].id], durable=True) == 0
+                await holder.nack([m.id for m in held], delay=timedelta(0))
+                await world.clock.advance(seconds=1)
+                again = [*await arrived(holder), *await arrived(other)]
+                assert sorted(numbers(again)) == [6, 7, 8, 9]
+
+
+async def test_ranges_count_what_is_new_and_what_exists(mock_clock: MockClock) -> None:
+    """V17: both ends included; what overlaps or was never published does not count."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 20)
+        async with broker.consumer("t", "s", permits=3) as inbox:
+            assert await inbox.ack_range(4, 9, durable=True) == 6
+            assert await inbox.ack_range(8, 11, durable=True) == 2
+            assert await inbox.ack_range(15, 10**12, durable=True) == 5
+            assert await inbox.ack_range(4, 11, durable=True) == 0
+            with pytest.raises(escapement.InvalidRequest):
+                await inbox.ack_range(5, 4)
+            got = []
+            while messages := await arrived(inbox):
+                got += numbers(messages)
+                await inbox.ack([m.id for m in messages], durable=True)
+            assert got == [0, 1, 2, 3, 12, 13, 14]
+            await publish(broker, 1)
+            assert numbers(await arrived(inbox)) == [20], "offsets from then on count as new"
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["at once", "after a crash"])
+async def test_what_is_acknowledged_while_it_waits_is_never_sent(
+    mock_clock: MockClock, crash: bool
+) -> None:
+    """V2: in retry, ready for want of credit, and not due yet."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            await publish(broker, 6)
+            await publish(broker, 4, delay=HOUR)
+            async with broker.consumer("t", "s", permits=2) as inbox:
+                first = await inbox.receive(), await inbox.receive()
+                assert numbers(list(first)) == [0, 1]
+                await inbox.nack([0, 1], delay=timedelta(minutes=1))
+                await world.clock.settle()
+                assert (await stats(broker))["given_back"] == 2
+                ready = (await stats(broker))["ready"]
+                assert ready == 2, "4 and 5: what was taken out gave credit for 2 and 3"
+                assert await inbox.ack([0, 5, 7, 8], durable=True) == 4
+                if crash:
+                    await world.crash()
+        if crash:
+            await world.restart()
+        async with world.connect() as broker:
+            got: list[int] = []
+            async with broker.consumer("t", "s") as inbox:
+                for _ in range(3):
+                    messages = await arrived(inbox)
+                    got += numbers(messages)
+                    await inbox.ack([m.id for m in messages], durable=True)
+                    await world.clock.advance(hours=1)
+            assert got == [2, 3, 4, 1, 6, 9]
+            assert (await stats(broker))["unacknowledged"] == 0
+
+
+async def test_a_subscription_is_of_one_kind_and_the_exclusive_one_for_one_consumer(
+    mock_clock: MockClock,
+) -> None:
+    """P7: who asks for something else is refused, and disturbs nobody."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        producer = await broker.producer("t")
+        kinds = ("shared", "exclusive", "failover")
+        for kind in kinds:
+            async with broker.consumer("t", kind, kind=kind) as inbox:
+                for other in {*kinds, "exclusive"} - ({kind} - {"exclusive"}):
+                    with pytest.raises(escapement.Conflict):
+                        async with broker.consumer("t", kind, kind=other):
+                            pass
+                receipt = await producer.send(b"m")
+                assert numbers(await arrived(inbox)) == [receipt.id.offset]
+                await inbox.ack(receipt.id, durable=True)
+        async with broker.consumer("t", "exclusive", kind="exclusive") as next_one:
+            receipt = await producer.send(b"m")
+            assert numbers(await arrived(next_one))[-1] == receipt.id.offset
+
+
+# -- again and again -----------------------------------------------------------------
+
+
+async def test_what_nobody_acknowledges_is_tried_without_end(mock_clock: MockClock) -> None:
+    """V1, V4: after twice as long each time, for decades, and in spite of a crash."""
+    async with testing.start(config=BrokerConfig(ack_wait_ms=1000, seed=0)) as world:
+        async with world.connect() as broker:
+            await publish(broker, 1)
+        # What was in flight at the crash was not given back, so it counts once more.
+        for attempts in (range(1, 16), range(15, 31)):
+            async with world.connect() as broker, broker.consumer("t", "s") as inbox:
+                for attempt in attempts:
+                    (message,) = await arrived(inbox)
+                    assert message.attempt == attempt
+                    assert message.redelivered is (attempt > 1)
+                    if attempt == attempts[-1]:
+                        break
+                    least_ms = 1000 * 2 ** (attempt - 1)
+                    assert least_ms <= await until_next(world) <= least_ms * 1.331 + 10
+                await world.crash()
+            await world.restart()
+        async with world.connect() as broker, broker.consumer("t", "s") as inbox:
+            (message,) = await arrived(inbox)
+            assert await inbox.ack(message.id, durable=True) == 1
+            await world.clock.advance(days=10_000)
+            assert await arrived(inbox) == []
+
+
+async def test_nacks_without_end_count_every_attempt(mock_clock: MockClock) -> None:
+    """V1, V4: also across checkpoints and clean starts."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            await publish(broker, 3)
+        attempt = 0
+        for _ in range(5):
+            async with world.connect() as broker, broker.consumer("t", "s") as inbox:
+                for _ in range(60):
+                    attempt += 1
+                    messages = await arrived(inbox)
+                    assert numbers(messages) == [0, 1, 2]
+                    assert {message.attempt for message in messages} == {attempt}
+                    await inbox.nack([m.id for m in messages], delay=timedelta(0))
+                    await world.clock.settle()
+                await world.checkpoint()
+            await world.stop()
+            await world.restart()
+
+
+async def test_a_coarse_tick_for_delays_does_not_stretch_ack_timeouts(
+    mock_clock: MockClock,
+) -> None:
+    """V4, P3: a tick of an hour, a wait of a second."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await broker.admin("namespaces.create", namespace="public/default")
+        await broker.admin(
+            "namespaces.enable_delayed_message",
+            namespace="public/default",
+            granularity_ms=86_400_000,
+            tick_ms=3_600_000,
+        )
+        await publish(broker, 2)
+        async with broker.consumer("t", "s", ack_wait=timedelta(seconds=1)) as inbox:
+            assert numbers(await arrived(inbox)) == [0, 1]
+            await inbox.nack([1], delay=timedelta(minutes=1))
+            await world.clock.advance(ms=990)
+            assert await arrived(inbox) == []
+            await world.clock.advance(ms=20)
+            (message,) = await arrived(inbox)
+            assert (message.offset, message.attempt) == (0, 2)
+            await message.ack(durable=True)
+            await world.clock.advance(minutes=1)
+            (message,) = await arrived(inbox)
+            assert (message.offset, message.attempt) == (1, 2)
+
+
+# -- bounds --------------------------------------------------------------------------
+
+
+async def test_dispatch_pauses_at_the_bound_of_unacknowledged_messages(
+    mock_clock: MockClock,
+) -> None:
+    """V3, invariant 9: in flight and in retry together; acks let it go on, and publishing does."""
+    config = BrokerConfig(
+        ack_wait_ms=86_400_000,
+        limits=BrokerLimits(unacked_messages=20, ready_messages=30, deliver_messages=8),
+        seed=0,
+    )
+    async with testing.start(config=config) as world, world.connect() as broker:
+        await publish(broker, 200)
+        async with (
+            broker.consumer("t", "s", permits=1000) as inbox,
+            broker.consumer("t", "s", permits=1000) as second,
+        ):
+            got = [*await arrived(inbox), *await arrived(second)]
+            assert sorted(numbers(got)) == list(range(20))
+            await publish(broker, 100)
+            await world.clock.advance(minutes=1)
+            assert await arrived(inbox) == await arrived(second) == []
+            seen = await stats(broker)
+            assert seen["in_flight"] == 20
+            assert seen["ready"] <= 30
+            # What waits for another attempt is remembered too, so it counts.
+            mine = numbers(await arrived(inbox))
+            assert mine == []
+            await inbox.nack(list(range(20)), delay=HOUR)
+            await second.nack(list(range(20)), delay=HOUR)
+            await world.clock.settle()
+            assert (await stats(broker))["given_back"] == 20
+            assert await arrived(inbox) == await arrived(second) == []
+            assert await inbox.ack_range(0, 4, durable=True) == 5
+            some = [*await arrived(inbox), *await arrived(second)]
+            assert sorted(numbers(some)) == list(range(20, 25))
+            await inbox.ack(numbers(some), durable=True)
+            done = {*range(5), *numbers(some)}
+            await world.clock.advance(hours=1)
+            for _ in range(100):
+                messages = [*await arrived(inbox), *await arrived(second)]
+                if not messages:
+                    break
+                assert len(messages) <= 20
+                # What was tried takes no room from the others, and is bounded as before.
+                assert (await stats(broker))["ready"] <= 30 + 20
+                done.update(numbers(messages))
+                await inbox.ack(numbers(messages), durable=True)
+            assert done == set(range(300))
+
+
+async def test_an_ordered_subscription_pauses_at_the_bound_too(mock_clock: MockClock) -> None:
+    """V3, invariant 9."""
+    config = BrokerConfig(
+        limits=BrokerLimits(unacked_messages=15, deliver_messages=8), ack_wait_ms=86_400_000, seed=0
+    )
+    async with testing.start(config=config) as world, world.connect() as broker:
+        producer = await broker.producer("t")
+        for _ in range(10):
+            await producer.send_many([b"m"] * 10)
+        async with broker.consumer(
+            "t", "log", kind="exclusive", position="earliest", permits=1000
+        ) as inbox:
+            got: list[int] = []
+            while messages := await arrived(inbox):
+                assert len(messages) <= 15
+                got += numbers(messages)
+                await inbox.ack(numbers(messages), durable=True)
+            assert got == list(range(100))
+
+
+# -- clocks and policies -------------------------------------------------------------
+
+
+async def test_setting_the_clock_back_leaves_what_is_in_flight_where_it_is(
+    mock_clock: MockClock,
+) -> None:
+    """Invariants 2, 3 and 5: not sent again for it; acks count; timeouts come at their time."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 4)
+        await world.clock.advance(hours=2)
+        async with broker.consumer("t", "s", ack_wait=timedelta(minutes=1)) as inbox:
+            assert numbers(await arrived(inbox)) == [0, 1, 2, 3]
+            await inbox.nack([3], delay=timedelta(minutes=10))
+            await world.clock.advance(seconds=1)
+            world.clock.set_back(3_600_000)
+            await world.clock.advance(seconds=30)
+            assert await arrived(inbox) == []
+            assert (await stats(broker))["in_flight"] == 3
+            assert await inbox.ack([0], durable=True) == 1
+            await inbox.nack([1], delay=timedelta(seconds=5))
+            await world.clock.advance(seconds=4)
+            assert await arrived(inbox) == []
+            await world.clock.advance(seconds=1)
+            (again,) = await arrived(inbox)
+            assert (again.offset, again.attempt) == (1, 2)
+            await again.ack(durable=True)
+            await world.clock.advance(hours=1)
+            assert await arrived(inbox) == []
+            await world.clock.advance(seconds=25)  # a minute after it was handed over
+            (late,) = await arrived(inbox)
+            assert (late.offset, late.attempt) == (2, 2)
+            await late.ack(durable=True)
+            await world.clock.advance(minutes=10)
+            (last,) = await arrived(inbox)
+            assert (last.offset, last.attempt) == (3, 2)
+
+
+async def test_what_is_given_back_after_the_clock_went_back_waits_until_it_is_due_again(
+    mock_clock: MockClock,
+) -> None:
+    """Invariants 2 and 4: and it holds up nothing that is due before it."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 2)
+        async with broker.consumer("t", "s") as inbox:
+            assert numbers(await arrived(inbox)) == [0, 1]
+            world.clock.set_back(3_600_000)
+            await world.clock.advance(seconds=1)
+            await inbox.nack([0], delay=timedelta(0))
+            await world.clock.settle()
+            await publish(broker, 1)
+            await publish(broker, 1, delay=timedelta(minutes=30))
+            (new,) = await arrived(inbox)
+            assert new.offset == 2
+            await world.clock.advance(minutes=31)
+            (new,) = await arrived(inbox)
+            assert new.offset == 3
+            await world.clock.advance(minutes=28)
+            assert await arrived(inbox) == []
+            await world.clock.advance(minutes=1)
+            (again,) = await arrived(inbox)
+            assert (again.offset, again.attempt) == (0, 2)
+
+
+async def test_disabling_delays_leaves_pending_messages_their_times(
+    mock_clock: MockClock,
+) -> None:
+    """P2: also across a start, with an index that was lost."""
+    async with testing.start(config=PATIENT) as world:
+        async with world.connect() as broker:
+            await broker.admin("namespaces.create", namespace="public/default")
+            await publish(broker, 3, delay=[timedelta(hours=h) for h in (3, 1, 2)])
+            await broker.admin("namespaces.disable_delayed_message", namespace="public/default")
+            producer = await broker.producer("t")
+            with pytest.raises(escapement.DelaysDisabled):
+                await producer.send_many([b"a", b"b"], delay=[timedelta(0), HOUR])
+        await world.crash()
+        lose_index(world)
+        await world.restart()
+        async with world.connect() as broker, broker.consumer("t", "s") as inbox:
+            for expected in (1, 2, 0):
+                await world.clock.advance(minutes=59, seconds=59)
+                assert await arrived(inbox) == []
+                await world.clock.advance(seconds=1)
+                (message,) = await arrived(inbox)
+                assert message.offset == expected
+                await message.ack(durable=True)
+            receipt = await (await broker.producer("t")).send(b"at once")
+            assert receipt.id.offset == 3, "nothing of the refused batch was stored"
+            assert numbers(await arrived(inbox)) == [3]

@@ -1,0 +1,75 @@
+"""How late a delayed message may be where nobody has configured anything."""
+
+from __future__ import annotations
+
+import pytest
+import trio.testing
+
+from escapement import testing
+from escapement.storage import schema
+from escapement.storage.catalog import catalog
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.testing import World, arrived
+
+NEW_TICK_MS = 10
+FORMER_TICK_MS = 1_000
+
+
+def database_of_an_earlier_version() -> Engine:
+    """It has public/default and shop/eu, with the tick that namespaces had by default then."""
+    engine = SqliteEngine.in_memory()
+    schema.migrate(engine)
+    connection = engine.connect()
+    for tenant, name in (("public", "default"), ("shop", "eu")):
+        catalog.create_namespace(connection, tenant, name, 0, tick_ms=FORMER_TICK_MS)
+    connection.close()
+    return engine
+
+
+async def lateness_ms(world: World, topic: str) -> int:
+    """How late a message comes that is due between two ticks of a second, by 7 ms after one."""
+    async with world.connect() as broker:
+        producer = await broker.producer(topic)
+        async with broker.consumer(topic, "s") as inbox:
+            due_ms = world.clock.now_ms() // 1000 * 1000 + 5_007
+            await producer.send(b"x", delay=(due_ms - world.clock.now_ms(), "ms"))
+            await world.clock.advance(ms=due_ms - world.clock.now_ms())
+            while not (found := await arrived(inbox)):
+                await world.clock.advance(ms=1)
+            await inbox.ack(found, durable=True)
+    return world.clock.now_ms() - due_ms
+
+
+@pytest.mark.parametrize("topic", ["orders", "public/default/orders", "shop/eu/orders"])
+async def test_message_in_a_new_namespace_is_at_most_ten_milliseconds_late(
+    mock_clock: trio.testing.MockClock, topic: str
+) -> None:
+    """P2, P3: also where the namespace comes into being when its first topic is used."""
+    async with testing.start() as world:
+        if topic.startswith("shop"):
+            async with world.connect() as broker:
+                made = await broker.admin("namespaces.create", namespace="shop/eu")
+                assert made["tick_ms"] == NEW_TICK_MS
+        assert await lateness_ms(world, topic) == 3
+
+
+async def test_namespaces_of_an_earlier_version_keep_their_tick(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P2, P4: public/default too; a namespace that is created after the upgrade has the new one."""
+    engine = database_of_an_earlier_version()
+    async with testing.start(engine=engine) as world:
+        assert await lateness_ms(world, "orders") == FORMER_TICK_MS - 7
+        async with world.connect() as broker:
+            # A change that does not mention the tick leaves it.
+            await broker.admin(
+                "namespaces.enable_delayed_message", namespace="shop/eu", granularity_ms=60_000
+            )
+            await broker.admin("namespaces.create", namespace="shop/us")
+            listed = await broker.admin("namespaces.list")
+        assert {one["namespace"]: one["tick_ms"] for one in listed} == {
+            "public/default": FORMER_TICK_MS,
+            "shop/eu": FORMER_TICK_MS,
+            "shop/us": NEW_TICK_MS,
+        }

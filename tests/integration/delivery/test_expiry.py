@@ -1,0 +1,332 @@
+"""Messages expire: so long after their delivery time, whoever looks (P10)."""
+
+from __future__ import annotations
+
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.storage.engine.base import Engine
+from escapement.testing import arrived
+from support.received_messages import values
+
+CALM = BrokerConfig(seed=0)
+NAMES = {"topic": "x", "subscription": "s"}
+KINDS = ["shared", "exclusive"]
+
+
+async def figures(broker: escapement.Broker) -> dict[str, int]:
+    """What has become of the subscription's messages."""
+    (row,) = await broker.admin("subscriptions.list", topic="x")
+    return {name: row[name] for name in ("expired", "ready", "unacknowledged", "dead_lettered")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_has_expired_is_not_handed_out(
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P10: acknowledged as expired, and stays so after a crash."""
+    async with testing.start(config=CALM, engine=engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, kind=kind)
+            await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1h"})
+            producer = await broker.producer("x")
+            await producer.send_many([b"old"] * 3)
+            await world.clock.advance(minutes=59)
+            await producer.send_many([b"new"] * 2)
+            await world.clock.advance(minutes=1)
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                assert await values(inbox) == [b"new", b"new"]
+                await inbox.flush_acks()
+            assert await figures(broker) == {
+                "expired": 3,
+                "ready": 0,
+                "unacknowledged": 0,
+                "dead_lettered": 0,
+            }
+            await broker.admin("topics.update", topic="x", policy={"ttl_ms": None})
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker, broker.consumer("x", "s", kind=kind) as inbox:
+            await world.clock.advance(minutes=1)
+            assert await values(inbox) == []
+
+
+async def test_the_time_to_live_counts_from_the_delivery_time(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: a message lives its time after a delay that is longer."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("namespaces.update", namespace="public/default", policy={"ttl_ms": "5m"})
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s") as inbox:
+            await producer.send(b"late", delay="30d")
+            await producer.send(b"later", delay="31d")
+            await world.clock.advance(days=30)
+            assert await values(inbox) == [b"late"]
+            await world.clock.advance(days=1)
+            assert await values(inbox) == [b"later"]
+            assert (await figures(broker))["expired"] == 0
+
+
+async def test_what_is_in_flight_does_not_expire_and_what_comes_back_from_there_does(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})
+        async with broker.consumer("x", "s", ack_wait="1h") as inbox:
+            await producer.send_many([b"kept", b"back"])
+            kept, back = await arrived(inbox)
+            await world.clock.advance(minutes=10)
+            assert (await figures(broker))["expired"] == 0
+            await back.nack(delay="1s")
+            await world.clock.advance(seconds=1)
+            assert await arrived(inbox) == []
+            assert (await figures(broker))["expired"] == 1
+            assert await inbox.ack(kept.id, durable=True) == 1
+
+
+async def test_what_waits_for_another_attempt_expires_at_its_time_and_holds_no_key_longer(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10, Q9: however long the wait that was asked for."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})
+        await broker.admin("subscriptions.create", **NAMES, policy={"order": "key"})
+        async with broker.consumer("x", "s") as inbox:
+            await producer.send(b"failing", key="k")
+            (failing,) = await arrived(inbox)
+            await failing.nack(delay="10m")
+            await world.clock.advance(seconds=50)
+            await producer.send(b"behind", key="k")
+            assert await arrived(inbox) == []
+            await world.clock.advance(seconds=12)
+            assert [message.value for message in await arrived(inbox)] == [b"behind"]
+            assert (await figures(broker))["expired"] == 1
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["at once", "after a start"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_waits_for_another_attempt_goes_by_a_time_to_live_that_is_new(
+    kind: str, restart: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10, Q9: it had none when it was given back; nor does it hold its key any longer."""
+    policy = {"order": "key"} if kind == "shared" else {}
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
+            producer = await broker.producer("x")
+            await producer.send(b"failing", key="k")
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                (failing,) = await arrived(inbox)
+                await failing.nack(delay="1h")
+                await world.clock.advance(seconds=10)
+            await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})
+            await world.clock.settle()
+            if restart:
+                await world.crash()
+        if restart:
+            await world.restart()
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            await world.clock.advance(seconds=48)
+            assert (await figures(broker))["unacknowledged"] == 1
+            await producer.send(b"behind", key="k")
+            await world.clock.advance(seconds=4)
+            assert (await figures(broker))["expired"] == 1
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                assert await values(inbox) == [b"behind"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_backlog_that_nobody_takes_expires_at_its_time(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: what is ready and what found no room there, without any traffic (invariant 4)."""
+    config = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=100))
+    async with testing.start(config=config) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, kind=kind)
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1h"})
+        producer = await broker.producer("x")
+        for minute in range(10):
+            await producer.send_many([b"%d" % minute] * 100)
+            await world.clock.advance(minutes=1)
+        assert (await figures(broker))["expired"] == 0
+        await world.clock.advance(minutes=50, seconds=2)
+        assert (await figures(broker))["expired"] == 100
+        await world.clock.advance(minutes=5)
+        assert (await figures(broker))["expired"] == 600
+        await world.clock.advance(minutes=5)
+        assert await figures(broker) == {
+            "expired": 1000,
+            "ready": 0,
+            "unacknowledged": 0,
+            "dead_lettered": 0,
+        }
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            assert await values(inbox) == []
+            await producer.send(b"fresh")
+            assert await values(inbox) == [b"fresh"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_shorter_time_to_live_counts_at_once_and_after_a_start(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: of a topic, too, that nobody has used since."""
+    async with testing.start(config=CALM) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, kind=kind)
+            producer = await broker.producer("x")
+            await producer.send_many([b"old"] * 10)
+            await world.clock.advance(hours=1)
+            await producer.send_many([b"new"] * 10)
+            assert (await figures(broker))["expired"] == 0
+            await broker.admin("topics.update", topic="x", policy={"ttl_ms": "30m"})
+            await world.clock.settle()
+            assert (await figures(broker))["expired"] == 10
+            await world.checkpoint()
+            await world.crash()
+        await world.clock.advance(hours=1)
+        await world.restart()
+        await world.clock.advance(seconds=2)
+        async with world.connect() as broker:
+            assert (await figures(broker))["unacknowledged"] == 0
+
+
+async def test_of_a_log_goes_what_has_expired_whatever_lies_before_and_behind_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: an order of the log is none of delivery times; moved messages have their new ones."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, kind="exclusive")
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1h"})
+        producer = await broker.producer("x")
+        for delay in ("10h", "0s", "5h", "0s", "20h", "2h"):
+            await producer.send_many([delay.encode()] * 2, delay=delay)
+        expired = []
+        for _ in range(23):
+            await world.clock.advance(minutes=59)
+            await world.clock.advance(minutes=1, seconds=2)
+            expired.append((await figures(broker))["expired"])
+            if len(expired) == 6:
+                await broker.reschedule([8], topic="x", delay="1h")
+        # After 1 and 3 hours; then after 6, 8 (the one that was moved), 11 and 21.
+        assert expired == [4, 4, 6, 6, 6, 8, 8, 9, 9, 9, 11] + [11] * 9 + [12] * 3
+        assert (await figures(broker))["unacknowledged"] == 0
+
+
+async def test_of_a_paused_log_what_waits_goes_and_what_was_in_hands_when_it_is_back(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: with a consumer, and when that has left."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin(
+            "subscriptions.create", **NAMES, kind="exclusive", policy={"max_in_flight": 2}
+        )
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1h"})
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s", kind="exclusive", ack_wait="90d") as inbox:
+            await producer.send_many([b"one", b"two"])
+            one, two = await arrived(inbox)
+            await broker.pause("x")
+            await producer.send_many([b"waits"] * 20)
+            await world.clock.advance(hours=1, seconds=2)
+            assert (await figures(broker))["expired"] == 20
+            await one.nack("10m")
+            await world.clock.advance(seconds=2)
+            assert (await figures(broker))["expired"] == 21
+            assert two.value == b"two"
+        await world.clock.advance(seconds=2)
+        found = await figures(broker)
+        assert (found["expired"], found["unacknowledged"]) == (22, 0)
+
+
+async def test_each_subscription_lets_go_for_itself(mock_clock: trio.testing.MockClock) -> None:
+    """P10: also one that begins with the first message when that has expired."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        producer = await broker.producer("x")
+        await producer.send(b"one")
+        async with broker.consumer("x", "quick") as quick:
+            await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})
+            async with broker.consumer("x", "done", position="earliest") as done:
+                await world.clock.advance(seconds=1)
+                assert await values(done) == [b"one"]
+            await world.clock.advance(minutes=2)
+            async with broker.consumer("x", "new", position="earliest") as new:
+                await world.clock.advance(seconds=2)
+                assert await values(new) + await values(quick) == []
+            rows = await broker.admin("subscriptions.list", topic="x")
+            assert {row["subscription"]: row["expired"] for row in rows} == {
+                "s": 1,
+                "quick": 0,
+                "done": 0,
+                "new": 1,
+            }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_expired_messages_become_dead_letters_if_wished(
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P10: once each, with the reason."""
+    async with testing.start(config=CALM, engine=engine) as world, world.connect() as broker:
+        policy = {"expired_to_dead_letter": "yes"}
+        await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})
+        producer = await broker.producer("x")
+        await producer.send_many([b"%d" % number for number in range(5)])
+        await world.clock.advance(minutes=2)
+        await world.clock.advance(seconds=5)
+        inbox_entries = await broker.admin("dlq.list", **NAMES, count=10)
+        assert {inbox_entry["reason"] for inbox_entry in inbox_entries} == {"expired"}
+        assert len(inbox_entries) == 5
+        found = await figures(broker)
+        assert (found["expired"], found["dead_lettered"]) == (5, 5)
+        assert found["unacknowledged"] == 0
+
+
+async def test_expiry_goes_on_in_a_pause(mock_clock: trio.testing.MockClock) -> None:
+    """P10."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})
+        async with broker.consumer("x", "s") as inbox:
+            await broker.pause("x")
+            await producer.send(b"one")
+            await world.clock.advance(minutes=2)
+            await broker.resume("x")
+            assert await values(inbox) == []
+            assert (await figures(broker))["expired"] == 1
+
+
+@pytest.mark.parametrize("policy", [{"order": "key"}, {"order": "topic"}, {}])
+async def test_what_has_expired_holds_up_no_key_and_no_range(
+    policy: dict[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: also what is of a range that no consumer asks for."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES, policy=policy)
+        await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})
+        producer = await broker.producer("x")
+        ranged = {} if policy else {"key_range": (0, 1)}
+        async with broker.consumer("x", "s", ack_wait="1h", **ranged) as inbox:
+            for _ in range(5):
+                await producer.send(b"old", key="k")
+            await world.clock.settle()
+            held = await arrived(inbox)
+            await world.clock.advance(minutes=2)
+            await inbox.ack([message.id for message in held], durable=True)
+            await producer.send(b"new", key="k")
+            await world.clock.advance(seconds=2)
+            found = await figures(broker)
+            assert found["expired"] == 5 - len(held)
+            assert found["unacknowledged"] == 1
+            assert await values(inbox) == ([b"new"] if policy else [])

@@ -1,0 +1,174 @@
+"""What consumers hold is on record: a broker that dies leaves its successor what was fired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from trio.testing import MockClock
+
+import escapement
+from escapement import AmendStatus, testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.delivery.recorder import AFTER_MS
+from escapement.broker.limits import BrokerLimits
+from escapement.storage.journal import journal
+from escapement.storage.journal.entry import AttemptColumns
+from escapement.testing import World, arrived
+from support.database_outages import Outage
+from support.dying_brokers import lose_index
+
+PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
+ONE, TWO = (replace(PATIENT, limits=BrokerLimits(unacked_messages=n)) for n in (1, 2))
+KINDS = ["shared", "exclusive"]
+NAMES = {"topic": "t", "subscription": "s"}
+HOUR = timedelta(hours=1)
+
+
+async def recorded(world: World) -> None:
+    """So much time passes that all that was sent and is still held is on record."""
+    await world.clock.advance(ms=2 * AFTER_MS)
+
+
+def attempts_in(outage: Outage) -> Iterator[AttemptColumns]:
+    """What the journal says of attempts."""
+    connection = outage.database.connect()
+    try:
+        for row in journal.read(connection, 0):
+            if row.entry.attempts is not None:
+                yield row.entry.attempts
+    finally:
+        connection.close()
+
+
+async def shown(broker: escapement.Broker, offset: int) -> tuple[str, str, int | None]:
+    life = await broker.show(offset, "t")
+    (standing,) = life.subscriptions
+    return life.state, standing.state, standing.attempts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checkpoint", ["none", "before", "after", "between"])
+@pytest.mark.parametrize("index", ["kept", "lost"])
+async def test_a_successor_knows_what_was_in_hands_and_how_often(
+    mock_clock: MockClock, kind: str, checkpoint: str, index: str
+) -> None:
+    """Q2, V4: fired is on record, whatever of it a checkpoint has written."""
+    async with testing.start(config=TWO) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, kind=kind)
+            await (await broker.producer("t")).send_many([b"%d" % n for n in range(4)])
+        for attempt in (1, 2, 3):
+            async with world.connect() as broker:
+                async with broker.consumer("t", "s", kind=kind) as inbox:
+                    messages = await arrived(inbox)
+                    if checkpoint == "before":
+                        await world.checkpoint()
+                    assert [(m.offset, m.attempt) for m in messages] == [(0, attempt), (1, attempt)]
+                    await recorded(world)
+                    if checkpoint in ("after", "between"):
+                        await world.checkpoint()
+                    await world.crash()
+            if index == "lost":
+                lose_index(world)
+            await world.restart()
+            if checkpoint == "between":  # by one who delivered nothing himself
+                await world.checkpoint()
+                await world.crash()
+                await world.restart()
+            async with world.connect() as broker:
+                state, _, attempts = await shown(broker, 1)
+                assert (state, attempts) == ("fired", attempt)
+                assert (await shown(broker, 3))[2] == 0
+
+
+@pytest.mark.parametrize("change", ["cancel", "reschedule"])
+async def test_what_was_in_hands_when_a_broker_died_was_delivered(
+    mock_clock: MockClock, change: str
+) -> None:
+    """B1: it may have been in any hands, on record or not, so nothing is changed."""
+    async with testing.start(config=ONE) as world:
+        async with world.connect() as broker:
+            for name in ("s", "idle"):
+                await broker.admin("subscriptions.create", topic="t", subscription=name)
+            await (await broker.producer("t")).send_many([b"0", b"1"])
+            async with broker.consumer("t", "s") as inbox:
+                (message,) = await arrived(inbox)
+                await recorded(world)
+                await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            if change == "cancel":
+                outcomes = await broker.cancel([0, 1], topic="t")
+            else:
+                outcomes = await broker.reschedule([0, 1], delay=HOUR, topic="t")
+            assert [one.status for one in outcomes] == [
+                AmendStatus.DELIVERED,
+                AmendStatus.DELIVERED,
+            ]
+            assert [set(one.handed) for one in outcomes] == [{"s", "idle"}, {"s", "idle"}]
+            async with broker.consumer("t", "s") as inbox, broker.consumer("t", "idle") as idle:
+                (again,) = await arrived(inbox)
+                assert (again.offset, again.attempt) == (message.offset, 2)
+                (first,) = await arrived(idle)
+                assert (first.attempt, first.redelivered) == (1, True)
+
+
+async def test_what_is_acknowledged_at_once_is_not_written_as_an_attempt(
+    mock_clock: MockClock,
+) -> None:
+    """A hand-over costs nothing where the acknowledgement is quick."""
+    outage = Outage()
+    async with testing.start(config=PATIENT, engine=outage.engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES)
+            producer = await broker.producer("t")
+            async with broker.consumer("t", "s") as inbox:
+                for _ in range(20):
+                    await producer.send_many([b"quick"] * 10)
+                    await inbox.ack([message.id for message in await arrived(inbox)])
+                    await world.clock.advance(ms=AFTER_MS - 1)
+                await world.clock.advance(ms=AFTER_MS)
+                assert list(attempts_in(outage)) == []
+                await producer.send_many([b"slow"] * 3)
+                await inbox.ack([(await arrived(inbox))[1].id])
+                await recorded(world)
+                (found,) = attempts_in(outage)
+                assert found.offset.tolist() == [200, 202]
+                assert found.attempt.tolist() == [1, 1]
+
+
+async def test_each_hand_over_is_on_record_once(mock_clock: MockClock) -> None:
+    """However long it is held."""
+    outage = Outage()
+    async with testing.start(config=PATIENT, engine=outage.engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES)
+            await (await broker.producer("t")).send_many([b""] * 5)
+            async with broker.consumer("t", "s") as inbox:
+                messages = await arrived(inbox)
+                await world.clock.advance(seconds=10)
+                assert [len(one) for one in attempts_in(outage)] == [5]
+                await inbox.nack([messages[2].id], timedelta(0))
+                assert [message.attempt for message in await arrived(inbox)] == [2]
+                await world.clock.advance(seconds=10)
+                found = [one.attempt.tolist() for one in attempts_in(outage)]
+                assert found == [[1] * 5, [1], [2]]
+
+
+async def test_a_clock_that_goes_back_does_not_keep_a_hand_over_off_the_record(
+    mock_clock: MockClock,
+) -> None:
+    """Q2: how long something was held is then not known by the wall clock."""
+    outage = Outage()
+    async with testing.start(config=PATIENT, engine=outage.engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES)
+            await (await broker.producer("t")).send(b"")
+            async with broker.consumer("t", "s") as inbox:
+                await arrived(inbox)
+                world.clock.set_back(3_600_000)
+                await recorded(world)
+                assert [one.offset.tolist() for one in attempts_in(outage)] == [[0]]

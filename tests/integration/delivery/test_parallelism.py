@@ -1,0 +1,158 @@
+"""The log's number of tables, changed while messages come and go."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import count as counted
+
+import pytest
+import trio
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.errors import InvalidRequest, OutcomeUnknown, StorageUnavailable
+from escapement.storage.engine.base import Engine
+from escapement.testing import World, arrived
+from support.commit_pipelines import FaultyEngine, no_fault
+from support.database_outages import Outage
+from support.database_rows import rows
+from support.dying_brokers import finish, lose_index
+
+TOPICS = ["a", "b", "c"]
+
+
+async def set_tables(broker: escapement.Broker, count: int) -> tuple[int, int]:
+    """Change it; which generation of how many tables the log is in afterwards."""
+    stats = await broker.admin("broker.update", table_parallelism=count)
+    return stats["log_generation"], stats["table_parallelism"]
+
+
+async def publish(broker: escapement.Broker, topic: str, count: int) -> None:
+    """Send messages one after the other; their offsets are unbroken."""
+    producer = await broker.producer(topic)
+    for number in range(count):
+        receipt = await producer.send(b"%d" % number)
+        assert receipt.id.offset == number
+
+
+async def everything(world: World, topic: str) -> list[bytes]:
+    """All that the topic has, in the order of the log."""
+    async with (
+        world.connect() as broker,
+        broker.consumer(
+            topic, "all", kind="exclusive", position="earliest", permits=5_000
+        ) as inbox,
+    ):
+        found = [message.value for message in await arrived(inbox)]
+        await broker.admin("subscriptions.delete", topic=topic, subscription="all", force=True)
+        return found
+
+
+async def test_it_changes_while_publishing_goes_on(
+    engine: Engine, mock_clock: trio.testing.MockClock
+) -> None:
+    """N5: up and down; nothing is lost, offsets are unbroken, also for who reads the log anew."""
+    async with testing.start(engine=engine, config=BrokerConfig(seed=0)) as world:
+        async with world.connect() as broker, world.connect() as operator:
+            for topic in TOPICS:
+                await broker.admin("subscriptions.create", topic=topic, subscription="s")
+            async with trio.open_nursery() as nursery:
+                for topic in TOPICS:
+                    nursery.start_soon(publish, broker, topic, 60)
+                for generation, count in enumerate((7, 1, 3), 2):
+                    assert await set_tables(operator, count) == (generation, count)
+                    await trio.testing.wait_all_tasks_blocked()
+            assert await set_tables(operator, 3) == (4, 3), "as it was"
+        expected = [b"%d" % number for number in range(60)]
+        for topic in TOPICS:
+            assert await everything(world, topic) == expected
+        await world.crash()
+        lose_index(world)
+        await world.restart()
+        async with world.connect() as broker:
+            stats = await broker.admin("broker.stats")
+            assert (stats["log_generation"], stats["table_parallelism"]) == (4, 3)
+            for topic in TOPICS:
+                assert await everything(world, topic) == expected
+                async with broker.consumer(topic, "s") as inbox:
+                    await world.clock.advance(seconds=1)
+                    assert {message.value for message in await arrived(inbox)} == set(expected)
+
+
+async def test_what_cannot_be_is_refused_and_changes_nothing(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        before = await broker.admin("broker.stats")
+        for arguments in ({"table_parallelism": 257}, {"table_parallelism": 0}, {}, {"tables": 3}):
+            with pytest.raises(InvalidRequest):
+                await broker.admin("broker.update", **arguments)
+        assert await broker.admin("broker.stats") == before
+
+
+async def test_while_the_database_is_away_nothing_changes_and_afterwards_it_may(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """N5."""
+    outage = Outage()
+    async with testing.start(engine=outage.engine) as world, world.connect() as broker:
+        producer = await broker.producer("a")
+        await producer.send(b"before")
+        outage.unreachable()
+        with pytest.raises(StorageUnavailable):
+            await set_tables(broker, 2)
+        outage.over()
+        await world.clock.advance(seconds=5)
+        assert await set_tables(broker, 2) == (2, 2)
+        assert (await producer.send(b"after")).id.offset == 1
+        assert await everything(world, "a") == [b"before", b"after"]
+
+
+class LosesAt:
+    """At the step of that number, once, the connection is lost; perhaps it was done."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, step: str) -> None:
+        self.left -= 1
+        if not self.left:
+            raise OutcomeUnknown("the connection was lost")
+
+
+async def test_a_lost_connection_at_any_step_leaves_no_tables_behind(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """N5: also where the next try wants fewer tables, and where a COMMIT got no reply."""
+    faulty, fewer = FaultyEngine(engine), 2
+    async with testing.start(engine=faulty, config=BrokerConfig(seed=0)) as world:
+        for number in counted(1, 4 if engine.kind == "mysql" else 1):
+            async with world.connect() as broker:
+                faulty.before = faulty.after = loses = LosesAt(number)
+                with suppress(StorageUnavailable):
+                    await set_tables(broker, 5)
+                faulty.before = faulty.after = no_fault
+            if number % 3 == 0:
+                await world.crash()
+                await world.restart()
+            async with world.connect() as broker:
+                await world.clock.advance(seconds=3)
+                fewer = 5 - fewer  # another number, or nothing would be tried again
+                assert (await set_tables(broker, fewer))[1] == fewer
+                producer = await broker.producer("a")
+                await producer.send(b"%d" % number)
+            await finish(world, world.server.works.forgetter.round)
+            log = world.server.works.log
+            assert log.going == ()
+            known = {
+                one.table(shard) for one in log.generations for shard in range(one.parallelism)
+            }
+            there = rows(engine)
+            assert {table for table in there if table.startswith("log_")} == known
+            assert there["removals"] == 0
+            if loses.left > 0:
+                break
+        assert number > 10
+        assert len(await everything(world, "a")) > 2

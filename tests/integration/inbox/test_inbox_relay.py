@@ -1,0 +1,314 @@
+"""Letters on their way through a whole broker, on a virtual clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import trio
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.errors import NotFound, OutcomeUnknown, StorageUnavailable
+from escapement.names import TopicName
+from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.storage.inbox.entry import InboxEntry
+from escapement.testing import World, arrived
+from support.commit_pipelines import FaultyEngine, Once
+from support.inbox_entries import inbox_entry
+from support.inbox_entries import post as put
+
+DAY_MS = 86_400_000
+
+
+async def post(world: World, *inbox_entries: InboxEntry) -> None:
+    """Put letters into the inbox, and wait until they are wherever they get to."""
+    await put(world, inbox_entries)
+    await world.clock.settle()
+
+
+async def payloads(world: World, topic: str) -> list[bytes]:
+    """Everything a topic's log has, in order."""
+    async with (
+        world.connect() as broker,
+        broker.consumer(topic, "look", kind="exclusive", position="earliest") as inbox,
+    ):
+        found = [message.payload for message in await arrived(inbox)]
+    await world.server.consuming.delete(world.server.registry.topic(_name(topic)), "look")
+    return found
+
+
+def _name(topic: str) -> TopicName:
+    return TopicName.parse(topic)
+
+
+async def waiting(world: World) -> dict[str, tuple[int, int]]:
+    """How many letters wait, and how many of them are held, by target."""
+    return {
+        one.target: (one.inbox_entries, one.held)
+        for one in await world.server.inbox_relay.waiting(99)
+    }
+
+
+async def test_a_letter_reaches_a_topic_that_did_not_exist_and_is_due_at_its_time(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B2: the target is created as by a publish; the road behind is the ordinary one."""
+    async with testing.start() as world, world.connect() as broker:
+        at_ms = world.clock.now_ms() + 2 * DAY_MS
+        await post(
+            world,
+            inbox_entry("t/n/x", "now"),
+            inbox_entry("t/n/x", "later", b"in a day", b"at once", delay_ms=[DAY_MS, -1]),
+            inbox_entry("t/n/x", "at", at_ms=[at_ms]),
+        )
+        assert await waiting(world) == {}
+        async with broker.consumer("t/n/x", "s", position="earliest") as inbox:
+            first = await arrived(inbox)
+            assert {m.payload for m in first} == {b"now", b"at once"}
+            await inbox.ack([m.id for m in first])
+            await world.clock.advance(days=1, ms=-1)
+            assert await arrived(inbox) == []
+            await world.clock.advance(seconds=1)
+            (second,) = await arrived(inbox)
+            assert second.payload == b"in a day"
+            await inbox.ack([second.id])
+            await world.clock.advance(days=1)
+            (last,) = await arrived(inbox)
+            assert (last.payload, last.due_ms) == (b"at", at_ms)
+
+
+async def test_letters_keep_their_order_and_mix_with_publishes(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    limits = BrokerLimits(inbox_step_bytes=300, inbox_round_bytes=700)
+    async with testing.start(config=BrokerConfig(limits=limits, seed=0)) as world:
+        async with world.connect() as broker:
+            producer = await broker.producer("t/n/3")
+            await producer.send(b"published")
+        await post(world, *(inbox_entry(f"t/n/{n % 7}", f"{n:03}") for n in range(700)))
+        for topic in range(7):
+            wanted = [b"%03d" % n for n in range(topic, 700, 7)]
+            assert await payloads(world, f"t/n/{topic}") == [b"published"] * (topic == 3) + wanted
+        stats = world.server.stats()
+        assert stats["letters_moved"] == 700
+        assert stats["letters_blocked"] == []
+
+
+async def test_a_crash_between_any_two_steps_moves_each_letter_once(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P6 for what comes through the inbox."""
+    async with testing.start() as world:
+        written: list[bytes] = []
+        for pauses in range(30):
+            name = b"%02d" % pauses
+            await put(world, [inbox_entry("t/n/x", name.decode())])
+            written.append(name)
+            for _ in range(pauses):
+                await trio.lowlevel.checkpoint()
+            await world.crash()
+            await world.restart()
+        await world.clock.settle()
+        assert await payloads(world, "t/n/x") == written
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["committed", "not-committed"])
+async def test_a_lost_commit_reply_neither_loses_nor_doubles_a_letter(
+    mock_clock: trio.testing.MockClock, durable: bool
+) -> None:
+    faulty = FaultyEngine(SqliteEngine.in_memory())
+    fault = Once("commit", OutcomeUnknown("the reply was lost"))
+    setattr(faulty, "after" if durable else "before", fault)
+    async with testing.start(engine=faulty) as world:
+        for n in range(3):
+            await put(world, [inbox_entry("t/n/x", f"{n}")])
+            fault.arm()  # for the move, or the topic's creation
+            await world.clock.advance(seconds=5)
+        assert await payloads(world, "t/n/x") == [b"0", b"1", b"2"]
+
+
+async def test_letters_are_moved_when_the_database_is_back(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    faulty = FaultyEngine(SqliteEngine.in_memory())
+    async with testing.start(engine=faulty) as world:
+        await post(world, inbox_entry("t/n/x", "0"))
+        await put(world, [inbox_entry("t/n/x", "1")])
+        outage = faulty.before = Once("", StorageUnavailable("away"), times=10**6)
+        outage.arm()
+        await world.clock.advance(minutes=1)
+        with pytest.raises(StorageUnavailable):
+            await put(world, [inbox_entry("t/n/x", "never")])
+        outage.left = 0
+        await world.clock.advance(minutes=1)
+        assert await payloads(world, "t/n/x") == [b"0", b"1"]
+
+
+async def test_letters_that_another_process_wrote_are_found_by_and_by(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    from escapement.storage.inbox import inbox
+
+    engine = SqliteEngine.in_memory()
+    async with testing.start(engine=engine) as world:
+        connection = engine.connect()
+        connection.begin()
+        inbox.insert(engine, connection, [inbox_entry("t/n/x", "s")], 0)
+        connection.commit()
+        connection.close()
+        await world.clock.advance(seconds=2)
+        assert await payloads(world, "t/n/x") == [b"s"]
+
+
+# -- what cannot be moved ----------------------------------------------------------
+
+
+async def test_where_topics_are_not_created_letters_wait_for_theirs_and_hold_up_no_others(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    config = BrokerConfig(auto_create_topics=False, seed=0)
+    async with testing.start(config=config) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="t/n/there")
+        await post(
+            world,
+            inbox_entry("t/n/not-there", "1"),
+            inbox_entry("no topic's name", "1"),
+            inbox_entry("t/n/there", "1"),
+            inbox_entry("t/n/not-there", "2"),
+        )
+        assert await payloads(world, "t/n/there") == [b"1"]
+        assert await waiting(world) == {"t/n/not-there": (2, 0), "no topic's name": (1, 0)}
+        blocked = world.server.stats()["letters_blocked"]
+        listed = await broker.admin("inbox.list")
+        assert sorted(blocked) == sorted(f"{one['target']}: {one['reason']}" for one in listed)
+        assert len(blocked) == 2
+        await broker.admin("topics.create", topic="t/n/not-there")
+        await world.clock.advance(seconds=2)
+        assert await payloads(world, "t/n/not-there") == [b"1", b"2"]
+        assert await broker.admin("inbox.discard", target="no topic's name") == {"discarded": 1}
+        await world.clock.advance(seconds=2)
+        assert await waiting(world) == {}
+        assert world.server.stats()["letters_blocked"] == []
+
+
+async def test_where_delays_are_disabled_a_letter_with_a_time_waits_with_those_behind_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="t/n/x")
+        await broker.admin("namespaces.disable_delayed_message", namespace="t/n")
+        await post(
+            world,
+            inbox_entry("t/n/x", "1"),
+            inbox_entry("t/n/x", "2", delay_ms=[1000]),
+            inbox_entry("t/n/x", "3"),
+            inbox_entry("t/other/x", "1", delay_ms=[0]),
+        )
+        assert await payloads(world, "t/n/x") == [b"1"]
+        assert await payloads(world, "t/other/x") == [b"1"]
+        assert await waiting(world) == {"t/n/x": (2, 0)}
+        await broker.admin("namespaces.enable_delayed_message", namespace="t/n")
+        await world.clock.advance(seconds=2)
+        assert await payloads(world, "t/n/x") == [b"1", b"2", b"3"]
+
+
+async def test_a_letter_that_can_never_be_moved_is_held_and_the_next_ones_go_on(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    engine = SqliteEngine.in_memory()
+    async with testing.start(engine=engine) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="t/n/x")
+        await broker.admin("namespaces.disable_delayed_message", namespace="t/n")
+        too_far = world.server.config.limits.max_delay_ms + 1
+        await post(
+            world,
+            inbox_entry("t/n/x", "blocks", delay_ms=[1]),
+            inbox_entry("t/n/x", "damaged"),
+            inbox_entry("t/n/x", "too far", delay_ms=[too_far]),
+            inbox_entry("t/n/x", "negative", at_ms=[-5]),
+            inbox_entry("t/n/x", "good"),
+        )
+        connection = engine.connect()
+        connection.execute("UPDATE inbox SET data = 'nonsense' WHERE source_id = 'damaged'")
+        connection.close()
+        await broker.admin("namespaces.enable_delayed_message", namespace="t/n")
+        await world.clock.advance(seconds=2)
+        assert await payloads(world, "t/n/x") == [b"blocks", b"good"]
+        assert await waiting(world) == {"t/n/x": (3, 3)}
+        (listed,) = await broker.admin("inbox.list")
+        assert listed["reason"]
+        await world.crash()
+        await world.restart()
+        await post(world, inbox_entry("t/n/x", "better"))
+        assert await payloads(world, "t/n/x") == [b"blocks", b"good", b"better"]
+        assert await waiting(world) == {"t/n/x": (3, 3)}
+
+
+async def test_a_deleted_topic_takes_its_letters_along(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q7. What is written afterwards creates the topic again, as a publish does."""
+    engine = SqliteEngine.in_memory()
+    async with testing.start(engine=engine) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="t/n/x")
+        await broker.admin("namespaces.disable_delayed_message", namespace="t/n")
+        await post(world, *(inbox_entry("t/n/x", f"{n}", delay_ms=[1]) for n in range(300)))
+        assert await waiting(world) == {"t/n/x": (300, 0)}
+        await broker.admin("topics.delete", topic="t/n/x")
+        assert await waiting(world) == {}
+        await world.crash()
+        await world.restart()
+        for _ in range(20):  # each step of the housekeeper's, and the pause behind it
+            await world.clock.advance(seconds=11)
+        with pytest.raises(NotFound):
+            world.server.registry.topic(_name("t/n/x"))
+        connection = engine.connect()
+        assert connection.execute("SELECT COUNT(*) FROM inbox").rows == [(0,)]
+        connection.close()
+        await post(world, inbox_entry("t/n/x", "0"))
+        assert await payloads(world, "t/n/x") == [b"0"]
+
+
+async def test_topics_deleted_while_letters_arrive_get_only_letters_of_their_own(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """A letter moves into the topic that is there, or goes with the one it came for."""
+    async with testing.start() as world, world.connect() as broker:
+        for pauses in range(40):
+            await put(world, [inbox_entry("t/n/x", f"old {pauses}")])
+            for _ in range(pauses):
+                await trio.lowlevel.checkpoint()
+            try:
+                await broker.admin("topics.delete", topic="t/n/x")
+            except NotFound:  # the postman has not come so far
+                await world.clock.settle()
+                await broker.admin("topics.delete", topic="t/n/x")
+            await post(world, inbox_entry("t/n/x", "new"))
+            assert await payloads(world, "t/n/x") == [b"new"]
+            assert await waiting(world) == {}
+
+
+async def test_a_broker_that_stops_leaves_the_rest_for_the_next_start(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    limits = replace(BrokerLimits(), inbox_step_bytes=1)
+    async with testing.start(config=BrokerConfig(limits=limits, seed=0)) as world:
+        count = 200
+        await put(world, [inbox_entry("t/n/x", f"{n:03}") for n in range(count)])
+        await world.stop()
+        await world.restart()
+        await world.clock.settle()
+        assert await payloads(world, "t/n/x") == [b"%03d" % n for n in range(count)]
+
+
+async def test_a_consumer_that_waits_is_woken(mock_clock: trio.testing.MockClock) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        async with broker.consumer("t/n/x", "s") as inbox:
+            await post(world, inbox_entry("t/n/x", "s", b"hello", delay_ms=[5000]))
+            await world.clock.advance(seconds=6)
+            got: list[escapement.Message] = await arrived(inbox)
+            assert [m.payload for m in got] == [b"hello"]
+            await inbox.ack([m.id for m in got], durable=True)

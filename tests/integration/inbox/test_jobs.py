@@ -1,0 +1,438 @@
+"""Bulk writes on both engines: staged by many, visible as a whole, and never twice."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from escapement.errors import StagingLost, StorageError
+from escapement.storage import schema
+from escapement.storage.cleanup import freeing
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.sqlite import SqliteEngine
+from escapement.storage.inbox import inbox, job, staged_batch
+from escapement.storage.inbox.entry import decode_inbox_entry
+from escapement.storage.inbox.job import Attempt, Counted, Job, Tally
+from support.commit_pipelines import AtStep, Crash, FaultyEngine
+from support.inbox_entries import inbox_entry
+from support.staged_jobs import commit, stage, stage_entries, take_out, transaction
+
+
+def adopt(
+    engine: Engine, connection: Connection, max_bytes: int = 1 << 20
+) -> dict[str, list[bytes]]:
+    """Take out all that is to be moved, as the owners of its targets would."""
+    found: dict[str, list[bytes]] = {}
+    while boxes := inbox.occupied(connection, 0, 100):
+        for box in boxes:
+            (step,) = inbox.read_steps(connection, [(box.id, True)], max_bytes, max_bytes)
+            for one in step.inbox_entries:
+                found.setdefault(box.target, []).extend(
+                    decode_inbox_entry(one.data)[0].payloads.to_list()
+                )
+            take_out(engine, connection, step)
+    return found
+
+
+def purge(engine: Engine, connection: Connection) -> None:
+    """What the upkeep does, until nothing is left."""
+    more = True
+    while more:
+        with transaction(connection):
+            more = staged_batch.purge_step(engine.dialect, connection)
+    while more or not removal_done(connection):
+        with transaction(connection):
+            more = freeing.free_step(connection, [])
+
+
+def removal_done(connection: Connection) -> bool:
+    return not connection.execute("SELECT 1 FROM removals LIMIT 1").rows
+
+
+def count(connection: Connection, table: str) -> int:
+    ((rows,),) = connection.execute(f"SELECT COUNT(*) FROM {table}").rows
+    return int(rows)
+
+
+def age(connection: Connection, ms: int) -> None:
+    """Let so much time have passed since everything that was noted."""
+    connection.execute("UPDATE parcels SET touched_at_ms = touched_at_ms - ?", (ms,))
+    connection.execute(
+        "UPDATE jobs SET adopted_at_ms = committed_at_ms - ? WHERE adopted_at_ms IS NOT NULL",
+        (ms,),
+    )
+    connection.execute(
+        "UPDATE jobs SET created_at_ms = created_at_ms - ?, committed_at_ms = committed_at_ms - ?",
+        (ms, ms),
+    )
+
+
+def test_nobody_sees_what_is_staged_and_everybody_all_of_it_after_the_commit(
+    engine: Engine, connection: Connection
+) -> None:
+    """B7."""
+    load = job.enter(engine, connection, "load", 0)
+    one = stage(engine, connection, load, 0, "a", b"1", b"2")
+    two = stage_entries(
+        engine,
+        connection,
+        load,
+        1,
+        "b",
+        [inbox_entry("t/n/y", "0", b"3"), inbox_entry("t/n/x", "0", b"4")],
+    )
+    assert adopt(engine, connection) == {}
+    assert inbox.waiting(connection, 9) == []
+    assert commit(engine, connection, load, one, two)
+    assert {one.target: one.messages for one in inbox.waiting(connection, 9)} == {
+        "t/n/x": 3,
+        "t/n/y": 1,
+    }
+    (state,) = job.states(connection, 9)
+    assert (state.messages, state.waiting, state.adopted_at_ms) == (4, 4, None)
+    assert adopt(engine, connection) == {"t/n/x": [b"1", b"2", b"4"], "t/n/y": [b"3"]}
+    (state,) = job.states(connection, 9)
+    assert (state.messages, state.waiting, state.adopted_at_ms is None) == (4, 0, False)
+    purge(engine, connection)
+    assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
+
+
+def test_of_a_part_that_was_tried_again_only_the_attempt_named_counts(
+    engine: Engine, connection: Connection
+) -> None:
+    """B7."""
+    load = job.enter(engine, connection, "load", 0)
+    stage(engine, connection, load, 0, "failed", b"1", b"2")
+    good = stage(engine, connection, load, 0, "good", b"1", b"2")
+    stage(engine, connection, load, 0, "speculative", b"1")
+    assert commit(engine, connection, load, good)
+    assert adopt(engine, connection) == {"t/n/x": [b"1", b"2"]}
+    purge(engine, connection)
+    assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
+    late, tallies = Attempt(load.id, 0, "speculative"), {"t/n/x": Tally(2, 2, 9)}
+    with transaction(connection), pytest.raises(StagingLost):
+        job.stage(engine, connection, late, [inbox_entry("t/n/x", "1")], tallies)
+
+
+def test_a_job_that_comes_again_adds_nothing(engine: Engine, connection: Connection) -> None:
+    """B7: also a version that the series has passed, and a driver that was slower."""
+    first = job.enter(engine, connection, "load", 7)
+    slower = job.enter(engine, connection, "load", 7)
+    one = stage(engine, connection, first, 0, "a", b"1")
+    two = stage(engine, connection, slower, 0, "b", b"1")
+    assert commit(engine, connection, first, one)
+    assert not commit(engine, connection, slower, two)
+    assert not commit(engine, connection, first, one)
+    for version in (0, 6, 7):
+        assert job.enter(engine, connection, "load", version).committed
+    assert not job.enter(engine, connection, "load", 8).committed
+    assert not job.enter(engine, connection, "Load", 7).committed
+    assert adopt(engine, connection) == {"t/n/x": [b"1"]}
+
+
+def test_a_job_without_messages_is_remembered_too(engine: Engine, connection: Connection) -> None:
+    load = job.enter(engine, connection, "load", 0)
+    assert commit(engine, connection, load, Counted(0, "a", 0))
+    assert job.enter(engine, connection, "load", 0).committed
+    (state,) = job.states(connection, 9)
+    assert state.adopted_at_ms == state.committed_at_ms
+
+
+def test_what_was_staged_and_left_alone_is_given_up_and_cannot_be_committed(
+    engine: Engine, connection: Connection
+) -> None:
+    """B7: the job, that is: what one task has staged waits as long as another still writes."""
+    load, alone = (job.enter(engine, connection, name, 0) for name in ("load", "alone"))
+    old = stage(engine, connection, load, 0, "old", *(b"%d" % n for n in range(100)))
+    stage(engine, connection, alone, 0, "old", b"a")
+    age(connection, staged_batch.STAGING_IDLE_MS + 1)
+    stage(engine, connection, load, 1, "fresh", b"f")
+    purge(engine, connection)
+    assert count(connection, "parcels") == 2
+    assert [one.given_up_at_ms is None for one in job.states(connection, 9)] == [False, True]
+    age(connection, staged_batch.STAGING_IDLE_MS + 1)
+    purge(engine, connection)
+    assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
+    fresh = stage(engine, connection, load, 1, "fresh", b"f")
+    with pytest.raises(StagingLost, match="100 messages, but 0 are stored"):
+        commit(engine, connection, load, old, fresh)
+    assert adopt(engine, connection) == {}
+    again = stage(engine, connection, load, 0, "again", b"a")
+    assert commit(engine, connection, load, again, fresh)
+    assert job.states(connection, 9)[1].given_up_at_ms is None
+    assert sorted(adopt(engine, connection)["t/n/x"]) == [b"a", b"f"]
+
+
+def test_an_aborted_attempt_is_given_up_and_no_other(
+    engine: Engine, connection: Connection
+) -> None:
+    load = job.enter(engine, connection, "load", 0)
+    ours = stage(engine, connection, load, 0, "ours", b"1")
+    theirs = stage(engine, connection, load, 0, "theirs", b"1")
+    with transaction(connection):
+        assert job.abandon(connection, load, "our") == 1
+    with pytest.raises(StagingLost):
+        commit(engine, connection, load, ours)
+    assert commit(engine, connection, load, theirs)
+    with transaction(connection):
+        assert job.abandon(connection, load, "theirs") == 0
+    purge(engine, connection)
+    assert adopt(engine, connection) == {"t/n/x": [b"1"]}
+
+
+def test_a_job_of_which_nothing_is_staged_any_more_says_so(
+    engine: Engine, connection: Connection
+) -> None:
+    """B7: aborted by its writer or left alone, until something is staged again, or committed."""
+
+    def given_up() -> bool:
+        return job.states(connection, 9)[0].given_up_at_ms is not None
+
+    load = job.enter(engine, connection, "load", 0)
+    assert not given_up()
+    stage(engine, connection, load, 0, "ours", b"1")
+    stage(engine, connection, load, 0, "theirs", b"1")
+    for run, whether in (("ours", False), ("theirs", True)):
+        with transaction(connection):
+            job.give_up(engine.dialect, connection, load, run)
+        assert given_up() == whether
+    stage(engine, connection, load, 0, "again", b"1")
+    assert not given_up()
+    age(connection, staged_batch.STAGING_IDLE_MS + 1)
+    purge(engine, connection)
+    assert given_up()
+    assert commit(engine, connection, load, stage(engine, connection, load, 0, "good", b"1"))
+    with transaction(connection):
+        job.give_up(engine.dialect, connection, load, "good")
+    assert not given_up()
+    assert adopt(engine, connection) == {"t/n/x": [b"1"]}
+
+
+def test_a_job_that_is_staged_says_when_the_last_of_it_came(
+    engine: Engine, connection: Connection
+) -> None:
+    """B7: so whoever looks sees how long its writer has been silent, who may be dead."""
+
+    def staged_at_ms() -> int | None:
+        return job.states(connection, 9)[0].staged_at_ms
+
+    load = job.enter(engine, connection, "load", 0)
+    assert staged_at_ms() is None
+    stage(engine, connection, load, 0, "a", b"1")
+    age(connection, 60_000)
+    before = staged_at_ms()
+    now_ms = job.now_ms(engine.dialect, connection)
+    assert before is not None
+    assert now_ms - 120_000 < before <= now_ms - 60_000
+    counted = stage(engine, connection, load, 1, "b", b"1")
+    assert (staged_at_ms() or 0) >= now_ms
+    assert commit(engine, connection, load, counted)
+    assert staged_at_ms() is None
+
+
+def test_jobs_are_forgotten_when_nothing_can_ask_for_them(
+    engine: Engine, connection: Connection
+) -> None:
+    for version in range(3):
+        load = job.enter(engine, connection, "series", version)
+        commit(engine, connection, load, stage(engine, connection, load, 0, "a", b"1"))
+    job.enter(engine, connection, "nobody committed it", 0)
+
+    def remembered() -> list[tuple[str, int]]:
+        with transaction(connection):
+            job.forget_step(engine.dialect, connection)
+        return [(one.series, one.version) for one in job.states(connection, 9)]
+
+    assert len(remembered()) == 4
+    adopt(engine, connection)
+    age(connection, staged_batch.STAGING_IDLE_MS + 1)
+    names = [("nobody committed it", 0), ("series", 2)]
+    assert remembered() == names, "the newest says it for all"
+    assert job.enter(engine, connection, "series", 0).committed
+    age(connection, job.REMEMBERED_MS)
+    assert remembered() == []
+
+
+def test_a_topic_takes_what_jobs_had_for_it_along(engine: Engine, connection: Connection) -> None:
+    """Q7; what is not committed yet belongs to no topic."""
+    load = job.enter(engine, connection, "load", 0)
+    one = stage(engine, connection, load, 0, "a", *(b"%d" % n for n in range(70)))
+    other = stage(engine, connection, load, 1, "b", b"y", target="t/n/y")
+    later = job.enter(engine, connection, "later", 0)
+    two = stage(engine, connection, later, 0, "a", b"new")
+    commit(engine, connection, load, one, other)
+    with transaction(connection):
+        assert inbox.close(connection, "t/n/x") == 70
+    assert adopt(engine, connection) == {"t/n/y": [b"y"]}
+    assert job.states(connection, 9)[1].adopted_at_ms is not None
+    assert commit(engine, connection, later, two)
+    purge(engine, connection)
+    assert adopt(engine, connection) == {"t/n/x": [b"new"]}
+    purge(engine, connection)
+    assert count(connection, "inbox") == 0
+
+
+def test_letters_of_a_mailbox_go_before_those_of_jobs_and_a_held_one_stays(
+    engine: Engine, connection: Connection
+) -> None:
+    load = job.enter(engine, connection, "load", 0)
+    counted = [stage(engine, connection, load, n, f"{n}", b"a", b"b", b"c") for n in range(3)]
+    commit(engine, connection, load, *counted)
+    with transaction(connection):
+        inbox.insert(engine, connection, [inbox_entry("t/n/x", "own")], 0)
+    (box,) = inbox.occupied(connection, 0, 9)
+    (step,) = inbox.read_steps(connection, [(box.id, True)], 1 << 20, 1 << 20)
+    assert len(step.inbox_entries) == 1
+    assert not step.of_jobs
+    step = inbox.read_staged_batches(connection, box.id, 1 << 20)
+    inbox.hold(connection, step.inbox_entries[4].id, "never")
+    assert adopt(engine, connection, max_bytes=1)["t/n/x"] == [b"own", *b"a b c a c a b c".split()]
+    (waits,) = inbox.waiting(connection, 9)
+    assert (waits.messages, waits.held, waits.reason) == (1, 1, "never")
+    (state,) = job.states(connection, 9)
+    assert (state.waiting, state.held, state.reason) == (1, 1, "never")
+    assert state.adopted_at_ms is None
+    purge(engine, connection)  # what was moved is freed, what is held is not
+    assert inbox.waiting(connection, 9) == [waits]
+    assert (count(connection, "inbox"), count(connection, "parcels")) == (1, 1)
+    with transaction(connection):
+        assert inbox.close(connection, "t/n/x") == 1
+    purge(engine, connection)
+    assert job.states(connection, 9)[0].adopted_at_ms is not None
+
+
+def test_letters_are_freed_in_steps_of_bounded_size(engine: Engine, connection: Connection) -> None:
+    load = job.enter(engine, connection, "load", 0)
+    large, small = bytes(900 << 10), b"small"
+    payloads = [large, small, large, large, bytes(3 << 20), small, *[small] * 100]
+    counted = stage(engine, connection, load, 0, "a", *payloads)
+    commit(engine, connection, load, counted)
+    adopt(engine, connection)
+    left = [count(connection, "inbox")]
+    while not removal_done(connection):
+        with transaction(connection):
+            freeing.free_step(connection, [])
+        left.append(count(connection, "inbox"))
+    freed = [before - after for before, after in pairwise(left)]
+    assert freed == [3, 1, 1, 64, 37, 0]
+
+
+def test_a_parcel_that_is_not_where_it_was_read_is_not_moved_on(
+    engine: Engine, connection: Connection
+) -> None:
+    """B7: neither twice, nor past letters that are not on their way, nor once it is deleted."""
+    load = job.enter(engine, connection, "load", 0)
+    counted = stage(engine, connection, load, 0, "a", b"1", b"2", b"3")
+    commit(engine, connection, load, counted)
+    (box,) = inbox.occupied(connection, 0, 9)
+    first = inbox.read_staged_batches(connection, box.id, 1)
+    (second,) = inbox.read_ahead(connection, [(box.id, first.last)], 1)
+    with pytest.raises(StorageError, match="Staged batch"):
+        take_out(engine, connection, second)
+    take_out(engine, connection, first)
+    with pytest.raises(StorageError, match="Staged batch"):
+        take_out(engine, connection, first)
+    take_out(engine, connection, second)
+    (state,) = job.states(connection, 9)
+    assert (state.messages, state.waiting) == (3, 1)
+    third = inbox.read_staged_batches(connection, box.id, 1)
+    with transaction(connection):
+        assert inbox.close(connection, "t/n/x") == 1
+    with pytest.raises(StorageError, match="Staged batch"):
+        take_out(engine, connection, third)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_writer_that_dies_or_asks_again_at_any_step_leaves_all_or_nothing(
+    engine: Engine, connection: Connection, when: str
+) -> None:
+    """B7: staging and commit are whole, and may be run again where their end is unknown."""
+    faulty = FaultyEngine(engine)
+    for number in range(1, 100):
+        crash = AtStep(number, Crash())
+        series = f"{when} {number}"
+        setattr(faulty, when, crash)
+        try:
+            _write(faulty, series)
+        except Crash:
+            setattr(faulty, when, lambda step: None)
+            assert set(adopt(engine, connection).get("t/n/x", [])) in (set(), {b"1", b"2", b"3"})
+            before = job.enter(engine, connection, series, 0).committed
+            _write(faulty, series)
+            assert sorted(adopt(engine, connection).get("t/n/x", [])) == (
+                [] if before else [b"1", b"2", b"3"]
+            )
+        else:
+            break
+    else:
+        raise AssertionError("it never came to its end")
+    assert crash.count > (20 if when == "before" else 2)
+
+
+def _write(engine: FaultyEngine, series: str) -> None:
+    """As a job does that always gives its attempts the same names."""
+    connection = engine.connect()
+    load = job.enter(engine, connection, series, 0)
+    counted = [
+        stage(engine, connection, load, 0, "a", b"1", b"2"),
+        stage(engine, connection, load, 1, "a", b"3"),
+    ]
+    commit(engine, connection, load, *counted)
+    connection.close()
+
+
+def test_in_random_lives_each_job_that_was_committed_is_adopted_once_and_nothing_else() -> None:
+    """B7, against a model that remembers what each job wrote."""
+    for seed in range(40):
+        _random_life(random.Random(seed), seed)
+
+
+def _random_life(rng: random.Random, seed: int) -> None:
+    engine = SqliteEngine.in_memory()
+    schema.migrate(engine)
+    connection = engine.connect()
+    staged: dict[Job, list[tuple[Counted, list[bytes]]]] = {}
+    wanted: list[bytes] = []
+    got: list[bytes] = []
+    names = iter(range(10**6))
+    for _ in range(80):
+        move = rng.choice(
+            ["enter", "stage", "stage", "stage", "commit", "abandon", "adopt", "purge"]
+        )
+        if move == "enter":
+            entered = job.enter(engine, connection, rng.choice("ab"), rng.randrange(4))
+            if not entered.committed:
+                staged.setdefault(entered, [])
+        elif move == "adopt":
+            got += adopt(engine, connection, rng.choice([1, 200, 1 << 20])).get("t/n/x", [])
+        elif move == "purge":
+            purge(engine, connection)
+        elif staged:
+            chosen = rng.choice(list(staged))
+            attempts = staged[chosen]
+            if move == "stage":
+                payloads = [b"%d" % next(names) for _ in range(rng.randrange(1, 4))]
+                name = f"{next(names)}."
+                part = rng.randrange(2)
+                try:
+                    counted = stage(engine, connection, chosen, part, name, *payloads)
+                except StagingLost:
+                    continue
+                attempts.append((counted, payloads))
+            elif move == "abandon" and attempts:
+                one = attempts.pop(rng.randrange(len(attempts)))
+                with transaction(connection):
+                    job.abandon(connection, chosen, one[0].attempt)
+            elif move == "commit":
+                parts = {one[0].part: one for one in attempts}
+                if commit(engine, connection, chosen, *(one[0] for one in parts.values())):
+                    wanted += [p for _, payloads in parts.values() for p in payloads]
+                del staged[chosen]
+    got += adopt(engine, connection).get("t/n/x", [])
+    assert sorted(got) == sorted(wanted), f"seed {seed}"
+    for left in job.states(connection, 99):
+        assert left.waiting == 0, f"seed {seed}"
+    connection.close()
+    engine.close()

@@ -1,0 +1,223 @@
+"""How a topic stands, read beside a broker, is what that broker itself knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trio.testing import MockClock
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.errors import NotFound, SchemaError
+from escapement.names import TopicName
+from escapement.pipeline.archiving.plan import accepted_before
+from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
+from escapement.storage.schema import migrate
+from escapement.storage.state import topic_state
+from escapement.storage.state.topic_state import TopicState, read_range, read_topic, read_topics
+from escapement.testing import World, arrived
+from support.commit_pipelines import FaultyEngine, no_fault
+from support.dying_brokers import finish
+
+TOPIC = TopicName("public", "default", "t")
+HOUR = timedelta(hours=1)
+
+
+def state_of(engine: Engine) -> TopicState:
+    connection = engine.connect()
+    try:
+        return read_topic(engine, connection, TOPIC)
+    finally:
+        connection.close()
+
+
+def agree(world: World, engine: Engine, state: TopicState | None = None) -> None:
+    """What was read is what the broker has in memory."""
+    state = state_of(engine) if state is None else state
+    topic = world.server.works.registry.active[state.record.id]
+    assert state.end_offset == topic.next_offset
+    end = state.end_offset
+    cancelled, moves = topic.amendments.cancelled, topic.amendments.moves
+    assert state.cancelled.to_array(0, end).tolist() == cancelled.to_array(0, end).tolist()
+    offsets = moves.between(0, end)
+    assert state.moves.between(0, end).tolist() == offsets.tolist()
+    for column in ("bases", "contains"):
+        ours, theirs = getattr(state.moves, column), getattr(moves, column)
+        assert ours(offsets).tolist() == theirs(offsets).tolist()
+    assert (
+        state.moves.current(offsets, offsets).tolist() == moves.current(offsets, offsets).tolist()
+    )
+    for subscription in topic.subscriptions():
+        read = state.subscription(subscription.record.name)
+        acked = subscription.acked.to_array(0, end)
+        assert read.acked.to_array(0, end).tolist() == acked.tolist()
+        counts = [subscription.tries_of(offset)[0] for offset in read.tried.tolist()]
+        assert read.counts.tolist() == counts
+
+
+async def test_a_state_read_beside_a_broker_is_its_own(
+    mock_clock: MockClock, engine: Engine
+) -> None:
+    """B7, V15: before a checkpoint, after one, half-way behind one, and after a crash."""
+    config = BrokerConfig(ack_wait_ms=10**9, seed=0)
+    async with testing.start(config=config, engine=engine) as world:
+        async with world.connect() as broker:
+            await live(broker, "a", 0)
+            agree(world, engine)
+            await world.checkpoint()
+            agree(world, engine)
+            await live(broker, "b", 40)
+            agree(world, engine)
+            read = state_of(engine)
+            assert (read.subscription("a").counts > 0).any()
+            assert len(read.subscription("b").acked)
+            assert len(read.cancelled)
+            assert not read.moves.empty
+        await world.crash()
+        before = state_of(engine)
+        await world.restart()
+        async with world.connect() as broker:
+            await broker.admin("topics.get", topic="t")
+            agree(world, engine)
+        assert state_of(engine).subscription("a").counts.tolist() == (
+            before.subscription("a").counts.tolist()
+        )
+
+
+async def test_many_topics_are_read_some_at_a_time_and_each_is_as_by_itself(
+    mock_clock: MockClock, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B7: in the order asked for, with one that there is not among them."""
+    monkeypatch.setattr(topic_state, "_TOPICS_AT_ONCE", 2)
+    names = [TopicName("public", "default", name) for name in "uvtxw"]
+    async with testing.start(engine=engine) as world, world.connect() as broker:
+        for topic in "tuv":
+            await live(broker, "a", 0, topic)
+        await world.checkpoint()
+        for topic in "vtw":
+            await live(broker, "b", 40 if topic != "w" else 0, topic)
+        connection = engine.connect()
+        states = list(read_topics(engine, connection, names))
+        connection.close()
+        for name, state in zip(names, states, strict=True):
+            if name.name == "x":
+                assert isinstance(state, NotFound)
+                assert "public/default/x does not exist" in str(state)
+            else:
+                assert isinstance(state, TopicState)
+                assert state.record.name == name.name
+                agree(world, engine, state)
+
+
+async def test_a_state_is_that_of_one_moment_at_every_step_of_a_checkpoint(
+    mock_clock: MockClock, tmp_path: Path
+) -> None:
+    """B7: what a checkpoint moves is read where it was, or where it is, and never at neither."""
+    real = SqliteEngine(tmp_path / FILE_NAME)
+    engine = FaultyEngine(real)
+    steps = 0
+
+    async with testing.start(engine=engine) as world, world.connect() as broker:
+
+        def look(step: str) -> None:
+            nonlocal steps
+            steps += 1
+            agree(world, real)
+
+        for name, first in (("a", 0), ("b", 40)):
+            await live(broker, name, first)
+            engine.before = engine.after = look
+            await world.checkpoint()
+            engine.before = engine.after = no_fault
+        assert steps > 20
+    real.close()
+
+
+def bounds_of(engine: Engine) -> tuple[int, int]:
+    """By what is read of a topic at once."""
+    state = state_of(engine)
+    return state.begin_offset, state.end_offset
+
+
+def range_of(engine: Engine) -> tuple[int, int]:
+    """By a few queries."""
+    with closing(engine.connect()) as connection:
+        _, end, begin = read_range(connection, TOPIC)
+    return begin, end
+
+
+def dates_of(engine: Engine) -> tuple[int, int]:
+    """By when its messages were accepted."""
+    with closing(engine.connect()) as connection:
+        begin, end = (accepted_before(connection, 1, ms, 25) for ms in (0, 1 << 60))
+    return begin, end
+
+
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+@pytest.mark.parametrize("look", [bounds_of, range_of, dates_of])
+async def test_a_generation_that_is_dropped_under_a_look_is_looked_for_again(
+    mock_clock: MockClock, engine: Engine, look: Callable[[Engine], tuple[int, int]]
+) -> None:
+    """B7: what is seen is as it is after it was forgotten."""
+    faulty = FaultyEngine(engine)
+    async with testing.start(config=BrokerConfig(seed=0), engine=engine) as world:
+        async with world.connect() as broker, await broker.producer("t") as producer:
+            await producer.send_many([b"%d" % n for n in range(20)])
+            await world.checkpoint()
+            world.clock.set_back(-86_400_000)
+            await finish(world, world.server.works.housekeeper.round)
+            await producer.send_many([b"%d" % n for n in range(5)])
+        dropped = 0
+
+        def drop(step: str) -> None:
+            nonlocal dropped
+            if dropped or "FROM log_1_" not in step:
+                return
+            dropped = 1
+            connection = engine.connect()
+            parallelism = world.server.works.log.generations[0].parallelism
+            for shard in range(parallelism):
+                connection.execute(f"DROP TABLE log_1_{shard}")
+            connection.execute("DELETE FROM generations WHERE id = 1")
+            connection.close()
+
+        faulty.before = drop
+        assert look(faulty) == (20, 25)
+        assert dropped
+
+
+async def live(broker: escapement.Broker, name: str, first: int, topic: str = "t") -> None:
+    """Publish 40 messages, and do to them whatever can be done."""
+    await broker.admin("subscriptions.create", topic=topic, subscription=name)
+    async with await broker.producer(topic) as producer:
+        await producer.send_many([b"%d" % n for n in range(20)])
+        await producer.send_many([b"%d" % n for n in range(20)], delay=HOUR)
+    later = np.arange(first + 20, first + 40)
+    await broker.cancel(later[:5], topic=topic)
+    await broker.reschedule(later[3:12], topic=topic, delay=2 * HOUR)
+    await broker.reschedule(later[8:14], topic=topic, delay=3 * HOUR)
+    async with broker.consumer(topic, name, permits=1000) as inbox:
+        messages = await arrived(inbox)
+        await inbox.ack([message.offset for message in messages[:8]], durable=True)
+        await inbox.nack([message.offset for message in messages[8:12]])
+
+
+def test_where_there_is_no_such_log_or_topic_it_is_said(engine: Engine) -> None:
+    """B7."""
+    with pytest.raises(SchemaError, match="no log in this database"):
+        state_of(engine)
+    migrate(engine)
+    with pytest.raises(NotFound, match="public/default/t does not exist"):
+        state_of(engine)
+    connection = engine.connect()
+    connection.execute("DELETE FROM schema_migrations WHERE version > 3")
+    connection.close()
+    with pytest.raises(SchemaError, match="has schema 3, this program needs"):
+        state_of(engine)

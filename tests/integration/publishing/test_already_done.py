@@ -1,0 +1,107 @@
+"""What nobody is to get any more, and nobody was handed: it expired, or a quota dropped it."""
+
+from __future__ import annotations
+
+import pytest
+from trio.testing import MockClock
+
+import escapement
+from escapement import AmendStatus, testing
+from escapement.broker.broker import BrokerConfig
+from escapement.storage.engine.base import Engine
+from escapement.testing import arrived
+from support.numbered_messages import everything, fates, publish
+
+PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@pytest.mark.parametrize("to_dead_letter", [False, True])
+async def test_what_expired_in_nobodys_hands_is_over_and_not_delivered(
+    mock_clock: MockClock, engine: Engine, kind: str, to_dead_letter: bool
+) -> None:
+    """B1, P10: what was handed out before it expired is; a crash changes no answer."""
+    policy = {"expired_to_dead_letter": to_dead_letter}
+    async with testing.start(config=PATIENT, engine=engine) as world:
+        async with world.connect() as broker:
+            await broker.admin(
+                "subscriptions.create", topic="t", subscription="s", kind=kind, policy=policy
+            )
+            await broker.admin("topics.update", topic="t", policy={"ttl_ms": "1m"})
+            await publish(broker, 2)
+            async with broker.consumer("t", "s", kind=kind) as inbox:
+                acked, failed = await arrived(inbox)
+                assert await inbox.ack(acked, durable=True) == 1
+                await failed.nack(delay="10m")
+            await publish(broker, 2)
+            await world.clock.advance(minutes=3)
+            await said(broker)
+        if to_dead_letter:
+            await world.checkpoint()
+        await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await said(broker)
+            await broker.admin("topics.update", topic="t", policy={"ttl_ms": None})
+            if kind == "shared":
+                # Somebody else is to get them still.
+                past = {"topic": "t", "subscription": "past", "position": "earliest"}
+                await broker.admin("subscriptions.create", **past)
+                outcomes = await broker.cancel([0, 2], topic="t")
+                assert fates(outcomes) == [AmendStatus.DONE, AmendStatus.DONE]
+                assert [one.handed for one in outcomes] == [("s",), ()]
+                assert await everything(broker, "past") == [1, 3]
+
+
+async def said(broker: escapement.Broker) -> None:
+    """Of the first two, which were handed out, and of the others, which were not."""
+    answers = [await broker.cancel(range(5), topic="t")]
+    (row,) = await broker.admin("subscriptions.list", topic="t")
+    if row["kind"] == "shared":  # the log's order is nobody's to change
+        answers.append(await broker.reschedule(range(5), topic="t", delay="1h"))
+    for outcomes in answers:
+        assert fates(outcomes) == [
+            AmendStatus.DELIVERED, AmendStatus.DELIVERED, AmendStatus.OVER, AmendStatus.OVER,
+            AmendStatus.UNKNOWN,
+        ]  # fmt: skip
+        assert [one.handed for one in outcomes] == [("s",), ("s",), (), (), ()]
+
+
+async def test_what_a_quota_dropped_is_over_and_not_delivered(mock_clock: MockClock) -> None:
+    """B1, P10: the oldest go; one that was handed out before was delivered."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        policy = {"quota_messages": 2, "quota_action": "drop_oldest"}
+        await publish(broker, 1, "s")
+        await broker.admin("topics.update", topic="t", policy=policy)
+        async with broker.consumer("t", "s") as inbox:
+            (failed,) = await arrived(inbox)
+            await failed.nack(delay="1s")
+        await publish(broker, 4)
+        await world.clock.advance(seconds=5)
+        assert await everything(broker, "s") == [3, 4]
+        outcomes = await broker.cancel(range(5), topic="t")
+        assert fates(outcomes)[:3] == [AmendStatus.DELIVERED, AmendStatus.OVER, AmendStatus.OVER]
+        assert [one.handed for one in outcomes][:3] == [("s",), (), ()]
+
+
+async def test_what_lapsed_for_one_and_waits_for_another_is_still_to_be_changed(
+    mock_clock: MockClock,
+) -> None:
+    """B1: what one has let go is done for it, and named for nobody."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 2, "s")
+        await broker.admin("topics.update", topic="t", policy={"ttl_ms": "1m"})
+        await world.clock.advance(minutes=2)
+        await broker.admin("topics.update", topic="t", policy={"ttl_ms": None})
+        await broker.admin(
+            "subscriptions.create", topic="t", subscription="all", position="earliest"
+        )
+        (moved,) = await broker.reschedule([0], topic="t", delay="1h")
+        (cancelled,) = await broker.cancel([1], topic="t")
+        assert (moved.status, cancelled.status) == (AmendStatus.DONE, AmendStatus.DONE)
+        assert (moved.handed, cancelled.handed) == ((), ())
+        assert await everything(broker, "all") == []
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "all") == [0]
+        assert await everything(broker, "s") == []
+        assert fates(await broker.cancel([0], topic="t")) == [AmendStatus.OVER]

@@ -1,0 +1,109 @@
+"""Cancel, reschedule and run now after a broker ended uncleanly: done, or delivered (B1)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.protocol.amend_status import AmendStatus
+from escapement.testing import World, arrived
+
+KINDS = ["shared", "exclusive", "failover"]
+LATER = timedelta(hours=1)
+
+
+async def change(broker: escapement.Broker, how: str, ids: list[Any]) -> Any:
+    if how == "cancel":
+        return await broker.cancel(ids)
+    if how == "reschedule":
+        return await broker.reschedule(ids, delay=LATER)
+    return await broker.run_now(ids)
+
+
+async def hand_out_and_crash(world: World, kind: str = "shared") -> list[Any]:
+    """Return an acknowledged message, two that a consumer had unrecorded, and a later one."""
+    async with world.connect() as broker:
+        producer = await broker.producer("x")
+        async with broker.consumer("x", "s", kind=kind) as inbox:
+            await producer.send(b"done")
+            (done,) = await arrived(inbox)
+            await inbox.ack([done.id], durable=True)
+            await producer.send_many([b"had", b"had too"])
+            had = await arrived(inbox)
+            assert len(had) == 2
+            later = await producer.send(b"later", delay=timedelta(days=1))
+            await world.crash()
+    await world.restart()
+    return [done.id, *(message.id for message in had), later.id]
+
+
+@pytest.mark.parametrize("how", ["cancel", "reschedule", "run_now"])
+async def test_message_that_was_handed_out_before_a_crash_is_not_changed(
+    how: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """B1: the answer was "done" for messages that a consumer had had."""
+    async with testing.start() as world:
+        ids = await hand_out_and_crash(world)
+        async with world.connect() as broker:
+            outcome = await change(broker, how, ids)
+            assert (outcome.fates == AmendStatus.DELIVERED).tolist() == [True, True, True, False]
+            assert outcome.done.tolist() == [False, False, False, True]
+            assert outcome.handed_to("s").tolist() == [True, True, True, False]
+            async with broker.consumer("x", "s") as inbox:
+                again = [message for message in await arrived(inbox) if message.payload != b"later"]
+                assert [message.payload for message in again] == [b"had", b"had too"]
+                assert all(message.redelivered for message in again)
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+async def test_cancel_names_a_subscription_that_ignores_delays(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """B1: it may have had whatever was published before the crash."""
+    async with testing.start() as world:
+        ids = await hand_out_and_crash(world, kind)
+        async with world.connect() as broker:
+            outcome = await broker.cancel(ids)
+            assert (outcome.fates == AmendStatus.DELIVERED).all()
+            assert outcome.handed_to("s").all()
+
+
+async def test_cancel_is_done_for_subscriptions_that_had_nothing_before_the_crash(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: who may have had it is named; who is made after the crash never gets it."""
+    async with testing.start() as world:
+        ids = await hand_out_and_crash(world)
+        async with world.connect() as broker:
+            await broker.admin(
+                "subscriptions.create", topic="x", subscription="new", position="earliest"
+            )
+            outcome = await broker.cancel(ids[1:])
+            assert outcome.done.all()
+            assert outcome.handed_to("s").tolist() == [True, True, False]
+            assert outcome.subscriptions == ("s",)
+            async with broker.consumer("x", "new") as inbox:
+                assert [message.payload for message in await arrived(inbox)] == [b"done"]
+
+
+async def test_messages_of_the_time_after_a_crash_are_changed_as_ever(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: also after a clean stop that follows, which carries the doubt on."""
+    async with testing.start() as world:
+        await hand_out_and_crash(world)
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            await world.clock.advance(seconds=1)
+            fresh = await producer.send(b"fresh")
+            assert (await broker.cancel([fresh.id])).done.all()
+            kept = await producer.send(b"kept")
+        await world.stop()
+        await world.restart()
+        async with world.connect() as broker:
+            assert (await broker.cancel([kept.id])).done.all()

@@ -1,0 +1,390 @@
+"""Cancelling: whom it reaches, whom it does not, and at which awkward moments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+import escapement
+from escapement import AmendStatus, Settings, testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.errors import (
+    Disconnected,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    StorageReadOnly,
+)
+from escapement.storage.engine.sqlite import SqliteEngine
+from support.commit_pipelines import FaultyEngine, Once
+from support.database_outages import Outage
+from support.dying_brokers import lose_index
+from support.held_calls import COMMIT, FETCH, KEYS, Held, uncached
+from support.numbered_messages import everything, fates, offsets, publish
+
+HOUR = timedelta(hours=1)
+PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
+TWO_AT_ONCE = replace(PATIENT, limits=BrokerLimits(unacked_messages=2))
+SMALL = BrokerConfig(
+    ack_wait_ms=86_400_000,
+    limits=BrokerLimits(ready_messages=8, deliver_messages=3, window_messages=16),
+    seed=0,
+)
+
+
+# -- what is answered ------------------------------------------------------------------
+
+
+async def test_what_is_cancelled_before_its_time_never_comes(mock_clock: MockClock) -> None:
+    """B1: by receipt, by id, by column; the rest comes when it is due."""
+    async with testing.start() as world, world.connect() as broker:
+        receipts = await publish(broker, 6, "s", delay=HOUR)
+        one = receipts[1].id
+        assert one is not None
+        (by_receipt,) = await broker.cancel(receipts[0])
+        (by_id,) = await broker.cancel(one)
+        by_column = await broker.cancel(np.array([4, 4]), topic="t")
+        assert by_receipt == escapement.Outcome(
+            escapement.MessageId("public/default/t", 0), AmendStatus.DONE
+        )
+        assert by_id.done
+        assert by_column.done.all()
+        assert len(by_column) == 2
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "s") == [2, 3, 5]
+        stats = await broker.admin("topics.stats", topic="t")
+        assert stats["cancelled"] == 3
+        assert stats["subscriptions"][0]["unacknowledged"] == 0
+
+
+async def test_the_answer_names_who_had_been_handed_what(mock_clock: MockClock) -> None:
+    """B1: cancelled for one subscription, delivered to another; delivered; unknown."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 1, "a", "b")
+        async with broker.consumer("t", "b") as inbox:
+            assert await offsets(inbox) == [0]
+        await publish(broker, 2)
+        async with broker.consumer("t", "a") as inbox:
+            assert await offsets(inbox) == [0, 1, 2]
+            await inbox.ack([1], durable=True)
+            outcomes = await broker.cancel([0, 1, 2, 99], topic="t")
+            assert fates(outcomes) == [
+                AmendStatus.DELIVERED,
+                AmendStatus.DONE,
+                AmendStatus.DONE,
+                AmendStatus.UNKNOWN,
+            ]
+            assert [one.handed for one in outcomes] == [("a", "b"), ("a",), ("a",), ()]
+            assert outcomes.handed_to("b").tolist() == [True, False, False, False]
+            again = await broker.cancel([0, 1, 2, 99], topic="t")
+            assert fates(again) == fates(outcomes)
+        # What had been handed to a comes back to it; b gets what only it has.
+        assert await everything(broker, "a") == [0, 2]
+        assert await everything(broker, "b") == [0]
+
+
+async def test_who_is_not_to_get_a_message_does_not_make_it_cancellable(
+    mock_clock: MockClock,
+) -> None:
+    """B1: delivered is what all have been handed that were to get it, moved or not."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 2, "a")
+        await publish(broker, 3, delay=HOUR)
+        await broker.reschedule([3], delay=timedelta(minutes=1), topic="t")
+        await world.clock.advance(minutes=2)
+        async with broker.consumer("t", "a") as inbox:
+            assert await offsets(inbox) == [0, 1, 3]
+            await inbox.ack([0, 3], durable=True)
+            # It gets what comes due from now on, however long ago that was published.
+            await broker.admin("subscriptions.create", topic="t", subscription="late")
+            await broker.admin(
+                "subscriptions.create", topic="t", subscription="log", kind="exclusive"
+            )
+            # Once in the index no more.
+            await world.checkpoint()
+            outcomes = await broker.cancel([0, 1, 3, 4], topic="t")
+            assert fates(outcomes) == [AmendStatus.DELIVERED] * 3 + [AmendStatus.DONE]
+            assert [one.handed for one in outcomes] == [("a",)] * 3 + [()]
+            assert fates(await broker.cancel([0, 1, 3, 4], topic="t")) == fates(outcomes)
+            await world.clock.advance(hours=1)
+            assert await offsets(inbox) == [2]
+        assert await everything(broker, "late") == [2]
+        assert await everything(broker, "past", position="earliest") == [0, 1, 3, 2]
+
+
+async def test_what_is_not_a_message_of_one_topic_is_refused(mock_clock: MockClock) -> None:
+    """B1: before anything is sent, or by name."""
+    async with testing.start() as world, world.connect() as broker:
+        for what, topic in [
+            (7, None),
+            ([escapement.MessageId("a", 1), escapement.MessageId("b", 1)], None),
+            (escapement.MessageId("a", 1), "b"),
+            ([-1], "t"),
+            (["x"], "t"),
+        ]:
+            with pytest.raises(InvalidRequest):
+                await broker.cancel(what, topic=topic)  # type: ignore[arg-type]
+        with pytest.raises(NotFound):
+            await broker.cancel(1, topic="nowhere")
+        await publish(broker, 1)
+        assert len(await broker.cancel([], topic="t")) == 0
+
+
+async def test_a_message_without_subscriptions_can_be_cancelled(mock_clock: MockClock) -> None:
+    """B1: a subscription created later never sees it, wherever it begins."""
+    async with testing.start() as world, world.connect() as broker:
+        await publish(broker, 4, delay=HOUR)
+        assert (await broker.cancel([0, 2], topic="t")).done.all()
+        await world.checkpoint()
+        await broker.admin("subscriptions.create", topic="t", subscription="late")
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "late") == [1, 3]
+        assert await everything(broker, "all", position="earliest") == [1, 3]
+        assert await everything(broker, "log", position="earliest", kind="exclusive") == [1, 3]
+
+
+async def test_an_ordered_subscription_skips_what_it_was_not_handed(mock_clock: MockClock) -> None:
+    """B1: also what it has at hand already; what it gives back it gets again."""
+    async with testing.start(config=TWO_AT_ONCE) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", topic="t", subscription="o", kind="failover")
+        await publish(broker, 6, "s", delay=HOUR)
+        async with broker.consumer("t", "o", kind="failover") as inbox:
+            assert await offsets(inbox) == [0, 1]
+            outcomes = await broker.cancel([1, 2, 4], topic="t")
+            assert [one.handed for one in outcomes] == [("o",), (), ()]
+            await inbox.nack([1])
+            await inbox.ack([0], durable=True)
+            got = await offsets(inbox)
+        assert sorted(set(got) | set(await everything(broker, "o", kind="failover"))) == [1, 3, 5]
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "s") == [0, 3, 5]
+
+
+async def test_deleting_a_topic_frees_what_was_cancelled_of_it(mock_clock: MockClock) -> None:
+    """Invariant 9: its chunks are freed with its rows."""
+    engine = SqliteEngine.in_memory()
+    async with testing.start(engine=engine) as world, world.connect() as broker:
+        await publish(broker, 4, "s", delay=HOUR)
+        await broker.cancel([1], topic="t")
+        await world.checkpoint()
+        connection = engine.connect()
+        chunks = "SELECT subscription_id FROM cursor_chunks"
+        assert len(connection.execute(chunks).rows) == 1
+        await broker.admin("topics.delete", topic="t")
+        for _ in range(60):
+            await world.clock.advance(seconds=1)
+        assert connection.execute(chunks).rows == []
+        connection.close()
+
+
+# -- moments -----------------------------------------------------------------------------
+
+
+async def test_cancelled_while_its_window_is_being_read(mock_clock: MockClock) -> None:
+    """B1: what the thread brings is left out when it falls due."""
+    held = Held()
+    async with testing.start(run=held) as world, world.connect() as broker:
+        await publish(broker, 5, "s", delay=HOUR)
+        await world.checkpoint()
+        with held.hold(KEYS):
+            await world.clock.advance(minutes=59.99)
+            await held.reached()
+            assert (await broker.cancel([1, 3], topic="t")).done.all()
+        await world.clock.advance(minutes=1)
+        assert await everything(broker, "s") == [0, 2, 4]
+
+
+async def test_cancelled_while_a_backlog_is_being_scanned(mock_clock: MockClock) -> None:
+    """B1: what the scan brings is left out."""
+    held = Held()
+    async with testing.start(run=held, config=SMALL) as world, world.connect() as broker:
+        await publish(broker, 30, "s")
+        await world.checkpoint()
+        async with trio.open_nursery() as nursery:
+            found: list[int] = []
+
+            async def consume() -> None:
+                found.extend(await everything(broker, "s"))
+
+            with held.hold(KEYS):
+                nursery.start_soon(consume)
+                await held.reached()
+                outcomes = await broker.cancel(np.arange(10, 30), topic="t")
+        cancelled = set(outcomes.offsets[outcomes.done].tolist())
+        assert cancelled
+        assert sorted(found) == sorted(set(range(30)) - cancelled)
+
+
+async def test_cancelled_between_the_decision_to_send_and_the_payload(
+    mock_clock: MockClock,
+) -> None:
+    """B1: what is decided is handed out, and the answer says so."""
+    held = Held()
+    config = uncached(PATIENT)
+    async with testing.start(run=held, config=config) as world, world.connect() as broker:
+        await publish(broker, 3, "s")
+        await world.checkpoint()
+        async with broker.consumer("t", "s") as inbox:
+            with held.hold(FETCH):
+                await held.reached()
+                assert fates(await broker.cancel([1], topic="t")) == [AmendStatus.DELIVERED]
+            assert await offsets(inbox) == [0, 1, 2]
+
+
+async def test_cancelled_while_it_is_ready(mock_clock: MockClock) -> None:
+    """B1: ready is not handed out; room and credit go to the others."""
+    async with testing.start(config=TWO_AT_ONCE) as world, world.connect() as broker:
+        await publish(broker, 30, "s")
+        async with broker.consumer("t", "s") as inbox:
+            assert await offsets(inbox) == [0, 1]
+            outcomes = await broker.cancel(np.arange(2, 28), topic="t")
+            assert outcomes.done.all()
+            await inbox.ack([0, 1], durable=True)
+            assert await offsets(inbox) == [28, 29]
+        (topic,) = world.server.registry.active.values()
+        topic.shared["s"].bands.normal.ready._check()
+
+
+async def test_a_checkpoint_keeps_what_one_subscription_holds(mock_clock: MockClock) -> None:
+    """B1: cancelled for b, in retry at a: the index must go on having it, for a alone."""
+    async with testing.start(config=PATIENT) as world, world.connect() as broker:
+        await publish(broker, 4, "a", "b")
+        async with broker.consumer("t", "a") as inbox:
+            assert await offsets(inbox) == [0, 1, 2, 3]
+            await inbox.nack([1], delay=HOUR)
+            await inbox.ack([3], durable=True)
+            outcomes = await broker.cancel([1, 2, 3], topic="t")
+            assert outcomes.done.all()
+            await world.checkpoint()
+            assert await everything(broker, "b") == [0]
+            await world.checkpoint()
+            await world.clock.advance(hours=1)
+            assert await offsets(inbox) == [1]
+        await everything(broker, "a")
+        await world.checkpoint()
+        (topic,) = world.server.registry.active.values()
+        (dead, *_), (outdated, staying_ms) = (
+            topic.retention.dead(0, 4),
+            topic.retention.outdated(0, 4),
+        )
+        assert sorted({*dead.tolist(), *outdated.tolist()}) == [0, 1, 2, 3]
+        assert set(staying_ms.tolist()) == {-1}
+
+
+# -- faults --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "before", "after"])
+@pytest.mark.parametrize("index", ["kept", "lost"])
+async def test_a_crash_forgets_no_cancellation_and_no_delivery(
+    mock_clock: MockClock, checkpoint: str, index: str
+) -> None:
+    """B1, invariant 7: what was answered holds, for each subscription as it was answered."""
+    async with testing.start(config=TWO_AT_ONCE) as world:
+        async with world.connect() as broker:
+            await publish(broker, 6, "a", "b")
+            if checkpoint == "before":
+                await world.checkpoint()
+            async with broker.consumer("t", "a") as inbox:
+                assert await offsets(inbox) == [0, 1]
+                outcomes = await broker.cancel([1, 2, 4], topic="t")
+                assert [one.handed for one in outcomes] == [("a",), (), ()]
+                if checkpoint == "after":
+                    await world.checkpoint()
+                    await world.checkpoint()
+                await world.crash()
+        if index == "lost":
+            lose_index(world)
+        await world.restart()
+        async with world.connect() as broker:
+            again = await broker.cancel([1, 2, 4], topic="t")
+            assert again.done.all()
+            # Whoever may have had one is named now, and gets no more than was answered.
+            assert "a" in again[0].handed
+            assert sorted(await everything(broker, "a")) == [0, 1, 3, 5]
+            assert await everything(broker, "b") == [0, 3, 5]
+            assert await everything(broker, "c", position="earliest") == [0, 3, 5]
+
+
+async def test_a_crash_before_the_commit_is_no_answer(mock_clock: MockClock) -> None:
+    """B1: who has no answer may ask again; the message is there, and can be cancelled."""
+    held = Held()
+    async with testing.start(run=held) as world:
+        async with world.connect() as broker:
+            await publish(broker, 2, "s", delay=HOUR)
+            async with trio.open_nursery() as nursery:
+                with held.hold(COMMIT):
+
+                    async def ask() -> None:
+                        with pytest.raises(Disconnected):
+                            await broker.cancel([0], topic="t")
+
+                    nursery.start_soon(ask)
+                    await held.reached()
+                    crashed = trio.Event()
+
+                    async def crash() -> None:
+                        await world.crash()
+                        crashed.set()
+
+                    nursery.start_soon(crash)
+                    await world.clock.settle()
+                await crashed.wait()
+                nursery.cancel_scope.cancel()
+        await world.restart()
+        async with world.connect() as broker:
+            assert (await broker.cancel([0], topic="t")).done.all()
+            await world.clock.advance(hours=1)
+            assert await everything(broker, "s") == [1]
+
+
+async def test_an_answer_waits_for_a_commit_whose_reply_was_lost(mock_clock: MockClock) -> None:
+    """B1: withheld until it is read back, then answered once."""
+    engine = FaultyEngine(SqliteEngine.in_memory())
+    async with testing.start(engine=engine) as world, world.connect() as broker:
+        await publish(broker, 3, "s", delay=HOUR)
+        lost = Once("commit", OutcomeUnknown("the reply was lost"))
+        engine.after = lost
+        lost.arm()
+        assert (await broker.cancel([1], topic="t")).done.all()
+        await world.clock.advance(hours=1)
+        assert await everything(broker, "s") == [0, 2]
+
+
+async def test_while_the_database_is_away_the_answer_waits_and_nothing_is_handed_out(
+    mock_clock: MockClock,
+) -> None:
+    """B1: withheld meanwhile; read-only refuses at once."""
+    outage = Outage()
+    patient = Settings(heartbeat_s=None, request_timeout_s=86_400)
+    async with (
+        testing.start(engine=outage.engine) as world,
+        world.connect(settings=patient) as broker,
+    ):
+        await publish(broker, 3, "s", delay=HOUR)
+        outage.unreachable()
+        async with trio.open_nursery() as nursery:
+            answers: list[escapement.Outcomes] = []
+
+            async def ask() -> None:
+                answers.append(await broker.cancel([1], topic="t"))
+
+            nursery.start_soon(ask)
+            await world.clock.advance(seconds=5)
+            assert not answers
+            async with broker.consumer("t", "s") as inbox:
+                await world.clock.advance(hours=1)
+                assert await offsets(inbox) == [0, 2]
+            outage.over()
+            await world.clock.advance(seconds=5)
+        assert answers[0].done.all()
+        outage.read_only()
+        await world.clock.advance(seconds=5)
+        with pytest.raises(StorageReadOnly):
+            await broker.cancel([2], topic="t")

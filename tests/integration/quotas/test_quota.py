@@ -1,0 +1,228 @@
+"""A backlog quota: publishing is refused while too much of a topic waits (P10)."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.cli.produce import say_why
+from escapement.errors import BacklogFull
+from escapement.storage.engine.base import Engine
+from escapement.testing import arrived
+from support.refused_publishes import refused, refused_at_once
+
+CALM = BrokerConfig(seed=0)
+NAMES = {"topic": "x", "subscription": "s"}
+KINDS = ["shared", "exclusive"]
+
+
+async def limit(broker: escapement.Broker, **policy: object) -> None:
+    """Set the topic's quota."""
+    await broker.admin("topics.update", topic="x", policy=policy)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_publishing_is_refused_while_too_much_waits_and_goes_on_then(
+    kind: str, mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P10: of the subscription that is furthest behind; also after a crash."""
+    async with testing.start(config=CALM, engine=engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES, kind=kind)
+            await limit(broker, quota_messages=100)
+            producer = await broker.producer("x")
+            await producer.send_many([b"waits"] * 99)
+            assert not await refused(world, broker)
+            assert await refused(world, broker)
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            assert await refused(world, broker)
+            async with (
+                broker.consumer("x", "s", kind=kind) as inbox,
+                broker.consumer("x", "quick") as quick,
+            ):
+                messages = await arrived(inbox)
+                assert len(messages) == 100
+                assert await refused(world, broker), "handed out, and still to be done"
+                await inbox.ack([message.id for message in messages], durable=True)
+                assert not await refused(world, broker)
+                await quick.flush_acks()
+
+
+async def test_what_is_not_yet_due_counts_only_where_it_is_said(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: on disk or in memory."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        await limit(broker, quota_messages=10)
+        producer = await broker.producer("x")
+        await producer.send_many([b"far"] * 500, delay="1h")
+        assert not await refused(world, broker)
+        await world.checkpoint()
+        assert not await refused(world, broker)
+        await limit(broker, quota_counts="all")
+        assert await refused(world, broker)
+        await limit(broker, quota_counts="due")
+        assert not await refused(world, broker)
+        await world.clock.advance(hours=1)
+        assert await refused(world, broker), "all of it is due now"
+
+
+@pytest.mark.parametrize("prefix", ["", "total_"])
+async def test_what_was_cancelled_or_moved_counts_no_more_though_the_index_has_it(
+    prefix: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: the index may have it for as long as nothing else comes."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        policy = {f"{prefix}quota_messages": 100, "quota_counts": "all"}
+        await broker.admin("namespaces.update", namespace="public/default", policy=policy)
+        producer = await broker.producer("x")
+
+        async def full() -> bool:
+            await world.clock.advance(ms=1)  # so much longer a sum counts
+            return await refused(world, broker)
+
+        await producer.send_many([b"far"] * 100, delay="300d")
+        await world.checkpoint()
+        assert await full()
+        assert (await broker.cancel(range(50), topic="x")).done.all()
+        assert not await full()
+        await producer.send_many([b"near"] * 29)
+        assert (await broker.reschedule(range(50, 100), topic="x", delay="200d")).done.all()
+        assert not await full()
+        await producer.send_many([b"near"] * 19)
+        assert await full()
+
+
+async def test_the_quota_of_a_namespace_is_that_of_each_of_its_topics(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: by size too; without a subscription nothing waits."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        update = {"namespace": "public/default"}
+        await broker.admin("namespaces.update", **update, policy={"quota_bytes": "10KiB"})
+        producer = await broker.producer("x")
+        await producer.send_many([bytes(1_000)] * 100)
+        assert not await refused(world, broker)
+        await broker.admin("subscriptions.create", **NAMES)
+        await producer.send_many([bytes(1_000)] * 20)
+        assert await refused(world, broker)
+        elsewhere = await broker.producer("y")
+        await elsewhere.send(b"another topic")
+        await limit(broker, quota_bytes="1MiB")
+        assert not await refused(world, broker)
+
+
+async def test_a_backlog_that_finds_no_room_in_ready_counts_too(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: what came before a subscription, and what it is not to get, does not."""
+    config = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=50))
+    async with testing.start(config=config) as world, world.connect() as broker:
+        producer = await broker.producer("x")
+        await broker.admin("subscriptions.create", topic="x", subscription="other")
+        await producer.send_many([b"before"] * 1_000)
+        await broker.admin("subscriptions.create", **NAMES)
+        await broker.admin("subscriptions.delete", topic="x", subscription="other")
+        await limit(broker, quota_messages=300)
+        await producer.send_many([b"waits"] * 250)
+        assert not await refused(world, broker)
+        await producer.send_many([b"waits"] * 250)
+        assert await refused(world, broker)
+
+
+async def test_a_send_waits_for_room_and_nothing_is_lost_or_doubled(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P10: the client tries again by itself; what expires makes room."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        await limit(broker, quota_messages=10, ttl_ms="10s")
+        producer = await broker.producer("x", linger="0ms")
+        await producer.send_many([b"waits"] * 10)
+        await world.clock.advance(seconds=1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(producer.send, b"after them")
+            await world.clock.advance(seconds=5)
+            assert (await broker.admin("topics.stats", topic="x"))["next_offset"] == 10
+            assert isinstance(producer.waits_for, BacklogFull)
+            await world.clock.advance(seconds=10)
+        assert (await broker.admin("topics.stats", topic="x"))["next_offset"] == 11
+        assert producer.waits_for is None
+
+
+async def test_the_command_line_says_why_it_waits(
+    mock_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """P10: each reason once, after a moment."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        await broker.admin("subscriptions.create", **NAMES)
+        await limit(broker, quota_messages=10, ttl_ms="30s")
+        producer = await broker.producer("x")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(say_why, producer)
+            await producer.send_many([b"waits"] * 10)
+            await world.clock.advance(seconds=5)
+            assert capsys.readouterr().err == ""
+            nursery.start_soon(producer.send, b"after them")
+            await world.clock.advance(seconds=20)
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith("waiting: ")
+            assert "quota" in line
+            await world.clock.advance(minutes=1)
+            assert capsys.readouterr().err == ""
+            await world.crash()
+            nursery.start_soon(producer.send, b"to whom?")
+            await world.clock.advance(seconds=5)
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line == "waiting: there is no connection to the broker"
+            await world.restart()
+            await world.clock.advance(seconds=10)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_comes_to_want_the_past_counts_at_once(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """P10: what was counted a moment ago does not know him; who is gone counts no more."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        async with broker.consumer("x", "s") as inbox, await broker.producer("x") as producer:
+            await producer.send_many([b"done"] * 3)
+            await inbox.ack([one.offset for one in await arrived(inbox)], durable=True)
+            await limit(broker, quota_messages=3)
+            assert not await refused(world, broker)
+            late = {"topic": "x", "subscription": "late"}
+            await broker.admin("subscriptions.create", **late, kind=kind, position="earliest")
+            await world.clock.settle()
+            assert await refused_at_once(world, broker)
+            await broker.admin("subscriptions.delete", **late)
+            assert not await refused_at_once(world, broker)
+
+
+async def test_what_others_have_done_refuses_nobody_though_the_index_has_it(
+    mock_clock: trio.testing.MockClock, engine: Engine
+) -> None:
+    """P10: of who began later the index cannot tell, without its keys, what it has not done."""
+    async with testing.start(config=CALM, engine=engine) as world:
+        async with world.connect() as broker:
+            await broker.admin("subscriptions.create", **NAMES)
+            producer = await broker.producer("x")
+            await producer.send_many([b"done"] * 100)
+            await world.checkpoint()
+            async with broker.consumer("x", "s") as inbox:
+                await inbox.ack([message.id for message in await arrived(inbox)], durable=True)
+            await broker.admin("subscriptions.create", topic="x", subscription="later")
+            await limit(broker, quota_messages=3)
+        await world.stop()
+        await world.restart()  # since when it has read nothing of the index
+        async with world.connect() as broker:
+            assert [await refused(world, broker) for _ in range(4)] == [False] * 3 + [True]

@@ -1,0 +1,178 @@
+"""Random lives of schedules, held against a naive model that knows every occurrence.
+
+A life is a seed: time passes, the broker crashes, stops and stays away, the clock is set
+back, schedules are paused, resumed and looked at. At the end each topic has exactly the
+occurrences that the model says, each once, in order. ``ESCAPEMENT_SEED=n`` replays one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import trio
+
+from escapement import testing
+from escapement.broker.broker import BrokerConfig
+from escapement.recurrence import MISSED_AFTER_MS
+from escapement.testing import World, arrived
+from support.seeds import play, seeds
+
+STEPS = 25
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+QUARTER_MS = 15 * MINUTE_MS
+Test = Callable[[int], bool]
+
+
+@dataclass
+class Model:
+    """One schedule: which seconds it is due at, how far it has come, what it published."""
+
+    name: str
+    options: dict[str, Any]
+    is_due: Test
+    missed: str
+    done_ms: int  # everything up to here is decided
+    paused: bool = False
+    published: list[int] = field(default_factory=list)
+
+    def come_to(self, now_ms: int, *, was_away: bool) -> None:
+        """The broker runs, and it is this late."""
+        if self.paused or now_ms <= self.done_ms:
+            return
+        first_ms = self.done_ms // SECOND_MS * SECOND_MS + SECOND_MS
+        due = [ms for ms in range(first_ms, now_ms + 1, SECOND_MS) if self.is_due(ms)]
+        self.done_ms = now_ms
+        if was_away and due and now_ms - due[0] > MISSED_AFTER_MS:
+            due = {"skip": [], "last": due[-1:], "all": due}[self.missed]
+        self.published += due
+
+    def resume(self, now_ms: int) -> None:
+        self.paused = False
+        self.done_ms = max([now_ms, *self.published[-1:]])
+
+
+def models(now_ms: int) -> list[Model]:
+    """One of each kind; the world begins at a full hour."""
+    assert now_ms % (60 * MINUTE_MS) == 0
+    end_ms = now_ms + 20 * MINUTE_MS
+    ending = {"every": "30s", "until": datetime.fromtimestamp(end_ms / 1000, UTC)}
+    quarters = {"cron": "*/15 * * * *", "timezone": "Asia/Kolkata"}
+    return [
+        Model("a", {"every": "20s"}, lambda ms: ms % 20_000 == 0, "all", now_ms),
+        Model("b", {"every": "50s"}, lambda ms: (ms - now_ms) % 50_000 == 0, "skip", now_ms),
+        Model("c", quarters, lambda ms: ms % QUARTER_MS == 0, "last", now_ms),
+        Model("d", {"cron": "7 * * * * *"}, lambda ms: ms % MINUTE_MS == 7_000, "last", now_ms),
+        Model("e", ending, lambda ms: ms % 30_000 == 0 and ms <= end_ms, "all", now_ms),
+    ]
+
+
+class Workload:
+    """The broker and the model beside it. Times are whole seconds."""
+
+    def __init__(
+        self, world: World, mock_clock: trio.testing.MockClock, rng: random.Random
+    ) -> None:
+        self.world = world
+        self.mock_clock = mock_clock
+        self.rng = rng
+        self.models = models(world.clock.now_ms())
+
+    async def create(self) -> None:
+        async with self.world.connect() as broker:
+            for one in self.models:
+                await broker.schedules.create(
+                    one.name,
+                    one.name,
+                    missed=one.missed,
+                    **one.options,
+                )
+
+    def come(self, *, was_away: bool = False) -> None:
+        for one in self.models:
+            one.come_to(self.world.clock.now_ms(), was_away=was_away)
+
+    async def advance(self) -> None:
+        await self.world.clock.advance(seconds=self.rng.choice([1, 9, 30, 61, 300, 2000]))
+        self.come()
+
+    async def crash(self) -> None:
+        """In the middle of something, and back within the minute: nothing is missed."""
+        self.mock_clock.jump(self.rng.choice([0, 7, 20]))
+        for _ in range(self.rng.randrange(25)):
+            await trio.lowlevel.checkpoint()
+        await self.world.crash()
+        await self.world.clock.advance(seconds=self.rng.choice([0, 3, 30]))
+        await self._again()
+        self.come()
+
+    async def stay_away(self) -> None:
+        await (self.world.stop() if self.rng.random() < 0.5 else self.world.crash())
+        await self.world.clock.advance(seconds=self.rng.choice([30, 61, 200, 3000]))
+        await self._again()
+        self.come(was_away=True)
+
+    async def _again(self) -> None:
+        await self.world.restart()
+        await self.world.clock.settle()
+
+    async def set_back(self) -> None:
+        self.world.clock.set_back(self.rng.choice([1, 60, 1000]) * SECOND_MS)
+        await self.world.clock.settle()
+
+    async def pause(self) -> None:
+        one = self.rng.choice(self.models)
+        async with self.world.connect() as broker:
+            await broker.schedules.pause(one.name)
+        one.paused = True
+
+    async def resume(self) -> None:
+        one = self.rng.choice(self.models)
+        async with self.world.connect() as broker:
+            await broker.schedules.resume(one.name)
+        if one.paused:
+            one.resume(self.world.clock.now_ms())
+
+    async def checkpoint(self) -> None:
+        await self.world.checkpoint()
+
+    async def check(self) -> None:
+        async with self.world.connect() as broker:
+            for one in self.models:
+                async with broker.consumer(
+                    one.name, "s", kind="exclusive", position="earliest"
+                ) as i:
+                    found = [message.properties["occurrence_ms"] for message in await arrived(i)]
+                assert found == one.published, one.name
+                shown = await broker.schedules.get(one.name)
+                assert shown.published == len(found)
+
+
+WEIGHTED = {
+    "advance": 8,
+    "crash": 4,
+    "stay_away": 4,
+    "set_back": 2,
+    "pause": 2,
+    "resume": 4,
+    "checkpoint": 2,
+}
+
+
+@pytest.mark.parametrize("seed", seeds(range(15)))
+async def test_a_random_life_of_schedules_publishes_what_the_model_says(
+    mock_clock: trio.testing.MockClock, seed: int
+) -> None:
+    """B2."""
+    rng = random.Random(seed)
+    config = BrokerConfig(ack_wait_ms=10**11, seed=0)
+    async with testing.start(config=config) as world:
+        workload = Workload(world, mock_clock, rng)
+        await workload.create()
+        await play(seed, rng, workload, WEIGHTED, STEPS)
+        await workload.check()

@@ -1,0 +1,236 @@
+"""A checkpoint is the whole of what a start needs besides the log and the journal."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pytest
+
+from escapement.dedup import digests
+from escapement.errors import LeaseLost
+from escapement.storage import lease
+from escapement.storage.catalog import catalog, producers
+from escapement.storage.encoding.attempts import AttemptTable, encode_attempts
+from escapement.storage.encoding.dedup_keys import KeyTable, encode_keys
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.journal import journal
+from escapement.storage.journal.entry import JournalEntry, encode_entry
+from escapement.storage.journal.journal import JournalPosition
+from escapement.storage.lease import Identity, Lease
+from escapement.storage.log.log import Log
+from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
+from escapement.storage.state import checkpoint
+from escapement.storage.state.checkpoint import (
+    AttemptPart,
+    Checkpoint,
+    ChunkRow,
+    KeyPart,
+    ProducerRow,
+    SubscriptionRow,
+)
+from escapement.storage.state.state import load_state
+from support.commit_pipelines import AtStep, Crash, FaultyEngine, HandClock, enter, no_fault
+
+ONE: Final = np.ones(1, np.int64)
+TABLE: Final = AttemptTable(ONE, ONE, ONE, ONE)
+TRIES: Final = encode_attempts(TABLE)
+KEYS: Final = KeyTable(digests(["a", "b"]), np.array([1, 2]), np.array([3, 3]))
+
+
+def part(subscription_id: int, number: int) -> AttemptPart:
+    return AttemptPart(subscription_id, number, TABLE)
+
+
+@pytest.fixture
+def held(engine: Engine, connection: Connection) -> Lease:
+    return lease.acquire(engine, Identity("a", "a"), 60_000, HandClock())
+
+
+def enter_empty(connection: Connection, position: JournalPosition) -> None:
+    """A group that did nothing."""
+    enter(connection, journal.insertion(0, 0, position, 1, 0, encode_entry(JournalEntry())))
+
+
+def test_what_a_checkpoint_wrote_is_loaded(
+    engine: Engine, connection: Connection, held: Lease
+) -> None:
+    log = Log.open(engine, connection, held, 2, 0)
+    namespace = catalog.create_namespace(connection, "shop", "eu", 0)
+    topic = catalog.create_topic(connection, namespace.id, "t", 0)
+    subscription = catalog.create_subscription(connection, topic.id, "s", "shared", 0)
+    producer = producers.open_producer(connection, topic.id, "p", 0)
+    for seq in (1, 2, 3):
+        enter_empty(connection, JournalPosition(seq, b"group--%d" % seq))
+    log.wrote(77)
+    checkpoint.write(
+        engine,
+        connection,
+        held,
+        Checkpoint(
+            chunks=[ChunkRow(subscription.id, n, b"chunk%d" % n) for n in range(600)],
+            attempts=[part(subscription.id, 0), part(subscription.id, 1)],
+            next_offsets={topic.id: 500},
+            producers=[ProducerRow(producer.id, 6, 66, 666)],
+            subscriptions=[SubscriptionRow(subscription.id, 1, 2, 3)],
+            generation=log.current,
+            trims={0: JournalPosition(2, b"group--2")},
+        ),
+    )
+    state = load_state(connection)
+    assert state.chunks == {subscription.id: [(n, b"chunk%d" % n) for n in range(600)]}
+    assert state.attempts == {subscription.id: [(0, TRIES), (1, TRIES)]}
+    assert state.topics == [replace(topic, next_offset=500)]
+    assert state.subscriptions == [replace(subscription, fill_from=1, fill_until=2, log_position=3)]
+    assert state.producers == [
+        replace(producer, last_sequence=6, last_offset=66, updated_at_ms=666)
+    ]
+    assert state.trims == {0: JournalPosition(2, b"group--2")}
+    assert state.journal_ends == {0: JournalPosition(3, b"group--3")}
+    assert Log.open(engine, connection, held, 9, 0).current.size_bytes == 77
+    assert [row.position.seq for row in journal.read(connection, 0)] == [3]
+
+
+def test_empty_data_deletes_and_the_rest_stays(
+    engine: Engine, connection: Connection, held: Lease
+) -> None:
+    chunks = [ChunkRow(s, n, b"old") for s in (1, 2) for n in (0, 1)]
+    checkpoint.write(
+        engine,
+        connection,
+        held,
+        Checkpoint(
+            chunks=chunks,
+            attempts=[part(1, 0), part(2, 0), part(2, 7)],
+            keys=[KeyPart(1, 0, KEYS), KeyPart(2, 0, KEYS), KeyPart(2, 3, KEYS)],
+        ),
+    )
+    second = Checkpoint(
+        chunks=[ChunkRow(1, 0, b""), ChunkRow(1, 1, b"new")],
+        attempts=[part(2, 8)],
+        attempts_from={2: 8},
+        keys=[KeyPart(2, 4, KEYS)],
+        keys_from={2: 3},
+    )
+    for _ in range(2):  # written again when its COMMIT lost the reply
+        checkpoint.write(engine, connection, held, second)
+    state = load_state(connection)
+    assert state.chunks == {1: [(1, b"new")], 2: [(0, b"old"), (1, b"old")]}
+    assert state.attempts == {1: [(0, TRIES)], 2: [(8, TRIES)]}
+    assert state.keys == {1: [(0, encode_keys(KEYS))], 2: [(n, encode_keys(KEYS)) for n in (3, 4)]}
+
+
+def test_what_was_deleted_meanwhile_is_not_brought_back(
+    engine: Engine, connection: Connection, held: Lease
+) -> None:
+    checkpoint.write(
+        engine,
+        connection,
+        held,
+        Checkpoint(
+            next_offsets={77: 5},
+            producers=[ProducerRow(77, 1, 1, 1)],
+            subscriptions=[SubscriptionRow(77, 1, 1, 1)],
+        ),
+    )
+    state = load_state(connection)
+    assert (state.topics, state.producers, state.subscriptions) == ([], [], [])
+
+
+def test_a_stale_owner_checkpoints_nothing(
+    engine: Engine, connection: Connection, held: Lease
+) -> None:
+    """Invariant 8."""
+    lease.acquire(engine, held.identity, 60_000, HandClock())
+    with pytest.raises(LeaseLost):
+        checkpoint.write(engine, connection, held, Checkpoint(chunks=[ChunkRow(1, 0, b"x")]))
+    assert load_state(connection).chunks == {}
+
+
+def test_a_large_checkpoint_is_written_in_short_transactions(
+    engine: Engine, connection: Connection, held: Lease
+) -> None:
+    """By rows and by bytes; a crash between two does no harm, for the journal goes last."""
+    faulty = FaultyEngine(engine)
+    through = faulty.connect()
+    enter_empty(connection, JournalPosition(1, b"group--1"))
+    large = Checkpoint(
+        chunks=[ChunkRow(1, n, b"x" * 100_000) for n in range(100)],
+        attempts=[part(id, 0) for id in range(2500)],
+        trims={0: JournalPosition(1, b"group--1")},
+    )
+    commits: list[str] = []
+    faulty.after = commits.append
+    checkpoint.write(faulty, through, held, large)
+    assert len(commits) == 3 + 3 + 1 - 1
+    assert list(journal.read(connection, 0)) == []
+    through.close()
+
+
+def test_a_checkpoint_that_ended_half_way_left_the_journal(
+    engine: Engine, connection: Connection, held: Lease
+) -> None:
+    faulty = FaultyEngine(engine)
+    enter_empty(connection, JournalPosition(1, b"group--1"))
+    whole = Checkpoint(
+        attempts=[part(id, 0) for id in range(1, 2501)],
+        trims={0: JournalPosition(1, b"group--1")},
+    )
+    for number in range(1, 100):
+        crash = AtStep(number, Crash())
+        through = faulty.connect()
+        faulty.before = crash
+        with contextlib.suppress(Crash):
+            checkpoint.write(faulty, through, held, whole)
+        faulty.before = no_fault
+        through.close()
+        state = load_state(connection)
+        if state.trims:
+            assert len(state.attempts) == 2500
+        if crash.count < number:
+            break
+        assert len(list(journal.read(connection, 0))) == (not state.trims)
+    assert number > 10
+
+
+def test_a_chunk_that_became_full_is_whole_wherever_its_checkpoint_ended(
+    engine: Engine, connection: Connection, held: Lease
+) -> None:
+    """P6: one row says that it is full, in one transaction; its own row goes in another."""
+    acked = OffsetSet()
+    acked.add_range(0, CHUNK_SIZE - 1)
+    before = [ChunkRow(1, no, data) for no, data in acked.dirty_chunks().items()]
+    acked.mark_clean()
+    acked.add_one(CHUNK_SIZE - 1)
+    now_full = [ChunkRow(1, no, data) for no, data in acked.dirty_chunks().items()]
+    others = [ChunkRow(2, no, b"x") for no in range(1000)]  # a step between the two rows
+    faulty = FaultyEngine(engine)
+    torn = 0
+    for number in range(1, 100):
+        checkpoint.write(
+            engine, connection, held, Checkpoint(chunks=[*before, ChunkRow(1, FULL_CHUNKS, b"")])
+        )
+        crash = AtStep(number, Crash())
+        through = faulty.connect()
+        faulty.before = crash
+        with contextlib.suppress(Crash):
+            checkpoint.write(faulty, through, held, Checkpoint(chunks=[*now_full, *others]))
+        faulty.before = no_fault
+        through.close()
+        rows = load_state(connection).chunks[1]
+        torn += len(rows) == 2
+        loaded = OffsetSet()
+        for no, data in rows:
+            loaded.load_chunk(no, data)
+        loaded._check()
+        loaded.add_one(CHUNK_SIZE - 1)  # as the journal says, which goes last
+        assert len(loaded) == CHUNK_SIZE
+        # What the next checkpoint writes leaves one row, and no more of the stale one.
+        changed = [ChunkRow(1, no, data) for no, data in loaded.dirty_chunks().items()]
+        checkpoint.write(engine, connection, held, Checkpoint(chunks=changed))
+        assert [no for no, _ in load_state(connection).chunks[1]] == [FULL_CHUNKS]
+        if crash.count < number:
+            break
+    assert torn

@@ -1,0 +1,138 @@
+"""With ``ssl_ca`` nothing is said to a server that does not prove who it is."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+
+from escapement.errors import StorageError
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.mysql import MysqlEngine
+from support.database_servers import MysqlServer, private_server
+
+DAY = datetime.timedelta(days=1)
+
+
+@dataclass
+class Authority:
+    """Signs certificates, its own first."""
+
+    home: Path
+
+    def __post_init__(self) -> None:
+        self.home.mkdir()
+        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self._name = _named(f"authority {self.home.name}")
+        basic = x509.BasicConstraints(ca=True, path_length=None)
+        certificate = self._certificate(self._name, self._key).add_extension(basic, critical=True)
+        self.ca = self._write("ca.pem", certificate)
+
+    def certify(self) -> tuple[Path, Path]:
+        """Certificate and key of a server at 127.0.0.1."""
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        certificate = self._certificate(_named("server"), key).add_extension(names, critical=False)
+        key_path = self.home / "key.pem"
+        key_path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return self._write("cert.pem", certificate), key_path
+
+    def _certificate(self, subject: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - DAY)
+            .not_valid_after(now + DAY)
+        )
+
+    def _write(self, name: str, certificate: x509.CertificateBuilder) -> Path:
+        path = self.home / name
+        signed = certificate.sign(self._key, hashes.SHA256())
+        path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        return path
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "trusted")
+
+
+@pytest.fixture(scope="module")
+def tls_server(trusted: Authority) -> Iterator[MysqlServer]:
+    certificate, key = trusted.certify()
+    with private_server(
+        f"--ssl-ca={trusted.ca}", f"--ssl-cert={certificate}", f"--ssl-key={key}"
+    ) as s:
+        yield s
+
+
+def engine_at(url: str, **options: str) -> MysqlEngine:
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    return MysqlEngine(MysqlAddress.parse(f"{url}?{query}"))
+
+
+def test_a_server_that_proves_itself_is_spoken_to_in_private(
+    tls_server: MysqlServer, trusted: Authority
+) -> None:
+    connection = engine_at(tls_server.url("private"), ssl_ca=str(trusted.ca)).connect()
+    ((_, cipher),) = connection.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'").rows
+    assert cipher
+    blob = bytes(17 << 20)
+    assert connection.execute("SELECT LENGTH(?)", (blob,)).rows == [(len(blob),)]
+    connection.close()
+
+
+def test_whoever_names_no_authority_is_spoken_to_in_private_where_the_server_can(
+    tls_server: MysqlServer, private_mysql: MysqlServer
+) -> None:
+    for server, private in ((tls_server, True), (private_mysql, False)):
+        connection = engine_at(server.url("private")).connect()
+        ((_, cipher),) = connection.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'").rows
+        assert bool(cipher) is private
+        connection.close()
+
+
+def test_another_authoritys_server_is_refused(tls_server: MysqlServer, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path / "stranger")
+    with pytest.raises(StorageError, match="certificate is not trusted") as caught:
+        engine_at(tls_server.url("private"), ssl_ca=str(stranger.ca)).connect()
+    assert not caught.value.retryable
+
+
+def test_a_server_of_another_name_is_refused_unless_names_are_not_compared(
+    tls_server: MysqlServer, trusted: Authority
+) -> None:
+    url = tls_server.url("private").replace("127.0.0.1", "localhost")
+    with pytest.raises(StorageError, match="certificate is not trusted"):
+        engine_at(url, ssl_ca=str(trusted.ca)).connect()
+    engine_at(url, ssl_ca=str(trusted.ca), ssl_verify_identity="0").connect().close()
+
+
+def test_a_server_without_tls_is_refused_where_tls_is_asked_for(
+    private_mysql: MysqlServer, trusted: Authority
+) -> None:
+    with pytest.raises(StorageError, match="SSL is required") as caught:
+        engine_at(private_mysql.url("private"), ssl_ca=str(trusted.ca)).connect()
+    assert not caught.value.retryable

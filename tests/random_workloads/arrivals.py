@@ -1,0 +1,166 @@
+"""A message comes to a consumer: everything that must be true of it then."""
+
+from __future__ import annotations
+
+import escapement
+from random_workloads.arrival import Arrival, slot_of
+from random_workloads.due_order import note_order
+from random_workloads.log_order import note_passed
+from random_workloads.model import LATE_MS, NO_QUOTA, Expectation, Hand, Model
+
+
+def arrive(model: Model, arrival: Arrival) -> None:
+    """Check one, and remember it."""
+    expectation, offset = model.expectations[arrival.name], arrival.offset
+    message = model.stored[offset]
+    if message is None:
+        return
+    found = (arrival.value, arrival.key, arrival.priority)
+    assert found == (message.value, message.key, message.priority)
+    _check_expectation(model, expectation, arrival)
+    _check_mark(model, expectation, arrival, model.known_ms(expectation, offset))
+    _check_limits(model, expectation, arrival)
+    _check_keys(model, expectation, arrival)
+    if expectation.in_log_order:
+        note_passed(model, arrival)
+        expectation.back.discard(offset)
+    else:
+        note_order(model, arrival)
+        if expectation.doubted.pop(offset, None) == arrival.due_ms:
+            expectation.kept[offset] = arrival.due_ms
+    expectation.waits.pop(offset, None)
+    if offset not in expectation.acked:  # on the way to us when it was
+        slot = slot_of(arrival.key)
+        hand = Hand(arrival.inbox, arrival.until_ms, slot, arrival.attempt, arrival.now_ms)
+        expectation.hands[offset] = hand
+    expectation.seen[offset] = arrival.crashes
+
+
+def _check_expectation(model: Model, expectation: Expectation, arrival: Arrival) -> None:
+    """It is this subscription's, at this time, and not done (invariants 2, 3, 5)."""
+    offset, due_ms = arrival.offset, arrival.due_ms
+    if not expectation.in_log_order:
+        assert due_ms <= arrival.now_ms, f"{offset} is early"
+        # Of what is gone from the log any of its keys may be left in the index.
+        times_ms = {model.due_ms(expectation, offset), expectation.doubted.get(offset)}
+        assert due_ms in times_ms or offset in expectation.lucky, f"{offset} was not due then"
+    assert expectation.covers(offset, due_ms), f"{offset} was none of its business"
+    assert offset not in expectation.gone, f"{offset} was forgotten"
+    assert expectation.acked.get(offset, arrival.moment) >= arrival.moment, (
+        f"{offset} was acknowledged"
+    )
+    assert offset not in expectation.dead_lettered.values(), f"{offset} was buried"
+    assert offset not in expectation.dropped, f"{offset} was dropped"
+    hand = expectation.hands.get(offset)
+    assert hand is None or hand.until_ms <= arrival.now_ms, f"{offset} is in two hands"
+    wait = expectation.waits.get(offset)
+    assert wait is None or wait.until_ms <= arrival.now_ms, f"{offset} did not wait"
+
+
+def _check_mark(model: Model, expectation: Expectation, arrival: Arrival, first_ms: int) -> None:
+    """What comes again says so, and which attempt it is (invariant 6, V4)."""
+    before = expectation.fired.pop(arrival.offset, 0)
+    assert arrival.attempt > before, f"{arrival.offset} was handed out {before} times already"
+    crashes = expectation.seen.get(arrival.offset)
+    if crashes is not None:
+        # The clock was set back, and then a broker died. Here leases are never renewed, so
+        # nobody has noted how late it had been: see test_lease.py.
+        unknown = crashes < arrival.crashes and first_ms > model.crashes[arrival.crashes - 1]
+        assert arrival.redelivered or unknown, f"{arrival.offset} came again, unmarked"
+    elif arrival.redelivered:
+        # Perhaps falsely, after a crash or from an inbox that was closed at that moment.
+        doubtful_ms = max(model.doubtful_ms, expectation.left_ms)
+        assert arrival.attempt > 1 or first_ms <= doubtful_ms, f"{arrival.offset} was new"
+
+
+def _check_limits(model: Model, expectation: Expectation, arrival: Arrival) -> None:
+    """Time to live, pauses, rate, and how many are in hands."""
+    policy, topic = arrival.policy, arrival.topic_policy
+    now_ms, ttl_ms = arrival.now_ms, 0 if topic is None else topic.get("ttl_ms", 0)
+    assert not ttl_ms or now_ms < arrival.due_ms + ttl_ms, f"{arrival.offset} has expired"
+    for one in (policy, topic):
+        assert one is None or now_ms >= one.get("paused_until_ms", 0), "it is paused"
+    if policy is None:
+        return
+    if rate := policy.get("max_rate", 0):
+        expectation.passed_ms.append(now_ms)
+        for row, at_ms in enumerate(expectation.passed_ms):
+            most = rate * ((now_ms - at_ms) / 1000 + 0.1) + 1
+            assert len(expectation.passed_ms) - row <= most, "faster than the rate"
+    if most := policy.get("max_in_flight", 0):
+        # An acknowledgement takes a message out of the hands at once, and is durable later.
+        out = {
+            o for o, hand in expectation.hands.items() if hand.until_ms > now_ms
+        } - expectation.perhaps
+        assert len(out | {arrival.offset}) <= most, "too many are in flight"
+
+
+def _check_keys(model: Model, expectation: Expectation, arrival: Arrival) -> None:
+    """Of a key one is out at a time, and in retry it holds up the others."""
+    if isinstance(arrival.key_range, tuple) and arrival.key:
+        first, last = arrival.key_range
+        assert first <= escapement.slot_of(arrival.key) <= last, "of another's range"
+    slot, whole = arrival.slot, (arrival.policy or {}).get("order") == "topic"
+    if slot is None:
+        return
+    holding = dict(expectation.hands)
+    # What waits for another attempt may be dropped.
+    may_go = any(quota != NO_QUOTA for quota in model.quotas + model.quotas_now())
+    if (arrival.policy or {}).get("on_retry", "hold") == "hold" and not may_go:
+        waits = {
+            o: w
+            for o, w in expectation.waits.items()
+            if not _expires(model, expectation, arrival, o)
+        }
+        holding |= waits
+    for offset, hand in holding.items():
+        if offset in expectation.perhaps or offset in expectation.dropped:
+            continue  # it may be over
+        if offset != arrival.offset and hand.until_ms > arrival.now_ms:
+            assert not whole, f"{offset} is out already"
+            assert hand.slot != slot, f"{offset} of this key is out already"
+
+
+def _expires(model: Model, expectation: Expectation, arrival: Arrival, offset: int) -> bool:
+    """Whether what waits for another attempt is over by now: it waits no longer than it lives."""
+    if arrival.topic_policy is None:
+        return True
+    ttl_ms = arrival.topic_policy.get("ttl_ms", 0)
+    return bool(ttl_ms) and model.due_ms(expectation, offset) + ttl_ms <= arrival.now_ms
+
+
+def check_order(model: Model, arrival: Arrival) -> None:
+    """Of what was never handed out, what was clearly due earlier has gone before.
+
+    Asked once all that came at the same moment is known.
+    """
+    expectation = model.expectations[arrival.name]
+    if arrival.attempt > 1 or arrival.priority != 50 or arrival.policy is None:
+        return
+    if expectation.in_log_order:
+        return
+    if arrival.now_ms < model.high_ms or model.stored[arrival.offset] is None:
+        return
+    if arrival.offset < expectation.ordered_from:
+        return
+    slot = arrival.slot
+    if arrival.ranged and not slot:
+        return  # the other may be of nobody's range
+    if slot is None and arrival.policy.get("order", "any") != "any":
+        return
+    for offset in range(expectation.ordered_from, model.end):
+        other = model.stored[offset]
+        if other is None or other.priority != 50 or offset in expectation.seen:
+            continue
+        key = (model.due_ms(expectation, offset), offset)
+        ready_ms = max(key[0], other.since_ms) + LATE_MS
+        if key >= (arrival.due_ms, arrival.offset) or ready_ms > arrival.now_ms:
+            continue
+        if (
+            not expectation.covers(offset, key[0])
+            or offset in expectation.perhaps | expectation.done()
+        ):
+            continue
+        # Of what waits for its key only those of the same key are compared.
+        behind = slot is not None and slot != 0 and slot_of(other.key) != slot
+        assert behind, f"{offset} should have gone before {arrival.offset}"

@@ -1,0 +1,89 @@
+"""The order of the messages of one key, or of the topic, where a subscription asks for it (Q9).
+
+Messages are ordered by rank, ``due + (priority - 50) * priority_ageing``, then by offset. The order
+holds at every moment, whatever the tick, so the check allows for no lateness. When a message
+arrives, no other message of its key with a lower rank may be
+
+- due and never handed out, if both have the same priority;
+- due, never handed out and certainly in ready when the step began, if their priorities differ (V5
+  compares only messages that the bands have read);
+- handed out before and not done, unless the policy lets retries be passed.
+
+``note_order`` notes the messages that an arrival seems to have passed. ``check_order_of_keys``
+runs after the step, when the model knows which were cancelled, moved, dropped or have died.
+"""
+
+from __future__ import annotations
+
+from random_workloads.arrival import Arrival, slot_of
+from random_workloads.model import Expectation, Model, Stored
+from random_workloads.priority_order import AGEING_MS
+
+
+def note_order(model: Model, arrival: Arrival) -> None:
+    """Note messages that should perhaps have come before this arrival, which is not entered yet."""
+    expectation, policy, slot = model.expectations[arrival.name], arrival.policy, arrival.slot
+    if policy is None:
+        expectation.unplaced.add(arrival.offset)
+    if (
+        policy is None
+        or arrival.offset in expectation.unplaced
+        or slot is None
+        or arrival.now_ms < model.high_ms
+    ):
+        return
+    whole = policy.get("order") == "topic"
+    if arrival.offset < model.steady_from or (whole and arrival.ranged):
+        return  # messages outside all ranges hold up no other
+    ageing_ms = policy.get("priority_ageing_ms", AGEING_MS)
+    rank = arrival.due_ms + (arrival.priority - 50) * ageing_ms, arrival.offset
+    passed = {}
+    for offset in range(model.steady_from, model.end):
+        other = model.stored[offset]
+        if other is None or offset == arrival.offset or offset in expectation.acked:
+            continue
+        if not whole and slot_of(other.key) != slot:
+            continue
+        due_ms = model.due_ms(expectation, offset)
+        before = due_ms + (other.priority - 50) * ageing_ms, offset
+        if before < rank and _counts(model, expectation, arrival, offset, other):
+            passed[offset] = due_ms
+    if passed:
+        expectation.outrun.append((arrival.offset, passed))
+
+
+def _counts(
+    model: Model, expectation: Expectation, arrival: Arrival, offset: int, other: Stored
+) -> bool:
+    """Whether a message that ranks before an arrival, and is not done, must come before it."""
+    if offset in expectation.seen:
+        policy = arrival.policy or {}
+        # After a crash the broker may not know that it was handed out, and reads it again.
+        known = other.priority == arrival.priority or expectation.seen[offset] == arrival.crashes
+        is_mortal = bool(policy.get("max_deliveries"))  # it may have died
+        return policy.get("on_retry", "hold") == "hold" and known and not is_mortal
+    if model.due_ms(expectation, offset) > arrival.now_ms:
+        return False
+    if other.since_ms == arrival.now_ms and other.since_ms != other.published_ms:
+        return False  # it was given this time at the same moment
+    return other.priority == arrival.priority or offset in expectation.heads
+
+
+def check_order_of_keys(model: Model, expectation: Expectation, *, calm: bool) -> None:
+    """Fail if an arrival has passed a message that was still wanted.
+
+    Args:
+      calm: whether messages became durable when they were accepted; later ones may pass others.
+    """
+    wanted = (
+        model.wanted(expectation)
+        - expectation.perhaps
+        - expectation.lucky
+        - expectation.gone
+        - expectation.over()
+    )
+    for first, passed in expectation.outrun if calm else ():
+        for offset, due_ms in passed.items():
+            if offset in wanted and model.due_ms(expectation, offset) == due_ms:
+                raise AssertionError(f"{offset} of this key should have come before {first}")
+    expectation.outrun = []

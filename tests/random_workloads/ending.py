@@ -1,0 +1,76 @@
+"""The end of a life: with all limits lifted, each subscription gets every message it must get."""
+
+from __future__ import annotations
+
+import escapement
+from random_workloads.model import LATE_MS, NO_QUOTA, Expectation
+from random_workloads.workload import TOPIC, Workload
+
+
+class Ending(Workload):
+    """See the module's docstring."""
+
+    async def drain(self) -> None:
+        """With all limits lifted everything is delivered, without further traffic."""
+        await self.close()
+        await self.open()
+        await self.settle()
+        self.model.check_schedule()
+        if self.model.schedule_ms is not None:
+            await self.broker.schedules.delete("t/n/s")
+        await self.lift()
+        for name, expectation in self.model.expectations.items():
+            await self._drain_one(name, expectation)
+        stats = await self.broker.admin("topics.stats", topic=TOPIC)
+        assert stats["next_offset"] == self.model.end
+        self.model.check_end()
+        for group in self.model.groups.values():
+            for completion in group.completions:
+                # What was over before it began it may never get.
+                over = group.members & self.model.expectations[completion.subscription].lucky
+                assert over or completion.number in self.model.fired, f"{completion} does not fire"
+
+    async def lift(self) -> None:
+        """No policy says anything any more, but that the mortal one's messages die."""
+        names = {"topic": TOPIC}
+        nothing = dict.fromkeys(["paused_until_ms", "ttl_ms", "quota_messages", "quota_bytes"])
+        await self.broker.admin("topics.update", **names, policy=nothing)
+        self.model.policies[""] = {}
+        nothing = dict.fromkeys(["total_quota_messages", "quota_action", "quota_counts"])
+        await self.broker.admin("namespaces.update", namespace="t/n", policy=nothing)
+        self.model.total = NO_QUOTA
+        nothing = dict.fromkeys(["paused_until_ms", "max_rate", "max_in_flight", "max_backoff_ms"])
+        for name in self.model.expectations:
+            names["subscription"] = name
+            await self.broker.admin("subscriptions.update", **names, policy=nothing)
+            left = ("order", "on_retry", "max_deliveries")
+            self.model.policies[name] = {n: self.model.policy(name, n, None) for n in left}
+
+    async def _drain_one(self, name: str, expectation: Expectation) -> None:
+        inbox = await self.join(name, permits=50)
+        due_ms = {self.model.due_ms(expectation, offset) for offset in self.model.open(expectation)}
+        # What falls due is taken before long: a full ready is looked at every second.
+        for at_ms in sorted(due_ms):
+            await self.world.clock.advance(ms=max(at_ms + LATE_MS - self.now_ms, 0))
+            await self._take_all(inbox, expectation)
+        for _ in range(3):
+            await self.world.clock.advance(days=2)
+            await self._take_all(inbox, expectation)
+        await self.settle()
+        await self.dead_letters(name)
+        wanted = self.model.wanted(expectation)
+        done = expectation.done()
+        # Of what is gone from the log any of its keys may have been left in the index, and what
+        # was dropped or died here, in nobody's hands, may have been cancelled for others since.
+        known = done - expectation.lucky - (expectation.spared - expectation.acked.keys())
+        known = {offset for offset in known if self.model.stored[offset] is not None}
+        assert known <= wanted
+        missing = wanted - expectation.lucky - expectation.perhaps - done
+        assert not missing, f"{name}: lost {sorted(missing)}"
+
+    async def _take_all(self, inbox: escapement.Inbox, expectation: Expectation) -> None:
+        while messages := await escapement.testing.arrived(inbox):
+            self.check()
+            offsets = [message.offset for message in messages]
+            await inbox.ack(offsets, durable=True)
+            expectation.acknowledge(offsets, self.moment())

@@ -1,0 +1,101 @@
+"""Groups of messages in a life: closed for a subscription, and what follows once (Q10)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import escapement
+from random_workloads.model import Completion, Expectation, Group
+from random_workloads.workload import TOPIC, Workload
+
+# Of a namespace of its own, so that no quota counts it; a subscription keeps it readable.
+AFTER = "t/m/after"
+# A follow-up that is owed this long, between so many steps, does not come.
+_TIMEOUT_MS, _TIMEOUT_STEPS = 61_000, 3
+
+
+class EventGroups(Workload):
+    """Groups are closed and forgotten; what follows is looked at between the steps."""
+
+    async def begin(self) -> None:
+        await super().begin()
+        names = {"topic": AFTER, "subscription": "kept"}
+        await self.broker.admin("subscriptions.create", **names)
+        policy = {"retention_ms": 0}
+        await self.broker.admin("namespaces.update", namespace="t/m", policy=policy)
+
+    async def close_group(self) -> None:
+        names = sorted(self.model.expectations)
+        if not names:
+            return
+        joined = [name for name, one in self.model.groups.items() if one.members]
+        name = self.rng.choice(sorted(joined) * 4 + ["g", "h"])
+        subscription = self.rng.choice(names)
+        group = self.model.groups.setdefault(name, Group())
+        known = [one for one in group.completions if one.subscription == subscription]
+        completion = known[0] if known else Completion(subscription, self.model.next_follow_up())
+
+        async def ask() -> None:
+            then = escapement.FollowUp(b"%d" % completion.number, AFTER)
+            close = self.broker.groups.close
+            await self.asked(lambda: close(TOPIC, name, subscription, then))
+            if not known:
+                group.completions.append(completion)
+
+        await self.in_doubt(ask)
+
+    async def delete_group(self) -> None:
+        if not self.model.groups:
+            return
+        name = self.rng.choice(sorted(self.model.groups))
+        group = self.model.groups[name]
+        self.model.forgotten += group.completions
+
+        async def forget() -> None:
+            # Nobody may ever have joined it, or it was forgotten before the broker died.
+            with suppress(escapement.NotFound):
+                await self.broker.groups.delete(TOPIC, name)
+
+        async def ask() -> None:
+            await self.asked(forget)
+            del self.model.groups[name]
+
+        await self.in_doubt(ask)
+
+    async def see_follow_ups(self) -> None:
+        """Each was published once, by a group that is done; and a group that is done has."""
+        self.model.fired += await self.asked(self._new_follow_ups)
+        fired = self.model.fired
+        assert len(set(fired)) == len(fired), "a group has fired twice"
+        await self.all_dead_letters()  # what died is done
+        completions = [one for group in self.model.groups.values() for one in group.completions]
+        known = {one.number for one in completions + self.model.forgotten}
+        assert known >= set(fired), "a group has fired that nobody closed"
+        for group in self.model.groups.values():
+            for completion in group.completions:
+                self._check_completion(group, completion)
+
+    async def _new_follow_ups(self) -> list[int]:
+        try:
+            start = len(self.model.fired)
+            return [int(m.value) async for page in self.broker.read(AFTER, start) for m in page]
+        except escapement.NotFound:
+            return []
+
+    def _check_completion(self, group: Group, completion: Completion) -> None:
+        expectation = self.model.expectations[completion.subscription]
+        if completion.number in self.model.fired:
+            left = self._undone(group, expectation, expectation.perhaps | expectation.lucky)
+            assert completion.has_fired or not left, f"{sorted(left)} of a group are to be done"
+            completion.has_fired = True
+        elif self._undone(group, expectation, set()) or self.now_ms < self.model.high_ms:
+            completion.done_ms, completion.steps = None, 0
+        else:
+            completion.done_ms = self.now_ms if completion.done_ms is None else completion.done_ms
+            completion.steps += 1
+            late = self.now_ms - completion.done_ms > _TIMEOUT_MS
+            assert not late or completion.steps <= _TIMEOUT_STEPS, "a follow-up does not come"
+
+    def _undone(self, group: Group, expectation: Expectation, others: set[int]) -> set[int]:
+        """What of a group is to be done, but for ``others``."""
+        return (group.members & self.model.wanted(expectation)) - expectation.done() - others

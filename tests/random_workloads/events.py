@@ -1,0 +1,110 @@
+"""What befalls the broker in a life, each as a step: time, disk and database, crashes."""
+
+from __future__ import annotations
+
+import trio
+
+from escapement.pipeline.rebuild import rebuild
+from escapement.storage.lease import Identity
+from random_workloads.workload import Workload
+from support.dying_brokers import lose_index
+
+# What may be cut off at any moment by the end of the broker, and asked again after it.
+FRAGILE = [
+    "publish", "post", "consume", "reschedule", "cancel", "redrive", "seek", "settings",
+    "limits", "close_group", "delete_group", "checkpoint", "checkpoint",
+]  # fmt: skip
+# What may be asked while the database is in trouble.
+TRIED = ["publish", "publish", "post", "consume", "consume", "reschedule", "cancel", "redrive"]
+
+
+class Events(Workload):
+    """Time passes; the broker is kept, broken and started."""
+
+    async def advance(self) -> None:
+        await self.world.clock.advance(
+            seconds=self.rng.choice([0.013, 0.2, 0.5, 1, 7, 25, 61, 400, 5000])
+        )
+
+    async def set_clock(self) -> None:
+        """The wall clock is set back, or ahead."""
+        seconds = self.rng.choice([1, 60, 4000, -60, -4000])
+        for expectation in self.model.expectations.values():
+            expectation.waits, expectation.passed_ms, expectation.heads = {}, [], {}
+            # What has timed out and found no credit is in nobody's hands.
+            expectation.hands = {
+                o: h for o, h in expectation.hands.items() if h.until_ms > self.now_ms
+            }
+            expectation.ordered_from = self.model.end
+        self.model.rated_from = self.model.steady_from = self.model.end
+        self.calm = False  # much less time has passed than it seems
+        self.world.clock.set_back(seconds * 1000)
+        await self.world.clock.advance(seconds=1)
+
+    async def forget(self) -> None:
+        """The log goes on in other tables and forgets the old ones, or dies half-way."""
+        await self.broker.admin("namespaces.update", namespace="t/n", policy={"retention_ms": 0})
+        await self.world.checkpoint()
+        works = self.world.server.works
+        await works.housekeeper.set_parallelism(5 - works.log.current.parallelism)
+        steps = self.rng.choice([40, 40, 40, self.rng.randrange(40)])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(works.forgetter.round)
+            for _ in range(steps):
+                await self.world.clock.advance(ms=50)
+            nursery.cancel_scope.cancel()
+        if steps < 40:
+            await self.crash()
+
+    async def checkpoint(self) -> None:
+        await self.world.checkpoint()
+
+    async def ticks(self) -> None:
+        granularity_ms = self.rng.choice([10_000, 300_000, 86_400_000])
+        await self.set_ticks(granularity_ms, self.rng.choice([10, 1000, 10_000]))
+
+    async def set_ticks(self, granularity_ms: int, tick_ms: int) -> None:
+        names = {"granularity_ms": granularity_ms, "tick_ms": tick_ms}
+        await self.broker.admin("namespaces.enable_delayed_message", namespace="t/n", **names)
+
+    async def crash(self) -> None:
+        await self.die()
+        await self.again()
+
+    async def restart(self) -> None:
+        await self.world.stop()
+        await self.again()
+
+    async def lose_index(self) -> None:
+        await self.die()
+        lose_index(self.world)
+        if self.rng.random() < 0.5:
+            directory, clock = self.world.index_directory, self.world.clock
+            rebuild(self.outage.database, Identity("0" * 32, "rebuild"), directory, clock)
+        await self.again()
+
+    async def crash_in(self) -> None:
+        """The broker dies at some moment of some step."""
+        step = getattr(self, self.rng.choice(FRAGILE))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(step)
+            for _ in range(self.rng.randrange(1, 40)):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        await self.crash()
+
+    async def trouble(self) -> None:
+        """A COMMIT's reply is lost, or the database takes no writes, or is not there."""
+        kind = self.rng.choice(["lose_reply", "lose_reply", "read_only", "unreachable"])
+        for _ in range(self.rng.choice([1, 2])):
+            if kind == "lose_reply":
+                self.outage.lose_reply(self.rng.choice([1, 1, 2, 3]))
+            else:
+                getattr(self.outage, kind)()
+            self.well_ms = self.world.clock.lease_ms() + self.rng.choice([100, 3_000, 20_000])
+            await self.patiently(getattr(self, self.rng.choice(TRIED)))
+        self.outage.over()
+        await self.world.clock.advance(seconds=3)
+        self.calm = False
+        for expectation in self.model.expectations.values():
+            expectation.ordered_from, expectation.heads = self.model.end, {}

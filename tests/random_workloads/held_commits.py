@@ -1,0 +1,87 @@
+"""A checkpoint is written while a commit waits, and the broker dies before that commit.
+
+Nothing of such a commit may become durable by the checkpoint. An acknowledgement carries more than
+itself: the acknowledgement of a message that failed for the last time carries its dead letter. So
+before half of these checkpoints some messages are in hands for their last attempt, and then fail.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import trio
+
+import escapement
+from random_workloads.consuming import there
+from random_workloads.model import MORTALS
+from random_workloads.subscribers import Subscribers
+from random_workloads.traffic import Traffic
+from support.held_calls import COMMIT, Held
+
+# Steps that end messages for a subscription, and their consequences.
+SETTLING = ["fail", "fail", "fail", "consume", "consume", "cancel", "redrive", "publish"]
+
+
+class HeldCommits(Subscribers, Traffic):
+    """See the module's docstring."""
+
+    held: Held  # holds back the commits of the broker
+
+    async def checkpoint_before_commit(self) -> None:
+        name = self.rng.choice(SETTLING)
+        if name == "fail":
+            await self.doom()
+        async with trio.open_nursery() as nursery:
+            with self.held.hold(COMMIT):
+                nursery.start_soon(getattr(self, name))
+                if self.rng.random() < 0.5:
+                    await self.world.clock.settle()
+                else:
+                    for _ in range(self.rng.randrange(10, 200)):
+                        await trio.lowlevel.checkpoint()
+                await self.world.checkpoint()
+                self.outage.unreachable()
+            nursery.cancel_scope.cancel()
+        for expectation in self.model.expectations.values():
+            # Of acknowledged messages a checkpoint does not state the last attempt.
+            for offset in expectation.hands.keys() & expectation.perhaps:
+                expectation.hands[offset].attempt -= 1
+        await self.die()
+        await self.again()
+
+    async def doom(self) -> None:
+        """Have messages of mortal subscriptions in hands for their last attempt.
+
+        Others die before: the first death of a subscription makes its dead-letter topic.
+        """
+        if not self._mortals():
+            await self.patiently(lambda: self.subscribe(self.rng.choice(MORTALS)))
+        await self.patiently(lambda: self.publish([0]))
+        await self.settle()
+        for tries in range(8):
+            last = [
+                name
+                for name, _ in self._mortals()
+                for hand in self.model.expectations[name].hands.values()
+                if hand.attempt >= self.model.policy(name, "max_deliveries")
+            ]
+            if tries >= 3 and last:
+                return
+            if tries == 2:
+                await self.patiently(lambda: self.publish([0]))
+            await self.fail()
+            await self.settle()
+
+    async def fail(self) -> None:
+        """Consumers of mortal subscriptions fail with all messages that they have."""
+        for _, inbox in self._mortals():
+            await there(inbox)  # makes room for messages that come now, or again
+        await self.catch_up()
+        for name, inbox in self._mortals():
+            expectation = self.model.expectations[name]
+            offsets = sorted(o for o, hand in expectation.hands.items() if hand.inbox == inbox.id)
+            if offsets:
+                await self.hand_back(name, inbox, offsets, timedelta(0))
+
+    def _mortals(self) -> list[tuple[str, escapement.Inbox]]:
+        return [(name, inbox) for name, inbox, _ in self.inboxes if name in MORTALS]

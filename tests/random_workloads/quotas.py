@@ -1,0 +1,188 @@
+"""Quotas that drop the oldest, of the topic and for the sum of its namespace (P10).
+
+What a broker has let go it alone knows; so its cursors are looked at between the steps, and
+whatever is acknowledged there that nobody acknowledged must have been dropped: while a quota
+was in force, the oldest of what was at rest, never more than has to go, and no less for long.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import escapement
+from random_workloads.model import LATE_MS, MORTALS, NO_QUOTA, Expectation, Quota
+from random_workloads.workload import TOPIC, Workload
+
+NEIGHBOUR = "t/n/y"
+TOTAL = 12
+COUNTS = ["due", "due", "all"]
+
+
+class Quotas(Workload):
+    """What is said of the namespace changes; a second topic, all of it due, counts for it."""
+
+    async def total(self) -> None:
+        """How much all topics together may have, and what happens beyond that."""
+        action = self.rng.choice(["drop_oldest", "drop_oldest", "refuse"])
+        total, counts = self.rng.choice([0, TOTAL, TOTAL]), self.rng.choice(COUNTS)
+        policy = {
+            "total_quota_messages": total, "quota_action": action, "quota_counts": counts
+        }  # fmt: skip
+        drops = action == "drop_oldest"
+        quota = Quota(total, total, counts == "all", drops) if total else NO_QUOTA
+        self.model.total = None
+
+        async def ask() -> None:
+            await self.broker.admin("namespaces.update", namespace="t/n", policy=policy)
+            self.model.total = quota
+
+        await self.in_doubt(ask)
+
+    async def neighbour(self) -> None:
+        """Messages for the second topic; or all that it has is done."""
+        names = {"topic": NEIGHBOUR, "subscription": "y"}
+        if not await self.waiting_next_door():
+            with suppress(escapement.AlreadyExists):
+                await self.broker.admin("subscriptions.create", **names, kind="shared")
+        if self.rng.random() < 0.3:
+            async with self.broker.consumer(NEIGHBOUR, "y") as inbox:
+                offsets = [m.offset for m in await escapement.testing.arrived(inbox)]
+                await inbox.ack(offsets, durable=True)
+            return
+        producer = await self.broker.producer(NEIGHBOUR, linger="0ms", send_timeout="3s")
+        with suppress(escapement.BacklogFull):
+            await producer.send_many([b"y"] * self.rng.choice([2, 15]))
+        await producer.aclose()
+
+    async def waiting_next_door(self) -> int:
+        """How many messages the second topic has."""
+        try:
+            rows = await self.broker.admin("subscriptions.list", topic=NEIGHBOUR)
+        except escapement.NotFound:
+            return 0
+        return sum(int(row["unacknowledged"]) for row in rows)
+
+    # -- between the steps -----------------------------------------------------------
+
+    async def see_drops(self) -> None:
+        """Find what was dropped since this was asked last, and whether it had to be."""
+        model = self.model
+        before, now = model.quotas, model.quotas_now()
+        steady = before == now and None not in now and self.now_ms >= model.high_ms
+        any_dropped = False
+        for name, expectation in model.expectations.items():
+            dropped = await self._dropped(name, expectation)
+            assert any(quota != NO_QUOTA for quota in before + now) or not dropped, (
+                f"{sorted(dropped)} of {name} was acknowledged by nobody"
+            )
+            self._check_oldest(expectation, dropped)
+            expectation.dropped |= dropped
+            any_dropped |= bool(dropped)
+            if steady and now[0] and now[0] != NO_QUOTA == now[1] and name not in MORTALS:
+                self._check_amount(expectation, bool(dropped), now[0])
+        if steady and now[1] and now[1] != NO_QUOTA:
+            await self._check_sum(any_dropped, now[1])
+        model.quotas, model.quiet_since_ms = now, self.now_ms
+        for expectation in model.expectations.values():
+            open_ = model.open(expectation) - expectation.seen.keys()
+            expectation.at_rest = {
+                o for o in open_ if model.waits_since_ms(expectation, o) + LATE_MS <= self.now_ms
+            }
+            expectation.settled = self._settled(expectation)
+
+    async def _dropped(self, name: str, expectation: Expectation) -> set[int]:
+        subscription = next(
+            found
+            for topic in self.world.server.registry.active.values()
+            if topic.name.full == TOPIC and (found := topic.subscription(name)) is not None
+        )
+        acked = set(subscription.acked.to_array(0, self.model.end).tolist())
+        acked -= set(subscription.acked.undurable.to_array(0, self.model.end).tolist())
+        found = acked & self.model.open(expectation)
+        if found:
+            await self.dead_letters(name)
+        return found - expectation.done()
+
+    def _check_oldest(self, expectation: Expectation, dropped: set[int]) -> None:
+        """Nothing that was at rest all the while was older than what was dropped."""
+        model = self.model
+        if not dropped or self.now_ms < model.high_ms:
+            return
+        stayed = expectation.at_rest & model.open(expectation) - dropped - expectation.seen.keys()
+        if not expectation.in_log_order:
+            stayed = {o for o in stayed if o >= expectation.ordered_from}
+        since_ms = model.quiet_since_ms
+        gone = {o for o in dropped if self._unmoved(o, since_ms)}
+        stayed = {o for o in stayed if self._unmoved(o, since_ms)}
+        last, first = (
+            [(0 if expectation.in_log_order else model.due_ms(expectation, o), o) for o in some]
+            for some in (gone, stayed)
+        )
+        assert not last or not first or max(last) < min(first), (
+            f"{max(last)} was dropped and {min(first)} was not"
+        )
+
+    def _unmoved(self, offset: int, since_ms: int) -> bool:
+        message = self.model.stored[offset]
+        return message is not None and message.since_ms <= since_ms
+
+    def _settled(self, expectation: Expectation) -> int:
+        changed = len(self.model.cancelled) + self.model.moves
+        return (
+            len(expectation.acked)
+            + len(expectation.perhaps)
+            + len(expectation.dead_lettered)
+            + changed
+        )
+
+    def _check_amount(self, expectation: Expectation, any_dropped: bool, quota: Quota) -> None:
+        least_left, most_left, at_rest = self._left(expectation, quota)
+        if any_dropped and self._settled(expectation) == expectation.settled:
+            assert most_left >= quota.least, f"only {most_left} were left"
+        if self._was_quiet():
+            assert least_left <= quota.full or not at_rest, f"{least_left} were left"
+
+    async def _check_sum(self, any_dropped: bool, quota: Quota) -> None:
+        model, others, most = self.model, await self.waiting_next_door(), quota.least
+        left = [self._left(expectation, quota) for expectation in model.expectations.values()]
+        settled = all(self._settled(c) == c.settled for c in model.expectations.values())
+        most_left = max((found[1] for found in left), default=0) + others
+        if any_dropped and settled and model.quotas_now()[0] == NO_QUOTA:
+            assert most_left >= most, f"only {most_left} were left of all together"
+        # Each of two topics may keep half, so what is in hands holds up no drop.
+        in_hands = [len(model.open(c) & c.seen.keys()) for c in model.expectations.values()]
+        stays = max(in_hands, default=0) + (
+            len(model.ahead(self.now_ms)) if quota.counts_all else 0
+        )
+        if self._was_quiet() and stays <= most // 2:
+            least_left = max((found[0] for found in left), default=0) + others
+            assert least_left <= most, f"{least_left} were left of all together"
+
+    def _was_quiet(self) -> bool:
+        return self.calm and self.now_ms - self.model.quiet_since_ms > 2 * LATE_MS
+
+    def _left(self, expectation: Expectation, quota: Quota) -> tuple[int, int, int]:
+        """What counts, at least and at most; and how much of that may go."""
+        model, now_ms = self.model, self.now_ms
+        known_ms = now_ms - LATE_MS
+        certain = {
+            o for o in model.open(expectation) if model.waits_since_ms(expectation, o) <= known_ms
+        }
+        perhaps = {
+            o
+            for o in model.wanted(expectation) - expectation.done()
+            if expectation.in_log_order or model.due_ms(expectation, o) <= now_ms
+        }
+        in_hands = {o for o, hand in expectation.hands.items() if hand.until_ms > known_ms}
+        if expectation.left_ms > known_ms:  # until then a consumer may have had them
+            in_hands |= expectation.seen.keys()
+        least, most, may_go = len(certain), len(perhaps), len(certain - in_hands)
+        if not quota.counts_all:
+            return least, most, may_go
+        ahead = len(model.ahead(known_ms))
+        # What it is never to get counted, too, until it came due; perhaps after a drop.
+        was_ahead = model.ahead(now_ms, max(now_ms - model.quiet_since_ms, 0))
+        if expectation.in_log_order:  # what is not yet due is among what it has
+            beside = max(least - len(model.ahead(now_ms, LATE_MS)), 0)
+            return max(least, ahead), max(most, len(was_ahead)), min(may_go, beside)
+        return least + ahead, len(perhaps | was_ahead), may_go

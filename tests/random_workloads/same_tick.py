@@ -1,0 +1,31 @@
+"""Messages of two keys fall due within a tick, while others are published and consumed (Q9)."""
+
+from __future__ import annotations
+
+from random_workloads.events import Events
+from random_workloads.model import KINDS
+from random_workloads.subscribers import Subscribers
+from random_workloads.traffic import Traffic
+
+
+class Hurries(Subscribers, Traffic, Events):
+    """Steps of milliseconds, on subscriptions with an order."""
+
+    async def hurry(self) -> None:
+        if self.rng.random() < 0.7:
+            await self.patiently(lambda: self.set_ticks(300_000, 1000))
+        await self.patiently(self.subscribe)
+        await self.patiently(self.keep_order)
+        for _ in range(self.rng.choice([3, 6])):
+            await self.patiently(lambda: self.publish([0, 0.03, 0.456], ["p", "q"]))
+            await self.settle()
+            await self.world.clock.advance(ms=self.rng.choice([7, 130, 300]))
+            await self.settle()
+            await self.patiently(self.consume)
+            await self.settle()
+
+    async def keep_order(self) -> None:
+        """Give most subscriptions with consumers an order."""
+        for name in sorted({name for name, _, _ in self.inboxes if KINDS[name] == "shared"}):
+            if self.rng.random() < 0.7:
+                await self.limit(name, {"order": self.rng.choice(["key", "topic"])})

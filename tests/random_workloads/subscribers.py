@@ -1,0 +1,248 @@
+"""Consumers and subscriptions in a life: what lets them come, go, begin again, or limits them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import escapement
+from escapement.client import delivery_times
+from escapement.client.delivery_times import moment
+from escapement.storage.catalog.catalog import SubscriptionRecord
+from random_workloads.log_order import check_beginning
+from random_workloads.model import KINDS, MESSAGE_BYTES, MORTALS, NEVER_MS, Expectation
+from random_workloads.workload import TOPIC, Workload
+
+HALVES = [(0, 32_767), (32_768, 65_535)]
+LIMITS = [
+    "ttl_ms", "quota_messages", "quota_bytes", "max_publish_rate", "max_publish_rate_per_producer",
+]  # fmt: skip
+
+
+class Subscribers(Workload):
+    """Consumers and subscriptions come, go, begin again, and are limited."""
+
+    async def subscribe(self, name: str | None = None) -> None:
+        if len(self.inboxes) >= 5:
+            return
+        name = name or self.rng.choice(sorted(KINDS))
+        is_shared = KINDS[name] == "shared"
+        where, expectation = await self.place(KINDS[name])
+        is_new = name not in self.model.expectations
+        if is_new:
+            self.model.expectations[name] = expectation
+            self.model.policies[name] = {}
+        wanted = self.rng.choice([None, None, "auto", *HALVES]) if is_shared else None
+        try:
+            await self.join(name, position=where, permits=9, key_range=wanted)
+        except escapement.Conflict:
+            return
+        if is_new and not is_shared:
+            self.began(name, expectation, where)
+        elif is_new:
+            await self.limit(name, {"order": self.rng.choice(["any", "key", "topic"])})
+        if name in MORTALS:
+            await self.limit(name, self.death(name))
+
+    def death(self, name: str) -> dict[str, Any]:
+        """What becomes of what a subscription cannot deliver, and where its dead letters go."""
+        kept = self.rng.choice([False, True])  # what expires or is dropped dies, too
+        grave = self.rng.choice(["", "", "t/n/dead", "t/n/buried"])
+        self.model.expectations[name].graves.add(grave or f"{TOPIC}-{name}-DLQ")
+        deaths = {"expired_to_dead_letter": kept, "dropped_to_dead_letter": kept}
+        return {"max_deliveries": 2, "dead_letter_topic": grave, **deaths}
+
+    async def limit(self, name: str, policy: Mapping[str, Any]) -> None:
+        """Change the policy of a subscription, or of the topic (no name)."""
+        before = self.model.policies[name]
+        assert before is not None
+        self.model.policies[name] = None  # until it is answered nobody knows
+
+        async def ask() -> None:
+            if name:
+                names = {"topic": TOPIC, "subscription": name}
+                await self.broker.admin("subscriptions.update", **names, policy=policy)
+                expectation = self.model.expectations[name]
+                expectation.passed_ms = []
+                if "order" in policy:
+                    expectation.unplaced |= expectation.seen.keys()
+            else:
+                await self.broker.admin("topics.update", topic=TOPIC, policy=policy)
+                self.model.pass_time(self.now_ms)
+                self.model.rated_from = self.model.end
+            self.model.policies[name] = {**before, **policy}
+            self.model.pass_time(self.now_ms)
+
+        await self.in_doubt(ask)
+
+    async def place(self, kind: str) -> tuple[str | int | datetime, Expectation]:
+        """Somewhere to begin, and what a subscription that begins there must get."""
+        # What is committed at this moment is all there is: nothing is under way.
+        end, now_ms = self.model.end, self.now_ms
+        where: str | int | datetime
+        match self.rng.randrange(4):
+            case 0:
+                where, since = "earliest", (0, 0)
+            case 1:
+                where, since = "latest", (end, now_ms + 1)
+            case 2:
+                where = self.rng.randint(0, end)
+                since = where, NEVER_MS
+            case _:
+                at_ms = now_ms + self.rng.randint(-10_000, 1_000) * 1000
+                where, since = moment(at_ms), (end, at_ms)
+        begin = await self.log_begin()
+        expectation = self.model.expectation(*since, now_ms, kind, begin)
+        if kind == "shared" and (since[0] < end or since[1] <= now_ms):
+            expectation.gone = set(range(begin)) - self.stated_again(begin)
+        return where, expectation
+
+    def stated_again(self, begin: int) -> set[int]:
+        """What the log has in a later row only."""
+        topic = self.world.server.registry.topics.get(TOPIC)
+        topic = None if topic is None else self.world.server.registry.active.get(topic.id)
+        return set() if topic is None else set(topic.amendments.moves.between(0, begin).tolist())
+
+    async def serve(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
+        """A broker starts; what the one before had forgotten since a checkpoint it still has."""
+        await super().serve(leave)
+        again = self.stated_again(await self.log_begin())
+        for expectation in self.model.expectations.values():
+            expectation.gone -= again
+
+    async def log_begin(self) -> int:
+        """What lies before was relocated, or is forgotten."""
+        works = self.world.server.works
+        topic = works.registry.topics.get(TOPIC)
+        first = None if topic is None else await works.reader.first_offset(topic.id)
+        return self.model.end if first is None else first
+
+    def began(self, name: str, expectation: Expectation, where: str | int | datetime) -> None:
+        """A subscription in the order of the log began where a time was asked for."""
+        record = self._record(name)
+        if isinstance(where, datetime):
+            expectation.since_offset = record.start_offset
+            check_beginning(self.model, expectation, int(where.timestamp() * 1000))
+        assert record.start_offset == expectation.since_offset
+
+    async def seek(self) -> None:
+        names = sorted(self.model.expectations.keys() - set(MORTALS))
+        if not names:
+            return
+        name = self.rng.choice(names)
+        where, expectation = await self.place(KINDS[name])
+        before = self._record(name)
+
+        def see() -> None:
+            if self._record(name).id == before.id:
+                return  # how far its past is filled in may be known otherwise now
+            if expectation.in_log_order:
+                self.began(name, expectation, where)
+            self.model.expectations[name] = expectation
+
+        self.sights.append(see)
+        attached = [inbox for other, inbox, _ in self.inboxes if other == name]
+        if attached:
+            await self.rng.choice(attached).seek(where)
+        else:
+            position = str(delivery_times.position(where))
+            names_ = {"topic": TOPIC, "subscription": name}
+            await self.broker.admin("subscriptions.seek", **names_, position=position)
+        self.sights.remove(see)
+        see()
+        assert self.model.expectations[name] is expectation
+
+    async def unsubscribe(self) -> None:
+        """A subscription is deleted under its consumers; nothing of it comes any more."""
+        groups = self.model.groups.values()
+        awaited = {completion.subscription for group in groups for completion in group.completions}
+        names = sorted(self.model.expectations.keys() - set(MORTALS) - awaited)
+        if not names:
+            return
+        name = self.rng.choice(names)
+        await self.broker.admin("subscriptions.delete", topic=TOPIC, subscription=name, force=True)
+        await self.catch_up()
+        del self.model.expectations[name], self.model.policies[name]
+        gone = [inbox for other, inbox, _ in self.inboxes if other == name]
+        self.inboxes = [one for one in self.inboxes if one[0] != name]
+        for inbox in gone:
+            await inbox.aclose()
+
+    def _record(self, name: str) -> SubscriptionRecord:
+        return next(
+            record
+            for record in self.world.server.registry.all_subscriptions()
+            if record.name == name
+        )
+
+    async def leave(self) -> None:
+        if self.inboxes:
+            name, inbox, _ = self.inboxes.pop(self.rng.randrange(len(self.inboxes)))
+            await inbox.aclose()
+            expectation = self.model.expectations[name]
+            expectation.left_ms = max(expectation.left_ms, self.now_ms)
+            expectation.let_go(inbox.id)
+
+    async def settings(self) -> None:
+        """Something about one subscription is said otherwise."""
+        if self.model.expectations:
+            name = self.rng.choice(sorted(self.model.expectations))
+            changes: list[dict[str, Any]] = [
+                {"max_rate": self.rng.choice([0, 0.5, 20])},
+                {"max_in_flight": self.rng.choice([0, 3])},
+                {"max_backoff_ms": self.rng.choice([0, 30_000])},
+            ]
+            if name in MORTALS:
+                changes.append(self.death(name))
+            if KINDS[name] == "shared":
+                changes += [
+                    {"order": self.rng.choice(["any", "key", "key", "topic"])},
+                    {"on_retry": self.rng.choice(["hold", "skip"])},
+                    {"dispatch": self.rng.choice(["round_robin", "least_busy"])},
+                    {"priority_ageing_ms": self.rng.choice([0, 1000, 60_000])},
+                ]
+            await self.limit(name, self.rng.choice(changes))
+
+    async def limits(self) -> None:
+        """Something about the topic is said otherwise."""
+        change = self.rng.choice(
+            [
+                {"ttl_ms": self.rng.choice([0, 60_000, 3_600_000])},
+                self.quota("refuse"),
+                self.quota("drop_oldest"),
+                {"max_publish_rate": self.rng.choice([0, 5])},
+                {"max_publish_rate_per_producer": self.rng.choice([0, 2])},
+                dict.fromkeys(LIMITS, 0),
+            ]
+        )
+        await self.limit("", change)
+
+    def quota(self, action: str) -> dict[str, Any]:
+        """Five messages, counted or weighed."""
+        bounds = [(5, 0), (0, 5 * MESSAGE_BYTES + MESSAGE_BYTES // 2)]
+        messages, size_bytes = self.rng.choice(bounds)
+        return {
+            "quota_messages": messages,
+            "quota_bytes": size_bytes,
+            "quota_counts": self.rng.choice(["due", "due", "all"]),
+            "quota_action": action,
+        }
+
+    async def pause(self) -> None:
+        """The topic or a subscription stands still, for a while or until it is resumed."""
+        name = self.rng.choice(["", *sorted(self.model.expectations)])
+        seconds = self.rng.choice([30, 3600, None])
+        until_ms = NEVER_MS if seconds is None else self.now_ms + seconds * 1000
+        until = None if seconds is None else moment(until_ms)
+        before = self.model.policies[name]
+        assert before is not None
+        await self.broker.pause(TOPIC, name or None, until=until)
+        self.model.policies[name] = {**before, "paused_until_ms": until_ms}
+
+    async def resume(self) -> None:
+        paused = [n for n in self.model.policies if self.model.policy(n, "paused_until_ms")]
+        for name in paused:
+            before = self.model.policies[name]
+            self.model.policies[name] = {**(before or {}), "paused_until_ms": 0}
+            await self.broker.resume(TOPIC, name or None)

@@ -1,0 +1,339 @@
+"""What may become of messages in a life, each as a step: published, taken, changed, sent back.
+
+A step first notes what may come of it and then asks for it, so that the broker may die at any
+moment of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import trio
+
+import escapement
+from escapement.client.delivery_times import moment
+from random_workloads.consuming import Consuming
+from random_workloads.model import (
+    DEDUP_WINDOW_MS,
+    LATE_MS,
+    MESSAGE_BYTES,
+    MORTALS,
+    SCHEDULE_MS,
+    Sent,
+)
+from random_workloads.workload import TOPIC
+from support.inbox_entries import inbox_entry, post
+
+DELAYS_S = [0, 0, 0.03, 0.456, 2.6, 5, 60, 300, 4000, 90_000]
+# A race takes no longer.
+_RACE_MS = 4_000
+KEYS = [None, None, "p", "q", "r", "s"]
+# Of half of a batch.
+GROUPS = [None, None, None, None, "g", "h"]
+
+
+class Traffic(Consuming):
+    """Messages come, are taken, and change."""
+
+    async def publish(
+        self, delays_s: Sequence[float] = DELAYS_S, keys: Sequence[str | None] = KEYS
+    ) -> None:
+        model, count = self.model, self.rng.choice([1, 1, 3, 20])
+        group, producer = self.rng.choice(GROUPS), self.rng.choice(self.producers)
+        values = self.values(count)
+        for value in values:
+            delay_ms = round(self.rng.choice(delays_s) * 1000)
+            dedup = self.rng.choice([None, None, None, "k", "l", "m", "n"])
+            model.sent[value] = Sent(
+                delay_ms,
+                key=self.rng.choice(keys),
+                priority=self.rng.choice([50, 50, 50, 0, 200]),
+                dedup=dedup,
+                group=self.rng.choice([None, group]),
+                producer=producer.name,
+            )
+        sent, began_ms = [model.sent[value] for value in values], self.now_ms
+        full = self.is_full()
+        closed = {name for name, group in model.groups.items() if group.completions}
+        is_closed = not closed.isdisjoint(one.group for one in sent)
+        try:
+            receipts = await producer.send_many(
+                values,
+                delay=[timedelta(milliseconds=one.delay_ms) for one in sent],
+                keys=[one.key for one in sent],
+                priorities=[one.priority for one in sent],
+                dedup=[one.dedup for one in sent],
+                groups=[one.group for one in sent],
+            )
+        except escapement.GroupClosed:
+            assert is_closed, "none of these groups is closed"
+            for one in sent:
+                one.most = 0
+            return
+        except escapement.EscapementError as error:
+            if not error.retryable:
+                raise
+            # What it gave up may still be held back by the rate, and whoever asks stands behind it.
+            await self.catch_up()
+            if isinstance(error, escapement.BacklogFull) and "all topics" not in str(error):
+                assert self.may_be_full(), "there is room"
+            return
+        await self.catch_up()
+        for value, one, receipt in zip(values, sent, receipts, strict=True):
+            offset = receipt.id.offset
+            if receipt.duplicate and not one.copies:
+                assert one.dedup is not None
+                kept, first_ms = model.keys[one.dedup]
+                assert kept == offset
+                assert first_ms + DEDUP_WINDOW_MS > began_ms
+                one.most = 0
+            else:
+                one.least = 1
+                message = model.stored[offset]
+                assert message is None or message.value == value
+                assert not full or message is None or message.published_ms > began_ms, "full"
+
+    def values(self, count: int) -> list[bytes]:
+        """What nobody has sent yet."""
+        first = len(self.model.sent)
+        return [b"%0*d" % (MESSAGE_BYTES, first + row) for row in range(count)]
+
+    def is_full(self) -> bool:
+        """Whether the quota is certainly met; what is on disk is only estimated."""
+        model, quota = self.model, self.model.quota()
+        if quota is None or not quota.full or self.world.server.index.segment_count:
+            return False
+        if self.now_ms < model.high_ms:
+            return False
+        waiting_ms = self.now_ms - LATE_MS - 1_000
+        if quota.drops:  # the due ones make room
+            return quota.counts_all and len(model.ahead(waiting_ms)) >= quota.full
+        return model.backlog(waiting_ms, quota.counts_all) >= quota.full
+
+    def may_be_full(self) -> bool:
+        """Whether the quota may be met: nobody is refused for what is done."""
+        model, quota = self.model, self.model.quota()
+        if quota is None:
+            return True
+        ahead = sum(
+            message is not None and message.due_ms >= self.now_ms - LATE_MS
+            for message in model.stored
+        )
+        # What was handed out before the clock was set back waits all the same.
+        due_by_ms = max(self.now_ms, model.high_ms)
+        waits = [
+            sum(
+                expectation.in_log_order or model.due_ms(expectation, offset) <= due_by_ms
+                for offset in model.wanted(expectation) - expectation.done()
+            )
+            for expectation in model.expectations.values()
+        ]
+        most = 0 if quota.drops else max(waits, default=0)
+        return most + (ahead if quota.counts_all else 0) >= quota.least > 0
+
+    async def post(self) -> None:
+        """The same through the inbox."""
+        entries = []
+        posted: list[bytes] = []
+        for number in range(self.rng.choice([1, 1, 4])):
+            times = [
+                self.now_ms + self.rng.choice([-1, 0, 7000, 300_000]) for _ in range(number % 2 + 1)
+            ]
+            values = self.values(len(times))
+            entries.append(inbox_entry(TOPIC, f"{len(self.model.sent)}", *values, at_ms=times))
+            for value, at_ms in zip(values, times, strict=True):
+                self.model.sent[value] = Sent(at_ms=at_ms)
+            posted += values
+        await self.asked(lambda: post(self.world, entries))
+        for value in posted:
+            self.model.sent[value].least = 1
+
+    async def reschedule(self) -> None:
+        """Some of what there is, and something that there is not."""
+        named, delay = self.some(), self.rng.choice([0, 5, 300, 90_000])
+        due_ms = self.now_ms + delay * 1000
+        await self.catch_up()
+
+        async def ask() -> None:
+            outcomes = await self.asked(
+                lambda: self.broker.reschedule(named, at=moment(due_ms), topic=TOPIC)
+            )
+            await self.asked(self.look)  # it may have been forgotten just now
+            for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
+                self.moved(outcome, due_ms)
+
+        await self.in_doubt(ask)
+
+    def moved(self, outcome: Any, due_ms: int, *, racing: bool = False) -> None:
+        """``racing``: it may have been cancelled before or after it was moved."""
+        model, offset = self.model, outcome.id.offset
+        message = model.stored[offset] if offset < model.end else None
+        if outcome.status is escapement.AmendStatus.UNKNOWN:
+            assert message is None or model.is_forgotten(offset)
+            return
+        if message is None:
+            return
+        is_cancelled = outcome.status is escapement.AmendStatus.CANCELLED
+        assert (offset in model.cancelled) == is_cancelled or (racing and not is_cancelled)
+        if not outcome.done:
+            return
+        for name, expectation in model.expectations.items():
+            if name in outcome.handed and not expectation.in_log_order:
+                if model.is_on_record(expectation, offset):
+                    expectation.kept.setdefault(offset, message.due_ms)
+                else:
+                    expectation.doubted.setdefault(offset, message.due_ms)
+        model.moves += 1
+        # A time that has passed is now, or what a subscription of just now begins with.
+        shared = [
+            expectation
+            for expectation in model.expectations.values()
+            if not expectation.in_log_order
+        ]
+        waits = [one for one in shared if one.since_ms == self.now_ms + 1]
+        earliest_ms = self.now_ms + any(offset < one.since_offset for one in waits)
+        message.due_ms = max(due_ms, earliest_ms)
+        message.first_ms = min(message.first_ms, message.due_ms)
+        message.since_ms = self.now_ms
+
+    async def cancel(self) -> None:
+        """Some of what there is, and something that there is not."""
+        await self.catch_up()
+        named, end = self.some(), self.model.end
+
+        async def ask() -> None:
+            outcomes = await self.asked(lambda: self.broker.cancel(named, topic=TOPIC))
+            await self.asked(self.look)  # a letter may have come meanwhile
+            for outcome in outcomes:
+                assert (
+                    outcome.id.offset >= end or outcome.status is not escapement.AmendStatus.UNKNOWN
+                )
+                self.spared(outcome)
+
+        await self.in_doubt(ask)
+
+    def spared(self, outcome: Any, *, racing: bool = False) -> None:
+        """``racing``: it may have been given another time just before, or after."""
+        model, offset = self.model, outcome.id.offset
+        known = outcome.status is not escapement.AmendStatus.UNKNOWN
+        over = outcome.status is escapement.AmendStatus.OVER
+        assert offset < model.end or not known
+        if known and not over and not racing and outcome.handed and not offset < model.begin:
+            wanted = self.still_wanted(outcome)
+            # It may have been cancelled before the crash that lost the answer; then whoever
+            # may have had it is named all the same.
+            again = offset in model.cancelled or any(
+                name in outcome.handed
+                and offset not in expectation.acked
+                and not expectation.holds(offset)
+                for name, expectation in model.expectations.items()
+            )
+            assert outcome.done == wanted or (outcome.done and again)
+        for name, expectation in model.expectations.items():
+            had = offset in expectation.acked or offset in expectation.fired
+            had |= offset in expectation.crashed_with
+            assert name in outcome.handed or not had or offset < model.begin
+            # Of what is forgotten it is not said any more who had it.
+            if outcome.done and name not in outcome.handed and offset not in expectation.done():
+                expectation.spared.add(offset)
+            elif outcome.done and not expectation.holds(offset):
+                expectation.perhaps.add(offset)
+        if outcome.done:
+            model.cancelled.add(offset)
+        elif over:
+            assert offset < model.begin or any(
+                name not in outcome.handed for name in model.expectations
+            ), "everybody was handed it"
+        elif known:
+            assert outcome.handed, "delivered to nobody"
+
+    def still_wanted(self, outcome: Any) -> bool:
+        """Whether somebody is to get a message who has not been handed it."""
+        model, offset = self.model, outcome.id.offset
+        return model.stored[offset] is not None and any(
+            expectation.covers(offset, model.due_ms(expectation, offset))
+            for name, expectation in model.expectations.items()
+            if name not in outcome.handed
+        )
+
+    async def race(self) -> None:
+        """All with one key are cancelled and given another time at once, while some are taken."""
+        model, key = self.model, self.rng.choice("pqrs")
+        due_ms = self.now_ms + self.rng.choice([0, 5, 300]) * 1000
+        # What was due by a clock that was set back since may be forgotten.
+        later_ms = max(self.now_ms, model.high_ms) + _RACE_MS
+        pending = {
+            offset
+            for offset, one in enumerate(model.stored)
+            if one is not None and one.key == key and one.due_ms > later_ms
+        }
+        # What is moved to now may be taken before it is looked for.
+        pending = pending - model.cancelled if due_ms > self.now_ms + _RACE_MS else set()
+        spared: list[Any] = []
+        moved: list[Any] = []
+
+        async def cancel() -> None:
+            spared.extend(await self.broker.cancel(key=key, topic=TOPIC))
+
+        async def move() -> None:
+            moved.extend(await self.broker.reschedule(key=key, at=moment(due_ms), topic=TOPIC))
+
+        async with trio.open_nursery() as nursery:
+            for ask in self.rng.sample([cancel, move], 2):
+                nursery.start_soon(ask)
+            for name, inbox, _ in self.inboxes:
+                nursery.start_soon(self.take, name, inbox)
+        await self.asked(self.look)
+        named = {outcome.id.offset for outcome in spared}
+        assert pending <= named, f"{sorted(pending - named)} with this key were not found"
+        for outcome in spared + moved:
+            message = model.stored[outcome.id.offset]
+            assert message is None or message.key == key
+        for outcome in spared:
+            self.spared(outcome, racing=True)
+        for outcome in moved:
+            self.moved(outcome, due_ms, racing=True)
+
+    def some(self) -> list[int]:
+        count = self.rng.choice([1, 3, 10])
+        return [self.rng.randrange(self.model.end + 1) for _ in range(count)]
+
+    async def redrive(self) -> None:
+        """Dead letters are sent back, or thrown away."""
+        name = self.rng.choice(MORTALS)
+        found = await self.dead_letters(name)
+        grave = self.rng.choice(sorted(found)) if found else ""
+        rows = [row for row in found.get(grave, []) if row["payload"] in self.model.sent]
+        rows = [row for row in rows if self.rng.random() < 0.7]
+        if not rows:
+            return
+        names = {"topic": TOPIC, "subscription": name, "dead_letter_topic": grave}
+        wanted = {row["offset"]: row["payload"] for row in rows}
+        verb = self.rng.choice(["dlq.redrive", "dlq.redrive", "dlq.purge"])
+        back = verb == "dlq.redrive"
+        for value in wanted.values() if back else ():
+            self.model.sent[value].most += 1
+
+        async def see() -> None:
+            left = {row["offset"] for row in (await self.dead_letters(name)).get(grave, [])}
+            for offset, value in wanted.items() if back else ():
+                if offset in left:
+                    self.model.sent[value].most -= 1
+                else:
+                    self.model.sent[value].least += 1
+
+        self.doubts.append(see)
+        offsets = list(wanted)
+        await self.asked(lambda: self.broker.admin(verb, **names, offsets=offsets))
+        self.doubts.remove(see)
+        await see()
+
+    async def recur(self) -> None:
+        """Something is published again and again from now on."""
+        if self.model.schedule_ms is None:
+            self.model.schedule_ms = self.model.schedule_high_ms = self.now_ms
+            every = timedelta(milliseconds=SCHEDULE_MS)
+            tick = b"tick".ljust(MESSAGE_BYTES - 50)  # it has properties
+            await self.broker.schedules.create("t/n/s", TOPIC, tick, every=every, missed="all")

@@ -1,0 +1,1 @@
+"""What tests share: servers, broker processes, and things that fail on purpose."""

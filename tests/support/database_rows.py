@@ -1,0 +1,28 @@
+"""Count the rows of a table of the broker."""
+
+from __future__ import annotations
+
+from escapement.storage.engine.base import Engine
+
+OF_THE_BROKER = {
+    *("schema_migrations", "log_identity", "leases", "journal", "journal_trim", "generations"),
+    "last_checkpoint",
+    *("jobs", "sqlite_sequence"),  # of a job nothing is kept but that it was committed
+}
+
+
+def rows(engine: Engine) -> dict[str, int]:
+    """Rows of every table in the database but for the broker's own, by its name."""
+    listed = {
+        "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table'",
+        "mysql": "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()",
+    }
+    connection = engine.connect()
+    try:
+        tables = {str(name) for (name,) in connection.execute(listed[engine.kind]).rows}
+        return {
+            table: int(connection.execute(f"SELECT COUNT(*) FROM {table}").rows[0][0])
+            for table in tables - OF_THE_BROKER
+        }
+    finally:
+        connection.close()

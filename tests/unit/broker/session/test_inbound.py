@@ -1,0 +1,115 @@
+"""The bound of unfinished frames, of all connections together."""
+
+from __future__ import annotations
+
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from escapement.broker.session.inbound import (
+    LARGE_READ_BYTES,
+    SMALL_READ_BYTES,
+    Inbound,
+    Intake,
+)
+
+MIB = 1 << 20
+TIMEOUT_S = 5.0
+
+
+class Peer:
+    """A connection that sends a frame of ``size_bytes`` and, if it stalls, not the last byte."""
+
+    def __init__(self, inbound: Inbound, size_bytes: int, *, stalls: bool = False) -> None:
+        self.intake = Intake(inbound, self.cut_off)
+        self.size_bytes = size_bytes
+        self.stalls = stalls
+        self.done = False
+        self.scope = trio.CancelScope()
+
+    def cut_off(self) -> None:
+        self.scope.cancel()
+
+    async def run(self) -> None:
+        with self.scope:
+            there = 0
+            while there < self.size_bytes:
+                read_bytes = await self.intake.next_read_bytes(there)
+                if self.stalls and there + read_bytes >= self.size_bytes:
+                    await trio.sleep_forever()
+                await trio.sleep(0.001)
+                self.intake.has_read()
+                there += min(read_bytes, self.size_bytes - there)
+            self.done = True
+        self.intake.close()
+
+
+async def test_good_peers_finish_though_many_stall(autojump_clock: MockClock) -> None:
+    """Invariant 9: 120 unfinished frames of 15.9 MiB stay within the bound, and end."""
+    inbound, most = Inbound(64 * MIB, TIMEOUT_S), 0
+    bad = [Peer(inbound, 15 * MIB, stalls=True) for _ in range(120)]
+    good = [Peer(inbound, size) for size in (100, MIB, 15 * MIB) for _ in range(20)]
+    async with trio.open_nursery() as nursery:
+        for peer in bad:
+            nursery.start_soon(peer.run)
+        await trio.sleep(1)
+        for peer in good:
+            nursery.start_soon(peer.run)
+        while not all(peer.done for peer in good):
+            most = max(most, inbound.held_bytes)
+            await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    # All shares together, the oldest frame, and one small read of each connection.
+    assert most <= 2 * 64 * MIB + 16 * MIB + len(bad + good) * SMALL_READ_BYTES
+    assert any(peer.scope.cancelled_caught for peer in bad)
+    assert not any(peer.scope.cancelled_caught for peer in good)
+    assert inbound.held_bytes == 0
+
+
+async def test_small_requests_never_wait(autojump_clock: MockClock) -> None:
+    """Invariant 9: a connection between two frames reads on however full it is."""
+    inbound = Inbound(MIB, TIMEOUT_S)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(Peer(inbound, 15 * MIB, stalls=True).run)
+        await trio.sleep(1)
+        began_s = trio.current_time()
+        assert await Intake(inbound, lambda: None).next_read_bytes(0) == SMALL_READ_BYTES
+        assert trio.current_time() == began_s
+        nursery.cancel_scope.cancel()
+
+
+async def test_frames_that_are_not_read_are_not_cut_off(autojump_clock: MockClock) -> None:
+    """A peer is not at fault when its batch waits for the database."""
+    inbound = Inbound(MIB, TIMEOUT_S)
+    cut: list[str] = []
+    slow = Intake(inbound, lambda: cut.append("slow"))
+    for _ in range(4):
+        await slow.next_read_bytes(MIB)
+        slow.has_read()
+        await trio.sleep(10)  # a batch before this frame waits
+    with trio.move_on_after(60):
+        await Intake(inbound, lambda: cut.append("other")).next_read_bytes(100)
+    assert cut == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3) | st.none()), max_size=40))
+def test_what_is_held_equals_a_recount(steps: list[tuple[int, int | None]]) -> None:
+    """Invariant 9: after any sequence of reads and ends of connections."""
+
+    async def play() -> None:
+        inbound = Inbound(1024 * MIB, TIMEOUT_S)
+        intakes = [Intake(inbound, lambda: None) for _ in range(5)]
+        model = [0] * 5
+        for at, size in steps:
+            if size is None:
+                intakes[at].close()
+                model[at] = 0
+            else:
+                await intakes[at].next_read_bytes(size)
+                model[at] = size + LARGE_READ_BYTES if size else 0
+            assert [one.held_bytes for one in intakes] == model
+            assert inbound.held_bytes == sum(model)
+
+    trio.run(play)

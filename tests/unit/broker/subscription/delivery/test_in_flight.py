@@ -1,0 +1,152 @@
+"""What is in flight knows of each message when it was handed out, in whatever order it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from escapement.broker.subscription.delivery.in_flight import InFlight
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.message import Int64s
+from support.seeds import seeds
+
+
+@dataclass
+class Hand:
+    """One message in somebody's hands, by the naive model."""
+
+    consumer: int
+    at_ms: int
+    wanted_ms: int
+    attempts: int
+
+
+class Model:
+    """A dict for each message, beside the real thing."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.real = InFlight()
+        self.hands: dict[int, Hand] = {}
+        self.done: set[int] = set()
+        self.waiting = list(range(3_000))
+        self.sent: set[int] = set()  # of what is in hands, what has left
+        self.tries: dict[int, int] = {}
+        self.now_ms = 0
+
+    def hand_over(self) -> None:
+        count = int(self.rng.integers(1, 200))
+        self.rng.shuffle(self.waiting)
+        offsets, self.waiting = self.waiting[:count], self.waiting[count:]
+        if not offsets:
+            return
+        consumer = int(self.rng.integers(1, 4))
+        due = self.rng.integers(0, 50, len(offsets))
+        for offset, wanted in zip(offsets, due.tolist(), strict=True):
+            self.tries[offset] = self.tries.get(offset, 0) + 1
+            self.hands[offset] = Hand(consumer, self.now_ms, wanted, self.tries[offset])
+        tries = np.array([self.tries[offset] for offset in offsets])
+        deadline = np.full(len(offsets), self.now_ms + 20)
+        rows = Rows(due, np.array(offsets), tries)
+        delivery = self.real.hand_over(consumer, rows, deadline, self.now_ms, due)
+        if self.rng.random() < 0.5:
+            self.real.note_sent(delivery)
+            self.sent.update(offsets)
+
+    def give_back(self) -> None:
+        consumer = int(self.rng.integers(1, 4))
+        held = [offset for offset, hand in self.hands.items() if hand.consumer == consumer]
+        some = [offset for offset in held if self.rng.random() < 0.1]
+        if self.rng.random() < 0.1:
+            sent, unsent = self.real.take_back_consumer(consumer)
+            assert self.sent.issuperset(sent.offsets.tolist())
+            assert self.sent.isdisjoint(unsent.offsets.tolist())
+            rows, some = Rows.concat([sent, unsent]), held
+        else:
+            rows = self.real.take_back(np.array(some, np.int64), consumer)
+        assert sorted(rows.offsets.tolist()) == sorted(some)
+        for offset in some:
+            del self.hands[offset]
+            self.waiting.append(offset)
+        self.sent.difference_update(some)
+
+    def acknowledge(self) -> None:
+        """In the order of delivery, with gaps or without, sorted, or at random; some unseen."""
+        held = list(self.hands)
+        how = int(self.rng.integers(0, 4))
+        some = held[: int(self.rng.integers(0, len(held) + 1))]
+        if how == 1:
+            some = [offset for offset in some if self.rng.random() < 0.8]
+        elif how == 2:
+            some.sort()
+        elif how == 3:
+            self.rng.shuffle(some)
+        some += self.waiting[: int(self.rng.integers(0, 3))]
+        found = [share.handed for share in self.real.shares_of(np.array(some, np.int64))]
+        seen = [
+            (one.at_ms, int(wanted), int(tries))
+            for one in found
+            for wanted, tries in zip(one.wanted_ms, one.attempts, strict=True)
+        ]
+        hands = [self.hands.pop(offset) for offset in some if offset in self.hands]
+        assert sorted(seen) == sorted((h.at_ms, h.wanted_ms, h.attempts) for h in hands)
+        assert self.real.settle(np.array(some, np.int64)) == len(hands)
+        self.done.update(some)
+        self.waiting = [offset for offset in self.waiting if offset not in self.done]
+
+    def step(self) -> None:
+        self.now_ms += 1
+        getattr(self, str(self.rng.choice(["hand_over", "give_back", "acknowledge"])))()
+        self.real._check()
+        assert len(self.real) == len(self.hands)
+
+
+@pytest.mark.parametrize("seed", seeds(range(8)))
+def test_who_acknowledges_is_told_of_each_message_what_a_dict_knows(seed: int) -> None:
+    """B7: exactly what is in hands, each once, by its last hand-over."""
+    model = Model(np.random.default_rng(seed))
+    for _ in range(150):
+        model.step()
+
+
+def handed_over(flight: InFlight, *frames: Int64s) -> None:
+    for at_ms, offsets in enumerate(frames):
+        rows = Rows.fresh(np.zeros(len(offsets), np.int64), offsets)
+        flight.hand_over(1, rows, np.full(len(offsets), 1 << 60), at_ms, rows.due_ms)
+
+
+def test_what_comes_in_the_order_of_delivery_is_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B7: whole frames, parts of them, several at once, and what is left of one behind a nack."""
+    flight = InFlight()
+    order = np.random.default_rng(1).permutation(1000)
+    handed_over(flight, order[:300], order[300:700], order[700:])
+    monkeypatch.setattr(flight, "_delivery_lookup", None)
+    for part in (order[300:310], order[:300], np.concatenate((order[310:700], order[700:800]))):
+        assert sum(one.height for one in flight.shares_of(part)) == len(part)
+        flight.settle(part)
+    flight.take_back(order[800:1000:7])
+    rest = np.setdiff1d(np.arange(800, 1000), np.arange(800, 1000, 7))
+    assert sum(one.height for one in flight.shares_of(order[rest])) == len(rest)
+    flight.settle(order[rest])
+    flight._check()
+    assert not len(flight)
+
+
+@pytest.mark.parametrize("apart", [1, 1 << 40, 1 << 55])
+def test_what_is_sought_is_found_however_far_apart_offsets_are(apart: int) -> None:
+    """B7: also what was taken back and handed out again."""
+    flight = InFlight()
+    order = np.random.default_rng(1).permutation(100) * apart
+    handed_over(flight, order[:60], order[60:])
+    flight.take_back(order[:30])
+    handed_over(flight, order[:30])
+    found = flight.shares_of(order[::-3])
+    assert sum(one.height for one in found) == 34
+    assert sorted({one.handed.at_ms for one in found}) == [0, 1]
+    assert sum(one.height for one in found if one.handed.at_ms) == len(order[60:][::-3])
+    flight.settle(order[::-3])
+    flight._check()

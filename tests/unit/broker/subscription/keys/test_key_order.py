@@ -1,0 +1,84 @@
+"""What is out, and frees its key when it is acknowledged: a key is found where it is now."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pytest
+
+from escapement.broker.subscription.delivery.delivery import Delivery, Share
+from escapement.broker.subscription.key_places import Placed
+from escapement.broker.subscription.keys.key_order import KeyOrder
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.message import Int64s
+from escapement.storage.offsets import OffsetSet
+from escapement.traits import HAS_KEY
+
+DUE_MS: Final = 1_000
+
+
+def rows_of(*offsets: int) -> Rows:
+    """Each with a key of its own, but for offset 0."""
+    column = np.array(offsets, np.int64)
+    traits = np.where(column > 0, HAS_KEY | column, 0).astype(np.uint32)
+    return Rows.fresh(np.full(len(column), DUE_MS), column, traits)
+
+
+class Taken:
+    """An order of which all that may go is out, and what it holds."""
+
+    def __init__(self, *offsets: int) -> None:
+        self.order = KeyOrder(False, 0)
+        self.held = OffsetSet()
+        self.push(*offsets)
+        rows, places = self.order.queues.open(self.order.busy, len(offsets), all_heads=False)
+        self.order.hand_over(rows, places)
+        nothing = np.zeros(rows.height, np.int64)
+        placed = Placed(self.order.table.layout, places)
+        self._delivery = Delivery(1, rows, nothing, 0, nothing, placed)
+
+    def push(self, *offsets: int) -> None:
+        """These are ready, and laid in."""
+        rows = rows_of(*offsets)
+        self.held.add(rows.offsets)
+        self.order.push(rows)
+        self.order.settle(self.held)
+
+    def acknowledge(self, *offsets: int) -> None:
+        """These are done."""
+        at = np.flatnonzero(np.isin(self._delivery.rows.offsets, offsets))
+        self.order.done(Share(self._delivery, at))
+        self.held.discard(np.array(offsets, np.int64))
+        self.order.settle(self.held)
+        self.order._check()
+
+    @property
+    def busy(self) -> Int64s:
+        """Whose keys are held."""
+        return np.sort(self.order.table.holders[self.order.busy])
+
+
+@pytest.mark.parametrize("others", [0, 1, 3, 100])
+def test_a_key_is_freed_wherever_it_is_by_now(others: int) -> None:
+    """V6: others came and made room for themselves, where keys that do not matter had been."""
+    taken = Taken(0, 1, 2, 3)
+    assert taken.busy.tolist() == [1, 2, 3], "what has no key holds none"
+    taken.acknowledge(0, 1)
+    assert taken.busy.tolist() == [2, 3]
+    taken.push(*range(10, 10 + others))
+    taken.acknowledge(3)
+    assert taken.busy.tolist() == [2]
+    taken.acknowledge(2)
+    assert not len(taken.busy)
+
+
+def test_places_are_of_their_own_table_alone() -> None:
+    """What was handed out under another order frees the key that it has in this one."""
+    taken, other = Taken(1, 2, 3), Taken(3, 2, 1)
+    delivery = taken._delivery
+    taken.order = other.order
+    assert delivery.placed is not None
+    assert delivery.placed.layout != other.order.table.layout
+    taken.acknowledge(1)
+    assert other.busy.tolist() == [2, 3]

@@ -1,0 +1,107 @@
+"""What a subscription may hand out now, in the order it is due."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escapement.broker.subscription.priorities.ready import TRIED_SHARE, Ready, Rows
+
+keys = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10_000)), min_size=1, max_size=20)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), keys),
+        st.tuples(st.just("take"), st.integers(1, 30)),
+        st.tuples(st.just("put_back"), st.integers(1, 30)),
+        st.tuples(st.just("withdraw"), st.lists(st.integers(0, 10_000), max_size=10)),
+    ),
+    max_size=30,
+)
+
+
+def as_list(rows: Rows) -> list[tuple[int, int]]:
+    return list(zip(rows.due_ms.tolist(), rows.offsets.tolist(), strict=True))
+
+
+@settings(max_examples=200)
+@given(steps)
+def test_ready_behaves_like_a_sorted_list(actions: list[tuple[str, object]]) -> None:
+    """V6: due order by time, then offset."""
+    ready, model = Ready(limit=50), list[tuple[int, int]]()
+    for action, argument in actions:
+        if action == "push":
+            assert isinstance(argument, list)
+            new = sorted({offset: due for due, offset in argument}.items(), key=lambda p: p[::-1])
+            new = [(due, offset) for offset, due in new if offset not in {o for _, o in model}]
+            if new:
+                due, offsets = (np.array(column, np.int64) for column in zip(*new, strict=True))
+                ready.push(Rows.fresh(due, offsets).in_order())
+                model = sorted(model + new)
+        elif action == "withdraw":
+            assert isinstance(argument, list)
+            gone = set(argument)
+            count = ready.withdraw(np.array(argument, np.int64))
+            assert count == sum(offset in gone for _, offset in model)
+            model = [key for key in model if key[1] not in gone]
+        else:
+            assert isinstance(argument, int)
+            taken = ready.take(argument)
+            assert as_list(taken) == model[:argument]
+            if action == "put_back":
+                ready.put_back(taken)
+            else:
+                model = model[argument:]
+        ready._check()
+        assert len(ready) == len(model)
+        assert ready.room == max(0, 50 - len(model))
+    assert as_list(ready.drain()) == model
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from(["push", "tried"]), keys),
+            st.tuples(st.just("take"), st.integers(1, 30)),
+        ),
+        max_size=40,
+    )
+)
+def test_what_was_tried_and_what_is_fresh_share(actions: list[tuple[str, object]]) -> None:
+    """Q6: of two sorted lists each gives its first; while both have some, one in four is old."""
+    ready = Ready(limit=50)
+    lists: dict[str, list[tuple[int, int]]] = {"push": [], "tried": []}
+    number = 0
+    credit = 0
+    for action, argument in actions:
+        if action != "take":
+            assert isinstance(argument, list)
+            due = np.sort(np.array([due for due, _ in argument], np.int64))
+            rows = Rows.fresh(due, np.arange(number, number + len(due)))
+            number += len(due)
+            (ready.push if action == "push" else ready.push_tried)(rows)
+            lists[action] = sorted(lists[action] + as_list(rows))
+        else:
+            assert isinstance(argument, int)
+            fresh, old = lists["push"], lists["tried"]
+            olds = 0
+            if old:
+                olds, credit = divmod(credit + min(argument, len(fresh)), TRIED_SHARE)
+                olds = min(len(old), max(olds, argument - len(fresh)))
+            taken = sorted(fresh[: argument - olds] + old[:olds])
+            assert as_list(ready.take(argument)) == taken
+            lists = {"push": fresh[argument - olds :], "tried": old[olds:]}
+        ready._check()
+        assert len(ready) == sum(map(len, lists.values()))
+        assert ready.room == max(0, 50 - len(lists["push"]))
+
+
+def test_old_ones_come_one_by_one_among_the_fresh_and_starve_neither() -> None:
+    """Q6: also where each take is for a single message."""
+    ready = Ready(limit=1000)
+    ready.push_tried(Rows.fresh(np.zeros(100, np.int64), np.arange(100)))
+    ready.push(Rows.fresh(np.ones(400, np.int64), np.arange(100, 500)))
+    old = [int(ready.take(1).offsets[0]) < 100 for _ in range(400)]
+    assert [sum(old[at : at + 40]) for at in range(0, 400, 40)] == [10] * 10
+    assert ready.take(1000).height == 100

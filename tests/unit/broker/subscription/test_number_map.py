@@ -1,0 +1,46 @@
+"""The map from numbers to numbers, held to a dictionary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escapement.broker.subscription.number_map import NOWHERE, NumberMap
+from escapement.message import Int64s
+
+KEYS = st.one_of(st.integers(0, 300), st.integers(0, (1 << 63) - 1))
+
+
+def column(numbers: list[int]) -> Int64s:
+    return np.array(numbers, np.int64)
+
+
+@given(
+    steps=st.lists(st.dictionaries(KEYS, st.integers(0, 1 << 40), max_size=40), max_size=6),
+    asked=st.lists(KEYS, max_size=40),
+)
+def test_what_was_added_is_found(steps: list[dict[int, int]], asked: list[int]) -> None:
+    """In any order, known or not; nothing is found where nothing was added."""
+    numbers, naive = NumberMap(), dict[int, int]()
+    for step in steps:
+        new = {key: number for key, number in step.items() if key not in naive}
+        numbers.add(column(list(new)), column(list(new.values())))
+        naive |= new
+        numbers._check()
+        assert len(numbers) == len(naive)
+    wanted = [*asked, *naive]
+    found = numbers.get(column(wanted)).tolist()
+    assert found == [naive.get(key, NOWHERE) for key in wanted]
+
+
+@pytest.mark.parametrize("apart", [1, 7, 256, 4096, 1 << 20, 1 << 40])
+def test_numbers_at_any_distance_do_not_meet_in_the_table(apart: int) -> None:
+    """Nobody is far from where it is looked for, or looking for all would take long."""
+    numbers, keys = NumberMap(), np.arange(20_000) * apart
+    numbers.add(keys, keys)
+    taken = np.flatnonzero(numbers._keys != NOWHERE)
+    far = (taken - numbers._slots(numbers._keys[taken])) % len(numbers._keys)
+    assert far.max() <= 8
+    assert np.array_equal(numbers.get(keys), keys)

@@ -1,0 +1,245 @@
+"""The connection against a small peer: handshake, heartbeat, reconnecting, requests."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import escapement
+from escapement.client.connection.address import Address
+from escapement.client.connection.retry import EARLY_S, LONGEST_EARLY_WAIT_S, Retry
+from escapement.errors import Busy, Disconnected, EscapementError, InvalidRequest, ProtocolError
+from escapement.protocol import commands as wire
+from support.client_peer import Peer, connect, on_both
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("escapement://localhost", Address("localhost", 7650)),
+        ("escapement://10.0.0.7:99/", Address("10.0.0.7", 99)),
+        ("escapement://[::1]:7651", Address("::1", 7651)),
+    ],
+)
+def test_an_address_is_read(url: str, address: Address) -> None:
+    assert Address.parse(url) == address
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:7650", "http://h", "escapement://", "escapement://h:x", "escapement://h:70000",
+     "escapement://h:0", "escapement://u@h", "escapement://h/path", "escapement://h?a=b"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="not a broker's address"):
+        Address.parse(url)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_waits_have_full_jitter_and_begin_again_after_success(chances: list[float]) -> None:
+    """Each wait is a share of a bound that doubles, and never a second in the first minute."""
+    left = iter([*chances, 1.0, *chances])
+    retry = Retry(0.1, 10, lambda: next(left))
+    now_s, bound_s = 1_000.0, 0.1
+    for chance in chances:
+        early = now_s - 1_000.0 < EARLY_S
+        bound_s = min(bound_s, LONGEST_EARLY_WAIT_S if early else 10)
+        wait_s = retry.next_s(now_s)
+        assert wait_s == bound_s * chance
+        assert wait_s < 1 or not early
+        now_s, bound_s = now_s + wait_s + 1.0, 2 * bound_s
+    retry.succeeded()
+    assert retry.next_s(now_s) == 0.1
+
+
+@pytest.mark.parametrize("outage_s", [0.5, 3.0, 20.0, 50.0])
+def test_nine_clients_in_ten_try_again_soon_after_a_broker_is_back(outage_s: float) -> None:
+    """B5: 0.7 s, less what it takes to connect, to open a producer and to publish."""
+    chance = random.Random(1).random
+    late_s = []
+    for _ in range(2_000):
+        retry, now_s = Retry(0.1, 10.0, chance), chance() * 0.1
+        while now_s < outage_s:
+            now_s += retry.next_s(now_s)
+        late_s.append(now_s - outage_s)
+    assert sorted(late_s)[1_800] < 0.55
+
+
+@on_both
+async def test_nobody_there_is_said_at_once() -> None:
+    async with Peer.running() as peer:
+        peer.refuses_connections = True
+        with pytest.raises(Disconnected, match="cannot be reached"):
+            async with connect(peer):
+                pass
+        peer.refuses_connections = False
+        peer.silent = True
+        with pytest.raises(Disconnected, match="did not answer within 3 s"):
+            async with connect(peer, connect_timeout_s=3):
+                pass
+
+
+@on_both
+async def test_a_refusal_at_the_door_is_raised_as_what_it_is() -> None:
+    async with Peer.running() as peer:
+        peer.greetings.extend([Busy("too many"), ProtocolError("version 9 is spoken here")])
+        with pytest.raises(Busy, match="too many"):
+            async with connect(peer):
+                pass
+        with pytest.raises(ProtocolError, match="version 9"):
+            async with connect(peer):
+                pass
+
+
+@on_both
+async def test_an_exception_in_the_block_comes_out_as_it_is() -> None:
+    async def fail(peer: Peer) -> None:
+        async with connect(peer) as broker:
+            await broker.producer("t")
+            raise KeyError("mine")
+
+    async with Peer.running() as peer:
+        with pytest.raises(KeyError, match="mine"):
+            await fail(peer)
+        with anyio.CancelScope() as scope:
+            async with connect(peer):
+                scope.cancel()
+                await anyio.sleep(1)
+        assert scope.cancelled_caught
+
+
+@on_both
+async def test_an_exception_in_the_block_is_not_lost_when_other_tasks_fail_over_it() -> None:
+    async def consume(broker: escapement.Broker) -> None:
+        async with broker.consumer("t", "s") as inbox:
+            await anext(inbox)
+
+    async def fail(peer: Peer) -> None:
+        async with anyio.create_task_group() as tasks, connect(peer) as broker:
+            tasks.start_soon(consume, broker)
+            await anyio.sleep(1)
+            raise KeyError("mine")
+
+    async with Peer.running() as peer:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await fail(peer)
+        assert caught.group_contains(KeyError, match="mine")
+        assert caught.group_contains(Disconnected, match="closed by this side")
+
+
+@on_both
+async def test_a_connection_that_is_lost_while_we_say_goodbye_is_not_waited_for() -> None:
+    async def never(item: bytes) -> None:
+        await anyio.sleep_forever()
+
+    async def cut(peer: Peer) -> None:
+        await anyio.sleep(1)
+        await peer.cut()
+
+    async with Peer.running() as peer, anyio.create_task_group() as tasks:
+        async with connect(peer, close_timeout_s=60) as broker:
+            broker._line.link._stream.send = never
+            tasks.start_soon(cut, peer)
+        assert anyio.current_time() < 2
+
+
+@on_both
+async def test_requests_are_answered_and_wait_for_a_connection() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        assert broker.name == "peer"
+        assert await broker.admin("echo", a=[1, {"b": None}]) == {"a": [1, {"b": None}]}
+        peer.refuses_connections = True
+        await peer.cut()
+        await anyio.sleep(1)
+        assert not broker.connected
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                assert await broker.admin("echo", b=2) == {"b": 2}
+
+            tasks.start_soon(ask)
+            await anyio.sleep(8)
+            peer.refuses_connections = False
+        assert broker.connected
+
+
+@on_both
+async def test_a_request_whose_connection_is_lost_or_that_nobody_answers_is_disconnected() -> None:
+    async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with pytest.raises(Disconnected, match="not known"):
+                    await broker.admin("unheard")
+
+            tasks.start_soon(ask)
+            await anyio.sleep(1)
+            await peer.cut()
+        with pytest.raises(Disconnected, match="within 7 s"):
+            await broker.admin("unheard")
+
+
+@on_both
+async def test_what_only_looks_is_asked_again_when_the_connection_is_lost() -> None:
+    async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
+        began_s = anyio.current_time()
+        unheard: list[str] = []
+
+        async def ask(verb: str) -> None:
+            with pytest.raises(Disconnected) as said:
+                await broker.admin(verb)
+            unheard.append(f"{verb}: {said.value}")
+
+        async with anyio.create_task_group() as tasks:
+            for verb in ("things.get", "things.pause", "things.delete", "things.create"):
+                tasks.start_soon(ask, verb)
+            for _ in range(3):
+                await anyio.sleep(1)
+                await peer.cut()
+        asked = Counter(command.verb for command in peer.heard_of(wire.Admin))
+        assert asked == {
+            "things.get": 4,
+            "things.pause": 4,
+            "things.delete": 1,
+            "things.create": 1,
+        }
+        assert len(unheard) == 4
+        assert anyio.current_time() - began_s == pytest.approx(7)
+
+
+@on_both
+async def test_a_silent_broker_is_asked_and_then_left() -> None:
+    async with Peer.running() as peer, connect(peer, heartbeat_s=15) as broker:
+        await anyio.sleep(100)
+        assert len(peer.heard_of(wire.Ping)) == 6
+        assert broker.connected
+        assert len(peer.sessions) == 1
+        peer.silent = True
+        await anyio.sleep(14)  # the question is asked meanwhile, and not heard
+        peer.silent = False
+        await anyio.sleep(3)
+        assert len(peer.heard_of(wire.Hello)) == 2
+        assert broker.connected
+
+
+@on_both
+async def test_a_broker_that_breaks_the_rules_or_says_goodbye_is_left_and_tried_again() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        producer = await broker.producer("t")
+        await peer.sessions[-1].pipe.send(b"\0\0\0\x02\x91\x7f")
+        await anyio.sleep(1)
+        await producer.send(b"a")
+        await peer.sessions[-1].say(wire.Goodbye("restarting"))
+        await anyio.sleep(1)
+        await producer.send(b"b")
+        await peer.sessions[-1].say(wire.Refused.because(EscapementError("of the connection")))
+        await anyio.sleep(1)
+        await producer.send(b"c")
+        assert len(peer.heard_of(wire.Hello)) == 4
+        assert [row[0] for row in peer.log] == [b"a", b"b", b"c"]

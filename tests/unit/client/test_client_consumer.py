@@ -1,0 +1,451 @@
+"""The consumer against a small peer: delivery, credit, acknowledgements, reconnecting."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import msgpack
+import numpy as np
+import pytest
+
+import escapement
+from escapement.errors import (
+    Busy,
+    Conflict,
+    Disconnected,
+    InvalidRequest,
+    NotFound,
+    StorageUnavailable,
+)
+from escapement.message import Blobs, MessageBatch, MessageId
+from escapement.protocol import commands as wire
+from support.client_peer import Peer, connect, on_both
+
+TOPIC = "public/default/t"
+
+
+async def take(inbox: escapement.Inbox, count: int) -> list[escapement.Message]:
+    return [await anext(inbox) for _ in range(count)]
+
+
+@on_both
+async def test_messages_arrive_with_all_that_belongs_to_them() -> None:
+    batch = MessageBatch(
+        Blobs.of([b'{"a":1}', b"null"]),
+        Blobs.of([b"k", b""]),
+        Blobs.of([msgpack.packb({"n": [1]}), b""]),
+        np.array([3, 50], np.uint8),
+    )
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer(
+            "t", "s", serializer=escapement.JSON, ack_wait="90s", position="earliest", name="c"
+        ) as inbox:
+            await peer.deliver([], [7, 5], attempts=[1, 3], redelivered=[0, 1], batch=batch)
+            one, two = await take(inbox, 2)
+            assert (one.value, one.key, one.properties, one.priority) == (
+                {"a": 1},
+                "k",
+                {"n": [1]},
+                3,
+            )
+            assert (one.id, one.attempt, one.redelivered) == (MessageId(TOPIC, 7), 1, False)
+            assert one.deliver_at == datetime(1970, 1, 1, 0, 0, 7, tzinfo=UTC)
+            assert one.due_ms == 7000
+            assert (two.value, two.key, two.properties, two.priority) == (None, None, {}, 50)
+            assert (two.offset, two.attempt, two.redelivered) == (5, 3, True)
+            assert two.payload == b"null"
+        (subscribe,) = peer.heard_of(wire.Subscribe)
+        assert subscribe.ack_wait_ms == 90_000
+        assert (subscribe.position, subscribe.consumer_name) == ("earliest", "c")
+
+
+@on_both
+async def test_a_block_that_ends_well_acks_and_one_that_fails_gives_back_and_raises() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b"good", b"bad", b"cut"], [0, 1, 2])
+            async with await anext(inbox) as message:
+                assert message.payload == b"good"
+            with pytest.raises(KeyError):
+                async with await anext(inbox):
+                    raise KeyError("handler")
+            with anyio.CancelScope() as scope:
+                async with await anext(inbox):
+                    scope.cancel()
+                    await anyio.lowlevel.checkpoint()
+            await inbox.flush_acks()
+            assert peer.acked == [0]
+        nacked = [o for nack in peer.heard_of(wire.Nack) for o in nack.offsets.tolist()]
+        assert nacked == [1, 2]
+        assert peer.heard_of(wire.Nack)[0].delay_ms == -1
+        assert type(peer.heard[-1]) is wire.CloseConsumer
+
+
+@on_both
+async def test_what_is_given_back_gathers_while_acknowledgements_do() -> None:
+    """V4: many small ones cost the broker more than a large one, and wait a moment only."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", permits=20) as inbox:
+            await peer.deliver([b""] * 6, [0, 1, 2, 3, 4, 5])
+            peer.silent = True  # so that the first is under way
+            await inbox.ack(0)
+            await anyio.sleep(0.001)
+            for offset in (1, 2):
+                await inbox.nack(offset, (1, "s"))
+                await inbox.ack(offset + 2)
+                await anyio.sleep(0.001)
+            assert not peer.heard_of(wire.Nack)
+            await anyio.sleep(0.01)
+            assert [nack.offsets.tolist() for nack in peer.heard_of(wire.Nack)] == [[1, 2]]
+            await inbox.nack(5, (1, "s"))
+            await anyio.sleep(0.001)
+            assert peer.heard_of(wire.Nack)[-1].offsets.tolist() == [5]
+
+
+@on_both
+async def test_what_goes_back_untried_is_released_and_what_needs_longer_extended() -> None:
+    """V4: also what nobody took out of the inbox before it was closed."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", permits=20) as inbox:
+            await peer.deliver([b""] * 9, list(range(9)))
+            first, second, third, fourth = await take(inbox, 4)
+            await first.release()
+            await inbox.release([second.id], (1, "m"))
+            assert await third.extend((5, "m"))
+            peer.lapsed = {3}
+            assert not await fourth.extend("1s")
+            assert await inbox.extend([2, 3], "1s") == 1
+            await peer.deliver([b""] * 3, [20, 21, 22])
+            await inbox.ack(2, durable=True)  # by the answer they are here
+        released = {r.delay_ms: r.offsets.tolist() for r in peer.heard_of(wire.Release)}
+        assert released == {0: [0], 60_000: [1]}
+        extended = [(e.offsets.tolist(), e.wait_ms) for e in peer.heard_of(wire.Extend)]
+        assert extended == [([2], 300_000), ([3], 1000), ([2, 3], 1000)]
+        untried = peer.heard_of(wire.CloseConsumer)[-1].untried
+        assert sorted(untried.tolist()) == [4, 5, 6, 7, 8, 20, 21, 22]
+        assert await inbox.extend([2], "1s") == 0
+
+
+@on_both
+async def test_acknowledgements_gather_into_columns_and_all_are_answered_at_the_end() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", permits=1000) as inbox:
+            await peer.deliver([b""] * 500, list(range(500)))
+            for message in await take(inbox, 500):
+                await message.ack()
+        assert sorted(peer.acked) == list(range(500))
+        assert len(peer.heard_of(wire.Ack)) < 20
+
+
+@on_both
+async def test_durable_acks_say_on_how_many_they_took_effect() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            assert await inbox.ack([1, 2, 3], durable=True) == 3
+            assert await inbox.ack(np.array([3, 4]), durable=True) == 1
+            assert await inbox.ack(MessageId(TOPIC, 9), durable=True) == 1
+            assert await inbox.ack_range(0, 9, durable=True) == 5
+            assert await inbox.ack(7) is None
+            await inbox.ack_range(10, 12)
+            await inbox.flush_acks()
+            assert peer.acked[-3:] == [10, 11, 12]
+            await peer.deliver([b""] * 4, [20, 21, 22, 23])
+            batch = await anext(inbox.batches())
+            assert await batch.ack(durable=True) == 4
+            ack = peer.heard_of(wire.Ack)[-1]
+            assert ack.offsets is None
+            assert (ack.firsts.tolist(), ack.lasts.tolist()) == ([20], [24])
+            await peer.deliver([b""], [30])
+            message = await anext(inbox)
+            await message.ack(durable=True)
+            assert peer.acked[-1] == 30
+            for bad in ([-1], np.array([1.5]), np.zeros((2, 2), int)):
+                with pytest.raises(InvalidRequest):
+                    await inbox.ack(bad)
+            with pytest.raises(InvalidRequest):
+                await inbox.ack_range(3, 2)
+
+
+@on_both
+async def test_batches_are_the_columns_and_mix_with_single_messages() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", serializer=str) as inbox:
+            await peer.deliver([b"a", b"b", b"c"], [4, 9, 6], attempts=[1, 2, 3])
+            assert (await anext(inbox)).value == "a"
+            batch = await anext(inbox.batches())
+            assert batch.offsets.tolist() == [9, 6]
+            assert batch.due_ms.tolist() == [9000, 6000]
+            assert batch.attempts.tolist() == [2, 3]
+            assert batch.redelivered.tolist() == [False, False]
+            assert batch.payloads.to_list() == [b"b", b"c"]
+            assert batch.values() == ["b", "c"]
+            assert [m.value for m in batch] == ["b", "c"]
+            assert batch[-1].offset == 6
+            with pytest.raises(IndexError):
+                batch[2]
+            await batch.nack(delay=timedelta(seconds=2))
+            await inbox.nack(4, (1, "s"))
+            await inbox.nack(MessageId(TOPIC, 5), (1, "s"))
+            await anyio.sleep(0.01)
+            nacks = {n.delay_ms: n.offsets.tolist() for n in peer.heard_of(wire.Nack)}
+            assert nacks == {2000: [9, 6], 1000: [4, 5]}
+
+
+@on_both
+async def test_credit_is_given_anew_when_half_is_taken_out() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", permits=10) as inbox:
+            await peer.deliver([b""] * 10, list(range(10)))
+            await anyio.sleep(0.01)
+            assert [flow.permits for flow in peer.heard_of(wire.Flow)] == [10]
+            await take(inbox, 4)
+            await anyio.sleep(0.01)
+            assert len(peer.heard_of(wire.Flow)) == 1
+            await take(inbox, 1)
+            await anyio.sleep(0.01)
+            assert [flow.permits for flow in peer.heard_of(wire.Flow)] == [10, 5]
+            await take(inbox, 5)
+            await anyio.sleep(0.01)
+            assert sum(peer.sessions[-1].credit.values()) == 10
+
+
+@on_both
+async def test_no_message_is_lost_to_a_timeout_or_a_cancellation() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b""] * 200, list(range(200)))
+            await anyio.sleep(0.01)
+            found = []
+            for _ in range(190):
+                message = await inbox.receive(timeout_s=0)
+                assert message is not None
+                found.append(message.offset)
+            for _ in range(5):
+                with anyio.CancelScope() as scope:
+                    scope.cancel()
+                    async for message in inbox:
+                        found.append(message.offset)
+                        await anyio.lowlevel.checkpoint()
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                found += (await anext(inbox.batches())).offsets.tolist()
+            found += (await anext(inbox.batches())).offsets.tolist()
+            assert found == list(range(200))
+
+
+@on_both
+async def test_a_broker_that_sends_without_credit_is_left() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", permits=2) as inbox:
+            await peer.deliver([b""] * 3, [0, 1, 2])
+            await anyio.sleep(5)
+            assert len(peer.heard_of(wire.Hello)) == 2
+            await peer.deliver([b"x"], [0])
+            assert (await anext(inbox)).payload == b"x"
+
+
+@on_both
+async def test_after_a_lost_connection_it_subscribes_again_and_old_acks_still_count() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b"taken", b"waiting"], [0, 1])
+            message = await anext(inbox)
+            await peer.cut()
+            await anyio.sleep(1)
+            assert len(peer.heard_of(wire.Subscribe)) == 2
+            await message.ack(durable=True)
+            assert peer.acked == [0]
+            await peer.deliver([b"waiting"], [1], redelivered=[1])
+            again = await anext(inbox)
+            assert (again.payload, again.redelivered) == (b"waiting", True)
+
+
+@on_both
+async def test_acks_whose_answer_was_lost_are_sent_again() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            peer.silent = True
+            await inbox.ack([1, 2])
+            await anyio.sleep(0.1)
+            await inbox.ack([3])
+            assert peer.acked == []
+            peer.silent = False
+            await peer.cut()
+            await inbox.flush_acks()
+            assert sorted(peer.acked) == [1, 2, 3]
+
+
+@on_both
+async def test_acks_refused_for_now_are_tried_again_and_for_good_are_raised() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            peer.ack_refusals.extend([StorageUnavailable("away"), StorageUnavailable("away")])
+            assert await inbox.ack([1], durable=True) == 1
+            peer.ack_refusals.append(Conflict("not yours"))
+            with pytest.raises(Conflict, match="not yours"):
+                await inbox.ack([2], durable=True)
+            peer.ack_refusals.append(Conflict("nor this"))
+            await inbox.ack([3])
+            with pytest.raises(Conflict, match="nor this"):
+                await inbox.flush_acks()
+            assert peer.acked == [1]
+
+
+@on_both
+async def test_iterating_ends_with_the_consumer_and_raises_what_the_broker_says() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            session = peer.sessions[-1]
+            session.credit.clear()
+            await session.say(wire.ConsumerClosed(inbox.id, "not_found", "deleted", False))
+            with pytest.raises(NotFound, match="deleted"):
+                await anext(inbox)
+            with pytest.raises(NotFound, match="deleted"):
+                await inbox.ack([1])
+        async with broker.consumer("t", "s") as inbox:
+            async with anyio.create_task_group() as tasks:
+
+                async def read() -> None:
+                    assert [m async for m in inbox] == []
+
+                tasks.start_soon(read)
+                await anyio.sleep(1)
+                await inbox.aclose()
+        async with broker.consumer("t", "s") as inbox:
+            assert await inbox.receive(timeout_s=3) is None
+            peer.sessions[-1].credit.clear()
+            await peer.sessions[-1].say(wire.ConsumerClosed(inbox.id, "busy", "moving", True))
+            await peer.deliver([b"still"], [0])
+            message = await inbox.receive()
+            assert message is not None
+            assert message.payload == b"still"
+
+
+@on_both
+async def test_leaving_the_line_ends_what_waits_on_it() -> None:
+    async with Peer.running() as peer:
+        async with connect(peer) as broker:
+            context = broker.consumer("t", "s")
+            inbox = await context.__aenter__()
+        with pytest.raises(Disconnected, match="by this side"):
+            await anext(inbox)
+        await context.__aexit__(None, None, None)
+
+
+@on_both
+async def test_failover_says_which_consumer_is_active() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", kind="failover") as inbox:
+            assert not inbox.active
+            await peer.sessions[-1].say(wire.ConsumerActive(inbox.id, True))
+            await anyio.sleep(0.1)
+            assert inbox.active
+            await peer.cut()
+            await anyio.sleep(1)
+            assert not inbox.active
+
+
+@on_both
+async def test_a_subscription_that_is_refused_is_raised_and_a_cancelled_one_is_given_back() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        peer.open_refusals.extend([Busy("later"), Conflict("exclusive")])
+        with pytest.raises(Conflict, match="exclusive"):
+            async with broker.consumer("t", "s", kind="exclusive"):
+                pass
+        for arguments in ({"kind": "queue"}, {"position": "middle"}, {"permits": 0}):
+            with pytest.raises(InvalidRequest):
+                async with broker.consumer("t", "s", **arguments):
+                    pass
+        peer.silent = True
+        with anyio.move_on_after(1):
+            async with broker.consumer("t", "late"):
+                pass
+        peer.silent = False
+        late = peer.heard_of(wire.Subscribe)[-1]
+        await peer.sessions[-1].say(
+            wire.ConsumerReady(late.request_id, late.consumer_id, TOPIC, "shared")
+        )
+        await anyio.sleep(0.1)
+        assert peer.heard_of(wire.CloseConsumer)[-1].consumer_id == late.consumer_id
+
+
+@on_both
+async def test_what_is_no_message_of_this_topic_is_refused_and_nothing_is_acknowledged() -> None:
+    wrong: list[Any] = [
+        [MessageId("other/x/y", 0)],
+        MessageId("other/x/y", 0),
+        "12",
+        b"12",
+        ["4"],
+        ["t@0"],
+        [3.7],
+        3.7,
+        [True],
+        None,
+        [2**70],
+        2**63,
+        -1,
+        [0, -1],
+        np.array([0.5]),
+        np.array([[1]]),
+    ]
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            for what in wrong:
+                with pytest.raises(InvalidRequest):
+                    await inbox.ack(what)
+                with pytest.raises(InvalidRequest):
+                    await inbox.nack(what)
+                with pytest.raises(InvalidRequest):
+                    await inbox.release(what)
+                with pytest.raises(InvalidRequest):
+                    await inbox.extend(what, (1, "s"))
+                with pytest.raises(InvalidRequest):
+                    await broker.cancel(what, topic="t")
+        assert not peer.heard_of(wire.Ack)
+        assert not peer.heard_of(wire.Nack)
+
+
+@on_both
+async def test_messages_batches_ids_and_offsets_all_name_what_is_acknowledged() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b"a", b"b"], [0, 10])
+            messages = await take(inbox, 2)
+            await peer.deliver([b"c", b"d"], [20, 30])
+            batch = await inbox.next_batch()
+            await inbox.ack(messages)
+            await inbox.ack(batch)
+            await inbox.ack([np.int64(40), MessageId("persistent://public/default/t", 50), 60])
+            await inbox.ack(np.array([70], np.uint16))
+            await inbox.ack([])
+            await inbox.flush_acks()
+        acked = np.concatenate([ack.offsets for ack in peer.heard_of(wire.Ack)])
+        assert sorted(acked.tolist()) == list(range(0, 80, 10))
+
+
+@on_both
+async def test_who_waits_for_acknowledgements_to_be_durable_does_not_wait_for_ever() -> None:
+    """The broker hangs: what has no answer goes on being told, and can be waited for again."""
+    async with Peer.running() as peer, connect(peer, request_timeout_s=0.2) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b""] * 3, [0, 1, 2])
+            batch = await inbox.next_batch()
+            assert batch is not None
+            peer.deaf_to_acks = True
+            for wait in (
+                lambda: inbox.ack([7], durable=True),
+                lambda: inbox.ack_range(8, 9, durable=True),
+                lambda: batch[0].ack(durable=True),
+                lambda: batch.ack(durable=True),
+                inbox.flush_acks,
+                lambda: inbox.seek("earliest"),
+            ):
+                with pytest.raises(Disconnected, match="no answer within"):
+                    await wait()
+            peer.deaf_to_acks = False
+            await peer.cut()
+            await inbox.flush_acks()
+            assert sorted(set(peer.acked)) == [0, 1, 2, 7, 8, 9]

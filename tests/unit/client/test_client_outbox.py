@@ -1,0 +1,329 @@
+"""The outbox and the ack box against a broker that fails in every way it may: B3."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escapement.client import delivery_times
+from escapement.client.connection.retry import Retry
+from escapement.client.consuming.ack_queue import AckQueue, PendingAck
+from escapement.client.producing.outbox import NEVER, Outbox
+from escapement.client.producing.producer_bounds import Bounds
+from escapement.client.producing.publish_request import PublishRequest
+from escapement.client.serializers import BYTES, JSON, MSGPACK, STR, serializer
+from escapement.errors import (
+    Conflict,
+    DelayTooLong,
+    Disconnected,
+    InvalidRequest,
+    NaiveDatetime,
+    SequenceGap,
+    StorageUnavailable,
+)
+from escapement.message import NO_TIME, NO_TIMES, Blobs, MessageBatch
+
+BOUNDS = Bounds(
+    linger_s=1.0,
+    batch_messages=4,
+    batch_bytes=10_000,
+    message_bytes=10_000,
+    in_flight_messages=30,
+    in_flight_bytes=1_000_000,
+    send_timeout_s=1000.0,
+)
+
+
+def name(number: int) -> bytes:
+    return b"m%d" % number
+
+
+class World:
+    """An outbox, a wire that can be cut, and a broker that stores what it should."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.outbox = Outbox(BOUNDS, Retry(chance=lambda: 1.0))
+        self.out: deque[tuple[int, int, list[bytes]]] = deque()
+        self.back: deque[tuple[int, int | None, bool, Exception | None]] = deque()
+        self.log: list[bytes] = []
+        self.last_sequence = -1
+        self.sent: dict[bytes, tuple[PublishRequest, int]] = {}
+
+    def send_one(self) -> None:
+        number = self.outbox.next_sequence
+        payload = name(number)
+        self.sent[payload] = self.outbox.add(
+            payload, b"", b"", 50, NO_TIME, NO_TIME, None, self.now_s
+        )
+
+    def send_batch(self, count: int) -> None:
+        first = self.outbox.next_sequence
+        payloads = [name(first + i) for i in range(count)]
+        batch = MessageBatch(Blobs.of(payloads))
+        requests = self.outbox.add_batch(batch, NO_TIMES, None, self.now_s)
+        places = [(request, row) for request in requests for row in range(request.count)]
+        self.sent.update(zip(payloads, places, strict=True))
+
+    def pump(self) -> None:
+        requests, _ = self.outbox.take(self.now_s)
+        for request, after in requests:
+            assert after < request.sequence
+            payloads = MessageBatch.decode(request.body).payloads.to_list()
+            assert payloads[0] == name(request.sequence)
+            self.out.append((request.sequence, after, payloads))
+
+    def broker(self, fault: str) -> None:
+        if not self.out:
+            return
+        sequence, after, payloads = self.out.popleft()
+        if after > self.last_sequence:
+            error: Exception | None = SequenceGap(f"after {after}")
+        elif fault == "later":
+            error = StorageUnavailable("away")
+        elif fault == "never":
+            error = DelayTooLong("no")
+        else:
+            error = None
+        if error is not None:
+            self.back.append((sequence, None, False, error))
+            return
+        known = min(max(self.last_sequence - sequence + 1, 0), len(payloads))
+        fresh = payloads[known:]
+        if fault == "half":
+            fresh = fresh[: len(fresh) // 2]
+        base = len(self.log)
+        self.log += fresh
+        self.last_sequence = max(self.last_sequence, sequence + known + len(fresh) - 1)
+        if fault == "half":
+            self.cut()
+        else:
+            self.back.append((sequence, None if known else base, known > 0, None))
+
+    def answer(self) -> None:
+        if not self.back:
+            return
+        sequence, base, duplicate, error = self.back.popleft()
+        if error is None:
+            self.outbox.receipt(sequence, -1 if base is None else base, duplicate)
+        else:
+            assert isinstance(error, StorageUnavailable | DelayTooLong | SequenceGap)
+            self.outbox.refused(sequence, error, self.now_s)
+
+    def cut(self) -> None:
+        self.out.clear()
+        self.back.clear()
+        self.outbox.lost()
+        self.outbox.resume(self.last_sequence)
+
+    def settle(self) -> None:
+        for _ in range(500):
+            self.now_s += 2
+            self.pump()
+            while self.out or self.back:
+                self.broker("")
+                self.answer()
+            if self.outbox.empty:
+                return
+        raise AssertionError("what was sent is never settled")
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.just(("one",)),
+        st.tuples(st.just("batch"), st.integers(1, 12)),
+        st.just(("pump",)),
+        st.tuples(st.just("wait"), st.sampled_from([0.01, 0.5, 3.0])),
+        st.tuples(st.just("broker"), st.sampled_from(["", "", "", "later", "never", "half"])),
+        st.just(("answer",)),
+        st.just(("cut",)),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_whatever_fails_each_message_is_stored_once_in_order_or_said_to_be_refused(
+    steps: list[tuple[str, ...]],
+) -> None:
+    """B3"""
+    world = World()
+    for step in steps:
+        match step:
+            case ("one",):
+                world.send_one()
+            case ("batch", count):
+                world.send_batch(int(count))
+                world.pump()
+            case ("pump",):
+                world.pump()
+            case ("wait", seconds):
+                world.now_s += float(seconds)
+            case ("broker", fault):
+                world.broker(fault)
+            case ("answer",):
+                world.answer()
+            case ("cut",):
+                world.cut()
+    world.settle()
+    assert world.outbox.messages == 0
+    assert world.outbox.size_bytes == 0
+    assert world.log == sorted(world.log, key=lambda payload: int(payload[1:]))
+    assert len(set(world.log)) == len(world.log)
+    stored = set(world.log)
+    for payload, (request, row) in world.sent.items():
+        assert request.settled
+        if request.error is None:
+            assert payload in stored
+            offset = request.offset_of(row)
+            assert offset == -1 or world.log[offset] == payload
+        else:
+            assert isinstance(request.error, DelayTooLong)
+
+
+def test_a_message_goes_at_once_when_nothing_is_under_way_and_else_gathers() -> None:
+    world = World()
+    outbox = world.outbox
+    world.send_one()
+    (first,), again_s = outbox.take(0.0)
+    assert (first[0].sequence, first[1], again_s) == (0, -1, NEVER)
+    world.send_one()
+    assert outbox.take(0.5) == ([], 1.0)
+    outbox.receipt(0, 0, False)
+    (second,), _ = outbox.take(0.6)
+    assert (second[0].sequence, second[1]) == (1, 0)
+
+
+def test_what_is_past_its_deadline_fails_and_the_rest_follows_what_is_stored() -> None:
+    world = World()
+    outbox = world.outbox
+    world.send_one()
+    outbox.take(0.0)
+    world.now_s = 500.0
+    world.send_one()
+    outbox.take(500.9)
+    assert outbox.expire(999.0) == 1000.0
+    assert outbox.expire(1000.0) == 1500.0
+    request, _ = world.sent[name(0)]
+    assert isinstance(request.error, Disconnected)
+    outbox.lost()
+    outbox.resume(-1)
+    ((request, after),), _ = outbox.take(1001.0)
+    assert (request.sequence, after) == (1, -1)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("ack"), st.lists(st.integers(0, 50), min_size=1, max_size=5)),
+            st.tuples(st.just("take"), st.sampled_from([0.0, 0.001, 0.01])),
+            st.tuples(st.just("answer"), st.sampled_from(["", "", "later", "never"])),
+            st.just(("cut", None)),
+        ),
+        max_size=40,
+    )
+)
+def test_every_acknowledgement_is_answered_or_said_to_be_refused(steps: list[tuple]) -> None:
+    box = AckQueue(Retry(chance=lambda: 1.0))
+    now_s = 0.0
+    under_way: deque[PendingAck] = deque()
+    durable: set[int] = set()
+    pending_acks: list[tuple[PendingAck, list[int]]] = []
+
+    def answer(fault: str) -> None:
+        pending_ack = under_way.popleft()
+        if fault:
+            error = StorageUnavailable("away") if fault == "later" else Conflict("no")
+            box.refused(pending_ack, error, now_s)
+            return
+        offsets, firsts, lasts = pending_ack.columns()
+        durable.update([] if offsets is None else offsets.tolist())
+        if firsts is not None and lasts is not None:
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                durable.update(range(first, last))
+        box.answered(pending_ack, 1)
+
+    for kind, value in steps:
+        if kind == "ack":
+            pending_ack = box.gathering(now_s)
+            before = pending_ack.rows
+            pending_ack.add(np.array(value, np.int64))
+            box.added(pending_ack.rows - before)
+            pending_acks.append((pending_ack, value))
+        elif kind == "take":
+            now_s += value
+            under_way.extend(box.take(now_s)[0])
+        elif kind == "answer" and under_way:
+            answer(value)
+        elif kind == "cut":
+            under_way.clear()
+            box.lost()
+    for _ in range(100):
+        now_s += 2
+        under_way.extend(box.take(now_s)[0])
+        while under_way:
+            answer("")
+    assert box.rows == 0
+    assert box.unsettled == []
+    for pending_ack, offsets in pending_acks:
+        assert pending_ack.settled
+        assert pending_ack.error is not None or set(offsets) <= durable
+
+
+def test_a_column_without_gaps_is_acknowledged_as_a_range() -> None:
+    pending_ack = PendingAck(0.0)
+    pending_ack.add(np.arange(100, 4196))
+    pending_ack.add(np.array([5, 3, 4]))
+    pending_ack.add_one(9)
+    offsets, firsts, lasts = pending_ack.columns()
+    assert offsets is not None
+    assert firsts is not None
+    assert lasts is not None
+    assert offsets.tolist() == [5, 3, 4, 9]
+    assert (firsts.tolist(), lasts.tolist()) == ([100], [4196])
+    assert pending_ack.rows == 5
+
+
+def test_times_are_rounded_up_and_must_name_a_moment() -> None:
+    at = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    assert delivery_times.at_ms(at) == int(datetime(2026, 1, 1, 10, tzinfo=UTC).timestamp() * 1000)
+    assert delivery_times.at_ms(at + timedelta(microseconds=1)) == delivery_times.at_ms(at) + 1
+    assert delivery_times.moment(delivery_times.at_ms(at)) == at
+    assert delivery_times.delay_ms(timedelta(microseconds=1)) == 1
+    assert delivery_times.column([None, "2s"], delivery_times.delay_ms, 2).tolist() == [-1, 2000]
+    assert delivery_times.column((3, "m"), delivery_times.delay_ms, 2).tolist() == [180_000] * 2
+    with pytest.raises(NaiveDatetime):
+        delivery_times.at_ms(datetime(2026, 1, 1))
+    for bad in ("soon", (1, 2, 3), (1, "eon"), 7, None):
+        with pytest.raises(InvalidRequest):
+            delivery_times.delay_ms(bad)
+    with pytest.raises(InvalidRequest):
+        delivery_times.at_ms("2026-01-01")
+
+
+def test_serializers_undo_themselves_and_refuse_what_they_cannot_take() -> None:
+    for choice, value in (
+        (BYTES, b"x"),
+        (STR, "ü"),
+        (JSON, {"a": [1, None, "ü"]}),
+        (MSGPACK, [b"x", {"a": 1.5}]),
+    ):
+        assert choice.loads(choice.dumps(value)) == value
+    assert serializer(bytes) is BYTES
+    assert serializer(str) is STR
+    assert serializer((str.encode, bytes.decode)).dumps("x") == b"x"
+    assert BYTES.dumps(bytearray(b"x")) == b"x"
+    for bad in (int, "json", (1, 2)):
+        with pytest.raises(InvalidRequest):
+            serializer(bad)
+    for choice in (BYTES, STR):
+        with pytest.raises(InvalidRequest):
+            choice.dumps(7)

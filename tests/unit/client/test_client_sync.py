@@ -1,0 +1,169 @@
+"""The blocking face, over real sockets to the small peer in another thread."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from escapement.errors import Disconnected, InvalidRequest, NotFound
+from escapement.message import Blobs, MessageBatch
+from escapement.protocol import commands as wire
+from escapement.sync import connect
+from escapement.sync.loop import Loop
+from support.client_peer import Peer
+
+
+@contextmanager
+def listening() -> Iterator[tuple[Peer, BlockingPortal, str]]:
+    with start_blocking_portal() as portal:
+        with portal.wrap_async_context_manager(Peer.running()) as peer:
+            listener = portal.call(listen)
+            future = portal.start_task_soon(listener.serve, peer.serve)
+            port = listener.extra(anyio.abc.SocketAttribute.local_port)
+            try:
+                yield peer, portal, f"escapement://127.0.0.1:{port}"
+            finally:
+                portal.call(peer.cut)
+                portal.call(listener.aclose)
+                future.cancel()
+
+
+async def listen() -> Any:
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    return listener.listeners[0]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_it_produces_and_consumes_without_a_loop_in_sight(backend: str) -> None:
+    with (
+        listening() as (peer, portal, url),
+        connect(url, backend=backend) as broker,
+    ):
+        assert broker.name == "peer"
+        assert broker.connected
+        assert broker.admin("echo", a=1) == {"a": 1}
+        with broker.producer("t", serializer=str) as producer:
+            receipt = producer.send("a", delay=(1, "s"), key="k")
+            assert receipt.id == ("public/default/t", 0)
+            assert producer.submit("b").result().id.offset == 1
+            assert producer.send_many(["c", "d"]).offsets.tolist() == [2, 3]
+            assert producer.send_batch(MessageBatch(Blobs.of([b"e"]))).offsets.tolist() == [4]
+            producer.message("f").delay_at(2, "s").send()
+            assert producer.next_sequence == 6
+            with pytest.raises(InvalidRequest):
+                producer.send("x", delay=5)
+        assert [row[0] for row in peer.log] == [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+        with broker.consumer("t", "s", serializer=str) as inbox:
+            portal.call(peer.deliver, [b"a", b"b", b"c", b"d"], [0, 1, 2, 3])
+            with inbox.receive() as message:
+                assert (message.value, message.offset, message.attempt) == ("a", 0, 1)
+            with pytest.raises(KeyError), next(iter(inbox)):
+                raise KeyError("handler")
+            rest = inbox.next_batch()
+            assert rest is not None
+            assert rest.values() == ["c", "d"]
+            assert inbox.next_batch(timeout_s=0.01) is None
+            portal.call(peer.deliver, [b"c", b"d"], [2, 3])
+            batch = next(inbox.batches())
+            assert batch.values() == ["c", "d"]
+            assert batch.ack(durable=True) == 2
+            assert [m.offset for m in batch] == [2, 3]
+            assert inbox.receive(timeout_s=0.01) is None
+            assert inbox.ack([7, 8], durable=True) == 2
+            assert inbox.ack_range(8, 9, durable=True) == 1
+            inbox.nack(5, (1, "s"))
+            batch[0].release()
+            assert batch[1].extend("1m")
+            assert batch.extend("1m") == inbox.extend([2, 3], "1m") == 2
+            batch.release((1, "s"))
+            inbox.flush_acks()
+            assert sorted(peer.acked) == [0, 2, 3, 7, 8, 9]
+        released = [(r.offsets.tolist(), r.delay_ms) for r in peer.heard_of(wire.Release)]
+        assert released == [([2], 0), ([2, 3], 1000)]
+        nacked = [o for nack in peer.heard_of(wire.Nack) for o in nack.offsets.tolist()]
+        assert nacked == [1, 5]
+
+
+def test_threads_share_an_inbox_and_a_producer() -> None:
+    with listening() as (peer, portal, url), connect(url) as broker:
+        producer = broker.producer("t")
+        with ThreadPoolExecutor(8) as pool:
+            receipts = list(pool.map(producer.send, [b"%d" % n for n in range(200)]))
+        assert sorted(r.id.offset for r in receipts if r.id) == list(range(200))
+        with broker.consumer("t", "s", permits=100) as inbox:
+            portal.call(peer.deliver, [b""] * 90, list(range(90)))
+
+            taken: list[int] = []
+            timeout_until_s = time.monotonic() + 60
+
+            def work() -> None:
+                while len(taken) < 90 and time.monotonic() < timeout_until_s:
+                    if (message := inbox.receive(timeout_s=0.05)) is not None:
+                        with message:
+                            taken.append(message.offset)
+
+            with ThreadPoolExecutor(4) as pool:
+                for future in [pool.submit(work) for _ in range(4)]:
+                    future.result()
+        assert sorted(peer.acked) == list(range(90))
+
+
+def test_errors_come_out_as_they_are() -> None:
+    with listening() as (peer, _, url):
+        with connect(url) as broker:
+            peer.open_refusals.append(NotFound("no topic"))
+            with pytest.raises(NotFound, match="no topic"):
+                broker.producer("t")
+        with pytest.raises(KeyError), connect(url):
+            raise KeyError("mine")
+    with pytest.raises(Disconnected), connect(url):
+        pass
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_who_wants_to_end_leaves_all_blocks_as_he_came(
+    end: type[BaseException], backend: str
+) -> None:
+    """Ctrl-C and ``sys.exit`` come out as themselves, not as a group of errors."""
+    with listening() as (_, _, url):
+        with pytest.raises(end), connect(url, backend=backend) as broker:
+            with broker.producer("t"), broker.consumer("t", "s"):
+                raise end
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_wait_that_ctrl_c_has_ended_is_over_in_the_loop_too(backend: str) -> None:
+    """Or it would take the next message, and nobody would have it."""
+    began, ended = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    def interrupt() -> None:
+        began.wait()
+        # Python misses one that comes just as the main thread lies down to wait.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while not ended.wait(1):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with start_blocking_portal(backend) as portal:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            Loop(portal).call(wait)
+        assert ended.wait(10)

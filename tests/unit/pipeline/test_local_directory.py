@@ -1,0 +1,77 @@
+"""A directory of this machine as an archive's place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from escapement.errors import StorageError
+from escapement.pipeline.directories.local_directory import LocalDirectory, local_path
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("file:/mnt/an archive", "/mnt/an archive"),
+        ("file:///mnt/a%20b", "/mnt/a%20b"),
+        ("viewfs://here/mnt", None),
+        ("s3a://bucket/file:/x", None),
+    ],
+)
+def test_only_what_spark_calls_a_file_is_local(uri: str, path: str | None) -> None:
+    """N8: and nothing in a path is an escape."""
+    assert local_path(uri) == (None if path is None else Path(path))
+
+
+def test_a_place_has_what_was_put_there(tmp_path: Path) -> None:
+    """N8: with the directories that it needs; what is not there is nothing."""
+    place = LocalDirectory(f"file:{tmp_path}/root")
+    assert (place.directories("a"), place.read("a/b")) == ([], None)
+    place.delete("a")
+    place.write("a/b/note", b"1")
+    place.write("a/b/note", b"2")
+    place.write("a/x", b"3")
+    assert (place.directories("a"), place.read("a/b/note")) == (["b"], b"2")
+    place.move("a/x", "c/d/y")
+    place.settle()
+    assert (place.read("a/x"), place.read("c/d/y")) == (None, b"3")
+    place.delete("c/d/y")
+    place.delete("a")
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["root", "root/c", "root/c/d"]
+
+
+def test_what_counts_is_durable_with_the_directories_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N8: the log forgets what an archive has, so that must outlive a loss of power."""
+    flushed: set[str] = set()
+    fsync = os.fsync
+
+    def seen(descriptor: int) -> None:
+        flushed.add(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{tmp_path}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    place = LocalDirectory(f"file:{tmp_path}/root")
+    place.write("runs/one/note", b"1")
+    assert flushed == {"", "/root", "/root/runs", "/root/runs/one", "/root/runs/one/note"}
+    flushed.clear()
+    place.move("runs/one/note", "topic/day/file")
+    place.settle()
+    assert flushed == {"/root", "/root/topic", "/root/topic/day"}
+    flushed.clear()
+    place.settle()
+    assert not flushed
+
+
+def test_what_the_system_refuses_is_said(tmp_path: Path) -> None:
+    """N8: of the whole path, for whoever has no right there."""
+    (tmp_path / "file").write_bytes(b"")
+    place = LocalDirectory(f"file:{tmp_path}")
+    with pytest.raises(StorageError, match=f"^{tmp_path}/file/x: File exists"):
+        place.write("file/x", b"")
+    with pytest.raises(StorageError, match=f"^{tmp_path}/gone: No such file"):
+        place.move("gone", "there")

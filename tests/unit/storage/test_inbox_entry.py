@@ -1,0 +1,96 @@
+"""A letter as bytes: what was written comes back, and anything else is noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from escapement.errors import InboxEntryDamaged
+from escapement.message import NO_TIMES, Blobs, MessageBatch
+from escapement.storage.inbox.entry import (
+    MAX_ENTRY_BYTES,
+    InboxEntry,
+    compressed,
+    decode_inbox_entry,
+    encode_inbox_entry,
+)
+from support.damaged_bytes import damaged
+from support.inbox_entries import inbox_entry
+
+TIMES = some.integers(-1, 1 << 45)
+
+
+@given(some.data(), some.lists(some.binary(max_size=20), min_size=1, max_size=9))
+def test_a_letter_comes_back_as_it_was(data: some.DataObject, payloads: list[bytes]) -> None:
+    column = some.none() | some.lists(TIMES, min_size=len(payloads), max_size=len(payloads))
+    delay_ms, at_ms = data.draw(column), data.draw(column)
+    written = inbox_entry("t/n/x", "s", *payloads, delay_ms=delay_ms, at_ms=at_ms)
+    encoded = encode_inbox_entry(written)
+    assert len(encoded) == written.size_bytes
+    batch, times, body = decode_inbox_entry(encoded)
+    assert bytes(body) == written.body
+    assert batch.payloads.to_list() == payloads
+    for got, given_ms in ((times.delay_ms, delay_ms), (times.at_ms, at_ms)):
+        assert (None if got is None else got.tolist()) == given_ms
+    assert times.given == any(ms >= 0 for ms in [*(delay_ms or []), *(at_ms or [])])
+
+
+@given(some.data())
+def test_every_altered_byte_is_noticed(data: some.DataObject) -> None:
+    encoded = encode_inbox_entry(inbox_entry("t/n/x", "s", b"one", b"two", delay_ms=[5, -1]))
+    with pytest.raises(InboxEntryDamaged):
+        decode_inbox_entry(data.draw(damaged(encoded)))
+
+
+@given(some.binary(max_size=200))
+def test_nothing_but_its_own_error_comes_out_of_any_bytes(encoded: bytes) -> None:
+    with contextlib.suppress(InboxEntryDamaged):
+        decode_inbox_entry(encoded)
+
+
+def test_a_count_that_its_body_does_not_have_is_noticed() -> None:
+    honest = inbox_entry("t/n/x", "s", b"one", b"two")
+    for count in (1, 3):
+        lying = InboxEntry("t/n/x", "s", honest.body, count)
+        with pytest.raises(InboxEntryDamaged, match="in its body"):
+            decode_inbox_entry(encode_inbox_entry(lying))
+
+
+def test_a_letter_larger_than_a_packet_is_noticed_before_anything_is_done_with_it() -> None:
+    with pytest.raises(InboxEntryDamaged, match="bytes"):
+        decode_inbox_entry(np.zeros(MAX_ENTRY_BYTES + 1, np.uint8).data)
+
+
+def test_a_body_is_compressed_where_that_pays_and_nowhere_else() -> None:
+    repetitive = MessageBatch(
+        Blobs.of([b'{"customer": %d, "zone": "UTC"}' % n for n in range(500)])
+    )
+    body = repetitive.encode()
+    small = compressed(body)
+    assert small is not None
+    assert len(small) < len(body) // 3
+    inbox_entry = InboxEntry("t/n/x", "s", small, 500, NO_TIMES, len(body))
+    batch, _, inflated = decode_inbox_entry(encode_inbox_entry(inbox_entry))
+    assert bytes(inflated) == body
+    assert batch.payloads.to_list() == repetitive.payloads.to_list()
+    assert inbox_entry.size_bytes > len(body) > len(encode_inbox_entry(inbox_entry))
+    assert compressed(random.Random(1).randbytes(100_000)) is None
+
+
+def test_a_compressed_body_that_is_not_whole_or_grows_past_every_bound_is_damaged() -> None:
+    body = MessageBatch(Blobs.of([bytes(MAX_ENTRY_BYTES)])).encode()
+    for wrong in (
+        zlib.compress(body),
+        zlib.compress(body)[:-1],
+        b"no zlib",
+        zlib.compress(b"") + b"x",
+    ):
+        data = encode_inbox_entry(InboxEntry("t/n/x", "s", wrong, 1, NO_TIMES, 100))
+        with pytest.raises(InboxEntryDamaged, match="compress"):
+            decode_inbox_entry(data)

@@ -1,0 +1,122 @@
+"""A row of the log survives the way to bytes and back, and damage does not go unnoticed."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escapement.errors import LogDamaged
+from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.storage.engine.result_buffer import Landing
+from escapement.storage.log.log_row import Restating, decode_row, encode_row
+from support.damaged_bytes import damaged
+
+payloads = st.lists(st.binary(max_size=12), min_size=1, max_size=5)
+batches = st.lists(payloads, min_size=1, max_size=4)
+TIMES = st.one_of(st.integers(0, 100), st.integers(0, 2**40), st.integers(0, 2**62))
+
+
+def column(values: list[int]) -> Int64s:
+    return np.array(values, np.int64)
+
+
+def bodies_of(contents: list[list[bytes]]) -> list[bytes]:
+    return [MessageBatch(Blobs.of(each)).encode() for each in contents]
+
+
+@settings(max_examples=80)
+@given(batches, st.integers(0, 2**62), st.data())
+def test_a_row_reads_back_as_it_was_written(
+    contents: list[list[bytes]], accepted_at_ms: int, data: st.DataObject
+) -> None:
+    """Every width of the due column, several bodies in one row."""
+    count = sum(map(len, contents))
+    due = np.array(data.draw(st.lists(TIMES, min_size=count, max_size=count)), np.int64)
+    row = decode_row(encode_row(accepted_at_ms, due, bodies_of(contents)))
+    assert row.accepted_at_ms == accepted_at_ms
+    assert row.due_ms.tolist() == due.tolist()
+    assert row.batch().payloads.to_list() == [p for each in contents for p in each]
+
+
+def test_equal_times_take_no_room() -> None:
+    bodies = bodies_of([[b"x"] * 1000])
+    due = np.full(1000, 5, np.int64)
+    assert len(encode_row(5, due, bodies)) < len(bodies[0]) + 64
+
+
+def test_a_long_row_is_the_same_in_memory_that_is_used_again() -> None:
+    """And so are those behind it: what does not fit any more has memory of its own."""
+    room = Landing(300_000)
+    bodies = bodies_of([[b"one" * 30_000], [], [b"two"]])
+    for _ in range(2):
+        room.clear()
+        rows = [encode_row(n, column([n, 9]), bodies, into=room) for n in range(4)]
+        assert rows == [encode_row(n, column([n, 9]), bodies) for n in range(4)]
+
+
+@settings(max_examples=80)
+@given(batches, st.data())
+def test_any_changed_or_missing_byte_is_noticed(
+    contents: list[list[bytes]], data: st.DataObject
+) -> None:
+    due = np.arange(sum(map(len, contents)), dtype=np.int64)
+    row = encode_row(1, due, bodies_of(contents))
+    with pytest.raises(LogDamaged):
+        decode_row(data.draw(damaged(row)))
+
+
+@settings(max_examples=80)
+@given(st.binary(max_size=80))
+def test_garbage_is_damage_and_nothing_else(garbage: bytes) -> None:
+    with pytest.raises(LogDamaged):
+        decode_row(garbage)
+
+
+def test_a_body_that_is_none_is_damage() -> None:
+    row = decode_row(encode_row(1, np.zeros(1, np.int64), [b"nonsense"]))
+    with pytest.raises(LogDamaged, match="does not decode"):
+        row.batch()
+    row = decode_row(encode_row(1, np.zeros(2, np.int64), bodies_of([[b"one"]])))
+    with pytest.raises(LogDamaged, match="2 due times for 1 messages"):
+        row.batch()
+
+
+@given(batches, st.data())
+def test_a_restatement_names_its_offsets_and_the_times_before(
+    contents: list[list[bytes]], data: st.DataObject
+) -> None:
+    """B1: and any changed byte of it is noticed too."""
+    count = sum(map(len, contents))
+    offsets = sorted(
+        data.draw(st.sets(st.integers(0, 2**50), min_size=count, max_size=count), "offsets")
+    )
+    due = np.arange(count)
+    restating = Restating(np.array(offsets, np.int64), due * 3, due * 5, due * 7)
+    row = encode_row(1, due, bodies_of(contents), restating)
+    content = decode_row(row)
+    assert content.restating is not None
+    for found, was in zip(content.restating, restating, strict=True):
+        assert found.tolist() == was.tolist()
+    assert content.due_ms.tolist() == due.tolist()
+    assert content.batch().payloads.to_list() == [p for each in contents for p in each]
+    at = data.draw(st.integers(0, len(row) - 1))
+    with pytest.raises(LogDamaged):
+        decode_row(row[:at] + bytes([row[at] ^ 1]) + row[at + 1 :])
+
+
+def test_a_restatement_of_an_earlier_program_is_taken_by_its_own_times() -> None:
+    """N1: what it does not say of when a message was published is not made up."""
+    due, offsets = column([5, 9]), column([3, 70_000])
+    (body,) = bodies_of([[b"a", b"b"]])
+    row = encode_row(1, due, [body], Restating(offsets, due * 2, due * 3, due * 4))
+    head, times, rest = row[:12], row[16 : 16 + 16 + 4 * 2], row[16 + 16 + 4 * 2 :]
+    parts = [bytes([2]) + head[1:], times, rest[:16], rest[48:]]
+    crc = struct.pack("<I", zlib.crc32(b"".join(parts)))
+    restating = decode_row(parts[0] + crc + b"".join(parts[1:])).restating
+    assert restating is not None
+    assert [values.tolist() for values in restating] == [[3, 70_000], [10, 18], [5, 9], [1, 1]]

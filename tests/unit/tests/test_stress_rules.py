@@ -1,0 +1,127 @@
+"""The stress test's rules find each kind of broken promise, and nothing in a clean history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from stress.history import History
+from stress.rules import violations
+
+T0_MS = 1_000_000
+
+
+def clean() -> History:
+    """Return a history of three messages that two subscriptions finished.
+
+    Message 2 (offset 12) is poison: subscription ``a`` has its dead letter 5, which is redriven
+    as offset 13.
+    """
+    history = History({"t": ["a", "b"]}, ordered=frozenset({"b"}))
+    for offset in (10, 11, 12):
+        number = history.publish("t", T0_MS, poison=offset == 12)
+        history.confirm(number, offset)
+        history.messages[number].settled_ms = T0_MS - 10_000
+    for name in ("a", "b"):
+        for number, offset in ((0, 10), (1, 11), (2, 12), (2, 13)):
+            course = history.deliver(name, number, offset, T0_MS, "k", False, T0_MS + offset)
+            course.ack_sent = (name, offset) != ("a", 12)
+    history.list_dead_letters("a", {5: (2, 12)})
+    history.dead_letters["a"].asked.add(5)
+    history.list_dead_letters("a", {})
+    return history
+
+
+def lose_first_delivery(history: History) -> None:
+    del history.courses["a"][10]
+
+
+def lose_acknowledgement_and_letter(history: History) -> None:
+    history.dead_letters["a"].seen.clear()
+
+
+def lose_redriven_copy(history: History) -> None:
+    del history.courses["a"][13], history.courses["b"][13]
+
+
+def lose_redriven_copy_of_one(history: History) -> None:
+    del history.courses["b"][13]
+
+
+def lose_letter_unasked(history: History) -> None:
+    history.dead_letters["a"].asked.clear()
+
+
+def dead_letter_twice(history: History) -> None:
+    history.list_dead_letters("a", {6: (2, 12)})
+
+
+def store_twice(history: History) -> None:
+    history.deliver("a", 1, 14, T0_MS, "k", False, T0_MS + 20).ack_sent = True
+
+
+def come_early(history: History) -> None:
+    history.messages[0].earliest_ms = T0_MS + 60_000
+
+
+def come_before_moved_time(history: History) -> None:
+    history.messages[0].moved = (T0_MS + 60_000, frozenset({"b"}))
+
+
+def come_after_durable_ack(history: History) -> None:
+    history.courses["a"][10].durable_ms = T0_MS
+    history.deliver("a", 0, 10, T0_MS, "k", True, T0_MS + 60_000)
+
+
+def come_twice_as_new(history: History) -> None:
+    history.deliver("a", 0, 10, T0_MS, "k", False, T0_MS + 20)
+
+
+def come_though_cancelled(history: History) -> None:
+    history.messages[0].cancelled_but_for = frozenset({"b"})
+
+
+def come_out_of_order(history: History) -> None:
+    history.arrivals["b"].reverse()
+
+
+def test_message_confirmed_after_a_later_one_was_delivered_may_follow_it() -> None:
+    """Q9: the broker orders durable messages only."""
+    history = clean()
+    come_out_of_order(history)
+    for message in history.messages.values():
+        message.settled_ms = T0_MS + 60_000
+    assert list(violations(history)) == []
+
+
+def test_clean_history_breaks_no_promise() -> None:
+    """P6: nothing is found where nothing is wrong."""
+    assert list(violations(clean())) == []
+
+
+@pytest.mark.parametrize(
+    ("break_it", "kind"),
+    [
+        (lose_first_delivery, "lost"),
+        (lose_acknowledgement_and_letter, "lost"),
+        (lose_redriven_copy, "lost"),
+        (lose_redriven_copy_of_one, "lost"),
+        (lose_letter_unasked, "lost"),
+        (dead_letter_twice, "doubled"),
+        (store_twice, "doubled"),
+        (come_early, "early"),
+        (come_before_moved_time, "early"),
+        (come_after_durable_ack, "again"),
+        (come_twice_as_new, "unmarked"),
+        (come_though_cancelled, "cancelled"),
+        (come_out_of_order, "order"),
+    ],
+)
+def test_broken_promise_is_found(break_it: Callable[[History], None], kind: str) -> None:
+    """P6, Q9, B1: one fault in a clean history is named by its kind."""
+    history = clean()
+    break_it(history)
+    found = list(violations(history))
+    assert found
+    assert any(line.startswith(f"{kind}: ") for line in found), found
