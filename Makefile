@@ -54,7 +54,7 @@ bench: $(INSTALLED) database ## the figures of docs/benchmarks.md, on this machi
 	$(BIN)/python benchmarks/figures.py $(ARGS)
 
 docs: $(DOCS_INSTALLED) ## the documentation site in site/; a broken link fails
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 install: $(INSTALLED) ## the virtual environment with the package and its tools

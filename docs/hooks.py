@@ -79,7 +79,9 @@ def _policies() -> Iterator[str]:
             rule = rule_of(kind, name)
             option = "--" + name.removesuffix("_ms").replace("_", "-")
             shown = rule.in_words(default[name])
-            if name.endswith("_ms") and isinstance(shown, int):
+            if isinstance(shown, bool):
+                shown = "yes" if shown else "no"
+            if name.endswith("_ms") and type(shown) is int:
                 shown = duration_text(shown)
             values = rule.metavar.replace("|", "\\|")
             yield f"| `{option}` *{values}* | `{name}` | {shown} | {rule.help} |"

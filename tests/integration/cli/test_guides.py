@@ -63,6 +63,8 @@ def test_commands_in_documents_parse(page: Path) -> None:
         (words,) = Block("shell", "", line, "", 0).commands()
         try:
             parse_command(words)
+        except click.exceptions.Exit:
+            pass  # --help
         except click.ClickException as error:
             raise AssertionError(f"{line}\n{error.format_message()}") from error
 
@@ -71,6 +73,14 @@ def test_commands_in_documents_parse(page: Path) -> None:
 def test_python_in_documents_compiles(page: Path) -> None:
     for block in blocks(page, "python"):
         block.compiled()
+
+
+def test_reference_has_every_public_name() -> None:
+    text = (DOCS / "reference" / "python.md").read_text()
+    missing = [
+        name for name in escapement.__all__ if not re.search(rf"(escapement\.|- ){name}\b", text)
+    ]
+    assert not missing
 
 
 # -- pages on a virtual clock ------------------------------------------------------
