@@ -1,6 +1,6 @@
 """The inbox: a durable queue of entries to be moved into the logs of their targets.
 
-Owns the tables ``inbox_targets`` and ``inbox``. An *inbox target* (a row of ``inbox_targets``) is
+Owns the tables ``mailboxes`` and ``inbox``. An *inbox target* (a row of ``mailboxes``) is
 the name of a topic and an id that is never used again. It is created with its first entry, whether
 the topic exists or not, and deleted with the topic. All functions run inside a transaction of the
 caller:

@@ -1,6 +1,6 @@
 """Staged batches: inbox entries that a bulk job has staged for one target.
 
-Owns the table ``staged_batches``. The entries of a staged batch are in the inbox under the batch's
+Owns the table ``parcels``. The entries of a staged batch are in the inbox under the batch's
 negative id. No target has a negative id, so no reader sees them. The commit of the job
 (storage/inbox/job.py) gives the batch the id of its target. That changes no entry, and queues
 the batch's entries after the target's own. They are moved in the order of their ids, as other
