@@ -77,7 +77,7 @@ class Job:
     block_rows: int
     cache_bytes: int
     dropped: list[int]
-    dead: dict[str, Any]  # obsolete offsets, by topic (index/roster.py)
+    dead: dict[str, Any]  # obsolete offsets, by topic (index/numbers_by_topic.py)
     early: dict[str, Any]  # offsets that are obsolete if due before the time in ``before_ms``
     before_ms: dict[str, Any]
     outdated: dict[str, Any]  # offsets of which only the key due at ``staying_ms`` is needed
