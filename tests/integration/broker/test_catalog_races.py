@@ -123,7 +123,7 @@ RACES = [
 
 
 @pytest.mark.parametrize("race", RACES, ids=str)
-async def test_what_comes_second_finds_what_the_first_left(
+async def test_second_of_two_concurrent_calls_sees_the_result_of_the_first(
     mock_clock: MockClock, race: Race
 ) -> None:
     """Q7: a topic's end is the end of all that belongs to it, whatever else is going on."""
@@ -161,7 +161,7 @@ async def test_what_comes_second_finds_what_the_first_left(
     ],
     ids=str,
 )
-async def test_of_three_each_means_what_there_was_when_it_was_asked_for(
+async def test_concurrent_call_applies_to_the_object_that_existed_when_it_arrived(
     mock_clock: MockClock,
     before: Call,
     calls: tuple[Call, ...],
@@ -184,7 +184,7 @@ async def test_of_three_each_means_what_there_was_when_it_was_asked_for(
             await new_life(world)
 
 
-async def test_who_gives_up_deleting_opens_the_topic_for_nobody_else_s_delete(
+async def test_cancelled_deletion_does_not_reopen_a_topic_that_another_call_deletes(
     mock_clock: MockClock,
 ) -> None:
     """Q7: of two that delete it the first is cancelled while it waits, and the second goes on."""
@@ -268,7 +268,7 @@ async def cancelled(held: Held, call: Callable[..., Awaitable[Any]], *arguments:
 @pytest.mark.parametrize(
     "create", [create_namespace, create_topic, subscribe, open_producer], ids=lambda f: f.__name__
 )
-async def test_what_a_cancelled_caller_made_durable_is_there_for_the_next(
+async def test_object_created_by_a_cancelled_caller_exists_for_the_next_caller(
     mock_clock: MockClock, create: Callable[[World], Awaitable[None]]
 ) -> None:
     """Invariant 7: what a broker knows is what it would know after a start."""
@@ -286,7 +286,7 @@ async def test_what_a_cancelled_caller_made_durable_is_there_for_the_next(
         await new_life(world)
 
 
-async def test_what_a_cancelled_caller_deleted_is_gone_for_everybody(
+async def test_topic_deleted_by_a_cancelled_caller_is_gone(
     mock_clock: MockClock,
 ) -> None:
     """Q7: the name is free, and a new life begins at offset 0."""
@@ -302,7 +302,7 @@ async def test_what_a_cancelled_caller_deleted_is_gone_for_everybody(
 
 
 @pytest.mark.parametrize("index", ["kept", "lost"])
-async def test_a_start_does_not_ask_for_log_rows_that_the_housekeeper_freed(
+async def test_start_reads_no_log_rows_that_the_housekeeper_deleted(
     mock_clock: MockClock, index: str
 ) -> None:
     """P5, Q7: the journal still names them; what others published is all there."""
@@ -340,7 +340,7 @@ def publication(outcomes: list[str], sequence: int) -> Publication:
     )
 
 
-async def test_what_was_handed_in_before_a_deletion_is_confirmed_and_leaves_nothing(
+async def test_messages_published_just_before_a_deletion_are_confirmed_and_leave_nothing(
     mock_clock: MockClock,
 ) -> None:
     """Invariant 1: batches that share the deletion's own transaction, or come just before."""
@@ -362,7 +362,7 @@ async def test_what_was_handed_in_before_a_deletion_is_confirmed_and_leaves_noth
         await new_life(world)
 
 
-async def test_nothing_is_taken_for_a_topic_that_is_being_deleted(
+async def test_topic_that_is_being_deleted_accepts_no_messages(
     mock_clock: MockClock,
 ) -> None:
     """Q7: also not from a producer that came back, under its old epoch, meanwhile."""
@@ -417,7 +417,7 @@ async def test_a_producer_opened_while_its_topic_is_deleted_is_refused(
         await new_life(world)
 
 
-async def test_a_topic_whose_deletion_failed_goes_on(mock_clock: MockClock) -> None:
+async def test_topic_keeps_working_after_its_deletion_failed(mock_clock: MockClock) -> None:
     """Q7, Q8: all of it or nothing; the database takes no writes for a moment."""
     outage = Outage()
     async with testing.start(engine=outage.engine) as world, world.connect() as broker:

@@ -160,7 +160,7 @@ async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
         assert number > 10
 
 
-async def test_what_a_namespace_takes_along_is_said_first_and_nobody_else_is_touched(
+async def test_namespace_deletion_can_be_previewed_and_spares_other_namespaces(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Q7: consumers are told, schedules for its topics go, and it may be made again."""
@@ -193,7 +193,7 @@ async def test_what_a_namespace_takes_along_is_said_first_and_nobody_else_is_tou
         await kept.send(b"still")
 
 
-async def test_nothing_new_comes_into_being_in_a_namespace_that_is_going(
+async def test_namespace_that_is_being_deleted_gets_no_new_topics(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Q7: neither from a client nor out of the inbox."""
@@ -208,7 +208,7 @@ async def test_nothing_new_comes_into_being_in_a_namespace_that_is_going(
         assert list(world.server.inbox_relay.blocked) == [f"{NAMESPACE}/other"]
 
 
-async def test_a_delete_that_fails_ends_nothing(mock_clock: MockClock) -> None:
+async def test_failed_topic_deletion_ends_no_consumer_or_producer(mock_clock: MockClock) -> None:
     """Q7: while the database is away a topic cannot be deleted, and its users go on after it."""
     outage = Outage()
     async with testing.start(engine=outage.engine) as world, world.connect() as broker:

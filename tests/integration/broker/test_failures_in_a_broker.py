@@ -80,7 +80,7 @@ class Asked:
         nursery.start_soon(ask)
 
 
-async def test_read_only_stops_dispatch_until_the_database_takes_writes_again(
+async def test_read_only_database_stops_dispatch_until_it_accepts_writes_again(
     mock_clock: MockClock,
 ) -> None:
     """Q8: publishes and acks are refused as retryable; then all goes on by itself."""
@@ -120,7 +120,7 @@ async def test_read_only_stops_dispatch_until_the_database_takes_writes_again(
         assert await values(inbox) == [b"17", b"18", b"19", b"20"]
 
 
-async def test_read_only_stops_dispatch_though_nobody_writes(mock_clock: MockClock) -> None:
+async def test_read_only_database_stops_dispatch_even_without_publishes_or_acks(mock_clock: MockClock) -> None:
     """Q8: no ack and no publish meets it, but the lease's renewal does, long before its end."""
     outage = Outage()
     async with (
@@ -152,7 +152,7 @@ async def test_read_only_stops_dispatch_though_nobody_writes(mock_clock: MockClo
         assert [message.payload for message in got] == [b"%d" % n for n in range(2, LEASE_S + 5)]
 
 
-async def test_acks_are_refused_at_once_while_the_database_takes_no_writes(
+async def test_acks_are_refused_at_once_while_the_database_is_read_only(
     mock_clock: MockClock,
 ) -> None:
     """Q8: what a consumer is told, which then tries again; nothing is acknowledged by it."""
@@ -181,7 +181,7 @@ async def test_acks_are_refused_at_once_while_the_database_takes_no_writes(
                 assert await values(inbox) == [b"m"]
 
 
-async def test_what_is_due_is_delivered_until_the_lease_ends_and_all_of_it_later(
+async def test_due_messages_are_delivered_until_the_lease_ends_and_then_after_the_outage(
     mock_clock: MockClock,
 ) -> None:
     """Q8: unreachable. Nothing is confirmed meanwhile, and nothing comes twice."""
@@ -245,7 +245,7 @@ async def test_a_lease_that_ran_out_during_a_recovery_is_renewed_and_the_recover
             assert await values(inbox) == [b"m"]
 
 
-async def test_while_it_is_away_so_many_acks_wait_and_no_more_is_dispatched(
+async def test_dispatch_stops_when_unwritten_acks_reach_their_bound_during_an_outage(
     mock_clock: MockClock,
 ) -> None:
     """Q8, invariant 9: the bound on unwritten acks comes before the end of the lease."""

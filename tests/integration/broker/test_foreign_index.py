@@ -85,7 +85,7 @@ async def subscribe(world: World) -> None:
         await broker.admin("subscriptions.create", **names, position="earliest")
 
 
-async def test_what_another_broker_has_filled_in_is_not_lost_to_an_older_index(
+async def test_messages_that_another_broker_filled_in_are_not_lost_to_an_older_index(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:
     """P5, P6, invariant 7: no group commit says how far a fill has come."""
@@ -105,7 +105,7 @@ async def test_what_another_broker_has_filled_in_is_not_lost_to_an_older_index(
         assert await take(world, "late") == [b"1", b"2", b"3"]
 
 
-async def test_a_state_that_was_begun_belongs_to_the_index_of_who_began_it(
+async def test_unfinished_checkpoint_of_another_broker_loses_no_messages(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:
     """P5, P6, invariant 7: dead behind the state and before the journal was trimmed."""
@@ -124,7 +124,7 @@ async def test_a_state_that_was_begun_belongs_to_the_index_of_who_began_it(
         assert await take(world, "late") == [b"1", b"2", b"3"]
 
 
-async def test_a_broker_goes_on_with_an_index_that_is_ahead_of_the_database(
+async def test_broker_keeps_an_index_that_is_ahead_of_the_database(
     mock_clock: trio.testing.MockClock,
     engine: Engine,
     tmp_path: Path,
@@ -150,7 +150,7 @@ async def test_a_broker_goes_on_with_an_index_that_is_ahead_of_the_database(
     assert "rebuilding it" not in caplog.text
 
 
-async def test_an_index_that_a_job_has_rebuilt_counts_until_another_broker_writes_a_checkpoint(
+async def test_rebuilt_index_is_current_until_another_broker_writes_a_checkpoint(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:
     """P5, B7: the audit sees it as a start does."""

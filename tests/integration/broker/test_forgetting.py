@@ -103,7 +103,7 @@ async def subscribe(broker: escapement.Broker, name: str, kind: str) -> None:
     await broker.admin("subscriptions.create", topic=TOPIC, subscription=name, **options)
 
 
-async def test_what_is_done_is_forgotten(
+async def test_generation_is_deleted_once_its_messages_are_acknowledged_and_old_enough(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """Q7: once all is acknowledged and old enough, a generation's tables are dropped."""
@@ -125,7 +125,7 @@ async def test_what_is_done_is_forgotten(
             assert receipt.id.offset == 101  # offsets go on
 
 
-async def test_who_begins_at_earliest_gets_what_was_stated_again_and_is_done(
+async def test_subscription_at_earliest_gets_a_restated_acknowledged_message(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P11, N1: as long as it can be read, though no index has it any more."""
@@ -143,7 +143,7 @@ async def test_who_begins_at_earliest_gets_what_was_stated_again_and_is_done(
         assert await take(broker, "late") == readable
 
 
-async def test_a_time_that_counts_no_more_is_remembered_until_everybody_has_read_past_it(
+async def test_former_due_time_is_kept_until_every_subscription_has_read_past_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B1: who is behind does not get at its old time what was done at its new one."""
@@ -162,7 +162,7 @@ async def test_a_time_that_counts_no_more_is_remembered_until_everybody_has_read
         assert await take(broker, "idle") == []
 
 
-async def test_what_somebody_is_to_get_is_kept(mock_clock: trio.testing.MockClock) -> None:
+async def test_unacknowledged_message_keeps_its_generation(mock_clock: trio.testing.MockClock) -> None:
     """Q7: retention is about what is done; a message that is not acknowledged stays."""
     engine = SqliteEngine.in_memory()
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
@@ -180,7 +180,7 @@ async def test_what_somebody_is_to_get_is_kept(mock_clock: trio.testing.MockCloc
         assert generations(engine) == [2]
 
 
-async def test_bytes_bound_what_is_kept_for_its_age(mock_clock: trio.testing.MockClock) -> None:
+async def test_retention_bytes_delete_generations_before_their_retention_time(mock_clock: trio.testing.MockClock) -> None:
     """Q7: where ``retention_bytes`` are in newer generations, the oldest goes before its time."""
     engine = SqliteEngine.in_memory()
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
@@ -194,7 +194,7 @@ async def test_bytes_bound_what_is_kept_for_its_age(mock_clock: trio.testing.Moc
             assert generations(engine) == wanted
 
 
-async def test_a_generation_that_is_mostly_done_ends_before_its_day(
+async def test_mostly_acknowledged_generation_ends_before_its_day(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P11: where nothing is retained, what is done does not wait for midnight."""
@@ -213,7 +213,7 @@ async def test_a_generation_that_is_mostly_done_ends_before_its_day(
             assert generations(engine) == wanted
 
 
-async def test_a_log_that_was_forgotten_begins_later(mock_clock: trio.testing.MockClock) -> None:
+async def test_reads_seeks_and_new_subscriptions_begin_where_the_log_begins(mock_clock: trio.testing.MockClock) -> None:
     """N1, Q7: reading, seeking and subscribing at earliest find what the log still has."""
     engine = SqliteEngine.in_memory()
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
@@ -243,7 +243,7 @@ async def test_a_log_that_was_forgotten_begins_later(mock_clock: trio.testing.Mo
         assert list(pages[0].values()) == kept
 
 
-async def test_a_seek_while_it_is_looked_at_keeps_a_generation(
+async def test_seek_into_an_old_generation_keeps_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Q7: what a subscription has again to get is not forgotten behind its back."""
@@ -261,7 +261,7 @@ async def test_a_seek_while_it_is_looked_at_keeps_a_generation(
         assert generations(engine) == [2]
 
 
-async def test_a_crash_at_any_step_of_forgetting_is_made_good(
+async def test_crash_at_any_step_of_deleting_a_generation_loses_nothing(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P6, P11, Q7: whatever has been done of it, the next start ends it; nothing is lost."""
@@ -337,7 +337,7 @@ async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
             assert late == [b"%d.%d" % (n, n) for n in range(1, 10)]
 
 
-async def test_the_file_of_a_log_on_sqlite_shrinks_with_it(
+async def test_sqlite_file_shrinks_when_generations_are_deleted(
     mock_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
     """P11, Q7: disk follows what is live, also where the database keeps what was freed."""
@@ -364,7 +364,7 @@ def on_disk(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
-async def test_what_is_done_needs_no_entry_among_the_moves(
+async def test_acknowledged_message_leaves_the_moves_once_its_keys_have_passed(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P11, B1: not in memory and not in the database, once none of its keys is to come."""
@@ -411,7 +411,7 @@ async def test_what_is_done_needs_no_entry_among_the_moves(
             assert await look(world) == (0, 0)
 
 
-async def test_a_dead_letter_of_what_was_relocated_says_when_it_was_published(
+async def test_dead_letter_of_a_relocated_message_keeps_its_publish_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P11, V1: the row that first stated it is gone, and the one that states it again knows."""
@@ -451,7 +451,7 @@ async def look_up(broker: escapement.Broker, offset: int) -> tuple[escapement.Li
     return life, [one.id.offset async for one in broker.peek(TOPIC, offset=offset)]
 
 
-async def test_what_was_relocated_is_read_by_offset_as_before(
+async def test_relocated_messages_are_read_by_offset_as_before(
     mock_clock: trio.testing.MockClock, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N1, P11: page after page, one by one, relocated again, and after a start without index."""
@@ -522,7 +522,7 @@ def log_bytes(engine: Engine) -> int:
         connection.close()
 
 
-async def test_of_what_is_forgotten_cancel_and_reschedule_say_the_same(
+async def test_cancel_and_reschedule_give_the_same_outcome_for_deleted_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B1, Q7: it is too late, whoever asks, and what never was is unknown."""
@@ -548,7 +548,7 @@ async def test_of_what_is_forgotten_cancel_and_reschedule_say_the_same(
             assert [one.handed for one in moved] == [one.handed for one in cancelled]
 
 
-async def test_of_what_is_forgotten_it_is_not_known_any_more_what_lapsed(
+async def test_cancel_does_not_tell_expired_from_delivered_among_deleted_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B1, invariant 9: where anything did; or one bit of each message would be kept for ever."""
@@ -578,7 +578,7 @@ async def test_of_what_is_forgotten_it_is_not_known_any_more_what_lapsed(
 
 @pytest.mark.parametrize("sought", [False, True])
 @pytest.mark.parametrize("where", ["earliest", "offset:1", "past"])
-async def test_who_begins_in_the_past_gets_what_the_log_has_and_nothing_else(
+async def test_subscription_at_a_past_position_gets_only_messages_in_the_log(
     mock_clock: trio.testing.MockClock, where: str, sought: bool
 ) -> None:
     """Invariant 7, N3: whatever the index still has, and though the broker dies at once."""
@@ -624,7 +624,7 @@ async def test_who_begins_in_the_past_gets_what_the_log_has_and_nothing_else(
 
 
 @pytest.mark.parametrize("dies", [False, True])
-async def test_what_neither_log_nor_index_has_any_more_is_let_go(
+async def test_message_that_neither_log_nor_index_has_is_given_up(
     mock_clock: trio.testing.MockClock, dies: bool
 ) -> None:
     """Invariant 7: it was come upon in an index that is lost since, and waits for a retry.
@@ -668,7 +668,7 @@ async def test_what_neither_log_nor_index_has_any_more_is_let_go(
             assert (row["unacknowledged"], row["in_flight"]) == (1, 1)
 
 
-async def test_what_was_stated_again_and_is_forgotten_is_let_go(
+async def test_restated_message_whose_generation_is_deleted_is_given_up(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P11, invariant 7: also where a crash brings back what the log says of it no more."""
@@ -702,7 +702,7 @@ async def test_what_was_stated_again_and_is_forgotten_is_let_go(
         assert messages == []
 
 
-async def test_who_comes_later_gets_nothing_of_what_was_moved_and_is_forgotten(
+async def test_later_subscription_gets_no_rescheduled_message_that_is_deleted(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P11, B1: both of its keys may be in the index when nothing says any more which counts."""

@@ -16,7 +16,7 @@ from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
 
 
-async def test_requests_that_cross_the_goodbye_on_their_way(
+async def test_requests_that_cross_the_goodbye_are_not_answered(
     mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Invariant 1: a publish that was under way gets no receipt, and the log stays quiet."""

@@ -63,7 +63,7 @@ async def test_subscriptions_share_one_index(mock_clock: trio.testing.MockClock)
                 assert len(await arrived(inbox)) == 100
 
 
-async def test_the_index_keeps_in_proportion_to_what_is_pending(
+async def test_index_size_is_proportional_to_pending_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P11, B1: old keys of what is moved and what is cancelled leave it long before their time."""
@@ -99,7 +99,7 @@ async def test_the_index_keeps_in_proportion_to_what_is_pending(
 
 
 @pytest.mark.parametrize("position", ["latest", "offset:200", "time"])
-async def test_who_begins_later_keeps_nothing_of_what_was_over(
+async def test_later_subscription_keeps_no_finished_messages_in_the_index(
     position: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P1: on disk, too, and what he is still to get stays there."""
@@ -173,7 +173,7 @@ async def test_merges_wait_while_memory_fills(mock_clock: trio.testing.MockClock
         assert stats["index_entries"] == 60
 
 
-async def test_what_is_due_soon_is_delivered_without_a_look_at_the_disk(
+async def test_message_due_soon_is_delivered_without_reading_the_disk(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P3: a checkpoint does not make it wait for a thread, whatever the disk does meanwhile."""
@@ -191,7 +191,7 @@ async def test_what_is_due_soon_is_delivered_without_a_look_at_the_disk(
 
 
 @pytest.mark.parametrize("pending", [100, 3000])
-async def test_what_a_start_replays_does_not_grow_with_what_is_pending(
+async def test_journal_that_a_start_replays_does_not_grow_with_pending_messages(
     mock_clock: trio.testing.MockClock, pending: int
 ) -> None:
     """B5: a checkpoint covers what is pending; a start reads the journal behind it."""

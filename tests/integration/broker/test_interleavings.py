@@ -25,7 +25,7 @@ async def values(inbox: escapement.Inbox) -> list[bytes]:
     return [message.payload for message in await testing.arrived(inbox)]
 
 
-async def test_what_is_published_while_a_subscription_becomes_durable_is_delivered(
+async def test_message_published_while_a_subscription_becomes_durable_is_delivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Invariant 4: its offset belongs to the subscription, its time lies before the creation."""
@@ -47,7 +47,7 @@ async def test_what_is_published_while_a_subscription_becomes_durable_is_deliver
                     assert await values(inbox) == got
 
 
-async def test_acks_that_hold_up_dispatch_let_it_go_on_once_they_are_durable(
+async def test_dispatch_resumes_once_the_acks_that_stopped_it_are_durable(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Invariant 4: nothing but the commit happens."""
@@ -210,7 +210,7 @@ async def test_acknowledgements_survive_a_checkpoint_beside_one_that_is_not_comm
                 assert await testing.arrived(inbox) == []
 
 
-async def test_checkpoint_writes_no_lapse_that_is_not_committed(
+async def test_checkpoint_writes_no_expiry_that_is_not_committed(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B1: a message that expired before a crash, and was acknowledged after it, was delivered."""

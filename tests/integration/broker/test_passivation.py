@@ -106,7 +106,7 @@ async def test_passive_topic_goes_on_with_its_offsets_and_named_producers(
         assert (stats["next_offset"], stats["published"]) == (3, 3)
 
 
-async def test_passive_topic_still_knows_what_no_broker_before_can_have_delivered(
+async def test_passive_topic_still_knows_which_messages_no_earlier_broker_delivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B1: a message published since a crash is cancelled, also with a time before the crash."""
@@ -147,7 +147,7 @@ async def test_topic_that_is_used_or_acts_by_itself_stays_active(
         assert await passivate(world) == [f"public/default/{topic}" for topic in stay]
 
 
-async def test_runtime_that_somebody_refers_to_stays(mock_clock: trio.testing.MockClock) -> None:
+async def test_runtime_in_use_by_a_task_stays_active(mock_clock: trio.testing.MockClock) -> None:
     """A task that looked a topic up goes on with the same object."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await publish(broker, "t", b"x")

@@ -23,7 +23,7 @@ async def attempts(world: World, inbox: escapement.Inbox, seconds: int) -> list[
     return [message.attempt for message in await arrived(inbox)]
 
 
-async def test_a_new_back_off_counts_for_consumers_that_are_there(
+async def test_changed_back_off_applies_to_connected_consumers(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V4: a first wait of ack_wait, doubled, within min_backoff and max_backoff."""
@@ -46,7 +46,7 @@ async def test_a_new_back_off_counts_for_consumers_that_are_there(
             assert await attempts(world, inbox, 1) == [5]
 
 
-async def test_what_a_consumer_asks_for_wins_and_the_bounds_hold_for_it_too(
+async def test_ack_wait_of_a_consumer_overrides_the_policy_within_its_bounds(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V4."""
@@ -63,7 +63,7 @@ async def test_what_a_consumer_asks_for_wins_and_the_bounds_hold_for_it_too(
             assert await attempts(world, inbox, 8) == [4]
 
 
-async def test_a_policy_survives_a_crash_and_a_nack_goes_by_it(
+async def test_policy_survives_a_crash_and_applies_to_nacks(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V4: the back-off of a nack is the subscription's."""
@@ -95,7 +95,7 @@ async def test_a_policy_survives_a_crash_and_a_nack_goes_by_it(
         ("subscriptions", NAMES),
     ],
 )
-async def test_a_change_that_is_none_is_refused_and_changes_nothing(
+async def test_invalid_policy_update_is_refused_and_changes_nothing(
     noun: str, names: dict[str, str], mock_clock: trio.testing.MockClock
 ) -> None:
     async with testing.start(config=CALM) as world, world.connect() as broker:
@@ -116,7 +116,7 @@ async def test_a_change_that_is_none_is_refused_and_changes_nothing(
             await broker.admin(f"{noun}.get", **elsewhere)
 
 
-async def test_what_only_shared_subscriptions_can_do_is_refused_to_the_others(
+async def test_policies_for_shared_subscriptions_are_refused_for_other_kinds(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Q4, Q9, V5: rather than taken and not done."""

@@ -53,7 +53,7 @@ async def test_subscription_of_a_new_topic_gets_its_first_message(
             assert b"later" in [m.payload for m in await testing.arrived(inbox)]
 
 
-async def test_those_who_create_the_same_topics_at_once_all_find_them(
+async def test_concurrent_calls_create_each_topic_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B5: one by one and many at once; each topic is created by one of them."""

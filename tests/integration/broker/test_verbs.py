@@ -68,7 +68,7 @@ EXTREMES = [
 
 
 @pytest.mark.parametrize(("verb", "given", "names"), NUMBERS)
-async def test_no_number_ends_the_broker_or_the_connection(
+async def test_extreme_numbers_end_neither_the_broker_nor_the_connection(
     verb: str,
     given: dict[str, Any],
     names: tuple[str, ...],
@@ -90,7 +90,7 @@ async def test_no_number_ends_the_broker_or_the_connection(
                 await broker.admin("topics.get", topic="t")
 
 
-def test_the_table_of_numbers_is_whole() -> None:
+def test_table_of_numbers_is_complete() -> None:
     """Whoever takes a number is above: read off the code of the verbs."""
     source = "".join(
         path.read_text()
@@ -101,7 +101,7 @@ def test_the_table_of_numbers_is_whole() -> None:
     assert {verb for verb, _, _ in NUMBERS} <= set(VERBS)
 
 
-async def test_an_answer_that_does_not_fit_is_refused_and_the_connection_stays(
+async def test_messages_with_odd_properties_are_shown_and_the_connection_stays(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Properties of any shape are shown as far as an answer holds them."""
@@ -160,7 +160,7 @@ async def test_listings_are_bounded(
         assert (len(listed["topics"]), listed["total"]) == (5, 8)
 
 
-async def test_after_the_block_everything_says_that_it_is_over(
+async def test_calls_on_a_closed_client_raise_disconnected(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with testing.start() as world:
@@ -180,12 +180,12 @@ async def test_after_the_block_everything_says_that_it_is_over(
 # -- docs/protocol.md against the code -------------------------------------------------
 
 
-def test_every_verb_stands_in_the_page_on_the_wire() -> None:
+def test_protocol_page_lists_every_verb() -> None:
     page = PROTOCOL.read_text()
     assert [verb for verb in VERBS if f"`{verb}`" not in page] == []
 
 
-def test_every_command_stands_there_with_its_number_and_how_large_it_may_be() -> None:
+def test_protocol_page_lists_the_number_and_maximum_size_of_every_command() -> None:
     page = PROTOCOL.read_text()
     rows = re.findall(r"^\| (\d+) \| (\w+) \|", page, re.MULTILINE)
     assert {(int(number), name) for number, name in rows} == {

@@ -54,7 +54,7 @@ async def test_thirty_days_take_milliseconds(mock_clock: trio.testing.MockClock)
             assert await arrived(inbox) == []
 
 
-async def test_a_scheduled_time_and_the_builder(mock_clock: trio.testing.MockClock) -> None:
+async def test_message_builder_takes_delays_and_times_with_a_time_zone(mock_clock: trio.testing.MockClock) -> None:
     """P1: .delay_at(3, "minutes"), .schedule_at(datetime), naive datetimes are refused."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("tasks")
@@ -112,7 +112,7 @@ async def test_a_message_is_never_early_and_at_most_a_tick_late(
             assert len(seen) == 50
 
 
-async def test_changing_granularity_and_tick_moves_no_messages_time(
+async def test_changing_granularity_and_tick_moves_no_due_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P4: up and down, on a running broker."""
@@ -141,7 +141,7 @@ async def test_changing_granularity_and_tick_moves_no_messages_time(
             assert got == [(b"%d" % m, m * 60_000) for m in (2, 7, 20, 300)]
 
 
-async def test_delays_that_are_disabled_are_refused_and_never_early(
+async def test_disabled_delays_are_refused_and_delayed_messages_are_not_early(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P2."""
@@ -159,7 +159,7 @@ async def test_delays_that_are_disabled_are_refused_and_never_early(
             assert await values(inbox) == [b"before"]
 
 
-async def test_after_a_crash_all_that_was_confirmed_is_delivered_once_it_is_due(
+async def test_confirmed_messages_are_delivered_when_due_after_a_crash(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P6, P5, V2."""
@@ -191,7 +191,7 @@ async def test_after_a_crash_all_that_was_confirmed_is_delivered_once_it_is_due(
                 await message.ack(durable=True)
 
 
-async def test_a_clean_restart_marks_only_what_was_handed_out(
+async def test_clean_restart_marks_only_delivered_messages_as_redelivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Invariant 6: without faults there are no duplicates."""
@@ -244,7 +244,7 @@ async def test_nack_timeout_and_backoff_count_attempts_across_a_restart(
             await fourth.ack(durable=True)
 
 
-async def test_a_consumer_that_leaves_gives_back_at_once(
+async def test_messages_of_a_consumer_that_leaves_are_redelivered_at_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V1, V6."""
@@ -261,7 +261,7 @@ async def test_a_consumer_that_leaves_gives_back_at_once(
                 assert all(m.attempt == 2 for m in again)
 
 
-async def test_round_robin_and_never_two_at_once(mock_clock: trio.testing.MockClock) -> None:
+async def test_consumers_take_turns_and_never_share_a_message(mock_clock: trio.testing.MockClock) -> None:
     """V6, invariant 5."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
@@ -298,7 +298,7 @@ async def test_exclusive_and_failover_read_the_log_and_ignore_delays(
             assert await values(standby) == [b"3", b"1", b"2", b"4"]
 
 
-async def test_an_ordered_subscription_goes_on_where_it_was(
+async def test_ordered_subscription_resumes_at_its_position_after_a_crash(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N3: its own durable position, with acknowledgements out of order."""
@@ -321,7 +321,7 @@ async def test_an_ordered_subscription_goes_on_where_it_was(
             assert [m.value for m in await arrived(inbox)] == [b"0", b"2", b"3", b"5"]
 
 
-async def test_a_subscription_at_latest_gets_what_comes_due_after_it(
+async def test_subscription_at_latest_gets_messages_that_become_due_after_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P12: one index, however many subscriptions; what is pending belongs to a new one too."""
@@ -362,7 +362,7 @@ async def test_deleting_the_index_changes_nothing(
             assert await values(inbox) == [b"3", b"4", b"5", b"tail"]
 
 
-async def test_when_the_clock_goes_back_nothing_is_early_lost_or_twice(
+async def test_clock_set_back_makes_no_message_early_lost_or_duplicate(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Invariant 2: by the owner's clock, checked again at hand-over."""
@@ -389,7 +389,7 @@ async def test_when_the_clock_goes_back_nothing_is_early_lost_or_twice(
 
 @pytest.mark.parametrize("back_ms", [1, 5, 500, 2_000, 60_000, HOUR_MS])
 @pytest.mark.parametrize("others", ["absent", "another range", "another tick"])
-async def test_what_was_due_before_the_clock_went_back_is_delivered_all_the_same(
+async def test_messages_due_before_the_clock_was_set_back_are_delivered(
     mock_clock: trio.testing.MockClock, back_ms: int, others: str
 ) -> None:
     """Invariant 4: also what found no room, or nobody to take it, just before."""
@@ -424,7 +424,7 @@ async def test_what_was_due_before_the_clock_went_back_is_delivered_all_the_same
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-async def test_ten_times_what_ready_holds_is_delivered_without_further_traffic(
+async def test_ten_times_the_capacity_of_ready_is_delivered_without_further_traffic(
     mock_clock: trio.testing.MockClock, checkpoint: bool
 ) -> None:
     """Invariant 4, V3: also while messages with past times keep arriving."""
@@ -448,7 +448,7 @@ async def test_ten_times_what_ready_holds_is_delivered_without_further_traffic(
             assert len(got) == len(set(got)) == 1100
 
 
-async def test_ten_thousand_due_in_one_millisecond_pass_through_a_small_window(
+async def test_ten_thousand_messages_due_in_one_millisecond_pass_a_small_window(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Invariant 9: a position points between messages of one time."""
@@ -467,7 +467,7 @@ async def test_ten_thousand_due_in_one_millisecond_pass_through_a_small_window(
             assert got == [b"%d" % i for i in range(10_000)]
 
 
-async def test_a_name_opened_again_goes_on_and_creates_nothing_twice(
+async def test_reopened_producer_name_continues_its_sequence_without_duplicates(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B3: producer name and sequence, across a crash."""
@@ -505,7 +505,7 @@ async def test_the_newer_producer_fences_the_older(
         await newer.send(b"c")
 
 
-async def test_many_publishers_of_one_topic(mock_clock: trio.testing.MockClock) -> None:
+async def test_concurrent_publishers_get_offsets_without_gaps(mock_clock: trio.testing.MockClock) -> None:
     """N4, N1: offsets are monotone and unbroken."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         offsets: list[int] = []
@@ -523,7 +523,7 @@ async def test_many_publishers_of_one_topic(mock_clock: trio.testing.MockClock) 
         assert world.server.registry.active[1].next_offset == 100
 
 
-async def test_deleting_a_topic_tells_its_users(mock_clock: trio.testing.MockClock) -> None:
+async def test_deleting_a_topic_ends_its_consumers_and_producers(mock_clock: trio.testing.MockClock) -> None:
     """Q7: deleting a topic deletes its data."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
@@ -545,7 +545,7 @@ async def test_deleting_a_topic_tells_its_users(mock_clock: trio.testing.MockClo
             assert await values(inbox) == [b"new life"]
 
 
-async def test_peek_shows_what_is_pending_next_due_first_and_consumes_nothing(
+async def test_peek_shows_pending_messages_by_due_time_and_consumes_nothing(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B6: see what is coming, from memory and from disk."""
@@ -577,7 +577,7 @@ async def test_peek_shows_what_is_pending_next_due_first_and_consumes_nothing(
             assert (await broker.admin("topics.peek", topic="x"))["messages"] == []
 
 
-async def test_a_checkpoint_that_ended_before_its_state_does_not_give_offsets_out_again(
+async def test_checkpoint_interrupted_before_its_state_reuses_no_offsets(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N1, invariant 1: the index had the rows, and only the journal said where the log ends."""
@@ -606,7 +606,7 @@ async def test_a_checkpoint_that_ended_before_its_state_does_not_give_offsets_ou
                 assert receipt.id.offset == 1
 
 
-async def test_a_message_larger_than_a_batch_goes_alone(
+async def test_message_larger_than_a_batch_is_sent_alone(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N2: up to what the broker takes, and not a byte more."""
@@ -625,7 +625,7 @@ async def test_a_message_larger_than_a_batch_goes_alone(
             await producer.send(bytes(20_000_000))
 
 
-async def test_a_topic_shows_whoever_publishes_now_and_whoever_may_come_back(
+async def test_topic_stats_list_connected_and_named_producers(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N4: producers that had no name and are gone are nobody any more."""
@@ -643,7 +643,7 @@ async def test_a_topic_shows_whoever_publishes_now_and_whoever_may_come_back(
 
 
 @pytest.mark.parametrize("end", ["left", "stopped", "crashed"])
-async def test_the_end_of_a_world_is_not_taken_for_an_outage(
+async def test_end_of_a_test_world_logs_no_outage(
     end: str, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """B4: a test's log says nothing of a database that was never away."""

@@ -171,7 +171,7 @@ async def begin(broker: escapement.Broker) -> None:
     await broker.schedules.create("public/default/again", "t", every="1h")
 
 
-def test_the_table_of_arguments_is_whole() -> None:
+def test_table_of_arguments_is_complete() -> None:
     """Every verb, and every argument that one takes: read off the code of the verbs."""
     source = "".join(path.read_text() for path in ADMIN.glob("*.py"))
     taken = set(re.findall(r'given\.\w+\("(\w+)"', source))
@@ -258,7 +258,7 @@ CALLS: Final[dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_with_an_argument_of_a_wrong_type_says_so_and_harms_nothing(
+async def test_client_call_with_a_wrong_type_raises_our_error_and_keeps_the_connection(
     name: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V17, N2: an error of ours before anything is sent, or from the broker, and no other."""
@@ -339,7 +339,7 @@ COLUMNS: Final = [
 PROBE: Final = 999
 
 
-async def test_a_text_that_utf_8_cannot_hold_is_refused_and_nothing_sent(
+async def test_text_that_utf_8_cannot_encode_is_refused_before_it_is_sent(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Python has such texts: of names of files, say."""
@@ -366,7 +366,7 @@ async def test_a_text_that_utf_8_cannot_hold_is_refused_and_nothing_sent(
 
 
 @pytest.mark.parametrize("said", SAID, ids=lambda said: type(said).__name__)
-async def test_a_command_with_a_field_of_a_wrong_type_is_answered_or_ends_with_a_reason(
+async def test_command_with_a_wrong_type_is_answered_or_ends_the_connection_with_a_reason(
     said: wire.Command, mock_clock: trio.testing.MockClock
 ) -> None:
     """protocol.md: what breaks the protocol ends the connection by name, all else is an answer."""
@@ -392,7 +392,7 @@ async def test_a_command_with_a_field_of_a_wrong_type_is_answered_or_ends_with_a
         await broker.admin("broker.stats")
 
 
-def test_the_table_of_commands_is_whole() -> None:
+def test_table_of_commands_is_complete() -> None:
     """All that a client may say once it is known."""
     may_be_said = {kind for kind in wire.COMMANDS.values() if "client" in kind.SENDERS}
     assert {type(said) for said in SAID} == may_be_said - {wire.Hello, wire.Pong}

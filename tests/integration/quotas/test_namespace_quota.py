@@ -57,7 +57,7 @@ async def publish(broker: escapement.Broker, topic: str, count: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", [{"total_quota_messages": 100}, {"total_quota_bytes": 10_000}])
-async def test_publishing_to_any_topic_is_refused_while_all_together_hold_too_much(
+async def test_publishing_to_any_topic_is_refused_while_the_namespace_exceeds_its_quota(
     kind: str, policy: dict[str, object], mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: after a crash too, when nobody has used the topics yet; not in other namespaces."""
@@ -85,7 +85,7 @@ async def test_publishing_to_any_topic_is_refused_while_all_together_hold_too_mu
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_whoever_is_furthest_behind_gives_first(
+async def test_drop_oldest_drops_from_the_longest_backlog_first(
     kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: exactly as much as is over, and again when more comes, also after a crash."""

@@ -27,7 +27,7 @@ async def limit(broker: escapement.Broker, **policy: object) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_publishing_is_refused_while_too_much_waits_and_goes_on_then(
+async def test_publishing_is_refused_while_the_backlog_exceeds_its_quota(
     kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: of the subscription that is furthest behind; also after a crash."""
@@ -55,7 +55,7 @@ async def test_publishing_is_refused_while_too_much_waits_and_goes_on_then(
                 await quick.flush_acks()
 
 
-async def test_what_is_not_yet_due_counts_only_where_it_is_said(
+async def test_delayed_messages_count_only_with_quota_counts_all(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: on disk or in memory."""
@@ -76,7 +76,7 @@ async def test_what_is_not_yet_due_counts_only_where_it_is_said(
 
 
 @pytest.mark.parametrize("prefix", ["", "total_"])
-async def test_what_was_cancelled_or_moved_counts_no_more_though_the_index_has_it(
+async def test_cancelled_messages_and_former_due_times_in_the_index_do_not_count(
     prefix: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: the index may have it for as long as nothing else comes."""
@@ -102,7 +102,7 @@ async def test_what_was_cancelled_or_moved_counts_no_more_though_the_index_has_i
         assert await full()
 
 
-async def test_the_quota_of_a_namespace_is_that_of_each_of_its_topics(
+async def test_quota_of_a_namespace_applies_to_each_of_its_topics(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: by size too; without a subscription nothing waits."""
@@ -121,7 +121,7 @@ async def test_the_quota_of_a_namespace_is_that_of_each_of_its_topics(
         assert not await refused(world, broker)
 
 
-async def test_a_backlog_that_finds_no_room_in_ready_counts_too(
+async def test_backlog_beyond_the_ready_messages_counts(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: what came before a subscription, and what it is not to get, does not."""
@@ -139,7 +139,7 @@ async def test_a_backlog_that_finds_no_room_in_ready_counts_too(
         assert await refused(world, broker)
 
 
-async def test_a_send_waits_for_room_and_nothing_is_lost_or_doubled(
+async def test_send_waits_for_room_and_neither_loses_nor_duplicates_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: the client tries again by itself; what expires makes room."""
@@ -159,7 +159,7 @@ async def test_a_send_waits_for_room_and_nothing_is_lost_or_doubled(
         assert producer.waits_for is None
 
 
-async def test_the_command_line_says_why_it_waits(
+async def test_command_line_says_why_it_waits(
     mock_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """P10: each reason once, after a moment."""
@@ -190,7 +190,7 @@ async def test_the_command_line_says_why_it_waits(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_who_comes_to_want_the_past_counts_at_once(
+async def test_new_subscription_at_earliest_counts_at_once(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: what was counted a moment ago does not know him; who is gone counts no more."""
@@ -208,7 +208,7 @@ async def test_who_comes_to_want_the_past_counts_at_once(
             assert not await refused_at_once(world, broker)
 
 
-async def test_what_others_have_done_refuses_nobody_though_the_index_has_it(
+async def test_acknowledged_messages_still_in_the_index_do_not_count(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: of who began later the index cannot tell, without its keys, what it has not done."""

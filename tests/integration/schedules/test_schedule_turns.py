@@ -100,7 +100,7 @@ async def test_schedules_that_are_due_together_are_published_in_turns_with_a_res
         assert stats["letters_moved"] <= most
 
 
-async def test_occurrences_of_one_topic_come_in_the_order_of_their_times(
+async def test_occurrences_of_one_topic_are_published_in_order_of_their_times(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B2: of schedules whose occurrences are published together."""

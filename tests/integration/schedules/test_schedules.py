@@ -88,7 +88,7 @@ async def create(world: World, **options: object) -> escapement.Schedule:
 # -- the table, on both engines ---------------------------------------------------------
 
 
-def test_a_schedule_is_kept_as_it_was_made_and_moves_only_from_where_it_is(engine: Engine) -> None:
+def test_stored_schedule_advances_only_from_its_current_state(engine: Engine) -> None:
     """B2."""
     schema.migrate(engine)
     connection = engine.connect()
@@ -128,7 +128,7 @@ def test_a_schedule_is_kept_as_it_was_made_and_moves_only_from_where_it_is(engin
     connection.close()
 
 
-def test_many_schedules_move_at_once_and_each_gets_what_it_publishes(engine: Engine) -> None:
+def test_many_schedules_advance_in_one_call_and_each_returns_its_content(engine: Engine) -> None:
     """B2: more of them than one statement names, some of which are not where they should be."""
     schema.migrate(engine)
     connection = engine.connect()
@@ -157,7 +157,7 @@ def test_many_schedules_move_at_once_and_each_gets_what_it_publishes(engine: Eng
 # -- when all is well ---------------------------------------------------------------------
 
 
-async def test_a_stop_waits_quietly_though_a_schedule_is_due(
+async def test_stopping_broker_leaves_a_due_occurrence_to_the_next_start(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B2: the occurrence is left to the next start, and is not looked at again and again."""
@@ -179,7 +179,7 @@ async def test_a_stop_waits_quietly_though_a_schedule_is_due(
             assert len(await arrived(inbox)) == 1
 
 
-async def test_a_year_of_nine_o_clock_in_berlin(mock_clock: trio.testing.MockClock) -> None:
+async def test_cron_at_nine_in_berlin_follows_summer_time_for_a_year(mock_clock: trio.testing.MockClock) -> None:
     """B2, B4: each working day at nine on the wall, through both changes of summer time."""
     async with watched() as (world, watch):
         made = await create(world, cron="0 9 * * mon-fri", timezone="Europe/Berlin", key="k")
@@ -195,7 +195,7 @@ async def test_a_year_of_nine_o_clock_in_berlin(mock_clock: trio.testing.MockClo
         assert watch.offsets == list(range(261))
 
 
-async def test_each_message_says_what_it_is_and_comes_at_its_time(
+async def test_scheduled_message_names_its_occurrence_and_is_due_on_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with watched() as (world, _), world.connect() as broker:
@@ -216,7 +216,7 @@ async def test_each_message_says_what_it_is_and_comes_at_its_time(
             assert len(await arrived(inbox)) == 3
 
 
-async def test_until_ends_it(mock_clock: trio.testing.MockClock) -> None:
+async def test_until_ends_a_schedule(mock_clock: trio.testing.MockClock) -> None:
     async with watched() as (world, watch):
         until = datetime.fromtimestamp(START_MS / 1000, UTC) + timedelta(minutes=3)
         await create(world, every="1m", until=until)
@@ -228,7 +228,7 @@ async def test_until_ends_it(mock_clock: trio.testing.MockClock) -> None:
             assert (await broker.schedules.resume("beat")).state == "ended"
 
 
-async def test_what_has_ended_is_paused_and_deleted_while_others_go_on(
+async def test_ended_schedule_can_be_paused_and_deleted_while_others_go_on(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with watched() as (world, _), world.connect() as broker:
@@ -278,7 +278,7 @@ async def test_schedules_are_listed_and_shown(mock_clock: trio.testing.MockClock
             await broker.schedules.get("t/n/other")
 
 
-async def test_what_is_paused_publishes_nothing_and_goes_on_from_then(
+async def test_paused_schedule_publishes_nothing_and_resumes_with_the_next_occurrence(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Also over a restart."""
@@ -299,7 +299,7 @@ async def test_what_is_paused_publishes_nothing_and_goes_on_from_then(
         assert await watch.look() == [START_MS + n * HOUR_MS for n in (1, 2, 8)]
 
 
-async def test_what_cannot_be_meant_is_refused(mock_clock: trio.testing.MockClock) -> None:
+async def test_invalid_schedules_are_refused(mock_clock: trio.testing.MockClock) -> None:
     limits = BrokerLimits(schedules=2, schedule_bytes=10)
     async with watched(config=BrokerConfig(limits=limits)) as (world, _), world.connect() as broker:
         create = broker.schedules.create
@@ -329,7 +329,7 @@ async def test_what_cannot_be_meant_is_refused(mock_clock: trio.testing.MockCloc
             await create("one-too-many", "beats", every=hour)
 
 
-async def test_where_topics_are_not_created_a_schedule_needs_one(
+async def test_schedule_needs_an_existing_topic_without_automatic_creation(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     config = BrokerConfig(auto_create_topics=False)
@@ -350,7 +350,7 @@ async def test_a_deleted_topic_is_created_again_by_the_next_occurrence(
         assert await watch.look() == [START_MS + 3 * HOUR_MS]
 
 
-async def test_a_namespace_is_not_deleted_while_schedules_would_bring_it_back(
+async def test_namespace_that_schedules_would_recreate_is_not_deleted(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with watched() as (world, _), world.connect() as broker:
@@ -370,7 +370,7 @@ async def test_a_namespace_is_not_deleted_while_schedules_would_bring_it_back(
 
 
 @pytest.mark.parametrize("missed", ["skip", "last", "all"])
-async def test_what_was_missed_while_no_broker_ran(
+async def test_occurrences_missed_while_no_broker_ran_follow_the_missed_policy(
     mock_clock: trio.testing.MockClock, missed: str
 ) -> None:
     """B2: skip, the last one, or all; in bounded steps."""
@@ -395,7 +395,7 @@ async def test_what_was_missed_while_no_broker_ran(
 
 
 @pytest.mark.parametrize("missed", ["skip", "last", "all"])
-async def test_a_quick_restart_misses_nothing(
+async def test_quick_restart_misses_no_occurrence(
     mock_clock: trio.testing.MockClock, missed: str
 ) -> None:
     async with watched() as (world, watch):
@@ -442,7 +442,7 @@ async def test_a_lost_commit_reply_publishes_no_occurrence_twice(
         assert await watch.look() == [START_MS + n * 10_000 for n in range(1, 6)]
 
 
-async def test_an_outage_of_the_database_holds_occurrences_up_and_loses_none(
+async def test_database_outage_delays_occurrences_and_loses_none(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     faulty = FaultyEngine(SqliteEngine.in_memory())
@@ -474,7 +474,7 @@ async def test_a_clock_set_back_repeats_no_occurrence(mock_clock: trio.testing.M
         assert await watch.look() == [START_MS + 4 * HOUR_MS]
 
 
-async def test_a_clock_that_jumps_ahead_follows_the_policy(
+async def test_clock_that_jumps_ahead_follows_the_missed_policy(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with watched() as (world, watch):
@@ -488,7 +488,7 @@ async def test_a_clock_that_jumps_ahead_follows_the_policy(
         assert await watch.look() == [*wanted, day + 2 * MINUTE_MS, day + 3 * MINUTE_MS]
 
 
-async def test_a_time_zone_that_is_gone_stops_its_schedule_and_no_other(
+async def test_missing_time_zone_stops_only_its_own_schedule(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     engine = SqliteEngine.in_memory()
