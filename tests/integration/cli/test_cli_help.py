@@ -80,10 +80,12 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 # -- the demo ----------------------------------------------------------------------
 
 
-def test_the_demo_keeps_every_promise_over_a_kill() -> None:
+def test_the_demo_keeps_every_promise_over_a_kill(tmp_path: Path) -> None:
     """P6: what a newcomer runs first is itself a test."""
+    picture = tmp_path / "demo.svg"
+    command = [sys.executable, "-m", "escapement", "demo", "--messages", "500", "--seconds", "3"]
     done = subprocess.run(
-        [sys.executable, "-m", "escapement", "demo", "--messages", "500", "--seconds", "3"],
+        [*command, "--svg", str(picture)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -93,6 +95,7 @@ def test_the_demo_keeps_every_promise_over_a_kill() -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "killed it with SIGKILL" in done.stdout
     assert done.stdout.endswith("Every promise was kept.\n")
+    assert "Every promise was kept." in picture.read_text().replace("&#160;", " ")
 
 
 class ForgetfulHost(Host):
