@@ -1,4 +1,4 @@
-"""What mkdocs cannot do by itself for this site; see mkdocs.yml.
+"""Three additions to mkdocs for this site; see mkdocs.yml.
 
 - ``*`` in the nav stands for all matching files, so that new pages appear without an entry.
 - A link to a file of the repository outside docs/ becomes plain text, because the site has no

@@ -2,7 +2,7 @@
 
 Blocks of a page run in order and share their names. Most pages run on a virtual clock, which goes
 on while a block waits; a block that never ends, such as a consumer, is cancelled. Comments on
-``print`` say what is printed. The guide for Spark is tested in tests/spark/test_guide.py.
+``print`` are the expected output. The guide for Spark is tested in tests/spark/test_guide.py.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Terminals:
         )
 
     def check(self, block: Block) -> None:
-        """Compare with what was printed since the last look; … stands for anything."""
+        """Compare the block with the latest output; … stands for anything."""
         if block.title == "terminal 3":
             assert self._program is not None
             self._output, _ = self._program.communicate(timeout=TIMEOUT_S)
