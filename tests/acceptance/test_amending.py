@@ -32,8 +32,8 @@ async def change(process: BrokerProcess, cancelled: np.ndarray, rng: random.Rand
             else:
                 delay = timedelta(minutes=rng.randrange(30, 90))
                 outcomes = await client.reschedule(some, delay=delay, topic="t")
-            fates = {outcome.status for outcome in outcomes}
-            assert fates <= {escapement.AmendStatus.DONE, escapement.AmendStatus.CANCELLED}
+            statuses = {outcome.status for outcome in outcomes}
+            assert statuses <= {escapement.AmendStatus.DONE, escapement.AmendStatus.CANCELLED}
 
 
 async def kill_again_and_again(process: BrokerProcess, rng: random.Random) -> None:
@@ -110,7 +110,7 @@ async def test_what_consumers_held_when_the_broker_was_killed_was_fired(
             assert (life.state, life.subscriptions[0].attempts) == ("fired", 1)
             # After a crash all that was due by then may have been delivered, and is kept.
             outcomes = await client.cancel(all_of_them, topic="t")
-            assert (outcomes.fates == escapement.AmendStatus.DELIVERED).all()
+            assert (outcomes.statuses == escapement.AmendStatus.DELIVERED).all()
             assert outcomes.handed_to("s").all()
             async with client.consumer("t", "s", ack_wait=HOUR) as inbox:
                 with trio.fail_after(60):

@@ -42,6 +42,6 @@ async def everything(broker: escapement.Broker, subscription: str, **options: An
     return found
 
 
-def fates(outcomes: escapement.Outcomes) -> list[AmendStatus]:
+def statuses(outcomes: escapement.Outcomes) -> list[AmendStatus]:
     """What became of each."""
     return [outcome.status for outcome in outcomes]

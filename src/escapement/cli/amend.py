@@ -173,7 +173,7 @@ def _amend(
 
 
 def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
-    counts = Counter(outcomes.fates.tolist())
+    counts = Counter(outcomes.statuses.tolist())
     row = {done: counts.pop(AmendStatus.DONE, 0)}
     row |= {_WORDS[AmendStatus(status)]: count for status, count in sorted(counts.items())}
     if output == "json":
@@ -284,7 +284,7 @@ def _report(outcomes: Outcomes, done: str, output: str) -> None:
         click.echo(json.dumps(rows))
     else:
         shown = [{**row, "handed": ", ".join(row["handed"])} for row in rows]
-        print_rows(shown, ("id", "fate", "handed"), "no messages were named")
+        print_rows(shown, ("id", "status", "handed"), "no messages were named")
     left = len(outcomes) - int(outcomes.done.sum())
     if left:
         raise Conflict(f"not {done}: {left} of {counted(len(outcomes), 'message')}")
@@ -293,7 +293,7 @@ def _report(outcomes: Outcomes, done: str, output: str) -> None:
 def _row(outcome: Outcome, done: str) -> dict[str, Any]:
     return {
         "id": str(outcome.id),
-        "fate": _WORDS.get(outcome.status, done),
+        "status": _WORDS.get(outcome.status, done),
         "handed": list(outcome.handed),
     }
 

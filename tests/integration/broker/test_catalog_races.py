@@ -1,8 +1,8 @@
-"""Two things happen to one name at once: whoever comes second finds what the first left.
+"""Concurrent calls on the same namespace, topic or subscription.
 
-Each order of the two is enforced by holding back the group commit of the first. At the
-end every test starts the broker anew, without a clean stop, on what became durable: that
-must agree with what the users were told.
+The tests enforce an order of the calls by holding back the group commit of the first one. At the
+end each test crashes the broker and restarts it. The durable state must agree with the answers
+that the callers received.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CREATE_NAMESPACE: Call = ("namespaces.create", {"namespace": NAMESPACE.full})
 DELETE_NAMESPACE: Call = ("namespaces.delete", {"namespace": NAMESPACE.full})
 CREATE_TOPIC: Call = ("topics.create", {"topic": TOPIC})
 DELETE_TOPIC: Call = ("topics.delete", {"topic": TOPIC, "force": True})
-RAZE: Call = ("namespaces.delete", {"namespace": NAMESPACE.full, "force": True})
+FORCE_DELETE_NAMESPACE: Call = ("namespaces.delete", {"namespace": NAMESPACE.full, "force": True})
 CREATE: Call = ("subscriptions.create", {"topic": TOPIC, "subscription": "s"})
 SEEK: Call = (
     "subscriptions.seek", {"topic": TOPIC, "subscription": "s", "position": "earliest"}
@@ -52,7 +52,7 @@ async def start_again(world: World) -> None:
 
 
 async def in_this_order(world: World, held: Held, *calls: Call) -> list[str]:
-    """Ask for all at once, so that the first is being committed when the others come."""
+    """Make all calls at once, so that the others arrive while the first is being committed."""
     outcomes = [""] * len(calls)
 
     async def ask(number: int) -> None:
@@ -75,7 +75,7 @@ async def in_this_order(world: World, held: Held, *calls: Call) -> list[str]:
 
 
 async def names(world: World) -> tuple[list[str], list[str], list[str]]:
-    """The namespaces, topics and subscriptions that a user sees."""
+    """Return the namespaces, topics and subscriptions that a user sees."""
     async with world.connect() as broker:
         namespaces = [n["namespace"] for n in await broker.admin("namespaces.list")]
         topics = (await broker.admin("topics.list"))["topics"]
@@ -88,7 +88,11 @@ async def names(world: World) -> tuple[list[str], list[str], list[str]]:
 
 
 class Race(NamedTuple):
-    """What there is, what is asked for, what is answered, and how many of each are left."""
+    """Two concurrent calls, their expected answers, and the expected state.
+
+    ``before`` prepares the state. ``left`` is the number of namespaces, topics and subscriptions
+    afterwards.
+    """
 
     before: Call | None
     first: Call
@@ -126,7 +130,7 @@ RACES = [
 async def test_second_of_two_concurrent_calls_sees_the_result_of_the_first(
     mock_clock: MockClock, race: Race
 ) -> None:
-    """Q7: a topic's end is the end of all that belongs to it, whatever else is going on."""
+    """Q7: deleting a topic deletes everything in it, whatever other calls are running."""
     held = Held()
     async with testing.start(run=held) as world:
         if race.before is not None:
@@ -150,11 +154,21 @@ async def test_second_of_two_concurrent_calls_sees_the_result_of_the_first(
         (CREATE, (DELETE, DELETE, CREATE), "done not_found done", (1, 1, 1)),
         (CREATE, (SEEK, DELETE, DELETE), "done done not_found", (1, 1, 0)),
         (CREATE, (DELETE, SEEK, CREATE), "done not_found done", (1, 1, 1)),
-        (CREATE, (RAZE, RAZE, DELETE_NAMESPACE), "done done conflict", (0, 0, 0)),
-        (CREATE, (RAZE, DELETE_TOPIC, CREATE_TOPIC), "done done conflict", (0, 0, 0)),
+        (
+            CREATE,
+            (FORCE_DELETE_NAMESPACE, FORCE_DELETE_NAMESPACE, DELETE_NAMESPACE),
+            "done done conflict",
+            (0, 0, 0),
+        ),
+        (
+            CREATE,
+            (FORCE_DELETE_NAMESPACE, DELETE_TOPIC, CREATE_TOPIC),
+            "done done conflict",
+            (0, 0, 0),
+        ),
         (
             CREATE_NAMESPACE,
-            (DELETE_NAMESPACE, CREATE_TOPIC, RAZE),
+            (DELETE_NAMESPACE, CREATE_TOPIC, FORCE_DELETE_NAMESPACE),
             "done not_found not_found",
             (0,) * 3,
         ),
@@ -168,7 +182,7 @@ async def test_concurrent_call_applies_to_the_object_that_existed_when_it_arrive
     answers: str,
     left: tuple[int, int, int],
 ) -> None:
-    """Q7: who deletes one does not delete another that came into being under its name."""
+    """Q7: deleting an object does not delete a new one that got its name meanwhile."""
     held = Held()
     async with testing.start(run=held) as world:
         async with world.connect() as broker:
@@ -181,13 +195,13 @@ async def test_concurrent_call_applies_to_the_object_that_existed_when_it_arrive
         await start_again(world)
         assert await names(world) == seen
         if seen[1] and DELETE_TOPIC in calls:
-            await new_life(world)
+            await check_topic_is_new(world)
 
 
 async def test_cancelled_deletion_does_not_reopen_a_topic_that_another_call_deletes(
     mock_clock: MockClock,
 ) -> None:
-    """Q7: of two that delete it the first is cancelled while it waits, and the second goes on."""
+    """Q7: two calls delete a topic. The first is cancelled while it waits, the second goes on."""
     held, outcomes, scope = Held(), list[str](), trio.CancelScope()
 
     async def gives_up() -> None:
@@ -214,16 +228,16 @@ async def test_cancelled_deletion_does_not_reopen_a_topic_that_another_call_dele
             server.publishing.publish(handle, publication(outcomes, 0))
         assert outcomes == []
         await start_again(world)
-        await new_life(world)
+        await check_topic_is_new(world)
 
 
-async def new_life(world: World) -> None:
-    """The name may be used, and nothing of an earlier topic of this name shows."""
+async def check_topic_is_new(world: World) -> None:
+    """Check that the topic can be created again, without messages of its predecessor."""
     async with world.connect() as broker:
-        receipt = await (await broker.producer(TOPIC)).send(b"new life")
+        receipt = await (await broker.producer(TOPIC)).send(b"new")
         assert receipt.id.offset == 0
         async with broker.consumer(TOPIC, "s", position="earliest") as inbox:
-            assert [m.value for m in await arrived(inbox)] == [b"new life"]
+            assert [m.value for m in await arrived(inbox)] == [b"new"]
 
 
 class Nowhere(Outlet):
@@ -250,7 +264,7 @@ async def create_namespace(world: World) -> None:
 
 
 async def cancelled(held: Held, call: Callable[..., Awaitable[Any]], *arguments: object) -> None:
-    """Call it, and cancel the caller while the commit is under way, which then succeeds."""
+    """Make a call and cancel the caller during its commit. The commit then succeeds."""
     scope = trio.CancelScope()
 
     async def caller() -> None:
@@ -271,7 +285,7 @@ async def cancelled(held: Held, call: Callable[..., Awaitable[Any]], *arguments:
 async def test_object_created_by_a_cancelled_caller_exists_for_the_next_caller(
     mock_clock: MockClock, create: Callable[[World], Awaitable[None]]
 ) -> None:
-    """Invariant 7: what a broker knows is what it would know after a start."""
+    """Invariant 7: a broker's memory agrees with the state that a restart would read."""
     held = Held()
     async with testing.start(run=held) as world:
         await world.server.registry.namespaces.create(NAMESPACE)
@@ -283,20 +297,20 @@ async def test_object_created_by_a_cancelled_caller_exists_for_the_next_caller(
         assert await names(world) == seen
         await start_again(world)
         assert await names(world) == seen
-        await new_life(world)
+        await check_topic_is_new(world)
 
 
 async def test_topic_deleted_by_a_cancelled_caller_is_gone(
     mock_clock: MockClock,
 ) -> None:
-    """Q7: the name is free, and a new life begins at offset 0."""
+    """Q7: the name is free, and a new topic of that name begins at offset 0."""
     held = Held()
     async with testing.start(run=held) as world:
         async with world.connect() as broker:
             await (await broker.producer(TOPIC)).send_many([b"old"] * 3)
         await cancelled(held, world.server.delete_topic, NAME)
         assert (await names(world))[1:] == ([], [])
-        await new_life(world)
+        await check_topic_is_new(world)
         await start_again(world)
         assert (await names(world))[1:] == ([TOPIC], ["s"])
 
@@ -305,7 +319,7 @@ async def test_topic_deleted_by_a_cancelled_caller_is_gone(
 async def test_start_reads_no_log_rows_that_the_housekeeper_deleted(
     mock_clock: MockClock, index: str
 ) -> None:
-    """P5, Q7: the journal still names them; what others published is all there."""
+    """P5, Q7: the journal still names those rows. Messages of other topics are all delivered."""
     async with testing.start() as world:
         async with world.connect() as broker:
             for topic in ("gone", "stays"):
@@ -327,7 +341,7 @@ async def test_start_reads_no_log_rows_that_the_housekeeper_deleted(
 
 
 def publication(outcomes: list[str], sequence: int) -> Publication:
-    """One message; what becomes of it is appended to ``outcomes``."""
+    """Return a publication of one message that appends its outcome to ``outcomes``."""
     batch = MessageBatch(Blobs.of([b"x"]))
     return Publication(
         sequence,
@@ -343,7 +357,7 @@ def publication(outcomes: list[str], sequence: int) -> Publication:
 async def test_messages_published_just_before_a_deletion_are_confirmed_and_leave_nothing(
     mock_clock: MockClock,
 ) -> None:
-    """Invariant 1: batches that share the deletion's own transaction, or come just before."""
+    """Invariant 1: one batch precedes the deletion, another shares its transaction."""
     held = Held()
     async with testing.start(run=held) as world:
         server = world.server
@@ -359,13 +373,13 @@ async def test_messages_published_just_before_a_deletion_are_confirmed_and_leave
         await wait_all_tasks_blocked()
         assert outcomes == ["stored", "stored"]
         await start_again(world)
-        await new_life(world)
+        await check_topic_is_new(world)
 
 
 async def test_topic_that_is_being_deleted_accepts_no_messages(
     mock_clock: MockClock,
 ) -> None:
-    """Q7: also not from a producer that came back, under its old epoch, meanwhile."""
+    """Q7: a producer that reconnects meanwhile under its old epoch is refused, too."""
     held = Held()
     async with testing.start(run=held) as world:
         server = world.server
@@ -385,11 +399,11 @@ async def test_topic_that_is_being_deleted_accepts_no_messages(
             server.publishing.publish(again, publication(outcomes, 0))
         assert outcomes == []
         await start_again(world)
-        await new_life(world)
+        await check_topic_is_new(world)
 
 
 async def refused(call: Callable[..., Awaitable[Any]], *arguments: object) -> None:
-    """Call it, and be told that there is no such thing."""
+    """Make a call and expect ``NotFound``."""
     with pytest.raises(NotFound):
         await call(*arguments)
 
@@ -397,7 +411,7 @@ async def refused(call: Callable[..., Awaitable[Any]], *arguments: object) -> No
 async def test_a_producer_opened_while_its_topic_is_deleted_is_refused(
     mock_clock: MockClock,
 ) -> None:
-    """Q7: and its row goes with the topic."""
+    """Q7: the row of the producer is deleted with the topic."""
     held = Held()
     engine = SqliteEngine.in_memory()
     async with testing.start(run=held, engine=engine) as world:
@@ -414,11 +428,11 @@ async def test_a_producer_opened_while_its_topic_is_deleted_is_refused(
         assert list(read_producers(connection)) == []
         connection.close()
         await start_again(world)
-        await new_life(world)
+        await check_topic_is_new(world)
 
 
 async def test_topic_keeps_working_after_its_deletion_failed(mock_clock: MockClock) -> None:
-    """Q7, Q8: all of it or nothing; the database takes no writes for a moment."""
+    """Q7, Q8: a deletion that fails because the database is read-only changes nothing."""
     outage = Outage()
     async with testing.start(engine=outage.engine) as world, world.connect() as broker:
         await (await broker.producer(TOPIC)).send(b"before")

@@ -1,4 +1,4 @@
-"""Deleting frees everything, also when the broker dies half-way: both databases."""
+"""Deletion of topics and namespaces, also if the broker crashes during it; on both databases."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ from support.inbox_entries import inbox_entry, post
 from support.staged_jobs import commit, stage_entries
 
 NAMESPACE, TOPIC = "t/n", "t/n/x"
-# What belongs to no topic; every other table that there is must be filled, and freed.
 PATIENT = BrokerConfig(ack_wait_ms=10**12, table_parallelism=2, seed=0)
 
 
 def left(engine: Engine) -> dict[str, int]:
-    """Those of these tables that have any rows."""
+    """Return the number of rows of each table that is not empty."""
     return {table: rows for table, rows in rows(engine).items() if rows}
 
 
 def write_job(engine: Engine, series: str) -> None:
-    """A job with a message of which the time lies too far ahead: it is held for ever."""
+    """Commit a job with a message due too far ahead, so that the inbox holds it forever."""
     connection = engine.connect()
     try:
         load = job.enter(engine, connection, series, 0)
@@ -54,7 +53,7 @@ def write_job(engine: Engine, series: str) -> None:
 
 
 def archive_some(engine: Engine, run: str) -> None:
-    """Two messages of the topic are in an archive."""
+    """Record that two messages of the topic are in an archive."""
     connection = engine.connect()
     try:
         topic = find_topic(connection, TopicName.parse(TOPIC))
@@ -68,11 +67,11 @@ def archive_some(engine: Engine, run: str) -> None:
 
 
 async def fill(world: World) -> None:
-    """A topic that has something of its own in every table, but for what jobs bring."""
+    """Create a topic with rows in every table, except those that only jobs fill."""
     async with world.connect() as broker:
         await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
         producer = await broker.producer(TOPIC, name="p")
-        await producer.send(b"expired in nobody's hands")
+        await producer.send(b"expired")
         await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": "1s"})
         await world.clock.advance(seconds=2)
         await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": None})
@@ -91,7 +90,7 @@ async def fill(world: World) -> None:
             await inbox.ack([m.id for m in messages[:3]], durable=True)
             await inbox.nack([m.id for m in messages[3:]], timedelta(hours=1))
         await world.checkpoint()
-    # The time of the second lies too far ahead: it is held for ever.
+    # The second entry is due too far ahead, so the inbox holds it forever.
     await post(
         world,
         [inbox_entry(TOPIC, "moved", b"x"), inbox_entry(TOPIC, "held", b"x", at_ms=[1 << 60])],
@@ -100,26 +99,26 @@ async def fill(world: World) -> None:
 
 
 async def one_by_one(world: World) -> None:
-    """Delete schedule, topic and namespace, as far as it comes."""
+    """Delete the schedule, the topic and the namespace, in this order."""
     async with world.connect() as broker:
         for verb, what in (
             ("schedules", {"schedule": f"{NAMESPACE}/daily"}),
             ("topics", {"topic": TOPIC}),
             ("namespaces", {"namespace": NAMESPACE}),
         ):
-            # Perhaps it was done before the broker died.
+            # An earlier attempt may have deleted it before the broker crashed.
             with suppress(escapement.NotFound):
                 await broker.admin(f"{verb}.delete", **what)
 
 
 async def at_once(world: World) -> None:
-    """Delete the namespace with all that is in it; the broker goes on by itself."""
+    """Delete the namespace with everything in it. A restarted broker completes the deletion."""
     async with world.connect() as broker:
         namespaces = world.server.registry.namespaces
         if not namespaces.condemned:
             with suppress(escapement.NotFound):
                 await broker.admin("namespaces.delete", namespace=NAMESPACE, force=True)
-        while list(namespaces):  # noqa: ASYNC110 (nobody tells of it)
+        while list(namespaces):  # noqa: ASYNC110 (no event announces the end)
             await trio.sleep(0.1)
 
 
@@ -129,7 +128,7 @@ async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
     mock_clock: trio.testing.MockClock,
     engine: Engine,
 ) -> None:
-    """Q7: whatever tables there are, all is freed in the end."""
+    """Q7: every table is empty in the end."""
     faulty = FaultyEngine(engine)
 
     async def everything() -> None:
@@ -138,7 +137,7 @@ async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
             await world.server.works.housekeeper.round()
 
     async with testing.start(config=PATIENT, engine=faulty) as world:
-        # A start takes a while, on MySQL above all: not at every single step.
+        # Not every step is tested, because restarts are slow, above all on MySQL.
         for number in count(1, 25 if engine.kind == "mysql" else 4):
             await fill(world)
             write_job(engine, f"job {number}")
@@ -163,7 +162,7 @@ async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
 async def test_namespace_deletion_can_be_previewed_and_spares_other_namespaces(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q7: consumers are told, schedules for its topics go, and it may be made again."""
+    """Q7: its consumers end, schedules for its topics are deleted, and it can be created again."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await fill(world)
         kept = await broker.producer("t/other/y")
@@ -196,7 +195,7 @@ async def test_namespace_deletion_can_be_previewed_and_spares_other_namespaces(
 async def test_namespace_that_is_being_deleted_gets_no_new_topics(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q7: neither from a client nor out of the inbox."""
+    """Q7: neither clients nor the inbox relay can create a topic in it."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await broker.admin("topics.create", topic=TOPIC)
         namespaces = world.server.registry.namespaces
@@ -209,7 +208,7 @@ async def test_namespace_that_is_being_deleted_gets_no_new_topics(
 
 
 async def test_failed_topic_deletion_ends_no_consumer_or_producer(mock_clock: MockClock) -> None:
-    """Q7: while the database is away a topic cannot be deleted, and its users go on after it."""
+    """Q7: a deletion fails while the database is unreachable. The clients go on afterwards."""
     outage = Outage()
     async with testing.start(engine=outage.engine) as world, world.connect() as broker:
         async with broker.consumer("t", "s") as inbox, await broker.producer("t") as producer:

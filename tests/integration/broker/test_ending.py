@@ -1,4 +1,4 @@
-"""How a broker ends while sessions use it: nothing is closed under a call."""
+"""The end of a broker that sessions still use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from support.commit_pipelines import FaultyConnection, FaultyEngine
 from support.held_calls import Held, uncached
 
-READ = "LogReader._read_due"  # a page of a topic, read for a session
+READ = "LogReader._read_due"  # reads a page of a topic for a session
 HASTY = Settings(heartbeat_s=None, close_timeout_s=0)
 
 
 class CountingEngine(FaultyEngine):
-    """An engine that knows its open connections."""
+    """An engine that tracks its open connections."""
 
     def __init__(self) -> None:
         super().__init__(SqliteEngine.in_memory())
@@ -47,14 +47,14 @@ class CountedConnection(FaultyConnection):
 async def test_connections_stay_open_until_the_calls_of_sessions_end(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P6: a read that a session has in a thread keeps its connection; none is opened later."""
+    """P6: a read in a thread keeps its connection open, and opens no other one later."""
     held, engine = Held(), CountingEngine()
     async with testing.start(engine=engine, run=held) as world:
 
         async def read() -> None:
             async with world.connect(settings=HASTY) as broker:
                 async for _ in broker.read("x"):
-                    raise AssertionError("the broker has ended")
+                    raise AssertionError("a read succeeded after the broker ended")
 
         async with world.connect(settings=HASTY) as broker:
             await (await broker.producer("x")).send(b"there")
@@ -73,7 +73,7 @@ async def test_connections_stay_open_until_the_calls_of_sessions_end(
 async def test_damaged_index_is_discarded_before_the_broker_ends(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P5: the next start must not read it again, whatever ends this process."""
+    """P5: the next start must not read it again, however this process ends."""
     left: list[Path] = [Path("segment")]
 
     async def damage(world: testing.World) -> None:
@@ -99,7 +99,7 @@ async def test_damaged_index_is_discarded_before_the_broker_ends(
 
 
 def test_close_waits_for_a_call_in_another_thread(tmp_path: Path) -> None:
-    """P6: SQLite would free what the other thread reads, and end the process."""
+    """P6: otherwise SQLite frees memory that the other thread reads, and the process crashes."""
     connection = SqliteEngine(tmp_path / FILE_NAME).connect()
     inside = threading.Event()
     connection._raw.create_function("began", 0, inside.set)

@@ -1,4 +1,4 @@
-"""The whole broker while its database takes no writes, or is not there: "When MySQL fails"."""
+"""A whole broker while its database is read-only or unreachable."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ PATIENT: Final = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
 
 
 class Nowhere(Outlet):
-    """An outlet of a consumer that never joins."""
+    """The outlet of a consumer that never receives anything."""
 
 
 @asynccontextmanager
 async def with_a_lease(outage: Outage, **options: Any) -> AsyncIterator[World]:
-    """A world whose broker must renew its lease, as a real one."""
+    """Start a world whose broker must renew its lease, as in production."""
     async with testing.start(config=PATIENT, engine=outage.engine, **options) as world:
         limits = replace(world.config.limits, lease_ms=1000 * LEASE_S)
         world.config = replace(world.config, limits=limits)
@@ -48,24 +48,25 @@ async def with_a_lease(outage: Outage, **options: Any) -> AsyncIterator[World]:
 
 
 def connect(world: World) -> AbstractAsyncContextManager[escapement.Broker]:
-    """A client that does not wait, on a clock that stands still, when a test fails."""
+    """Connect a client that closes without waiting, as the clock stands still if a test fails."""
     return world.connect(settings=Settings(heartbeat_s=None, close_timeout_s=0.0))
 
 
 async def one_each_second(broker: escapement.Broker, count: int) -> None:
+    """Publish ``count`` messages, of which one becomes due each second."""
     producer = await broker.producer("t")
     delays = [timedelta(seconds=second) for second in range(1, count + 1)]
     await producer.send_many([b"%d" % second for second in range(1, count + 1)], delay=delays)
 
 
 async def a_while(world: World, seconds: int) -> None:
-    """Time passes in small steps: enough for probes that wait longer each time."""
+    """Advance the clock in steps of a second, so that probes with a growing back-off run."""
     for _ in range(seconds):
         await world.clock.advance(seconds=1)
 
 
 class Asked:
-    """Something asked of the broker whose answer may take its time."""
+    """A call to the broker in a task; its answer or error may come later."""
 
     def __init__(self, nursery: trio.Nursery, call: Callable[..., Awaitable[Any]], *args: Any):
         self.answer: Any = None
@@ -83,7 +84,7 @@ class Asked:
 async def test_read_only_database_stops_dispatch_until_it_accepts_writes_again(
     mock_clock: MockClock,
 ) -> None:
-    """Q8: publishes and acks are refused as retryable; then all goes on by itself."""
+    """Q8: publishes and acks get retryable errors. Afterwards all continues by itself."""
     outage = Outage()
     async with (
         testing.start(config=PATIENT, engine=outage.engine) as world,
@@ -120,8 +121,10 @@ async def test_read_only_database_stops_dispatch_until_it_accepts_writes_again(
         assert await values(inbox) == [b"17", b"18", b"19", b"20"]
 
 
-async def test_read_only_database_stops_dispatch_even_without_publishes_or_acks(mock_clock: MockClock) -> None:
-    """Q8: no ack and no publish meets it, but the lease's renewal does, long before its end."""
+async def test_read_only_database_stops_dispatch_even_without_publishes_or_acks(
+    mock_clock: MockClock,
+) -> None:
+    """Q8: the renewal of the lease detects it, long before the lease ends."""
     outage = Outage()
     async with (
         with_a_lease(outage) as world,
@@ -141,7 +144,7 @@ async def test_read_only_database_stops_dispatch_even_without_publishes_or_acks(
             got += now
             stats = await broker.admin("broker.stats")
             if stats["database"] == "read_only" and not stopped_at_s:
-                assert stats["lease_held"], "it was the lease that ended"
+                assert stats["lease_held"], "the lease ended before dispatch stopped"
                 stopped_at_s = second
         assert 0 < stopped_at_s <= 2 + LEASE_S / RENEWALS_PER_LEASE
         outage.over()
@@ -155,7 +158,7 @@ async def test_read_only_database_stops_dispatch_even_without_publishes_or_acks(
 async def test_acks_are_refused_at_once_while_the_database_is_read_only(
     mock_clock: MockClock,
 ) -> None:
-    """Q8: what a consumer is told, which then tries again; nothing is acknowledged by it."""
+    """Q8: the consumer gets a retryable error, and nothing is acknowledged."""
     outage = Outage()
     async with testing.start(config=PATIENT, engine=outage.engine) as world:
         async with connect(world) as broker:
@@ -184,7 +187,7 @@ async def test_acks_are_refused_at_once_while_the_database_is_read_only(
 async def test_due_messages_are_delivered_until_the_lease_ends_and_then_after_the_outage(
     mock_clock: MockClock,
 ) -> None:
-    """Q8: unreachable. Nothing is confirmed meanwhile, and nothing comes twice."""
+    """Q8: an unreachable database. Nothing is confirmed meanwhile or delivered twice."""
     outage = Outage()
     async with (
         with_a_lease(outage) as world,
@@ -201,7 +204,7 @@ async def test_due_messages_are_delivered_until_the_lease_ends_and_then_after_th
             await world.clock.advance(seconds=1)
             now = await values(inbox)
             got += now
-            # Renewed for the last time up to a third of it ago.
+            # The last renewal was up to a third of the lease before the outage.
             if second <= LEASE_S * 2 // 3 - 1:
                 assert now == [b"%d" % second]
             if second > LEASE_S:
@@ -218,7 +221,7 @@ async def test_due_messages_are_delivered_until_the_lease_ends_and_then_after_th
             await world.clock.advance(seconds=1)
             got += await values(inbox)
         assert got == [b"%d" % second for second in range(1, 41)]
-        assert durable.answer == 0, "it was acknowledged before"
+        assert durable.answer == 0, "message 0 was acknowledged before"
         assert flushed.error is None
         await inbox.flush_acks()
 
@@ -226,7 +229,7 @@ async def test_due_messages_are_delivered_until_the_lease_ends_and_then_after_th
 async def test_a_lease_that_ran_out_during_a_recovery_is_renewed_and_the_recovery_goes_on(
     mock_clock: MockClock,
 ) -> None:
-    """Q8, P6: the database is away for longer than a lease while the log is being read."""
+    """Q8, P6: while recovery reads the log, the database is unreachable for longer than a lease."""
     outage, held = Outage(), Held()
     async with with_a_lease(outage, run=held) as world:
         async with connect(world) as broker:
@@ -248,7 +251,7 @@ async def test_a_lease_that_ran_out_during_a_recovery_is_renewed_and_the_recover
 async def test_dispatch_stops_when_unwritten_acks_reach_their_bound_during_an_outage(
     mock_clock: MockClock,
 ) -> None:
-    """Q8, invariant 9: the bound on unwritten acks comes before the end of the lease."""
+    """Q8, invariant 9: the broker reaches the bound on unwritten acks before its lease ends."""
     outage = Outage()
     config = replace(PATIENT, limits=BrokerLimits(unwritten_acks=10))
     async with (
@@ -262,10 +265,10 @@ async def test_dispatch_stops_when_unwritten_acks_reach_their_bound_during_an_ou
         for _ in range(30):
             await world.clock.advance(seconds=1)
             got += await values(inbox)
-            await world.clock.advance(ms=10)  # acks gather for a moment before they travel
+            await world.clock.advance(ms=10)  # the client batches acks for a moment
         assert len(got) == 10
         assert (await broker.admin("broker.stats"))["waiting_acks"] == 10
-        # What others acknowledge is refused as retryable past twice the bound.
+        # Beyond twice the bound, acks of other consumers get a retryable error.
         await inbox.ack_range(10, 19)
         await world.clock.advance(ms=10)
         async with broker.consumer("t", "s", permits=1) as other, trio.open_nursery() as nursery:

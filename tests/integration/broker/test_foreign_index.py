@@ -1,7 +1,8 @@
-"""A broker comes back to its index after another has owned the log: is the index still its own?
+"""A broker restarts with its old index after another broker owned the log.
 
-The index on a broker's disk is a function of the log and of the cursors as that broker left
-them. Whoever owned the log since may have filled old messages into *his* index and noted so.
+The index on a broker's disk reflects the log and the cursors at the time when that broker ended.
+A later owner may have filled old messages into its own index and recorded the fill in the
+database. The older index does not have these messages.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ PATIENT = BrokerConfig(ack_wait_ms=10**10, seed=0)
 
 
 class Brokers:
-    """A log, and brokers with an index directory each, one of which owns it at a time."""
+    """A log, and two brokers that own it in turn, each with its own index directory."""
 
     def __init__(self) -> None:
-        self.filling = True  # fills go on
-        self.unreachable = ""  # the first statement that fails
+        self.filling = True  # whether fills proceed
+        self.unreachable = ""  # statements with this prefix fail
 
     async def run_blocking(self, function: Callable[..., T], /, *arguments: Any) -> T:
         if function.__name__ == "_read_due" and not self.filling:
@@ -46,7 +47,7 @@ class Brokers:
 
     def ask(self, step: str) -> None:
         if self.unreachable and step.startswith(self.unreachable):
-            raise StorageUnavailable("out of reach, says the test")
+            raise StorageUnavailable("the test made the database unreachable")
 
     @asynccontextmanager
     async def live(self, engine: Engine, elsewhere: Path) -> AsyncIterator[World]:
@@ -56,21 +57,21 @@ class Brokers:
             yield world
 
     async def start(self, world: World, name: str) -> None:
-        """The broker of that name takes over; whoever was there is gone."""
+        """Start the broker of that name. The previous broker has ended."""
         world.index_directory = self.directories[name]
         await world.restart()
 
 
 async def take(world: World, subscription: str) -> list[bytes]:
-    """Receive and acknowledge what there is."""
+    """Receive and acknowledge all messages that have arrived."""
     async with world.connect() as broker, broker.consumer(TOPIC, subscription) as inbox:
         messages = await arrived(inbox)
         await inbox.ack([message.id for message in messages], durable=True)
         return [message.value for message in messages]
 
 
-async def done_with(world: World) -> None:
-    """Messages with which everybody is done; no index has them any more."""
+async def publish_and_acknowledge(world: World) -> None:
+    """Publish messages and acknowledge them, so that no index has them any more."""
     async with world.connect() as broker:
         await broker.admin("subscriptions.create", topic=TOPIC, subscription="first")
         producer = await broker.producer(TOPIC)
@@ -88,10 +89,10 @@ async def subscribe(world: World) -> None:
 async def test_messages_that_another_broker_filled_in_are_not_lost_to_an_older_index(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:
-    """P5, P6, invariant 7: no group commit says how far a fill has come."""
+    """P5, P6, invariant 7: group commits do not record the progress of a fill."""
     brokers = Brokers()
     async with brokers.live(engine, tmp_path) as world:
-        await done_with(world)
+        await publish_and_acknowledge(world)
         brokers.filling = False
         await subscribe(world)
         await world.checkpoint()
@@ -108,10 +109,10 @@ async def test_messages_that_another_broker_filled_in_are_not_lost_to_an_older_i
 async def test_unfinished_checkpoint_of_another_broker_loses_no_messages(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:
-    """P5, P6, invariant 7: dead behind the state and before the journal was trimmed."""
+    """P5, P6, invariant 7: it crashes after writing the state, before trimming the journal."""
     brokers = Brokers()
     async with brokers.live(engine, tmp_path) as world:
-        await done_with(world)
+        await publish_and_acknowledge(world)
         await world.stop()
         await brokers.start(world, "b")
         await subscribe(world)
@@ -130,14 +131,14 @@ async def test_broker_keeps_an_index_that_is_ahead_of_the_database(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """P5, B5: manifests are written while the database is away, and then the broker dies."""
+    """P5, B5: the broker writes manifests while the database is unreachable, and crashes."""
     brokers = Brokers()
     async with brokers.live(engine, tmp_path) as world:
-        await done_with(world)
+        await publish_and_acknowledge(world)
         await subscribe(world)
         await world.clock.advance(seconds=1)
         for _ in range(3):
-            # Now the first checkpoint of a life, now a later one does not reach the database.
+            # Neither the first nor the second checkpoint of this broker reaches the database.
             brokers.unreachable = "REPLACE INTO last_checkpoint"
             await world.checkpoint()
             await world.checkpoint()
@@ -153,7 +154,7 @@ async def test_broker_keeps_an_index_that_is_ahead_of_the_database(
 async def test_rebuilt_index_is_current_until_another_broker_writes_a_checkpoint(
     mock_clock: trio.testing.MockClock, engine: Engine, tmp_path: Path
 ) -> None:
-    """P5, B7: the audit sees it as a start does."""
+    """P5, B7: the audit judges the index as a start does."""
     brokers = Brokers()
     connection = engine.connect()
 
@@ -161,7 +162,7 @@ async def test_rebuilt_index_is_current_until_another_broker_writes_a_checkpoint
         return IndexCount.open(tmp_path).unindexed(connection, 0)
 
     async with brokers.live(engine, tmp_path) as world:
-        await done_with(world)
+        await publish_and_acknowledge(world)
         await world.stop()
         rebuild(engine, Identity("0" * 32, "rebuild"), brokers.directories["b"], world.clock)
         assert unindexed() == []

@@ -1,4 +1,4 @@
-"""What is done leaves the log: the whole broker on the virtual clock, both databases."""
+"""Deletion of old log generations in a whole broker on a virtual clock, on both databases."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.inspection import reading
 from escapement.broker.limits import BrokerLimits
+from escapement.client.administration.message_history import MessageHistory
 from escapement.protocol.amend_status import AmendStatus
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
@@ -33,7 +34,7 @@ PATIENT = BrokerConfig(
 
 
 def generations(engine: Engine) -> list[int]:
-    """The log's generations, and nothing else in the database that looks like its tables."""
+    """Return the generations of the log, after checking that the log has no other tables."""
     connection = engine.connect()
     try:
         found = connection.execute("SELECT id, parallelism FROM generations ORDER BY id").rows
@@ -56,7 +57,7 @@ def generations(engine: Engine) -> list[int]:
 async def take(
     broker: escapement.Broker, name: str = "s", kind: str = "shared", most: int = 10**6
 ) -> list[bytes]:
-    """What is there now, acknowledged durably."""
+    """Return the values of messages that have arrived, after acknowledging them durably."""
     found: list[bytes] = []
     async with broker.consumer(TOPIC, name, kind=kind, permits=1000) as inbox:
         while len(found) < most and (messages := (await arrived(inbox))[: most - len(found)]):
@@ -66,31 +67,31 @@ async def take(
 
 
 async def a_day_later(world: World) -> None:
-    """A new generation is begun, and a round of forgetting has looked at the old ones."""
+    """Start a new generation and run a round of the forgetter."""
     await roll(world)
     await forget(world)
 
 
 async def roll(world: World) -> None:
-    """On the next day the log goes on in a new generation."""
+    """Move the clock a day ahead, so that the log starts a new generation."""
     world.clock.set_back(-DAY_MS)
     await finish(world, world.server.works.housekeeper.round)
 
 
 async def forget(world: World) -> None:
-    """One round of forgetting, as far as it comes."""
+    """Run a round of the forgetter, which deletes old generations."""
     await finish(world, world.server.works.forgetter.round)
 
 
-async def without_index(world: World) -> None:
-    """Another start, for which the log alone says what there is."""
+async def restart_without_index(world: World) -> None:
+    """Crash and restart without an index, so that the broker rebuilds it from the log."""
     await world.crash()
     lose_index(world)
     await world.restart()
 
 
 async def begin(broker: escapement.Broker, retention: str = "0s") -> escapement.Producer:
-    """A topic with a subscription, in a namespace with that retention."""
+    """Create a topic with a subscription, in a namespace with that retention."""
     await broker.admin("namespaces.create", namespace=NAMESPACE)
     await broker.admin("namespaces.update", namespace=NAMESPACE, policy={"retention_ms": retention})
     await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
@@ -98,7 +99,7 @@ async def begin(broker: escapement.Broker, retention: str = "0s") -> escapement.
 
 
 async def subscribe(broker: escapement.Broker, name: str, kind: str) -> None:
-    """A subscription that wants everything there is."""
+    """Create a subscription at the earliest position."""
     options = {"kind": kind, "position": "earliest"}
     await broker.admin("subscriptions.create", topic=TOPIC, subscription=name, **options)
 
@@ -106,7 +107,7 @@ async def subscribe(broker: escapement.Broker, name: str, kind: str) -> None:
 async def test_generation_is_deleted_once_its_messages_are_acknowledged_and_old_enough(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """Q7: once all is acknowledged and old enough, a generation's tables are dropped."""
+    """Q7: the tables of the generation are dropped."""
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
             producer = await begin(broker, "2d")
@@ -128,7 +129,7 @@ async def test_generation_is_deleted_once_its_messages_are_acknowledged_and_old_
 async def test_subscription_at_earliest_gets_a_restated_acknowledged_message(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P11, N1: as long as it can be read, though no index has it any more."""
+    """P11, N1: it gets every message that can be read, though no index has it any more."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send_many([b"done", b"moved"], delay=[timedelta(0), timedelta(days=9)])
@@ -146,7 +147,7 @@ async def test_subscription_at_earliest_gets_a_restated_acknowledged_message(
 async def test_former_due_time_is_kept_until_every_subscription_has_read_past_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1: who is behind does not get at its old time what was done at its new one."""
+    """B1: a message acknowledged at its new due time is not delivered again at the former one."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send(b"moved", delay=timedelta(days=5))
@@ -162,8 +163,10 @@ async def test_former_due_time_is_kept_until_every_subscription_has_read_past_it
         assert await take(broker, "idle") == []
 
 
-async def test_unacknowledged_message_keeps_its_generation(mock_clock: trio.testing.MockClock) -> None:
-    """Q7: retention is about what is done; a message that is not acknowledged stays."""
+async def test_unacknowledged_message_keeps_its_generation(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q7: retention applies only to messages that every subscription has acknowledged."""
     engine = SqliteEngine.in_memory()
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker)
@@ -180,8 +183,10 @@ async def test_unacknowledged_message_keeps_its_generation(mock_clock: trio.test
         assert generations(engine) == [2]
 
 
-async def test_retention_bytes_delete_generations_before_their_retention_time(mock_clock: trio.testing.MockClock) -> None:
-    """Q7: where ``retention_bytes`` are in newer generations, the oldest goes before its time."""
+async def test_retention_bytes_delete_generations_before_their_retention_time(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q7: the oldest is deleted early if newer ones have ``retention_bytes`` of messages."""
     engine = SqliteEngine.in_memory()
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker, "300d")
@@ -197,7 +202,7 @@ async def test_retention_bytes_delete_generations_before_their_retention_time(mo
 async def test_mostly_acknowledged_generation_ends_before_its_day(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P11: where nothing is retained, what is done does not wait for midnight."""
+    """P11: without retention, acknowledged messages do not stay in the log until midnight."""
     engine = SqliteEngine.in_memory()
     config = replace(PATIENT, limits=replace(PATIENT.limits, sparse_generation_bytes=5_000))
     async with testing.start(config=config, engine=engine) as world, world.connect() as broker:
@@ -213,8 +218,10 @@ async def test_mostly_acknowledged_generation_ends_before_its_day(
             assert generations(engine) == wanted
 
 
-async def test_reads_seeks_and_new_subscriptions_begin_where_the_log_begins(mock_clock: trio.testing.MockClock) -> None:
-    """N1, Q7: reading, seeking and subscribing at earliest find what the log still has."""
+async def test_reads_seeks_and_new_subscriptions_begin_where_the_log_begins(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """N1, Q7: positions in a deleted generation lead to the oldest one that is left."""
     engine = SqliteEngine.in_memory()
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker)
@@ -246,7 +253,7 @@ async def test_reads_seeks_and_new_subscriptions_begin_where_the_log_begins(mock
 async def test_seek_into_an_old_generation_keeps_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q7: what a subscription has again to get is not forgotten behind its back."""
+    """Q7: a generation is not deleted while a subscription must receive its messages again."""
     engine = SqliteEngine.in_memory()
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker, "1d")
@@ -264,13 +271,13 @@ async def test_seek_into_an_old_generation_keeps_it(
 async def test_crash_at_any_step_of_deleting_a_generation_loses_nothing(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """P6, P11, Q7: whatever has been done of it, the next start ends it; nothing is lost."""
+    """P6, P11, Q7: the next start completes the deletion, and no message is lost."""
     faulty = FaultyEngine(engine)
     late: list[bytes] = []
     async with testing.start(config=PATIENT, engine=faulty) as world:
         async with world.connect() as broker:
             await begin(broker)
-        # A start takes a while on MySQL: there every third step.
+        # Restarts are slow on MySQL, so only every third step is tested there.
         for number in count(1, 3 if engine.kind == "mysql" else 1):
             late.append(b"late %d" % number)
             async with world.connect() as broker:
@@ -295,7 +302,7 @@ async def test_crash_at_any_step_of_deleting_a_generation_loses_nothing(
             if not dies.dead:
                 break
         assert number > 10
-        await without_index(world)
+        await restart_without_index(world)
         async with world.connect() as broker:
             await world.clock.advance(days=366)
             assert await take(broker) == late
@@ -304,7 +311,7 @@ async def test_crash_at_any_step_of_deleting_a_generation_loses_nothing(
 async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """P11: what is live is relocated, the log shrinks to under 2 % in one round."""
+    """P11: live messages are relocated, and the log shrinks to under 2 % in one round."""
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
             producer = await begin(broker)
@@ -322,8 +329,8 @@ async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
             assert len(await take(broker)) == 1
             await world.checkpoint()
             await a_day_later(world)
-            assert generations(engine) == [2, 3]  # of what is mostly live nothing is moved
-        await without_index(world)
+            assert generations(engine) == [2, 3]  # a mostly live generation is not relocated
+        await restart_without_index(world)
         async with world.connect() as broker:
             assert await take(broker) == []
             moved = await broker.reschedule(
@@ -340,7 +347,7 @@ async def test_one_message_in_a_thousand_due_next_year_keeps_little_of_the_log(
 async def test_sqlite_file_shrinks_when_generations_are_deleted(
     mock_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
-    """P11, Q7: disk follows what is live, also where the database keeps what was freed."""
+    """P11, Q7: the file shrinks although SQLite keeps free pages."""
     path = tmp_path / "log.sqlite3"
     async with testing.start(config=PATIENT, engine=SqliteEngine(path)) as world:
         async with world.connect() as broker:
@@ -360,18 +367,18 @@ async def test_sqlite_file_shrinks_when_generations_are_deleted(
 
 
 def on_disk(path: Path) -> int:
-    """Bytes of a database of SQLite, with what is not folded in yet."""
+    """Return the size of an SQLite database in bytes, with its write-ahead log."""
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
 async def test_acknowledged_message_leaves_the_moves_once_its_keys_have_passed(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P11, B1: not in memory and not in the database, once none of its keys is to come."""
+    """P11, B1: its entry leaves memory and database once both of its due times are past."""
     engine = SqliteEngine.in_memory()
 
     async def look(world: World) -> tuple[int, int]:
-        """Entries in memory, rows in the database."""
+        """Return the number of entries in memory and of rows in the database."""
         await forget(world)
         await world.checkpoint()
         (topic,) = world.server.registry.active.values()
@@ -395,7 +402,7 @@ async def test_acknowledged_message_leaves_the_moves_once_its_keys_have_passed(
             assert await look(world) == (4, 1)
             await world.clock.advance(days=2)
             assert await take(broker) == [b"3"]
-            # It is done, but its first key is due next year, and must not seem to count then.
+            # Message 3 is done, but its former key is due later, and the entry voids this key.
             assert await look(world) == (4, 1)
             assert [one.id.offset async for one in broker.peek(TOPIC)] == [0, 1, 2]
             await world.clock.advance(days=200)
@@ -414,7 +421,7 @@ async def test_acknowledged_message_leaves_the_moves_once_its_keys_have_passed(
 async def test_dead_letter_of_a_relocated_message_keeps_its_publish_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P11, V1: the row that first stated it is gone, and the one that states it again knows."""
+    """P11, V1: its first log row is deleted, and the restating row has the publish time."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await begin(broker)
         names = {"topic": TOPIC, "subscription": "s"}
@@ -430,13 +437,13 @@ async def test_dead_letter_of_a_relocated_message_keeps_its_publish_time(
             await inbox.nack([m.id for m in await arrived(inbox)], timedelta(0))
             for _ in range(3):
                 await world.clock.advance(seconds=1)
-        (inbox_entry,) = await broker.admin("dlq.list", **names, count=10)
-        shown = await broker.admin("dlq.show", **names, offset=inbox_entry["offset"])
+        (dead_letter,) = await broker.admin("dlq.list", **names, count=10)
+        shown = await broker.admin("dlq.show", **names, offset=dead_letter["offset"])
         assert (shown["payload"], shown["published_at_ms"]) == (b"late", published_ms)
 
 
 async def everything(broker: escapement.Broker, page_messages: int) -> list[tuple[object, ...]]:
-    """All that can be read of the topic by offset, as it was published."""
+    """Return all messages that can be read by offset, with due and publish times and keys."""
     found: list[tuple[object, ...]] = []
     async for page in broker.read(TOPIC, page_messages=page_messages):
         columns = (page.offsets, page.due_ms, page.published_ms)
@@ -445,16 +452,16 @@ async def everything(broker: escapement.Broker, page_messages: int) -> list[tupl
     return found
 
 
-async def look_up(broker: escapement.Broker, offset: int) -> tuple[escapement.Life, list[int]]:
-    """What is shown of one message, and what a peek shows that asks for it alone."""
-    life = await broker.show(offset, TOPIC)
-    return life, [one.id.offset async for one in broker.peek(TOPIC, offset=offset)]
+async def look_up(broker: escapement.Broker, offset: int) -> tuple[MessageHistory, list[int]]:
+    """Return the history of a message, and the offsets that a peek at this message shows."""
+    history = await broker.show(offset, TOPIC)
+    return history, [one.id.offset async for one in broker.peek(TOPIC, offset=offset)]
 
 
 async def test_relocated_messages_are_read_by_offset_as_before(
     mock_clock: trio.testing.MockClock, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N1, P11: page after page, one by one, relocated again, and after a start without index."""
+    """N1, P11: with pages of any size, after a second relocation, and after losing the index."""
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
             producer = await begin(broker)
@@ -468,7 +475,7 @@ async def test_relocated_messages_are_read_by_offset_as_before(
             kept = [row for row in whole if row[1] != row[2]]
             assert (len(whole), len(kept)) == (400, 16)
             assert len(await take(broker)) == 384
-            # One is given another time, another is run at once and done, a third cancelled.
+            # The first is rescheduled, the second run now and acknowledged, the third cancelled.
             first, second, third = (broker_id(row) for row in kept[:3])
             await broker.reschedule(first, delay=timedelta(days=100))
             await broker.run_now(second)
@@ -486,16 +493,16 @@ async def test_relocated_messages_are_read_by_offset_as_before(
                     context.setattr(reading, "_PAGE_BYTES", 1)
                     assert await everything(broker, 1000) == kept
                 assert (await everything(broker, 1))[0][4] == "k0"
-                life, seen = await look_up(broker, first.offset)
-                assert (life, seen) == (moved, [first.offset])
+                history, seen = await look_up(broker, first.offset)
+                assert (history, seen) == (moved, [first.offset])
                 with pytest.raises(escapement.NotFound, match="does not have message 1 any"):
                     await look_up(broker, 1)
-                sparse_no_more = [b"." * 100] * 1000
-                await producer.send_many(sparse_no_more)
+                filler = [b"." * 100] * 1000
+                await producer.send_many(filler)
                 assert len(await take(broker)) == 1000
                 await world.checkpoint()
             await a_day_later(world)
-        for restart in (world.restart, lambda: without_index(world)):
+        for restart in (world.restart, lambda: restart_without_index(world)):
             await world.crash()
             await restart()
             async with world.connect() as broker:
@@ -511,7 +518,7 @@ def broker_id(row: tuple[object, ...]) -> escapement.MessageId:
 
 
 def log_bytes(engine: Engine) -> int:
-    """Size of all rows of the log."""
+    """Return the size of all rows of the log in bytes."""
     connection = engine.connect()
     try:
         found = connection.execute("SELECT id, parallelism FROM generations").rows
@@ -525,7 +532,7 @@ def log_bytes(engine: Engine) -> int:
 async def test_cancel_and_reschedule_give_the_same_outcome_for_deleted_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1, Q7: it is too late, whoever asks, and what never was is unknown."""
+    """B1, Q7: both report deleted messages as delivered, and unpublished ones as unknown."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             producer = await begin(broker)
@@ -539,8 +546,8 @@ async def test_cancel_and_reschedule_give_the_same_outcome_for_deleted_messages(
                 await broker.show(0, TOPIC)
             cancelled = await broker.cancel([1, 0, 9], topic=TOPIC)
             moved = await broker.reschedule([1, 0, 9], topic=TOPIC, delay="1h")
-            assert cancelled.fates.tolist() == moved.fates.tolist()
-            assert moved.fates.tolist() == [
+            assert cancelled.statuses.tolist() == moved.statuses.tolist()
+            assert moved.statuses.tolist() == [
                 AmendStatus.DELIVERED,
                 AmendStatus.DELIVERED,
                 AmendStatus.UNKNOWN,
@@ -551,7 +558,7 @@ async def test_cancel_and_reschedule_give_the_same_outcome_for_deleted_messages(
 async def test_cancel_does_not_tell_expired_from_delivered_among_deleted_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1, invariant 9: where anything did; or one bit of each message would be kept for ever."""
+    """B1, invariant 9: otherwise the broker keeps a bit per message forever."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             producer = await begin(broker)
@@ -561,19 +568,19 @@ async def test_cancel_does_not_tell_expired_from_delivered_among_deleted_message
             await producer.send_many([b"2", b"3"])
             await world.clock.advance(minutes=2)
             cancelled = await broker.cancel(range(4), topic=TOPIC)
-            assert cancelled.fates.tolist() == [AmendStatus.DELIVERED] * 2 + [AmendStatus.OVER] * 2
+            assert cancelled.statuses.tolist() == [AmendStatus.DELIVERED] * 2 + [AmendStatus.OVER] * 2
         await world.checkpoint()
         await a_day_later(world)
         await a_day_later(world)
         async with world.connect() as broker:
             cancelled = await broker.cancel(range(4), topic=TOPIC)
-            assert cancelled.fates.tolist() == [AmendStatus.OVER] * 4
+            assert cancelled.statuses.tolist() == [AmendStatus.OVER] * 4
         await world.checkpoint()
         await world.crash()
         await world.restart()
         async with world.connect() as broker:
             cancelled = await broker.cancel(range(4), topic=TOPIC)
-            assert cancelled.fates.tolist() == [AmendStatus.OVER] * 4
+            assert cancelled.statuses.tolist() == [AmendStatus.OVER] * 4
 
 
 @pytest.mark.parametrize("sought", [False, True])
@@ -581,7 +588,7 @@ async def test_cancel_does_not_tell_expired_from_delivered_among_deleted_message
 async def test_subscription_at_a_past_position_gets_only_messages_in_the_log(
     mock_clock: trio.testing.MockClock, where: str, sought: bool
 ) -> None:
-    """Invariant 7, N3: whatever the index still has, and though the broker dies at once."""
+    """Invariant 7, N3: although the index has other messages, and the broker crashes at once."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             past = f"time:{world.clock.now_ms() - 3_600_000}"
@@ -594,7 +601,7 @@ async def test_subscription_at_a_past_position_gets_only_messages_in_the_log(
             await forget(world)
             (topic,) = world.server.registry.active.values()
             _, offsets = world.server.index.plan(topic.id, KEY_MIN, KEY_MAX, 100).read()
-            assert {0, 1} <= set(offsets), "they were merged away: nothing is shown"
+            assert {0, 1} <= set(offsets), "a merge removed them, so this test proves nothing"
             names = {"topic": TOPIC, "subscription": "late"}
             position = past if where == "past" else where
             if sought:
@@ -612,12 +619,12 @@ async def test_subscription_at_a_past_position_gets_only_messages_in_the_log(
                     for row in await broker.admin("subscriptions.list", topic=TOPIC)
                     if row["subscription"] == "late"
                 ]
-                before = where == "offset:1"  # what lies before counts, and is not delivered
+                before = where == "offset:1"  # message 1 counts, but is not delivered
                 assert late["unacknowledged"] == 1 + before
                 outcomes = await broker.cancel([1], topic=TOPIC)
-                assert outcomes.fates.tolist() == [AmendStatus.OVER]
+                assert outcomes.statuses.tolist() == [AmendStatus.OVER]
             await world.checkpoint()
-            await without_index(world)
+            await restart_without_index(world)
         async with world.connect() as broker:
             await world.clock.advance(days=30)
             assert await take(broker, "late") == [b"2"]
@@ -627,10 +634,11 @@ async def test_subscription_at_a_past_position_gets_only_messages_in_the_log(
 async def test_message_that_neither_log_nor_index_has_is_given_up(
     mock_clock: trio.testing.MockClock, dies: bool
 ) -> None:
-    """Invariant 7: it was come upon in an index that is lost since, and waits for a retry.
+    """Invariant 7: a message in retry came from an index that is lost since.
 
-    It was over by a clock that was set back since, and for whoever came later it was still to come:
-    the index does not know how far the clock had come, as another broker's, or an older version's.
+    All subscriptions were done with the message, and its generation was deleted. Then the clock was
+    set back, so the message was due in the future for a new subscription. The index does not know
+    how late the clock was before, like the index of another broker or of an older version.
     """
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
@@ -647,13 +655,13 @@ async def test_message_that_neither_log_nor_index_has_is_given_up(
             await world.clock.advance(days=1)
             async with broker.consumer(TOPIC, "late") as inbox:
                 messages = await arrived(inbox)
-                assert len(messages) == 2, "it was merged away: nothing is shown"
+                assert len(messages) == 2, "a merge removed them, so this test proves nothing"
                 await inbox.nack(messages, timedelta(hours=1))
             if dies:
                 policy = {"expired_to_dead_letter": True}
                 await broker.admin("subscriptions.update", **late, policy=policy)
                 await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": 3_600_000})
-        await without_index(world)
+        await restart_without_index(world)
         async with world.connect() as broker, broker.consumer(TOPIC, "late") as inbox:
             await world.clock.advance(hours=2)
             assert await arrived(inbox) == []
@@ -671,7 +679,7 @@ async def test_message_that_neither_log_nor_index_has_is_given_up(
 async def test_restated_message_whose_generation_is_deleted_is_given_up(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """P11, invariant 7: also where a crash brings back what the log says of it no more."""
+    """P11, invariant 7: also after a crash, for which the log no longer has the restatement."""
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
             producer = await begin(broker)
@@ -689,11 +697,11 @@ async def test_restated_message_whose_generation_is_deleted_is_given_up(
         async with world.connect() as broker, broker.consumer(TOPIC, "s") as inbox:
             await broker.admin("subscriptions.seek", **names, position="earliest")
             await world.clock.advance(seconds=1)
-            # What an index may have left must not be come upon: it may go at any time.
+            # Messages that only the index still has must not be delivered: a merge may remove them.
             messages = await arrived(inbox)
             await inbox.nack(messages, timedelta(hours=1))
             await world.checkpoint()
-        await without_index(world)
+        await restart_without_index(world)
         async with world.connect() as broker, broker.consumer(TOPIC, "s") as inbox:
             await world.clock.advance(hours=2)
             assert await arrived(inbox) == []
@@ -705,7 +713,7 @@ async def test_restated_message_whose_generation_is_deleted_is_given_up(
 async def test_later_subscription_gets_no_rescheduled_message_that_is_deleted(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P11, B1: both of its keys may be in the index when nothing says any more which counts."""
+    """P11, B1: the index may have both of its keys, while no entry says which one counts."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send_many([b"moved", b"not moved"], delay=timedelta(hours=1))
@@ -718,7 +726,7 @@ async def test_later_subscription_gets_no_rescheduled_message_that_is_deleted(
         (topic,) = world.server.registry.active.values()
         assert topic.amendments.moves.empty
         _, offsets = world.server.index.plan(topic.id, KEY_MIN, KEY_MAX, 100).read()
-        assert sorted(offsets) == [0, 0, 1], "what is done was merged away: nothing is shown"
+        assert sorted(offsets) == [0, 0, 1], "a merge removed them, so this test proves nothing"
         for name in ("late", "later"):
             await subscribe(broker, name, "shared")
         assert await take(broker, "late") == []

@@ -1,4 +1,4 @@
-"""What a peer says after the broker's goodbye is not answered, and does no harm."""
+"""Commands that a peer sends after the broker's goodbye."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escapement.protocol.limits import PROTOCOL_VERSION
 async def test_requests_that_cross_the_goodbye_are_not_answered(
     mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Invariant 1: a publish that was under way gets no receipt, and the log stays quiet."""
+    """Invariant 1: a publish that crosses the goodbye gets no receipt. No error is logged."""
     caplog.set_level(logging.ERROR)
     async with testing.start() as world, trio.open_nursery() as nursery:
         front = Front(world.server)

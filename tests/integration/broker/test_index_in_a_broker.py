@@ -1,4 +1,4 @@
-"""What a broker keeps of its index in memory, on disk and in the journal, seen from outside."""
+"""The index of a broker in memory, on disk and in the journal, observed from outside."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_subscriptions_share_one_index(mock_clock: trio.testing.MockClock)
 async def test_index_size_is_proportional_to_pending_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P11, B1: old keys of what is moved and what is cancelled leave it long before their time."""
+    """P11, B1: keys of rescheduled and cancelled messages leave it long before they are due."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
         producer = await broker.producer(TOPIC)
@@ -84,7 +84,7 @@ async def test_index_size_is_proportional_to_pending_messages(
         assert max(entries) <= 4 * 1000
         assert max(segments) <= 4
         assert max(size_bytes) <= 4 * 1000 * 200
-        # Cancelled without a subscription that could say what is done.
+        # Without a subscription, no cursor says which messages are done.
         await broker.admin("subscriptions.delete", topic=TOPIC, subscription="s")
         assert (await broker.cancel(range(10, 1000), topic=TOPIC)).done.all()
         for _ in range(4):
@@ -102,7 +102,7 @@ async def test_index_size_is_proportional_to_pending_messages(
 async def test_later_subscription_keeps_no_finished_messages_in_the_index(
     position: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P1: on disk, too, and what he is still to get stays there."""
+    """P1: the files on disk shrink, too. Messages that it must still receive stay there."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         names = {"topic": TOPIC, "subscription": "first"}
         await broker.admin("subscriptions.create", **names)
@@ -131,14 +131,14 @@ async def test_later_subscription_keeps_no_finished_messages_in_the_index(
 async def test_loading_a_partition_reads_a_bounded_number_of_files(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P3, invariant 9: however fast segments come, and after a start that finds many."""
+    """P3, invariant 9: also if segments are added fast, and after a start that finds many."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
             producer = await broker.producer(TOPIC)
             most = world.server.index.limits.most_segments
             counts = []
-            for _ in range(2 * most):  # at one instant: the compactor has no round
+            for _ in range(2 * most):  # at one instant, so the compactor does not run
                 await producer.send(b"m", delay=timedelta(hours=1))
                 await world.checkpoint()
                 counts.append(world.server.index.segment_count)
@@ -153,7 +153,7 @@ async def test_loading_a_partition_reads_a_bounded_number_of_files(
 
 
 async def test_merges_wait_while_memory_fills(mock_clock: trio.testing.MockClock) -> None:
-    """P3, invariant 9: as long as few segments wait for it; when less comes they are merged."""
+    """P3, invariant 9: up to a bound of segments, which are merged once publishing slows down."""
     limits = BrokerLimits(index_memory_bytes=20_000)
     config = replace(PATIENT, limits=limits)
     async with testing.start(config=config) as world, world.connect() as broker:
@@ -164,7 +164,7 @@ async def test_merges_wait_while_memory_fills(mock_clock: trio.testing.MockClock
             await producer.send(b"m" * 15_000, delay=timedelta(hours=1))
             await world.clock.advance(seconds=2)
             counts.append(index.segment_count)
-        # Each message is a segment, and none was merged before there were so many.
+        # Each message fills a segment, and no segments are merged below that bound.
         assert counts[:10] == list(range(1, 11))
         assert index.limits.filling_segments <= max(counts) <= index.limits.filling_segments + 3
         await world.clock.advance(seconds=60)
@@ -176,7 +176,7 @@ async def test_merges_wait_while_memory_fills(mock_clock: trio.testing.MockClock
 async def test_message_due_soon_is_delivered_without_reading_the_disk(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P3: a checkpoint does not make it wait for a thread, whatever the disk does meanwhile."""
+    """P3: after a checkpoint it is still in memory, so a slow disk does not delay it."""
     held = Held()
     async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
@@ -194,7 +194,7 @@ async def test_message_due_soon_is_delivered_without_reading_the_disk(
 async def test_journal_that_a_start_replays_does_not_grow_with_pending_messages(
     mock_clock: trio.testing.MockClock, pending: int
 ) -> None:
-    """B5: a checkpoint covers what is pending; a start reads the journal behind it."""
+    """B5: a checkpoint covers the pending messages. A start reads only the journal after it."""
     engine = SqliteEngine.in_memory()
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
@@ -203,7 +203,7 @@ async def test_journal_that_a_start_replays_does_not_grow_with_pending_messages(
             for _ in range(pending // 100):
                 await producer.send_many([b"m"] * 100, delay=timedelta(days=30))
             await world.checkpoint()
-            await producer.send(b"behind it", delay=timedelta(days=30))
+            await producer.send(b"after it", delay=timedelta(days=30))
         await world.crash()
         connection = engine.connect()
         assert connection.execute("SELECT COUNT(*) FROM journal").rows == [(1,)]

@@ -1,4 +1,4 @@
-"""Moments at which two things happen to a broker at once, one after the other."""
+"""Orders of events in a broker that need a rule of their own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
 
 
 async def values(inbox: escapement.Inbox) -> list[bytes]:
-    """What is there already."""
+    """Return the payloads of messages that have arrived."""
     return [message.payload for message in await testing.arrived(inbox)]
 
 
 async def test_message_published_while_a_subscription_becomes_durable_is_delivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Invariant 4: its offset belongs to the subscription, its time lies before the creation."""
+    """Invariant 4: its offset is after the subscription's start, its due time is before that."""
     async with testing.start() as world:
         async with world.connect() as broker, world.connect() as other:
             before: dict[str, list[bytes]] = {}
@@ -38,7 +38,7 @@ async def test_message_published_while_a_subscription_becomes_durable_is_deliver
                     nursery.start_soon(producer.send, topic.encode())
                     async with other.consumer(topic, "s") as inbox:
                         before[topic] = await values(inbox)
-        # A restart reads everything again: what it brings should have come before.
+        # A restart reads everything again, so it delivers what the first run may have missed.
         await world.stop()
         await world.restart()
         async with world.connect() as broker:
@@ -50,7 +50,7 @@ async def test_message_published_while_a_subscription_becomes_durable_is_deliver
 async def test_dispatch_resumes_once_the_acks_that_stopped_it_are_durable(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Invariant 4: nothing but the commit happens."""
+    """Invariant 4: the commit alone resumes it, without another event."""
     limits = BrokerLimits(unwritten_acks=10, unacked_messages=20)
     config = BrokerConfig(limits=limits, seed=0)
     async with testing.start(config=config) as world, world.connect() as broker:
@@ -67,7 +67,7 @@ async def test_dispatch_resumes_once_the_acks_that_stopped_it_are_durable(
 async def commit_that_a_checkpoint_precedes(
     world: testing.World, held: Held, outage: Outage
 ) -> AsyncIterator[None]:
-    """What the block causes waits for its COMMIT while a checkpoint is written; then kill -9."""
+    """Write a checkpoint while the commit of the block is held back, then crash and restart."""
     with held.hold(COMMIT):
         yield
         await held.reached()
@@ -82,7 +82,7 @@ async def commit_that_a_checkpoint_precedes(
 async def test_dead_letter_survives_a_checkpoint_before_its_commit(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1, invariant 4: the acknowledgement is durable with the letter, or not at all."""
+    """V1, invariant 4: the acknowledgement becomes durable with the dead letter, or not at all."""
     held, outage = Held(), Outage()
     async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
         async with world.connect() as broker:
@@ -92,23 +92,23 @@ async def test_dead_letter_survives_a_checkpoint_before_its_commit(
             await producer.send_many([b"first", b"fails"])
             async with broker.consumer("x", "s") as inbox:
                 first, bad = await testing.arrived(inbox)
-                await inbox.nack([first.id])  # its letter makes the dead-letter topic
+                await inbox.nack([first.id])  # its dead letter creates the dead-letter topic
                 await world.clock.advance(seconds=3)
                 async with commit_that_a_checkpoint_precedes(world, held, outage):
                     await inbox.nack([bad.id])
                     await trio.testing.wait_all_tasks_blocked()
-                # Its attempt is known, and its failure is not: it comes once more.
+                # Its attempt is durable, but not its failure, so it is delivered once more.
                 await world.clock.advance(minutes=1)
                 await inbox.nack([message.id for message in await testing.arrived(inbox)])
                 await world.clock.advance(seconds=3)
-            inbox_entries = await broker.admin("dlq.list", **names, count=10)
-            assert [inbox_entry["payload"] for inbox_entry in inbox_entries] == [b"first", b"fails"]
+            dead_letters = await broker.admin("dlq.list", **names, count=10)
+            assert [one["payload"] for one in dead_letters] == [b"first", b"fails"]
 
 
 async def test_dead_letter_of_a_cancelled_message_survives_a_checkpoint_before_its_commit(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1, V4: a checkpoint keeps the attempts of a message that is not durably buried."""
+    """V1, V4: a checkpoint keeps the attempts of a message until its dead letter is durable."""
     held, outage = Held(), Outage()
     async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
         async with world.connect() as broker:
@@ -118,33 +118,35 @@ async def test_dead_letter_of_a_cancelled_message_survives_a_checkpoint_before_i
             producer = await broker.producer("x")
             await producer.send(b"first")
             async with broker.consumer("x", "s") as inbox:
-                for _ in range(2):  # its letter makes the dead-letter topic
+                for _ in range(2):  # its dead letter creates the dead-letter topic
                     (first,) = await testing.arrived(inbox)
                     await inbox.nack([first.id], delay=timedelta(0))
                 await world.clock.advance(seconds=3)
                 receipt = await producer.send(b"fails")
                 assert len(await testing.arrived(inbox)) == 1
-                # From now on only the record of its attempts says that s is to be done with it.
+                # From now on only the record of its attempts says that it is pending for s.
                 (outcome,) = await broker.cancel([receipt.id])
                 assert (outcome.done, outcome.handed) == (True, ("s",))
                 await inbox.nack([receipt.id], delay=timedelta(0))
-                for _ in range(MOST_PARTS + 2):  # so many that the next one states all anew
+                for _ in range(MOST_PARTS + 2):  # the next checkpoint then rewrites all parts
                     assert len(await testing.arrived(inbox)) == 1
                     await inbox.release([receipt.id])
                     await world.clock.settle()
                     await world.checkpoint()
                 assert len(await testing.arrived(inbox)) == 1
-                await producer.send(b"", delay=timedelta(days=1))  # the next one has work, too
+                await producer.send(
+                    b"", delay=timedelta(days=1)
+                )  # so the next checkpoint is not empty
                 async with commit_that_a_checkpoint_precedes(world, held, outage):
                     await inbox.nack([receipt.id])
                     await trio.testing.wait_all_tasks_blocked()
                 await world.clock.advance(minutes=1)
                 (again,) = await testing.arrived(inbox)
-                assert again.attempt == 3  # it is tried once more
+                assert again.attempt == 3  # one more attempt
                 await inbox.nack([again.id])
                 await world.clock.advance(seconds=3)
-            inbox_entries = await broker.admin("dlq.list", **names, count=10)
-            assert [inbox_entry["payload"] for inbox_entry in inbox_entries] == [b"first", b"fails"]
+            dead_letters = await broker.admin("dlq.list", **names, count=10)
+            assert [one["payload"] for one in dead_letters] == [b"first", b"fails"]
 
 
 async def test_attempts_survive_a_checkpoint_before_the_commit_of_an_acknowledgement(
@@ -173,11 +175,11 @@ async def test_attempts_survive_a_checkpoint_before_the_commit_of_an_acknowledge
         (message,) = await testing.arrived(inbox)
         assert message.attempt == 3
         await world.checkpoint()
-        await producer.send(b"", delay=timedelta(days=1))  # the next checkpoint has work, too
+        await producer.send(b"", delay=timedelta(days=1))  # so the next checkpoint is not empty
         async with commit_that_a_checkpoint_precedes(world, held, outage):
             await inbox.ack([message.id])
             await trio.testing.wait_all_tasks_blocked()
-            client.cancel()  # a living client would repeat the acknowledgement
+            client.cancel()  # a running client would repeat the acknowledgement
         async with broker.consumer("x", "s") as inbox:
             (again,) = await testing.arrived(inbox)
             assert again.attempt > 2
@@ -186,7 +188,7 @@ async def test_attempts_survive_a_checkpoint_before_the_commit_of_an_acknowledge
 async def test_acknowledgements_survive_a_checkpoint_beside_one_that_is_not_committed(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V2, P6: the rows of the checkpoint leave out the one acknowledgement, and no other."""
+    """V2, P6: the checkpoint leaves out the uncommitted acknowledgements only."""
     held, outage = Held(), Outage()
     async with testing.start(engine=outage.engine, run=held, config=CALM) as world:
         async with world.connect() as broker:

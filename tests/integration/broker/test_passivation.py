@@ -21,19 +21,19 @@ HOUR = timedelta(hours=1)
 
 
 async def passivate(world: World) -> list[str]:
-    """Passivate what may be; the names of the topics that stay active."""
+    """Run a round of the passivator, and return the names of the topics that stay active."""
     works = world.server.works
     await works.passivator.round()
     return sorted(topic.name.full for topic in works.registry.active.values())
 
 
 def figures(stats: dict[str, Any]) -> dict[str, Any]:
-    """A topic's figures, without the read positions of its subscriptions."""
+    """Return a topic's figures, without the read positions of its subscriptions."""
     return stats | {"subscriptions": [one | {"behind": None} for one in stats["subscriptions"]]}
 
 
 async def publish(broker: escapement.Broker, topic: str, *values: bytes, **options: object) -> None:
-    """Publish by a producer that is closed afterwards."""
+    """Publish with a producer, and close the producer."""
     async with await broker.producer(topic) as producer:
         await producer.send_many(list(values), **options)  # type: ignore[arg-type]
 
@@ -41,7 +41,7 @@ async def publish(broker: escapement.Broker, topic: str, *values: bytes, **optio
 async def test_passive_topic_delivers_as_if_it_had_stayed_active(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P6, B1: acknowledgements, cancellations, new times and figures stay."""
+    """P6, B1: acknowledgements, cancellations, new due times and figures are kept."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="t", subscription="s")
         async with await broker.producer("t") as producer:
@@ -71,7 +71,7 @@ async def test_passive_topic_delivers_as_if_it_had_stayed_active(
 async def test_crash_of_a_broker_with_passive_topics_loses_nothing(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B5: a topic that is passive at the crash, and one that was published to since."""
+    """B5: one topic is passive at the crash, another became active by a publish."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             for topic in ("passive", "active"):
@@ -109,7 +109,7 @@ async def test_passive_topic_goes_on_with_its_offsets_and_named_producers(
 async def test_passive_topic_still_knows_which_messages_no_earlier_broker_delivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1: a message published since a crash is cancelled, also with a time before the crash."""
+    """B1: a message published after a crash can be cancelled, also if due before the crash."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", topic="t", subscription="s")
@@ -127,7 +127,7 @@ async def test_passive_topic_still_knows_which_messages_no_earlier_broker_delive
 async def test_topic_that_is_used_or_acts_by_itself_stays_active(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Everything that only the memory of its runtime knows keeps a topic active."""
+    """A topic stays active while only the memory of its runtime has some of its state."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         kept = ["attempted", "consumed", "expiring", "grouped", "keyed", "ordered", "produced"]
         for topic in [*kept, "idle"]:
@@ -148,7 +148,7 @@ async def test_topic_that_is_used_or_acts_by_itself_stays_active(
 
 
 async def test_runtime_in_use_by_a_task_stays_active(mock_clock: trio.testing.MockClock) -> None:
-    """A task that looked a topic up goes on with the same object."""
+    """A task that holds a reference to a topic continues with the same object."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await publish(broker, "t", b"x")
         (topic,) = world.server.registry.active.values()
@@ -161,7 +161,7 @@ async def test_runtime_in_use_by_a_task_stays_active(mock_clock: trio.testing.Mo
 async def test_topic_is_not_passivated_before_its_change_is_in_the_database(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """A topic that changed while the checkpoint was written stays until the next."""
+    """A topic that changes while a checkpoint is written stays active until the next one."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await publish(broker, "t", b"x")
         works = world.server.works
@@ -180,7 +180,7 @@ async def test_topic_is_not_passivated_before_its_change_is_in_the_database(
 async def test_acknowledged_messages_of_passive_topics_leave_the_index(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P3: a merge makes only those topics active that have acknowledged messages."""
+    """P3: a merge activates only topics that have acknowledged messages."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         for topic in ("done", "waiting"):
             await broker.admin("subscriptions.create", topic=topic, subscription="s")
@@ -204,7 +204,7 @@ async def test_acknowledged_messages_of_passive_topics_leave_the_index(
 async def test_namespace_that_gets_a_limit_makes_its_passive_topics_active(
     policy: dict[str, int], mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: their messages may expire or be dropped from then on."""
+    """P10: from then on, their messages may expire or be dropped."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         for number in range(3):
             await broker.admin("subscriptions.create", topic=f"t/n/{number}", subscription="s")
@@ -227,7 +227,7 @@ async def test_broker_keeps_no_more_topics_active_than_its_limit_says(
 
 
 class Twin:
-    """A broker that lives through random steps and notes its deliveries and answers."""
+    """A broker that takes random steps and records its deliveries and answers."""
 
     def __init__(self, world: World, seed: int, passivates: bool) -> None:
         self.world = world
@@ -236,8 +236,8 @@ class Twin:
         self.told: list[object] = []
         self.offsets: dict[str, int] = {}
 
-    async def live(self, steps: int) -> list[object]:
-        """Take so many steps; the same of the same seed."""
+    async def run(self, steps: int) -> list[object]:
+        """Take that many steps and return the records. The same seed takes the same steps."""
         for _ in range(steps):
             topic = self.rng.choice("ab")
             name = self.rng.choice(["publish", "publish", "consume", "consume", "amend", "advance"])
@@ -299,5 +299,5 @@ async def test_broker_that_passivates_at_random_delivers_as_its_twin_that_never_
     told = []
     for passivates in (True, False):
         async with testing.start(config=CALM) as world:
-            told.append(await Twin(world, seed, passivates).live(60))
+            told.append(await Twin(world, seed, passivates).run(60))
     assert told[0] == told[1]

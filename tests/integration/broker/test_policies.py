@@ -1,4 +1,4 @@
-"""Policies in a running broker: changed, shown, obeyed at once, and kept."""
+"""Policies in a running broker: updates, display, immediate effect and durability."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {"topic": "x", "subscription": "s"}
 
 
 async def attempts(world: World, inbox: escapement.Inbox, seconds: int) -> list[int]:
-    """The attempts of what has come once so many seconds have passed."""
+    """Return the attempt numbers of messages that arrive within that many seconds."""
     await world.clock.advance(seconds=seconds)
     return [message.attempt for message in await arrived(inbox)]
 
@@ -26,7 +26,7 @@ async def attempts(world: World, inbox: escapement.Inbox, seconds: int) -> list[
 async def test_changed_back_off_applies_to_connected_consumers(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4: a first wait of ack_wait, doubled, within min_backoff and max_backoff."""
+    """V4: the back-off begins at ack_wait and doubles, between min_backoff and max_backoff."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, policy={"jitter": 0})
         producer = await broker.producer("x")
@@ -35,7 +35,7 @@ async def test_changed_back_off_applies_to_connected_consumers(
             assert await attempts(world, inbox, 0) == [1]
             policy = {"ack_wait_ms": "10s", "max_backoff_ms": "15s"}
             await broker.admin("subscriptions.update", **NAMES, policy=policy)
-            # What is in flight keeps its deadline: the broker's default of 30 s.
+            # In-flight messages keep their deadline: the broker's default of 30 s.
             assert await attempts(world, inbox, 29) == []
             assert await attempts(world, inbox, 1) == [2]
             assert await attempts(world, inbox, 14) == []
@@ -49,7 +49,7 @@ async def test_changed_back_off_applies_to_connected_consumers(
 async def test_ack_wait_of_a_consumer_overrides_the_policy_within_its_bounds(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4."""
+    """V4: min_backoff bounds the back-off of this consumer, too."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         policy = {"ack_wait_ms": "10s", "min_backoff_ms": "5s", "jitter": 0}
         await broker.admin("subscriptions.create", **NAMES, policy=policy)
@@ -66,7 +66,7 @@ async def test_ack_wait_of_a_consumer_overrides_the_policy_within_its_bounds(
 async def test_policy_survives_a_crash_and_applies_to_nacks(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4: the back-off of a nack is the subscription's."""
+    """V4: a nack uses the back-off of the subscription."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES)
@@ -119,7 +119,7 @@ async def test_invalid_policy_update_is_refused_and_changes_nothing(
 async def test_policies_for_shared_subscriptions_are_refused_for_other_kinds(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q4, Q9, V5: rather than taken and not done."""
+    """Q4, Q9, V5: the broker refuses these policies instead of ignoring them."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, kind="exclusive")
         for policy in (

@@ -1,4 +1,4 @@
-"""Many topics are created at once."""
+"""Creation of many topics in one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = [f"t/n/{number}" for number in range(1200)]
 async def test_topics_are_created_once_each_with_a_subscription(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """B5: more than one statement takes, in two namespaces, some of them there already."""
+    """B5: more topics than one statement creates, in two namespaces. Some exist already."""
     async with testing.start(engine=engine) as world:
         async with world.connect() as broker:
             await broker.admin("topics.create", topic="t/n/7")
@@ -33,7 +33,7 @@ async def test_topics_are_created_once_each_with_a_subscription(
             listed = await broker.admin("topics.list")
             assert listed["topics"] == sorted({*NAMES, "t/other/x"})
             rows = await broker.admin("subscriptions.list", topic="t/n/7")
-            assert rows == []  # it was there before
+            assert rows == []  # the topic existed before
             (row,) = await broker.admin("subscriptions.list", topic="t/n/8")
             assert (row["subscription"], row["kind"]) == ("s", "shared")
 
@@ -41,7 +41,7 @@ async def test_topics_are_created_once_each_with_a_subscription(
 async def test_subscription_of_a_new_topic_gets_its_first_message(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1: delayed or not, and though the topic was never used."""
+    """V1: with or without a delay, although the topic has never been active."""
     async with testing.start() as world, world.connect() as broker:
         await broker.admin("topics.create_many", topics=["t"], subscription="s")
         assert not world.server.registry.active
@@ -56,7 +56,7 @@ async def test_subscription_of_a_new_topic_gets_its_first_message(
 async def test_concurrent_calls_create_each_topic_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B5: one by one and many at once; each topic is created by one of them."""
+    """B5: some calls create a single topic, others many."""
     async with testing.start() as world, world.connect() as broker:
         answers: list[dict[str, int]] = []
         refused = 0
@@ -86,7 +86,7 @@ async def test_concurrent_calls_create_each_topic_once(
 async def test_anything_but_a_list_of_topics_is_refused(
     topics: object, mock_clock: trio.testing.MockClock
 ) -> None:
-    """B5: and nothing is created."""
+    """B5: nothing is created."""
     async with testing.start() as world, world.connect() as broker:
         with pytest.raises(escapement.InvalidRequest):
             await broker.admin("topics.create_many", topics=topics)

@@ -1,4 +1,4 @@
-"""The verbs of administration: no argument, however wrong, costs anybody anything."""
+"""Verbs of administration: invalid arguments, bounded answers and their documentation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOPIC = {"topic": "t"}
 BILLING = TOPIC | {"subscription": "s"}
 SCHEDULE = {"schedule": "again", "topic": "t"}
 GROUP = BILLING | {"group": "g", "target": "u"}
-# Each verb that takes numbers, with what else it needs, and the names of the numbers.
+# Each verb with numbers among its arguments: other required arguments, names of the numbers.
 NUMBERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     (
         "namespaces.enable_delayed_message",
@@ -74,7 +74,7 @@ async def test_extreme_numbers_end_neither_the_broker_nor_the_connection(
     names: tuple[str, ...],
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Whatever is refused is refused by name, and what is taken can be looked at."""
+    """Refused numbers leave the connection open. Accepted ones can be shown."""
     async with testing.start() as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="t", subscription="s")
         for name in names:
@@ -91,7 +91,7 @@ async def test_extreme_numbers_end_neither_the_broker_nor_the_connection(
 
 
 def test_table_of_numbers_is_complete() -> None:
-    """Whoever takes a number is above: read off the code of the verbs."""
+    """NUMBERS has every argument that the code of the verbs reads as a number."""
     source = "".join(
         path.read_text()
         for path in (Path(__file__).parents[3] / "src/escapement/broker/admin").glob("*.py")
@@ -104,7 +104,7 @@ def test_table_of_numbers_is_complete() -> None:
 async def test_messages_with_odd_properties_are_shown_and_the_connection_stays(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Properties of any shape are shown as far as an answer holds them."""
+    """Properties of any shape are shown as far as they fit into an answer."""
     strange: dict[str, Any] = {"p": [[] for _ in range(2_000)]}
     deep: Any = 1
     for _ in range(20):
@@ -143,7 +143,7 @@ async def test_a_request_with_too_many_lists_is_refused_before_it_is_sent(
 async def test_listings_are_bounded(
     mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/architecture/bounds.md: 10,000 rows."""
+    """docs/architecture/bounds.md: a listing has at most 10,000 rows."""
     for module in (namespaces, schedules, subscriptions, topics):
         assert module.MAX_ROWS == 10_000
         monkeypatch.setattr(module, "MAX_ROWS", 5)

@@ -1,4 +1,4 @@
-"""The whole broker on the virtual clock, with the real client."""
+"""A whole broker on a virtual clock, with the real client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.dying_brokers import lose_index
 
 HOUR_MS = 3_600_000
 
-# Nothing times out while a test lets hours pass.
+# Messages stay in flight while a test advances the clock by hours.
 PATIENT = BrokerConfig(ack_wait_ms=100 * 24 * HOUR_MS, seed=0)
 SMALL = BrokerConfig(
     ack_wait_ms=100 * 24 * HOUR_MS,
@@ -28,7 +28,7 @@ SMALL = BrokerConfig(
 
 
 async def values(inbox: escapement.Inbox) -> list[bytes]:
-    """What is there now, acknowledged durably."""
+    """Return the values of messages that have arrived, after acknowledging them durably."""
     messages = await arrived(inbox)
     if messages:
         assert await inbox.ack([m.id.offset for m in messages], durable=True) == len(messages)
@@ -36,7 +36,7 @@ async def values(inbox: escapement.Inbox) -> list[bytes]:
 
 
 async def test_thirty_days_take_milliseconds(mock_clock: trio.testing.MockClock) -> None:
-    """B4, P1, P7."""
+    """B4, P1, P7: the virtual clock skips the delay."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("reminders")
         async with broker.consumer("reminders", "mail") as inbox:
@@ -54,8 +54,10 @@ async def test_thirty_days_take_milliseconds(mock_clock: trio.testing.MockClock)
             assert await arrived(inbox) == []
 
 
-async def test_message_builder_takes_delays_and_times_with_a_time_zone(mock_clock: trio.testing.MockClock) -> None:
-    """P1: .delay_at(3, "minutes"), .schedule_at(datetime), naive datetimes are refused."""
+async def test_message_builder_takes_delays_and_times_with_a_time_zone(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """P1: .delay_at(3, "minutes") and .schedule_at(datetime); naive datetimes are refused."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("tasks")
         async with broker.consumer("tasks", "work") as inbox:
@@ -76,7 +78,7 @@ async def test_message_builder_takes_delays_and_times_with_a_time_zone(mock_cloc
 async def test_a_batch_carries_a_time_for_each_message(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P9."""
+    """P9: each message of a batch is due at its own time."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("batch")
         async with broker.consumer("batch", "s") as inbox:
@@ -90,7 +92,7 @@ async def test_a_batch_carries_a_time_for_each_message(
 async def test_a_message_is_never_early_and_at_most_a_tick_late(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P3: the tick of the namespace is the resolution."""
+    """P3: the tick of the namespace is the resolution of delays."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await broker.admin("namespaces.create", namespace="t/n")
         await broker.admin("namespaces.enable_delayed_message", namespace="t/n", tick_ms=100)
@@ -115,7 +117,7 @@ async def test_a_message_is_never_early_and_at_most_a_tick_late(
 async def test_changing_granularity_and_tick_moves_no_due_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P4: up and down, on a running broker."""
+    """P4: a running broker raises and lowers both."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await broker.admin("namespaces.create", namespace="t/n")
         producer = await broker.producer("t/n/x")
@@ -144,7 +146,7 @@ async def test_changing_granularity_and_tick_moves_no_due_time(
 async def test_disabled_delays_are_refused_and_delayed_messages_are_not_early(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P2."""
+    """P2: messages that were delayed before keep their due times."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await broker.admin("namespaces.create", namespace="t/n")
         producer = await broker.producer("t/n/x")
@@ -162,7 +164,7 @@ async def test_disabled_delays_are_refused_and_delayed_messages_are_not_early(
 async def test_confirmed_messages_are_delivered_when_due_after_a_crash(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P6, P5, V2."""
+    """P6, P5, V2: acknowledged messages are not delivered again."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             producer = await broker.producer("x")
@@ -194,20 +196,20 @@ async def test_confirmed_messages_are_delivered_when_due_after_a_crash(
 async def test_clean_restart_marks_only_delivered_messages_as_redelivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Invariant 6: without faults there are no duplicates."""
+    """Invariant 6: other messages are delivered for the first time."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             producer = await broker.producer("x")
             async with broker.consumer("x", "s") as inbox:
-                await producer.send(b"handed out")
+                await producer.send(b"delivered")
                 assert len(await arrived(inbox)) == 1
             await producer.send(b"never")
         await world.stop()
         await world.restart()
         async with world.connect() as broker, broker.consumer("x", "s") as inbox:
             messages = {m.value: m for m in await arrived(inbox)}
-            assert messages[b"handed out"].redelivered
-            assert messages[b"handed out"].attempt == 2
+            assert messages[b"delivered"].redelivered
+            assert messages[b"delivered"].attempt == 2
             assert not messages[b"never"].redelivered
             assert messages[b"never"].attempt == 1
 
@@ -215,7 +217,7 @@ async def test_clean_restart_marks_only_delivered_messages_as_redelivered(
 async def test_nack_timeout_and_backoff_count_attempts_across_a_restart(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4: first retry after ack_wait, then doubled; attempt and next time survive."""
+    """V4: the back-off begins at ack_wait and doubles. Attempt and retry time survive a crash."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             producer = await broker.producer("x")
@@ -247,7 +249,7 @@ async def test_nack_timeout_and_backoff_count_attempts_across_a_restart(
 async def test_messages_of_a_consumer_that_leaves_are_redelivered_at_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1, V6."""
+    """V1, V6: another consumer receives them as attempt 2."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s") as first:
@@ -261,8 +263,10 @@ async def test_messages_of_a_consumer_that_leaves_are_redelivered_at_once(
                 assert all(m.attempt == 2 for m in again)
 
 
-async def test_consumers_take_turns_and_never_share_a_message(mock_clock: trio.testing.MockClock) -> None:
-    """V6, invariant 5."""
+async def test_consumers_take_turns_and_never_share_a_message(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """V6, invariant 5: a message is in flight at one consumer only."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s") as one, broker.consumer("x", "s") as two:
@@ -276,7 +280,7 @@ async def test_consumers_take_turns_and_never_share_a_message(mock_clock: trio.t
 async def test_exclusive_and_failover_read_the_log_and_ignore_delays(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P7, N1."""
+    """P7, N1: both kinds deliver in arrival order."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
         delays = [timedelta(hours=h) for h in (3, 1, 2)]
@@ -301,7 +305,7 @@ async def test_exclusive_and_failover_read_the_log_and_ignore_delays(
 async def test_ordered_subscription_resumes_at_its_position_after_a_crash(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N3: its own durable position, with acknowledgements out of order."""
+    """N3: its durable position includes acknowledgements out of order."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             producer = await broker.producer("x")
@@ -324,7 +328,7 @@ async def test_ordered_subscription_resumes_at_its_position_after_a_crash(
 async def test_subscription_at_latest_gets_messages_that_become_due_after_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P12: one index, however many subscriptions; what is pending belongs to a new one too."""
+    """P12: all subscriptions share an index. A new one receives messages that are still delayed."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
         await producer.send(b"past")
@@ -343,7 +347,7 @@ async def test_subscription_at_latest_gets_messages_that_become_due_after_it(
 async def test_deleting_the_index_changes_nothing(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Invariant 7, P5."""
+    """Invariant 7, P5: the broker rebuilds the index from the log."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             producer = await broker.producer("x")
@@ -365,7 +369,7 @@ async def test_deleting_the_index_changes_nothing(
 async def test_clock_set_back_makes_no_message_early_lost_or_duplicate(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Invariant 2: by the owner's clock, checked again at hand-over."""
+    """Invariant 2: the broker checks its own clock again at delivery."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s") as inbox:
@@ -392,7 +396,7 @@ async def test_clock_set_back_makes_no_message_early_lost_or_duplicate(
 async def test_messages_due_before_the_clock_was_set_back_are_delivered(
     mock_clock: trio.testing.MockClock, back_ms: int, others: str
 ) -> None:
-    """Invariant 4: also what found no room, or nobody to take it, just before."""
+    """Invariant 4: also messages that had no room, or no consumer for their key, just before."""
     async with testing.start(config=SMALL) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s"):
@@ -427,7 +431,7 @@ async def test_messages_due_before_the_clock_was_set_back_are_delivered(
 async def test_ten_times_the_capacity_of_ready_is_delivered_without_further_traffic(
     mock_clock: trio.testing.MockClock, checkpoint: bool
 ) -> None:
-    """Invariant 4, V3: also while messages with past times keep arriving."""
+    """Invariant 4, V3: also while producers publish messages with past times."""
     async with testing.start(config=SMALL) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s"):
@@ -451,7 +455,7 @@ async def test_ten_times_the_capacity_of_ready_is_delivered_without_further_traf
 async def test_ten_thousand_messages_due_in_one_millisecond_pass_a_small_window(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Invariant 9: a position points between messages of one time."""
+    """Invariant 9: a position can lie between messages with the same due time."""
     async with testing.start(config=SMALL) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s", permits=300) as inbox:
@@ -470,7 +474,7 @@ async def test_ten_thousand_messages_due_in_one_millisecond_pass_a_small_window(
 async def test_reopened_producer_name_continues_its_sequence_without_duplicates(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B3: producer name and sequence, across a crash."""
+    """B3: the sequence of a named producer survives a crash."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             producer = await broker.producer("x", name="importer")
@@ -491,7 +495,7 @@ async def test_reopened_producer_name_continues_its_sequence_without_duplicates(
 async def test_the_newer_producer_fences_the_older(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B3."""
+    """B3: both have the same name."""
     async with (
         testing.start(config=PATIENT) as world,
         world.connect() as one,
@@ -505,8 +509,10 @@ async def test_the_newer_producer_fences_the_older(
         await newer.send(b"c")
 
 
-async def test_concurrent_publishers_get_offsets_without_gaps(mock_clock: trio.testing.MockClock) -> None:
-    """N4, N1: offsets are monotone and unbroken."""
+async def test_concurrent_publishers_get_offsets_without_gaps(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """N4, N1: offsets are consecutive."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         offsets: list[int] = []
 
@@ -523,8 +529,10 @@ async def test_concurrent_publishers_get_offsets_without_gaps(mock_clock: trio.t
         assert world.server.registry.active[1].next_offset == 100
 
 
-async def test_deleting_a_topic_ends_its_consumers_and_producers(mock_clock: trio.testing.MockClock) -> None:
-    """Q7: deleting a topic deletes its data."""
+async def test_deleting_a_topic_ends_its_consumers_and_producers(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Q7: its messages are deleted, and a new topic of that name begins at offset 0."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
         await producer.send(b"a", delay=timedelta(hours=1))
@@ -538,17 +546,17 @@ async def test_deleting_a_topic_ends_its_consumers_and_producers(mock_clock: tri
         with pytest.raises(escapement.NotFound):
             await producer.send(b"b")
         again = await broker.producer("x")
-        receipt = await again.send(b"new life")
+        receipt = await again.send(b"new topic")
         assert receipt.id.offset == 0
         async with broker.consumer("x", "s", position="earliest") as inbox:
             await world.clock.advance(hours=2)
-            assert await values(inbox) == [b"new life"]
+            assert await values(inbox) == [b"new topic"]
 
 
 async def test_peek_shows_pending_messages_by_due_time_and_consumes_nothing(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B6: see what is coming, from memory and from disk."""
+    """B6: peek reads memory and disk."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
         await producer.send(b"nobody wants it")
@@ -580,7 +588,7 @@ async def test_peek_shows_pending_messages_by_due_time_and_consumes_nothing(
 async def test_checkpoint_interrupted_before_its_state_reuses_no_offsets(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N1, invariant 1: the index had the rows, and only the journal said where the log ends."""
+    """N1, invariant 1: the index has the rows, and only the journal says where the log ends."""
     for steps in range(1, 16):
         async with testing.start(config=PATIENT) as world:
             async with world.connect() as broker:
@@ -609,7 +617,7 @@ async def test_checkpoint_interrupted_before_its_state_reuses_no_offsets(
 async def test_message_larger_than_a_batch_is_sent_alone(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N2: up to what the broker takes, and not a byte more."""
+    """N2: a message may be larger than a batch, up to the limit of the broker."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x", max_batch_bytes=1000)
         large = bytes(3_000_000)
@@ -628,7 +636,7 @@ async def test_message_larger_than_a_batch_is_sent_alone(
 async def test_topic_stats_list_connected_and_named_producers(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N4: producers that had no name and are gone are nobody any more."""
+    """N4: unnamed producers are forgotten when they disconnect."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         async with world.connect() as gone:
             await (await gone.producer("x")).send(b"m")
@@ -646,7 +654,7 @@ async def test_topic_stats_list_connected_and_named_producers(
 async def test_end_of_a_test_world_logs_no_outage(
     end: str, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """B4: a test's log says nothing of a database that was never away."""
+    """B4: the log of a test does not report an outage when the test's broker ends."""
     caplog.set_level(logging.WARNING)
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:

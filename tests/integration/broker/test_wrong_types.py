@@ -1,4 +1,4 @@
-"""Arguments of every wrong type: each is refused by name, and disturbs nobody."""
+"""Arguments of wrong types: the broker refuses each by name and keeps running."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ODD: Final[list[Any]] = [
     b"\xff\x00", [], [0], [-1], [1, 2], ["a"], [None], [[]], {}, {"a": 1}, {"": None}, {"a": [{}]},
 ]  # fmt: skip
 
-# What each kind of argument may be made of; whatever is of another type is refused.
+# The types that each kind of argument may have; the broker refuses all others.
 TEXT: Final = (str,)
 MAYBE: Final = (str, type(None))
 NUMBER: Final = (int,)
@@ -57,7 +57,7 @@ SOUGHT: Final = {
     "properties": ({}, MAP), "after": (None, LIST),
 }  # fmt: skip
 POLICY: Final = {"policy": ({"ttl_ms": None}, MAP)}
-# Of each verb what it takes: a value that is right, and the types that may be.
+# The arguments of each verb: a valid value, and the permitted types.
 TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "namespaces.list": {},
     "namespaces.get": NAMESPACE,
@@ -129,7 +129,7 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
 
 
 def fits(value: Any, types: tuple[type, ...]) -> bool:
-    """Whether a value is of one of the types; True is no number."""
+    """Return whether a value has exactly one of the types, so that True is not a number."""
     return type(value) in types
 
 
@@ -137,7 +137,7 @@ def fits(value: Any, types: tuple[type, ...]) -> bool:
 async def test_an_argument_of_a_wrong_type_is_refused_by_name(
     verb: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """Whatever else is odd about it is refused too, or taken; the connection and all stay."""
+    """Odd values of a permitted type are accepted or refused. The connection stays open."""
     right = {name: value for name, (value, _) in TAKEN[verb].items() if value is not None}
     async with testing.start() as world, world.connect() as broker:
         await begin(broker)
@@ -164,7 +164,7 @@ async def test_an_argument_of_a_wrong_type_is_refused_by_name(
 
 
 async def begin(broker: escapement.Broker) -> None:
-    """A topic with a message, a subscription, a group and a schedule."""
+    """Create a topic with a message, a subscription, a group and a schedule."""
     await broker.admin("subscriptions.create", topic="t", subscription="s")
     producer = await broker.producer("t")
     await producer.send(b"0", group="g", delay="1h")
@@ -172,7 +172,7 @@ async def begin(broker: escapement.Broker) -> None:
 
 
 def test_table_of_arguments_is_complete() -> None:
-    """Every verb, and every argument that one takes: read off the code of the verbs."""
+    """TAKEN has every verb, and every argument that the code of the verbs reads."""
     source = "".join(path.read_text() for path in ADMIN.glob("*.py"))
     taken = set(re.findall(r'given\.\w+\("(\w+)"', source))
     assert TAKEN.keys() == VERBS.keys()
@@ -184,7 +184,7 @@ KINDS: Final = (NamespacePolicy, TopicPolicy, SubscriptionPolicy)
 
 @pytest.mark.parametrize(("kind", "name"), [(k, name) for k in KINDS for name in k.names()])
 def test_a_field_of_a_policy_takes_no_value_of_another_type(kind: type[Policy], name: str) -> None:
-    """V4, V18: text stands for numbers; true and false do not, nor a list or a map for anything."""
+    """V4, V18: text can stand for a number. Booleans, lists and maps are refused."""
     usual = getattr(kind(), name)
     right: tuple[type, ...] = (type(usual), str, type(None))
     if type(usual) is float:
@@ -207,7 +207,7 @@ def test_a_field_of_a_policy_takes_no_value_of_another_type(kind: type[Policy], 
 
 # -- the client --------------------------------------------------------------------------
 
-# Calls and what is right for each of their arguments; "…" stands for the odd one.
+# Client calls, with a valid value for each argument.
 CALLS: Final[dict[str, dict[str, Any]]] = {
     "send": {
         "value": b"x", "key": None, "properties": None, "priority": 50, "delay": None, "at": None,
@@ -261,7 +261,7 @@ CALLS: Final[dict[str, dict[str, Any]]] = {
 async def test_client_call_with_a_wrong_type_raises_our_error_and_keeps_the_connection(
     name: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V17, N2: an error of ours before anything is sent, or from the broker, and no other."""
+    """V17, N2: the client or the broker raises an ``EscapementError``, never another error."""
     async with testing.start() as world, world.connect() as broker:
         await begin(broker)
         producer = await broker.producer("t")
@@ -306,7 +306,7 @@ async def call(
 
 ONE: Final = escapement.MessageBatch(escapement.Blobs.of([b"x"])).encode()
 FIRST: Final = np.zeros(1, np.int64)
-# What a client says, as it should be; producer 1 and consumer 1 are open.
+# Valid commands of a client; producer 1 and consumer 1 are open.
 SAID: Final[list[wire.Command]] = [
     wire.Ping(3),
     wire.OpenProducer(7, 2, "t", "", -1),
@@ -342,7 +342,7 @@ PROBE: Final = 999
 async def test_text_that_utf_8_cannot_encode_is_refused_before_it_is_sent(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Python has such texts: of names of files, say."""
+    """Python strings can have lone surrogates, for example in file names."""
     odd = "a\udcff"
     async with testing.start() as world, world.connect() as broker:
         producer = await broker.producer("t")
@@ -369,7 +369,7 @@ async def test_text_that_utf_8_cannot_encode_is_refused_before_it_is_sent(
 async def test_command_with_a_wrong_type_is_answered_or_ends_the_connection_with_a_reason(
     said: wire.Command, mock_clock: trio.testing.MockClock
 ) -> None:
-    """protocol.md: what breaks the protocol ends the connection by name, all else is an answer."""
+    """protocol.md: a protocol error ends the connection with a reason; others are answered."""
     right = list(said.write())
     async with testing.start() as world, world.connect() as broker:
         await begin(broker)
@@ -393,13 +393,13 @@ async def test_command_with_a_wrong_type_is_answered_or_ends_the_connection_with
 
 
 def test_table_of_commands_is_complete() -> None:
-    """All that a client may say once it is known."""
+    """SAID has every command that a client may send after the handshake."""
     may_be_said = {kind for kind in wire.COMMANDS.values() if "client" in kind.SENDERS}
     assert {type(said) for said in SAID} == may_be_said - {wire.Hello, wire.Pong}
 
 
 async def answers(world: testing.World, frame: bytes) -> list[wire.Command]:
-    """What a broker says to a frame, until it has answered a probe or ends the connection."""
+    """Send a frame and a probe. Return the commands up to the probe's answer or the end."""
     protocol = Connection("client")
     stream = await world._open_stream()
 

@@ -84,7 +84,7 @@ def test_messages_are_cancelled_by_id_and_each_is_answered_for(
     first = say("produce", "recall", "a", "--delay", "1h").strip()
     say("produce", "recall", "b", "c", "--delay", "1h")
     (row,) = json.loads(say("cancel", "recall", first, "-o", "json"))
-    assert row == {"id": first, "fate": "cancelled", "handed": []}
+    assert row == {"id": first, "status": "cancelled", "handed": []}
     monkeypatch.setattr("sys.stdin", io.StringIO("1\n"))
     assert "recall@1" in say("cancel", "recall", "-")
     (row,) = json.loads(say("peek", "recall", "-o", "json"))
@@ -106,7 +106,7 @@ def test_a_dedup_key_is_stored_once_and_names_its_message(
     out, err = (text.decode() for text in capsysbinary.readouterr())
     assert (out, err) == (first, f"duplicate of {first.strip()}: nothing was stored\n")
     (row,) = json.loads(say("cancel", "once", "--dedup", "order-7", "-o", "json"))
-    assert row == {"id": first.strip(), "fate": "cancelled", "handed": []}
+    assert row == {"id": first.strip(), "status": "cancelled", "handed": []}
     assert "no message with the dedup key" in say("cancel", "once", "--dedup", "x", fails=1)
     assert "single message" in say("produce", "once", "a", "b", "--dedup", "y", fails=2)
     say("cancel", "once", "0", "--dedup", "order-7", fails=2)
@@ -171,7 +171,7 @@ def test_messages_are_rescheduled_by_id(say: Say) -> None:
     say("admin", "subscriptions", "create", "replan", "s")
     say("produce", "replan", "a", "b", "c", "--delay", "1h")
     (row,) = json.loads(say("reschedule", "replan", "0", "--delay", "3h", "-o", "json"))
-    assert row == {"id": "public/default/replan@0", "fate": "rescheduled", "handed": []}
+    assert row == {"id": "public/default/replan@0", "status": "rescheduled", "handed": []}
     at = datetime.now(UTC) + timedelta(days=30)
     say("reschedule", "replan", "1", "--at", at.isoformat())
     say("run-now", "replan", "2")

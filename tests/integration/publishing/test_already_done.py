@@ -10,7 +10,7 @@ from escapement import AmendStatus, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
-from support.numbered_messages import everything, fates, publish
+from support.numbered_messages import everything, statuses, publish
 
 PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
 
@@ -48,7 +48,7 @@ async def test_what_expired_in_nobodys_hands_is_over_and_not_delivered(
                 past = {"topic": "t", "subscription": "past", "position": "earliest"}
                 await broker.admin("subscriptions.create", **past)
                 outcomes = await broker.cancel([0, 2], topic="t")
-                assert fates(outcomes) == [AmendStatus.DONE, AmendStatus.DONE]
+                assert statuses(outcomes) == [AmendStatus.DONE, AmendStatus.DONE]
                 assert [one.handed for one in outcomes] == [("s",), ()]
                 assert await everything(broker, "past") == [1, 3]
 
@@ -60,7 +60,7 @@ async def said(broker: escapement.Broker) -> None:
     if row["kind"] == "shared":  # the log's order is nobody's to change
         answers.append(await broker.reschedule(range(5), topic="t", delay="1h"))
     for outcomes in answers:
-        assert fates(outcomes) == [
+        assert statuses(outcomes) == [
             AmendStatus.DELIVERED, AmendStatus.DELIVERED, AmendStatus.OVER, AmendStatus.OVER,
             AmendStatus.UNKNOWN,
         ]  # fmt: skip
@@ -80,7 +80,7 @@ async def test_what_a_quota_dropped_is_over_and_not_delivered(mock_clock: MockCl
         await world.clock.advance(seconds=5)
         assert await everything(broker, "s") == [3, 4]
         outcomes = await broker.cancel(range(5), topic="t")
-        assert fates(outcomes)[:3] == [AmendStatus.DELIVERED, AmendStatus.OVER, AmendStatus.OVER]
+        assert statuses(outcomes)[:3] == [AmendStatus.DELIVERED, AmendStatus.OVER, AmendStatus.OVER]
         assert [one.handed for one in outcomes][:3] == [("s",), (), ()]
 
 
@@ -104,4 +104,4 @@ async def test_what_lapsed_for_one_and_waits_for_another_is_still_to_be_changed(
         await world.clock.advance(hours=1)
         assert await everything(broker, "all") == [0]
         assert await everything(broker, "s") == []
-        assert fates(await broker.cancel([0], topic="t")) == [AmendStatus.OVER]
+        assert statuses(await broker.cancel([0], topic="t")) == [AmendStatus.OVER]

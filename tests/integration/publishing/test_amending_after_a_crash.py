@@ -51,7 +51,7 @@ async def test_message_that_was_handed_out_before_a_crash_is_not_changed(
         ids = await hand_out_and_crash(world)
         async with world.connect() as broker:
             outcome = await change(broker, how, ids)
-            assert (outcome.fates == AmendStatus.DELIVERED).tolist() == [True, True, True, False]
+            assert (outcome.statuses == AmendStatus.DELIVERED).tolist() == [True, True, True, False]
             assert outcome.done.tolist() == [False, False, False, True]
             assert outcome.handed_to("s").tolist() == [True, True, True, False]
             async with broker.consumer("x", "s") as inbox:
@@ -69,7 +69,7 @@ async def test_cancel_names_a_subscription_that_ignores_delays(
         ids = await hand_out_and_crash(world, kind)
         async with world.connect() as broker:
             outcome = await broker.cancel(ids)
-            assert (outcome.fates == AmendStatus.DELIVERED).all()
+            assert (outcome.statuses == AmendStatus.DELIVERED).all()
             assert outcome.handed_to("s").all()
 
 

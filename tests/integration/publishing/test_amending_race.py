@@ -62,7 +62,7 @@ class Race:
 
     async def cancel(self) -> None:
         outcomes = await self.broker.cancel(self.some(), topic="t")
-        assert set(outcomes.fates.tolist()) <= {AmendStatus.DONE, AmendStatus.DELIVERED}
+        assert set(outcomes.statuses.tolist()) <= {AmendStatus.DONE, AmendStatus.DELIVERED}
         self.cancelled[outcomes.offsets[outcomes.done]] = True
 
     async def reschedule(self) -> None:

@@ -26,7 +26,7 @@ from support.commit_pipelines import FaultyEngine, Once
 from support.database_outages import Outage
 from support.dying_brokers import lose_index
 from support.held_calls import COMMIT, FETCH, KEYS, Held, uncached
-from support.numbered_messages import everything, fates, offsets, publish
+from support.numbered_messages import everything, statuses, offsets, publish
 
 HOUR = timedelta(hours=1)
 PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
@@ -74,7 +74,7 @@ async def test_the_answer_names_who_had_been_handed_what(mock_clock: MockClock) 
             assert await offsets(inbox) == [0, 1, 2]
             await inbox.ack([1], durable=True)
             outcomes = await broker.cancel([0, 1, 2, 99], topic="t")
-            assert fates(outcomes) == [
+            assert statuses(outcomes) == [
                 AmendStatus.DELIVERED,
                 AmendStatus.DONE,
                 AmendStatus.DONE,
@@ -83,7 +83,7 @@ async def test_the_answer_names_who_had_been_handed_what(mock_clock: MockClock) 
             assert [one.handed for one in outcomes] == [("a", "b"), ("a",), ("a",), ()]
             assert outcomes.handed_to("b").tolist() == [True, False, False, False]
             again = await broker.cancel([0, 1, 2, 99], topic="t")
-            assert fates(again) == fates(outcomes)
+            assert statuses(again) == statuses(outcomes)
         # What had been handed to a comes back to it; b gets what only it has.
         assert await everything(broker, "a") == [0, 2]
         assert await everything(broker, "b") == [0]
@@ -109,9 +109,9 @@ async def test_who_is_not_to_get_a_message_does_not_make_it_cancellable(
             # Once in the index no more.
             await world.checkpoint()
             outcomes = await broker.cancel([0, 1, 3, 4], topic="t")
-            assert fates(outcomes) == [AmendStatus.DELIVERED] * 3 + [AmendStatus.DONE]
+            assert statuses(outcomes) == [AmendStatus.DELIVERED] * 3 + [AmendStatus.DONE]
             assert [one.handed for one in outcomes] == [("a",)] * 3 + [()]
-            assert fates(await broker.cancel([0, 1, 3, 4], topic="t")) == fates(outcomes)
+            assert statuses(await broker.cancel([0, 1, 3, 4], topic="t")) == statuses(outcomes)
             await world.clock.advance(hours=1)
             assert await offsets(inbox) == [2]
         assert await everything(broker, "late") == [2]
@@ -233,7 +233,7 @@ async def test_cancelled_between_the_decision_to_send_and_the_payload(
         async with broker.consumer("t", "s") as inbox:
             with held.hold(FETCH):
                 await held.reached()
-                assert fates(await broker.cancel([1], topic="t")) == [AmendStatus.DELIVERED]
+                assert statuses(await broker.cancel([1], topic="t")) == [AmendStatus.DELIVERED]
             assert await offsets(inbox) == [0, 1, 2]
 
 

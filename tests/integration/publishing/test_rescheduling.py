@@ -34,7 +34,7 @@ from support.commit_pipelines import FaultyEngine, Once
 from support.database_outages import Outage
 from support.dying_brokers import lose_index
 from support.held_calls import COMMIT, Held
-from support.numbered_messages import everything, fates
+from support.numbered_messages import everything, statuses
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -116,7 +116,7 @@ async def test_the_answer_says_whom_it_reached(mock_clock: MockClock) -> None:
             async with broker.consumer("t", "b") as at_b:
                 assert [m.offset for m in await arrived(at_b)] == [0, 1]
             outcomes = await broker.reschedule([0, 2, 3, 9], delay=HOUR, topic="t")
-            assert fates(outcomes) == [
+            assert statuses(outcomes) == [
                 AmendStatus.DELIVERED,
                 AmendStatus.DONE,
                 AmendStatus.CANCELLED,
@@ -395,13 +395,13 @@ async def test_many_that_are_moved_one_by_one_share_reads_and_commits(
         clients = [await stack.enter_async_context(world.connect()) for _ in range(5)]
         broker = clients[0]
         await publish(broker, count, "s", delay=2 * DAY)
-        fates: Counter[AmendStatus] = Counter()
+        statuses: Counter[AmendStatus] = Counter()
 
         async def move(offset: int) -> None:
             hours = 1 + offset % 7
             client = clients[offset % len(clients)]
             outcomes = await client.reschedule([offset], topic="t", delay=hours * HOUR)
-            fates.update(outcome.status for outcome in outcomes)
+            statuses.update(outcome.status for outcome in outcomes)
 
         counting.calls.clear()
         async with trio.open_nursery() as nursery:
@@ -411,7 +411,7 @@ async def test_many_that_are_moved_one_by_one_share_reads_and_commits(
                 for offset in np.random.default_rng(1).permutation(np.arange(1, count + 8)):
                     nursery.start_soon(move, int(offset))
                 await trio.testing.wait_all_tasks_blocked()
-        assert fates == {AmendStatus.DONE: count, AmendStatus.UNKNOWN: 8}
+        assert statuses == {AmendStatus.DONE: count, AmendStatus.UNKNOWN: 8}
         assert counting.calls[READ] <= 4
         assert counting.calls[COMMIT] <= 6
         (topic,) = world.server.registry.active.values()

@@ -1,4 +1,4 @@
-"""A backlog quota of a namespace, for the sum of its topics (P10)."""
+"""Backlog quotas on the sum of the topics of a namespace (P10)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ["shared", "exclusive"]
 
 
 async def begin(broker: escapement.Broker, kind: str, **policy: object) -> None:
-    """Topics a, b, c of a namespace with a quota, each with a subscription."""
+    """Create topics a, b and c, each with a subscription, and set a quota for their namespace."""
     for topic in "abc":
         names = {"topic": f"t/n/{topic}", "subscription": "s"}
         await broker.admin("subscriptions.create", **names, kind=kind)
@@ -25,8 +25,8 @@ async def begin(broker: escapement.Broker, kind: str, **policy: object) -> None:
 
 
 async def refused(world: World, broker: escapement.Broker, topic: str) -> bool:
-    """Whether a message is refused; otherwise it is there."""
-    await world.clock.advance(seconds=2)  # what waits is counted anew
+    """Publish a message, and return whether the broker refuses it."""
+    await world.clock.advance(seconds=2)  # the broker counts the backlog again
     producer = await broker.producer(topic, linger="0ms", send_timeout="100ms")
     answers: list[bool] = []
 
@@ -43,14 +43,14 @@ async def refused(world: World, broker: escapement.Broker, topic: str) -> bool:
     return answers == [True]
 
 
-async def waiting(broker: escapement.Broker) -> list[int]:
-    """How many messages are still to be done in each topic."""
+async def backlogs(broker: escapement.Broker) -> list[int]:
+    """Return the number of unacknowledged messages of each topic."""
     rows = [await broker.admin("subscriptions.list", topic=f"t/n/{topic}") for topic in "abc"]
     return [row["unacknowledged"] for (row,) in rows]
 
 
 async def publish(broker: escapement.Broker, topic: str, count: int) -> None:
-    """So many messages of 100 bytes."""
+    """Publish messages of 100 bytes."""
     producer = await broker.producer(f"t/n/{topic}")
     await producer.send_many([bytes(100)] * count)
 
@@ -60,7 +60,7 @@ async def publish(broker: escapement.Broker, topic: str, count: int) -> None:
 async def test_publishing_to_any_topic_is_refused_while_the_namespace_exceeds_its_quota(
     kind: str, policy: dict[str, object], mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: after a crash too, when nobody has used the topics yet; not in other namespaces."""
+    """P10: also after a crash, before the topics are used. Other namespaces accept messages."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             await begin(broker, kind, **policy)
@@ -71,7 +71,7 @@ async def test_publishing_to_any_topic_is_refused_while_the_namespace_exceeds_it
             assert await refused(world, broker, "t/n/a")
             assert not await refused(world, broker, "t/other/a")
             if kind == "exclusive" and "total_quota_bytes" in policy:
-                return  # of these sizes are known again when messages come by
+                return  # after a restart, sizes are unknown until messages are delivered
             await world.checkpoint()
             await world.crash()
         await world.restart()
@@ -88,21 +88,21 @@ async def test_publishing_to_any_topic_is_refused_while_the_namespace_exceeds_it
 async def test_drop_oldest_drops_from_the_longest_backlog_first(
     kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """P10: exactly as much as is over, and again when more comes, also after a crash."""
+    """P10: it drops exactly the excess, and again after more publishes and a crash."""
     async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker:
             await begin(broker, kind, total_quota_messages=100, quota_action="drop_oldest")
             await publish(broker, "a", 20)
             await publish(broker, "b", 70)
             await world.clock.advance(seconds=2)
-            assert await waiting(broker) == [20, 70, 0]
+            assert await backlogs(broker) == [20, 70, 0]
             await publish(broker, "c", 150)
             await world.clock.advance(seconds=2)
-            assert await waiting(broker) == [20, 40, 40]
+            assert await backlogs(broker) == [20, 40, 40]
             await world.checkpoint()
             await world.crash()
         await world.restart()
         async with world.connect() as broker:
             await publish(broker, "a", 30)
             await world.clock.advance(seconds=2)
-            assert sorted(await waiting(broker)) == [33, 33, 34]
+            assert sorted(await backlogs(broker)) == [33, 33, 34]

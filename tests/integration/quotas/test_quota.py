@@ -1,4 +1,4 @@
-"""A backlog quota: publishing is refused while too much of a topic waits (P10)."""
+"""Backlog quotas of a topic: publishing is refused while the backlog is too large (P10)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def limit(broker: escapement.Broker, **policy: object) -> None:
 async def test_publishing_is_refused_while_the_backlog_exceeds_its_quota(
     kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """P10: of the subscription that is furthest behind; also after a crash."""
+    """P10: the longest backlog among the subscriptions counts, also after a crash."""
     async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES, kind=kind)
@@ -49,7 +49,9 @@ async def test_publishing_is_refused_while_the_backlog_exceeds_its_quota(
             ):
                 messages = await arrived(inbox)
                 assert len(messages) == 100
-                assert await refused(world, broker), "handed out, and still to be done"
+                assert await refused(world, broker), (
+                    "delivered messages count until they are acknowledged"
+                )
                 await inbox.ack([message.id for message in messages], durable=True)
                 assert not await refused(world, broker)
                 await quick.flush_acks()
@@ -58,7 +60,7 @@ async def test_publishing_is_refused_while_the_backlog_exceeds_its_quota(
 async def test_delayed_messages_count_only_with_quota_counts_all(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: on disk or in memory."""
+    """P10: both on disk and in memory."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES)
         await limit(broker, quota_messages=10)
@@ -72,14 +74,14 @@ async def test_delayed_messages_count_only_with_quota_counts_all(
         await limit(broker, quota_counts="due")
         assert not await refused(world, broker)
         await world.clock.advance(hours=1)
-        assert await refused(world, broker), "all of it is due now"
+        assert await refused(world, broker), "all messages are due now"
 
 
 @pytest.mark.parametrize("prefix", ["", "total_"])
 async def test_cancelled_messages_and_former_due_times_in_the_index_do_not_count(
     prefix: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: the index may have it for as long as nothing else comes."""
+    """P10: their index entries may stay until other messages are indexed."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES)
         policy = {f"{prefix}quota_messages": 100, "quota_counts": "all"}
@@ -87,7 +89,7 @@ async def test_cancelled_messages_and_former_due_times_in_the_index_do_not_count
         producer = await broker.producer("x")
 
         async def full() -> bool:
-            await world.clock.advance(ms=1)  # so much longer a sum counts
+            await world.clock.advance(ms=1)  # with the second in refused(), the cached sum expires
             return await refused(world, broker)
 
         await producer.send_many([b"far"] * 100, delay="300d")
@@ -105,7 +107,7 @@ async def test_cancelled_messages_and_former_due_times_in_the_index_do_not_count
 async def test_quota_of_a_namespace_applies_to_each_of_its_topics(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: by size too; without a subscription nothing waits."""
+    """P10: a quota in bytes. A topic without a subscription has no backlog."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         update = {"namespace": "public/default"}
         await broker.admin("namespaces.update", **update, policy={"quota_bytes": "10KiB"})
@@ -124,7 +126,7 @@ async def test_quota_of_a_namespace_applies_to_each_of_its_topics(
 async def test_backlog_beyond_the_ready_messages_counts(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: what came before a subscription, and what it is not to get, does not."""
+    """P10: messages published before the subscription do not count."""
     config = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=50))
     async with testing.start(config=config) as world, world.connect() as broker:
         producer = await broker.producer("x")
@@ -142,7 +144,7 @@ async def test_backlog_beyond_the_ready_messages_counts(
 async def test_send_waits_for_room_and_neither_loses_nor_duplicates_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: the client tries again by itself; what expires makes room."""
+    """P10: the client retries by itself, and expired messages make room."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES)
         await limit(broker, quota_messages=10, ttl_ms="10s")
@@ -162,7 +164,7 @@ async def test_send_waits_for_room_and_neither_loses_nor_duplicates_messages(
 async def test_command_line_says_why_it_waits(
     mock_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """P10: each reason once, after a moment."""
+    """P10: it prints each reason once, after a moment."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES)
         await limit(broker, quota_messages=10, ttl_ms="30s")
@@ -180,7 +182,7 @@ async def test_command_line_says_why_it_waits(
             await world.clock.advance(minutes=1)
             assert capsys.readouterr().err == ""
             await world.crash()
-            nursery.start_soon(producer.send, b"to whom?")
+            nursery.start_soon(producer.send, b"not sent")
             await world.clock.advance(seconds=5)
             (line,) = capsys.readouterr().err.splitlines()
             assert line == "waiting: there is no connection to the broker"
@@ -193,7 +195,7 @@ async def test_command_line_says_why_it_waits(
 async def test_new_subscription_at_earliest_counts_at_once(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: what was counted a moment ago does not know him; who is gone counts no more."""
+    """P10: a cached count does not include it. A deleted subscription no longer counts."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         async with broker.consumer("x", "s") as inbox, await broker.producer("x") as producer:
             await producer.send_many([b"done"] * 3)
@@ -211,7 +213,7 @@ async def test_new_subscription_at_earliest_counts_at_once(
 async def test_acknowledged_messages_still_in_the_index_do_not_count(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """P10: of who began later the index cannot tell, without its keys, what it has not done."""
+    """P10: without reading keys, the index cannot tell what a later subscription has not done."""
     async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES)
@@ -223,6 +225,6 @@ async def test_acknowledged_messages_still_in_the_index_do_not_count(
             await broker.admin("subscriptions.create", topic="x", subscription="later")
             await limit(broker, quota_messages=3)
         await world.stop()
-        await world.restart()  # since when it has read nothing of the index
+        await world.restart()  # the new broker has not read any index block yet
         async with world.connect() as broker:
             assert [await refused(world, broker) for _ in range(4)] == [False] * 3 + [True]

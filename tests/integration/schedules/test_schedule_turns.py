@@ -1,4 +1,4 @@
-"""Many schedules leave the broker to others: in turns, in few letters, and no more than allowed."""
+"""Turns of the scheduler, which bound the share of the broker that many schedules take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def config(**limits: Any) -> BrokerConfig:
 
 
 async def arrivals(world: World, broker: escapement.Broker, topics: int) -> dict[int, list[str]]:
-    """Which schedules' messages have come by which time; time passes in steps of 10 ms."""
+    """Return the payloads that arrive, by time in ms, advancing the clock in steps of 10 ms."""
     found: dict[int, list[str]] = {}
     seen: set[str] = set()
     while world.clock.now_ms() < START_MS + AT_MS + 10 * REST_MS:
@@ -36,7 +36,9 @@ async def arrivals(world: World, broker: escapement.Broker, topics: int) -> dict
                     messages = await arrived(inbox)
                     await inbox.ack(messages, durable=True)
                 for message in messages:
-                    assert message.properties["schedule"] not in seen, "an occurrence came twice"
+                    assert message.properties["schedule"] not in seen, (
+                        "an occurrence was delivered twice"
+                    )
                     seen.add(message.properties["schedule"])
                     at_ms = world.clock.now_ms() - START_MS - AT_MS
                     found.setdefault(at_ms, []).append(message.payload.decode())
@@ -53,9 +55,9 @@ async def is_there(broker: escapement.Broker, topic: str) -> bool:
 
 
 async def create(broker: escapement.Broker, count: int, topics: int) -> None:
-    """All are due at the same moment, once."""
+    """Create schedules with one occurrence each, all at the same moment."""
     for n in range(count):
-        # A second after noon, when the world begins.
+        # A second after noon on 24 December, when the clock of the world starts.
         await broker.schedules.create(f"s{n}", f"t{n % topics}", b"%d" % n, cron="1 0 12 24 12 *")
 
 
@@ -87,14 +89,14 @@ async def test_schedules_that_are_due_together_are_published_in_turns_with_a_res
     topics: int,
     per_turn: list[int],
 ) -> None:
-    """B2: a bound of a turn is met, the rest comes a turn later, and each occurrence once."""
+    """B2: a turn publishes up to its bounds, the next turn goes on; each occurrence comes once."""
     async with testing.start(config=config(**limits)) as world, world.connect() as broker:
         await create(broker, count, topics)
         found = await arrivals(world, broker, topics)
         assert [len(some) for some in found.values()] == per_turn
         assert sorted(int(one) for some in found.values() for one in some) == list(range(count))
         assert all(later - earlier == REST_MS for earlier, later in pairwise(found))
-        # One letter for each topic of a turn, however many occurrences are in it.
+        # A turn writes one inbox entry per topic, for any number of occurrences.
         stats = await broker.admin("broker.stats")
         most = sum(min(some, topics) for some in per_turn)
         assert stats["letters_moved"] <= most
@@ -103,7 +105,7 @@ async def test_schedules_that_are_due_together_are_published_in_turns_with_a_res
 async def test_occurrences_of_one_topic_are_published_in_order_of_their_times(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B2: of schedules whose occurrences are published together."""
+    """B2: several schedules publish to the topic in one turn."""
     async with testing.start(config=config()) as world:
         async with world.connect() as broker:
             for name, every in (("a", 2), ("b", 3), ("c", 5)):
@@ -128,7 +130,7 @@ async def test_occurrences_of_one_topic_are_published_in_order_of_their_times(
 async def test_a_namespace_has_no_more_schedules_than_its_policy_allows(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B2: the error names the limit; what is deleted makes room, and others are not concerned."""
+    """B2: the error names the limit. Deleting a schedule makes room. Others are independent."""
     async with testing.start(config=config()) as world:
         async with world.connect() as broker:
             for namespace in ("shop/eu", "shop/us"):
@@ -147,7 +149,7 @@ async def test_a_namespace_has_no_more_schedules_than_its_policy_allows(
             with pytest.raises(LimitExceeded, match=r"shop/eu has 2 .* max_schedules is 2: delete"):
                 await broker.schedules.create("shop/eu/c", "shop/us/t", every="1m")
             await broker.schedules.create("shop/us/c", "shop/eu/t", every="1m")
-            # A change of one that exists is no new one.
+            # Changes of an existing schedule do not count.
             await broker.schedules.pause("shop/eu/a")
             await broker.schedules.resume("shop/eu/a")
             await broker.schedules.delete("shop/eu/a")

@@ -1,4 +1,4 @@
-"""Recurring schedules in a whole broker, on a virtual clock."""
+"""Recurring schedules in a whole broker on a virtual clock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ EVERYTHING = BrokerConfig(ack_wait_ms=10**11, seed=0)
 
 
 class Watch:
-    """A consumer of ``beats`` across restarts, and what it has got: the occurrences, in order."""
+    """A consumer of ``beats`` that records occurrence times and offsets across restarts."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -60,7 +60,7 @@ class Watch:
         self.offsets: list[int] = []
 
     async def look(self) -> list[int]:
-        """What has come since the last look."""
+        """Return the occurrence times of messages that arrived since the last call."""
         async with (
             self.world.connect() as broker,
             broker.consumer("beats", "watch", position="earliest", permits=100_000) as inbox,
@@ -70,7 +70,7 @@ class Watch:
             self.offsets += [message.id.offset for message in messages]
             await inbox.ack([message.id for message in messages], durable=True)
         self.times += found
-        assert len(set(self.times)) == len(self.times), "an occurrence came twice"
+        assert len(set(self.times)) == len(self.times), "an occurrence was delivered twice"
         return found
 
 
@@ -89,7 +89,7 @@ async def create(world: World, **options: object) -> escapement.Schedule:
 
 
 def test_stored_schedule_advances_only_from_its_current_state(engine: Engine) -> None:
-    """B2."""
+    """B2: advancing a schedule returns its stored content, once per step."""
     schema.migrate(engine)
     connection = engine.connect()
     cron = Recurrence("0 9 * * *", "Europe/Berlin", until_ms=10**13)
@@ -129,7 +129,7 @@ def test_stored_schedule_advances_only_from_its_current_state(engine: Engine) ->
 
 
 def test_many_schedules_advance_in_one_call_and_each_returns_its_content(engine: Engine) -> None:
-    """B2: more of them than one statement names, some of which are not where they should be."""
+    """B2: more schedules than one statement takes. Some are paused and do not advance."""
     schema.migrate(engine)
     connection = engine.connect()
     every = Recurrence(every_ms=5_000)
@@ -154,13 +154,13 @@ def test_many_schedules_advance_in_one_call_and_each_returns_its_content(engine:
     connection.close()
 
 
-# -- when all is well ---------------------------------------------------------------------
+# -- without faults -----------------------------------------------------------------------
 
 
 async def test_stopping_broker_leaves_a_due_occurrence_to_the_next_start(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B2: the occurrence is left to the next start, and is not looked at again and again."""
+    """B2: the scheduler does not check the due occurrence over and over while stopping."""
     held = Held()
     async with testing.start(run=held) as world:
         async with world.connect() as broker, trio.open_nursery() as nursery:
@@ -179,12 +179,14 @@ async def test_stopping_broker_leaves_a_due_occurrence_to_the_next_start(
             assert len(await arrived(inbox)) == 1
 
 
-async def test_cron_at_nine_in_berlin_follows_summer_time_for_a_year(mock_clock: trio.testing.MockClock) -> None:
-    """B2, B4: each working day at nine on the wall, through both changes of summer time."""
+async def test_cron_at_nine_in_berlin_follows_summer_time_for_a_year(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B2, B4: each working day at nine local time, in winter and in summer."""
     async with watched() as (world, watch):
         made = await create(world, cron="0 9 * * mon-fri", timezone="Europe/Berlin", key="k")
         assert made.next == datetime(2026, 12, 25, 8, tzinfo=UTC)
-        assert await watch.look() == []  # from now on they are kept for it
+        assert await watch.look() == []  # creates the subscription
         await world.clock.advance(days=365)
         found = await watch.look()
         days = [datetime.fromtimestamp(ms / 1000, BERLIN) for ms in found]
@@ -258,7 +260,7 @@ async def test_many_schedules_due_at_once_are_all_published(
                 assert got == sorted(2 * list(range(topic, count, 3)))
 
 
-# -- looking and changing -----------------------------------------------------------------
+# -- showing and changing -----------------------------------------------------------------
 
 
 async def test_schedules_are_listed_and_shown(mock_clock: trio.testing.MockClock) -> None:
@@ -281,7 +283,7 @@ async def test_schedules_are_listed_and_shown(mock_clock: trio.testing.MockClock
 async def test_paused_schedule_publishes_nothing_and_resumes_with_the_next_occurrence(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Also over a restart."""
+    """A restart does not end the pause."""
     async with watched() as (world, watch):
         await create(world, every="1h", missed="all")
         await world.clock.advance(hours=2, minutes=30)
@@ -320,7 +322,7 @@ async def test_invalid_schedules_are_refused(mock_clock: trio.testing.MockClock)
             with pytest.raises(InvalidRequest, match="schedule"):
                 await create(wrong_name, "beats", every=hour)
         with pytest.raises(LimitExceeded):
-            await create("beat", "beats", b"eleven more", every=hour)
+            await create("beat", "beats", b"eleven byte", every=hour)
         await create("beat", "beats", b"ten bytes!", every=hour)
         with pytest.raises(AlreadyExists):
             await create("beat", "beats", every=hour)
@@ -373,7 +375,7 @@ async def test_namespace_that_schedules_would_recreate_is_not_deleted(
 async def test_occurrences_missed_while_no_broker_ran_follow_the_missed_policy(
     mock_clock: trio.testing.MockClock, missed: str
 ) -> None:
-    """B2: skip, the last one, or all; in bounded steps."""
+    """B2: the policies are skip, last and all."""
     async with watched() as (world, watch):
         await create(world, every="1s", missed=missed)
         await world.clock.advance(ms=2_500)
@@ -412,7 +414,7 @@ async def test_quick_restart_misses_no_occurrence(
 async def test_a_crash_between_any_two_steps_publishes_each_occurrence_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B2: between the schedule's step, its letter, and the move into the topic."""
+    """B2: the steps advance the schedule, write the inbox entry and relay it to the topic."""
     async with watched() as (world, watch):
         await create(world, every="10s")
         for pauses in range(40):
@@ -502,7 +504,7 @@ async def test_missing_time_zone_stops_only_its_own_schedule(
         connection.close()
         await world.restart()
         async with world.connect() as broker:
-            for _ in range(2):  # before it would be due, and after
+            for _ in range(2):  # before and after its due time
                 lost = await broker.schedules.get("lost")
                 assert (lost.state, lost.coming) == ("broken", ())
                 assert "Asia/Edo" in (lost.problem or "")

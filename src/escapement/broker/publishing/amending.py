@@ -126,14 +126,14 @@ class Amending:
         self, topic: Topic, wanted: Int64s, outcome: Outcome, tell: Callable[[], None]
     ) -> None:
         """Apply a decision that was made in the same synchronous step."""
-        open_offsets = wanted[outcome.fates == AmendStatus.DONE]
+        open_offsets = wanted[outcome.statuses == AmendStatus.DONE]
         fresh = topic.amendments.cancelled.new_of(open_offsets).offsets
         if len(fresh):
             self._withdraw(topic, fresh)
             topic.amendments.cancelled.take(fresh)
         elif not (
             topic.amendments.cancelled.undurable.intersects(open_offsets)
-            or topic.is_settling(wanted[outcome.fates == AmendStatus.OVER])
+            or topic.is_settling(wanted[outcome.statuses == AmendStatus.OVER])
         ):
             tell()
             return
@@ -169,7 +169,7 @@ def _settle_by_time(
     handed = np.zeros(len(offsets), bool)
     for mask in decision.settled.values():
         handed |= mask
-    handed &= decision.fates == AmendStatus.DONE
+    handed &= decision.statuses == AmendStatus.DONE
     handed &= ~topic.amendments.cancelled.contains(offsets)
     at = np.flatnonzero(handed)
     if not len(at):
@@ -185,5 +185,5 @@ def _settle_by_time(
     first_ms = due_ms[np.searchsorted(known, split)]
     now_due_ms = topic.amendments.moves.current(split, first_ms)
     delivered = ~still_wanted(topic.subscriptions(), split, now_due_ms, masks)
-    decision.fates[at[delivered]] = AmendStatus.DELIVERED
+    decision.statuses[at[delivered]] = AmendStatus.DELIVERED
     return split[:0]

@@ -18,13 +18,13 @@ from escapement.protocol.amend_status import AmendStatus
 class Outcome(NamedTuple):
     """The outcome of each message, and which messages each subscription had received."""
 
-    fates: npt.NDArray[np.uint8]
+    statuses: npt.NDArray[np.uint8]
     handed: Mapping[str, Bools]
 
     def take(self, rows: Int64s) -> Outcome:
         """Return the rows named, in that order."""
         handed = {name: mask[rows] for name, mask in self.handed.items()}
-        return Outcome(self.fates[rows], handed)
+        return Outcome(self.statuses[rows], handed)
 
 
 class PastTimes(NamedTuple):
@@ -63,20 +63,20 @@ class Decision(NamedTuple):
     messages are changed.
     """
 
-    fates: npt.NDArray[np.uint8]
+    statuses: npt.NDArray[np.uint8]
     settled: Mapping[str, Bools]
     lapsed: Mapping[str, Bools]
     concerned: frozenset[str]
 
     def outcome(self) -> Outcome:
         """Return the outcome. A message that lapsed for a concerned subscription is over."""
-        fates = self.fates.copy()
+        statuses = self.statuses.copy()
         handed = dict(self.settled)
         for name, mask in self.lapsed.items():
             if name in self.concerned:
-                fates[mask & (fates == AmendStatus.DELIVERED)] = AmendStatus.OVER
+                statuses[mask & (statuses == AmendStatus.DELIVERED)] = AmendStatus.OVER
             handed[name] = handed[name] & ~mask
-        return Outcome(fates, _some(handed))
+        return Outcome(statuses, _some(handed))
 
 
 def still_wanted(
@@ -118,9 +118,9 @@ def decide(
     everybody = np.logical_and.reduce(masks) if masks else np.zeros(1, bool)
     # A cancelled message stays cancelled, even if every subscription that is left had received it.
     delivered = everybody & ~topic.amendments.cancelled.contains(offsets)
-    fates = np.where(delivered, AmendStatus.DELIVERED, AmendStatus.DONE).astype(np.uint8)
-    fates[(offsets < 0) | (offsets >= topic.next_offset)] = AmendStatus.UNKNOWN
-    return Decision(fates, _some(settled), _some(lapsed), names)
+    statuses = np.where(delivered, AmendStatus.DELIVERED, AmendStatus.DONE).astype(np.uint8)
+    statuses[(offsets < 0) | (offsets >= topic.next_offset)] = AmendStatus.UNKNOWN
+    return Decision(statuses, _some(settled), _some(lapsed), names)
 
 
 def _some(masks: dict[str, Bools]) -> dict[str, Bools]:

@@ -104,7 +104,7 @@ class Rescheduling:
         if not topic.restatements.known:
             topic.restatements.know(await self._log.lowest_base(topic.id))
         wanted, back = np.unique(offsets, return_inverse=True)
-        fates = np.full(len(wanted), AmendStatus.UNKNOWN, np.uint8)
+        statuses = np.full(len(wanted), AmendStatus.UNKNOWN, np.uint8)
         handed: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
         known = wanted[(wanted >= 0) & (wanted < topic.next_offset)]
         at = 0
@@ -117,11 +117,11 @@ class Rescheduling:
                 outcomes.append((lost, _too_late(topic, lost)))
             for part, outcome in outcomes:
                 rows = np.searchsorted(wanted, part)
-                fates[rows] = outcome.fates
+                statuses[rows] = outcome.statuses
                 for name, mask in outcome.handed.items():
                     handed.setdefault(name, np.zeros(len(wanted), bool))[rows] = mask
             at += count
-        return Outcome(fates, handed).take(back)
+        return Outcome(statuses, handed).take(back)
 
     # -- moving --------------------------------------------------------------------
 
@@ -132,14 +132,14 @@ class Rescheduling:
             await self._moved.park()
         self._registry.check_open(topic)
         decision, due_ms = _decide(topic, found)
-        at = np.flatnonzero(decision.fates == AmendStatus.DONE)
+        at = np.flatnonzero(decision.statuses == AmendStatus.DONE)
         if len(at):
             wait = self._restate(topic, found, at, due_ms[at], _times(delay_ms, at_ms, len(at)))
             await wait.over.wait()
             if wait.error is not None:
                 raise wait.error
         outcome = decision.outcome()
-        await self._settled(topic, found.offsets[outcome.fates == AmendStatus.OVER])
+        await self._settled(topic, found.offsets[outcome.statuses == AmendStatus.OVER])
         return outcome
 
     async def _settled(self, topic: Topic, offsets: Int64s) -> None:
@@ -200,8 +200,8 @@ def _decide(topic: Topic, found: Published) -> tuple[Decision, Int64s]:
     if topic.shared:
         # A message can be moved only if a subscription that has not received it is to get it.
         wanted = still_wanted(topic.shared.values(), offsets, due_ms, decision.settled)
-        decision.fates[(decision.fates == AmendStatus.DONE) & ~wanted] = AmendStatus.DELIVERED
-    decision.fates[topic.amendments.cancelled.contains(offsets)] = AmendStatus.CANCELLED
+        decision.statuses[(decision.statuses == AmendStatus.DONE) & ~wanted] = AmendStatus.DELIVERED
+    decision.statuses[topic.amendments.cancelled.contains(offsets)] = AmendStatus.CANCELLED
     return decision, due_ms
 
 
@@ -221,9 +221,9 @@ def _earliest_ms(topic: Topic, offsets: Int64s, now_ms: int) -> Int64s:
 def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
     """Return the outcome of messages that the log has forgotten: no subscription needs them."""
     cancelled = topic.amendments.cancelled.contains(offsets)
-    fates = np.where(cancelled, AmendStatus.CANCELLED, AmendStatus.DELIVERED).astype(np.uint8)
+    statuses = np.where(cancelled, AmendStatus.CANCELLED, AmendStatus.DELIVERED).astype(np.uint8)
     decision = decide(topic, offsets, topic.subscriptions(), PastTimes.none())
-    return decision._replace(fates=fates).outcome()
+    return decision._replace(statuses=statuses).outcome()
 
 
 def _times(delay_ms: int, at_ms: int, count: int) -> Times:

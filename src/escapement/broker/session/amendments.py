@@ -36,4 +36,4 @@ class AmendmentRequests(RequestHandler):
 
     def _answer(self, request_id: int, outcome: Outcome) -> None:
         handed = {name: np.packbits(mask).tobytes() for name, mask in outcome.handed.items()}
-        self._outbound.send(wire.Amended(request_id, outcome.fates, handed))
+        self._outbound.send(wire.Amended(request_id, outcome.statuses, handed))

@@ -64,7 +64,7 @@ async def _amend(
         part = there[low : low + REQUEST_IDS]
         answer = await ask_again(line, partial(_command, make, part))
         assert isinstance(answer, wire.Amended)
-        parts.append(Outcomes(topic, part, answer.fates, _handed(answer)))
+        parts.append(Outcomes(topic, part, answer.statuses, _handed(answer)))
     return Outcomes.concat(topic, parts).among(offsets)
 
 
@@ -73,7 +73,7 @@ def _command(make: Callable[[int, Int64s], Command], part: Int64s, number: int) 
 
 
 def _handed(answer: wire.Amended) -> dict[str, Bools]:
-    count = len(answer.fates)
+    count = len(answer.statuses)
     return {
         name: np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)
         for name, bits in answer.handed.items()

@@ -40,18 +40,18 @@ class Outcomes:
     Iterate over them, or index them, for single outcomes.
     """
 
-    __slots__ = ("_handed", "fates", "offsets", "topic")
+    __slots__ = ("_handed", "offsets", "statuses", "topic")
 
     def __init__(
         self,
         topic: str,
         offsets: Int64s,
-        fates: npt.NDArray[np.uint8],
+        statuses: npt.NDArray[np.uint8],
         handed: Mapping[str, Bools],
     ) -> None:
         self.topic = topic
         self.offsets = offsets
-        self.fates = fates  # values of ``AmendStatus``
+        self.statuses = statuses  # values of ``AmendStatus``
         self._handed = handed
 
     @classmethod
@@ -61,7 +61,7 @@ class Outcomes:
         return cls(
             topic,
             np.concatenate([part.offsets for part in parts]) if parts else np.zeros(0, np.int64),
-            np.concatenate([part.fates for part in parts]) if parts else np.zeros(0, np.uint8),
+            np.concatenate([part.statuses for part in parts]) if parts else np.zeros(0, np.uint8),
             {name: np.concatenate([part.handed_to(name) for part in parts]) for name in names},
         )
 
@@ -73,18 +73,18 @@ class Outcomes:
         there = offsets >= 0
         if there.all():
             return self
-        fates = np.full(len(offsets), AmendStatus.UNKNOWN, np.uint8)
-        fates[there] = self.fates
+        statuses = np.full(len(offsets), AmendStatus.UNKNOWN, np.uint8)
+        statuses[there] = self.statuses
         handed = {}
         for name, mask in self._handed.items():
             handed[name] = np.zeros(len(offsets), bool)
             handed[name][there] = mask
-        return Outcomes(self.topic, offsets, fates, handed)
+        return Outcomes(self.topic, offsets, statuses, handed)
 
     @property
     def done(self) -> Bools:
         """Whether each message was changed; bool[n]."""
-        done: Bools = self.fates == AmendStatus.DONE
+        done: Bools = self.statuses == AmendStatus.DONE
         return done
 
     @property
@@ -98,7 +98,7 @@ class Outcomes:
         return np.zeros(len(self), bool) if found is None else found
 
     def __repr__(self) -> str:
-        counts = np.bincount(self.fates, minlength=len(AmendStatus)).tolist()
+        counts = np.bincount(self.statuses, minlength=len(AmendStatus)).tolist()
         what = ", ".join(
             f"{counts[status]} {status.name.lower()}" for status in AmendStatus if counts[status]
         )
@@ -110,7 +110,7 @@ class Outcomes:
     def __getitem__(self, row: int) -> Outcome:
         handed = tuple(name for name, mask in self._handed.items() if mask[row])
         id = MessageId(self.topic, int(self.offsets[row]))
-        return Outcome(id, AmendStatus(int(self.fates[row])), handed)
+        return Outcome(id, AmendStatus(int(self.statuses[row])), handed)
 
     def __iter__(self) -> Iterator[Outcome]:
         return (self[row] for row in range(len(self)))

@@ -57,20 +57,20 @@ class Reschedule(Command):
 class Amended(Command):
     """The outcomes of the messages of a Cancel or Reschedule, in the order of the request.
 
-    ``fates`` has one value of ``AmendStatus`` per message. ``handed`` has an entry for each
+    ``statuses`` has one value of ``AmendStatus`` per message. ``handed`` has an entry for each
     subscription that had received some of the messages before. The entry has one bit per
     message, set if the subscription had received it; the first message is the highest bit of
     the first byte.
     """
 
     request_id: Id
-    fates: AmendStatusColumn
+    statuses: AmendStatusColumn
     handed: PlainMap
 
     MAX_BYTES = MAX_FRAME_BYTES
     MAX_CONTAINERS = 2  # the frame and the map
 
     def check(self) -> None:
-        size = -(-len(self.fates) // 8)
+        size = -(-len(self.statuses) // 8)
         if not all(type(bits) is bytes and len(bits) == size for bits in self.handed.values()):
             raise ValueError("handed has an entry that does not have one bit per message")
