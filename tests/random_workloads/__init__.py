@@ -1,1 +1,7 @@
-"""Random lives of a broker, held against a naive model: its parts."""
+"""Random workloads of a broker, compared with a naive model.
+
+Begin with ``workload.py``, which holds the broker, its clients and the model. ``model.py`` is the
+model. The other modules are steps (``consuming.py``, ``traffic.py``, ``subscribers.py``,
+``events.py``, ``owners.py`` ...) and checks (``arrivals.py``, ``due_order.py``, ``log_order.py``,
+``priority_order.py``).
+"""

@@ -1,4 +1,4 @@
-"""A message that came to a consumer: what it was, and what was settled then."""
+"""A message that a consumer received, with the state of the model at that moment."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from random_workloads.model import ACK_WAIT_MS, NEVER_MS, WITHOUT_END
 
 @dataclass(frozen=True)
 class Arrival:
-    """What came, when, and what was settled then."""
+    """One delivery of a message to a consumer."""
 
-    moment: int  # counts everything that happens
+    moment: int  # a number that grows with every event
     now_ms: int
-    crashes: int  # how many there were before
+    crashes: int  # the number of crashes before
     name: str
     inbox: int
     key_range: Any
-    ranged: bool  # a consumer of the subscription has asked for some keys only
-    was_held_up: bool  # perhaps it waited for the database with its deadline running
-    is_active: bool | None  # it is the first of those there are; None: it is leaving
-    policy: Mapping[str, Any] | None  # None: it is just being changed
+    ranged: bool  # a consumer of the subscription has a key range
+    was_held_up: bool  # a database outage may have used up part of its ack wait
+    is_active: bool | None  # the consumer is the first of its subscription; None: it is leaving
+    policy: Mapping[str, Any] | None  # None: it is being changed
     topic_policy: Mapping[str, Any] | None
     offset: int
     due_ms: int
@@ -35,7 +35,7 @@ class Arrival:
 
     @property
     def slot(self) -> int | None:
-        """Of its key, or 0 where all of the topic is in order; None: it waits for none."""
+        """The slot of its key; 0 if the whole topic is in order; None without an order or key."""
         order = (self.policy or {}).get("order", "any")
         if order == "topic":
             return 0
@@ -43,7 +43,7 @@ class Arrival:
 
     @property
     def until_ms(self) -> int:
-        """It is not taken back before then, and not tried again if it is given back now."""
+        """The earliest time of a redelivery, whether its ack wait ends or it is returned now."""
         if self.policy is None or self.was_held_up:
             return self.now_ms
         if self.name == WITHOUT_END:
@@ -52,12 +52,12 @@ class Arrival:
 
 
 def back_off_ms(attempt: int, policy: Mapping[str, Any]) -> int:
-    """How long at least it goes unacknowledged, or waits, after so many attempts."""
+    """Return the shortest ack wait, or back-off, of this attempt."""
     wait_ms, most_ms = ACK_WAIT_MS << (attempt - 1), policy.get("max_backoff_ms", 0)
     # The longest wait leaves room for its jitter below the bound.
     return min(wait_ms, max(int(most_ms / 1.33), ACK_WAIT_MS)) if most_ms else wait_ms
 
 
 def slot_of(key: str | None) -> int | None:
-    """What stands for a key; None for none."""
+    """Return the slot of a key, or None without a key."""
     return escapement.slot_of(key) if key else None

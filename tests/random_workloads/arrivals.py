@@ -1,4 +1,4 @@
-"""A message comes to a consumer: everything that must be true of it then."""
+"""The checks of each delivery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from random_workloads.model import LATE_MS, NO_QUOTA, Expectation, Hand, Model
 
 
 def arrive(model: Model, arrival: Arrival) -> None:
-    """Check one, and remember it."""
+    """Check an arrival and enter it in the model."""
     expectation, offset = model.expectations[arrival.name], arrival.offset
     message = model.stored[offset]
     if message is None:
@@ -29,7 +29,7 @@ def arrive(model: Model, arrival: Arrival) -> None:
         if expectation.doubted.pop(offset, None) == arrival.due_ms:
             expectation.kept[offset] = arrival.due_ms
     expectation.waits.pop(offset, None)
-    if offset not in expectation.acked:  # on the way to us when it was
+    if offset not in expectation.acked:  # it was on its way when its acknowledgement was sent
         slot = slot_of(arrival.key)
         hand = Hand(arrival.inbox, arrival.until_ms, slot, arrival.attempt, arrival.now_ms)
         expectation.hands[offset] = hand
@@ -37,44 +37,44 @@ def arrive(model: Model, arrival: Arrival) -> None:
 
 
 def _check_expectation(model: Model, expectation: Expectation, arrival: Arrival) -> None:
-    """It is this subscription's, at this time, and not done (invariants 2, 3, 5)."""
+    """Check that the subscription must get the message now (invariants 2, 3, 5)."""
     offset, due_ms = arrival.offset, arrival.due_ms
     if not expectation.in_log_order:
         assert due_ms <= arrival.now_ms, f"{offset} is early"
-        # Of what is gone from the log any of its keys may be left in the index.
+        # The index may still have former due times of a message that the log has deleted.
         times_ms = {model.due_ms(expectation, offset), expectation.doubted.get(offset)}
         assert due_ms in times_ms or offset in expectation.lucky, f"{offset} was not due then"
-    assert expectation.covers(offset, due_ms), f"{offset} was none of its business"
-    assert offset not in expectation.gone, f"{offset} was forgotten"
+    assert expectation.covers(offset, due_ms), f"{offset} is not for this subscription"
+    assert offset not in expectation.gone, f"{offset} was deleted from the log"
     assert expectation.acked.get(offset, arrival.moment) >= arrival.moment, (
         f"{offset} was acknowledged"
     )
-    assert offset not in expectation.dead_lettered.values(), f"{offset} was buried"
+    assert offset not in expectation.dead_lettered.values(), f"{offset} was dead-lettered"
     assert offset not in expectation.dropped, f"{offset} was dropped"
     hand = expectation.hands.get(offset)
-    assert hand is None or hand.until_ms <= arrival.now_ms, f"{offset} is in two hands"
+    assert hand is None or hand.until_ms <= arrival.now_ms, f"{offset} is in flight already"
     wait = expectation.waits.get(offset)
-    assert wait is None or wait.until_ms <= arrival.now_ms, f"{offset} did not wait"
+    assert wait is None or wait.until_ms <= arrival.now_ms, f"{offset} was redelivered before its back-off"
 
 
 def _check_mark(model: Model, expectation: Expectation, arrival: Arrival, first_ms: int) -> None:
-    """What comes again says so, and which attempt it is (invariant 6, V4)."""
+    """Check the redelivery mark and the attempt (invariant 6, V4)."""
     before = expectation.fired.pop(arrival.offset, 0)
-    assert arrival.attempt > before, f"{arrival.offset} was handed out {before} times already"
+    assert arrival.attempt > before, f"{arrival.offset} was delivered {before} times already"
     crashes = expectation.seen.get(arrival.offset)
     if crashes is not None:
-        # The clock was set back, and then a broker died. Here leases are never renewed, so
-        # nobody has noted how late it had been: see test_lease.py.
+        # The clock was set back, and then a broker crashed. Leases are never renewed here, so
+        # the database has no record of the latest time. See test_lease.py.
         unknown = crashes < arrival.crashes and first_ms > model.crashes[arrival.crashes - 1]
-        assert arrival.redelivered or unknown, f"{arrival.offset} came again, unmarked"
+        assert arrival.redelivered or unknown, f"{arrival.offset} was redelivered without the mark"
     elif arrival.redelivered:
-        # Perhaps falsely, after a crash or from an inbox that was closed at that moment.
+        # The mark may be wrong after a crash, or when an inbox was closed at that moment.
         doubtful_ms = max(model.doubtful_ms, expectation.left_ms)
-        assert arrival.attempt > 1 or first_ms <= doubtful_ms, f"{arrival.offset} was new"
+        assert arrival.attempt > 1 or first_ms <= doubtful_ms, f"{arrival.offset} is marked, but it is its first delivery"
 
 
 def _check_limits(model: Model, expectation: Expectation, arrival: Arrival) -> None:
-    """Time to live, pauses, rate, and how many are in hands."""
+    """Check the time-to-live, pauses, the rate and the bound of messages in flight."""
     policy, topic = arrival.policy, arrival.topic_policy
     now_ms, ttl_ms = arrival.now_ms, 0 if topic is None else topic.get("ttl_ms", 0)
     assert not ttl_ms or now_ms < arrival.due_ms + ttl_ms, f"{arrival.offset} has expired"
@@ -88,7 +88,7 @@ def _check_limits(model: Model, expectation: Expectation, arrival: Arrival) -> N
             most = rate * ((now_ms - at_ms) / 1000 + 0.1) + 1
             assert len(expectation.passed_ms) - row <= most, "faster than the rate"
     if most := policy.get("max_in_flight", 0):
-        # An acknowledgement takes a message out of the hands at once, and is durable later.
+        # An acknowledged message is no longer in flight, even before the ack is durable.
         out = {
             o for o, hand in expectation.hands.items() if hand.until_ms > now_ms
         } - expectation.perhaps
@@ -96,15 +96,15 @@ def _check_limits(model: Model, expectation: Expectation, arrival: Arrival) -> N
 
 
 def _check_keys(model: Model, expectation: Expectation, arrival: Arrival) -> None:
-    """Of a key one is out at a time, and in retry it holds up the others."""
+    """Check the key range, and that one message of a key is in flight or in retry at a time."""
     if isinstance(arrival.key_range, tuple) and arrival.key:
         first, last = arrival.key_range
-        assert first <= escapement.slot_of(arrival.key) <= last, "of another's range"
+        assert first <= escapement.slot_of(arrival.key) <= last, "outside the key range of the consumer"
     slot, whole = arrival.slot, (arrival.policy or {}).get("order") == "topic"
     if slot is None:
         return
     holding = dict(expectation.hands)
-    # What waits for another attempt may be dropped.
+    # A quota may drop messages in retry.
     may_go = any(quota != NO_QUOTA for quota in model.quotas + model.quotas_now())
     if (arrival.policy or {}).get("on_retry", "hold") == "hold" and not may_go:
         waits = {
@@ -115,14 +115,14 @@ def _check_keys(model: Model, expectation: Expectation, arrival: Arrival) -> Non
         holding |= waits
     for offset, hand in holding.items():
         if offset in expectation.perhaps or offset in expectation.dropped:
-            continue  # it may be over
+            continue  # it may be done
         if offset != arrival.offset and hand.until_ms > arrival.now_ms:
-            assert not whole, f"{offset} is out already"
-            assert hand.slot != slot, f"{offset} of this key is out already"
+            assert not whole, f"{offset} is in flight already"
+            assert hand.slot != slot, f"{offset} of this key is in flight already"
 
 
 def _expires(model: Model, expectation: Expectation, arrival: Arrival, offset: int) -> bool:
-    """Whether what waits for another attempt is over by now: it waits no longer than it lives."""
+    """Return whether a message in retry may have expired: no retry outlasts its time-to-live."""
     if arrival.topic_policy is None:
         return True
     ttl_ms = arrival.topic_policy.get("ttl_ms", 0)
@@ -130,9 +130,9 @@ def _expires(model: Model, expectation: Expectation, arrival: Arrival, offset: i
 
 
 def check_order(model: Model, arrival: Arrival) -> None:
-    """Of what was never handed out, what was clearly due earlier has gone before.
+    """Check that no message that was clearly due earlier is still undelivered.
 
-    Asked once all that came at the same moment is known.
+    Call it when all arrivals of the same moment are in the model.
     """
     expectation = model.expectations[arrival.name]
     if arrival.attempt > 1 or arrival.priority != 50 or arrival.policy is None:
@@ -145,7 +145,7 @@ def check_order(model: Model, arrival: Arrival) -> None:
         return
     slot = arrival.slot
     if arrival.ranged and not slot:
-        return  # the other may be of nobody's range
+        return  # no consumer may have the range of the other message
     if slot is None and arrival.policy.get("order", "any") != "any":
         return
     for offset in range(expectation.ordered_from, model.end):
@@ -161,6 +161,6 @@ def check_order(model: Model, arrival: Arrival) -> None:
             or offset in expectation.perhaps | expectation.done()
         ):
             continue
-        # Of what waits for its key only those of the same key are compared.
+        # A message that waits for its key is compared only with messages of that key.
         behind = slot is not None and slot != 0 and slot_of(other.key) != slot
-        assert behind, f"{offset} should have gone before {arrival.offset}"
+        assert behind, f"{offset} should have come before {arrival.offset}"

@@ -1,4 +1,4 @@
-"""Steps of consumers: they acknowledge messages, give them back, and extend deadlines."""
+"""Steps of consumers: they acknowledge and return messages, and extend ack waits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from random_workloads.workload import TOPIC, Workload
 
 
 class Consuming(Workload):
-    """Consumers acknowledge some messages, give some back, and keep some longer."""
+    """Steps in which consumers acknowledge, return or keep messages."""
 
     async def consume(self) -> None:
-        # First look into every inbox: what one of them acknowledges may have been handed to
-        # another before, after a timeout.
+        # Receive from every inbox first. After an ack timeout, a message that one consumer
+        # acknowledges may already have been redelivered to another.
         tables = [(name, inbox, await there(inbox)) for name, inbox, _ in self.inboxes]
         await self.catch_up()
         for name, inbox, messages in tables:
@@ -55,7 +55,7 @@ class Consuming(Workload):
         delay: timedelta | None,
         is_tried: bool = True,
     ) -> None:
-        """Give messages back, as tried (nack) or untried (release)."""
+        """Return messages as tried (nack) or untried (release)."""
         at_once = set()
         expectation, now_ms = self.model.expectations[name], self.now_ms
         for offset in offsets:
@@ -69,7 +69,7 @@ class Consuming(Workload):
                 until_ms += back_off_ms(hand.attempt, self.model.policies[name] or {})
             most = self.model.policy(name, "max_deliveries")
             if is_tried and most and hand.attempt >= most:
-                continue  # it dies
+                continue  # it is dead-lettered
             expectation.waits[offset] = replace(hand, until_ms=until_ms)
             if until_ms <= now_ms:
                 at_once.add(offset)

@@ -4,13 +4,14 @@ Messages are ordered by rank, ``due + (priority - 50) * priority_ageing``, then 
 holds at every moment, whatever the tick, so the check allows for no lateness. When a message
 arrives, no other message of its key with a lower rank may be
 
-- due and never handed out, if both have the same priority;
-- due, never handed out and certainly in ready when the step began, if their priorities differ (V5
-  compares only messages that the bands have read);
-- handed out before and not done, unless the policy lets retries be passed.
+- due and undelivered, if both have the same priority;
+- due, undelivered and certainly in the ready queue when the step began, if their priorities differ
+  (V5 compares only messages that the bands have read);
+- delivered before and not done, unless the policy lets other messages pass retries.
 
 ``note_order`` notes the messages that an arrival seems to have passed. ``check_order_of_keys``
-runs after the step, when the model knows which were cancelled, moved, dropped or have died.
+runs after the step, when the model knows which of them were cancelled, rescheduled, dropped or
+dead-lettered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from random_workloads.priority_order import AGEING_MS
 
 
 def note_order(model: Model, arrival: Arrival) -> None:
-    """Note messages that should perhaps have come before this arrival, which is not entered yet."""
+    """Note messages that should perhaps have come before an arrival. Call it before entering it."""
     expectation, policy, slot = model.expectations[arrival.name], arrival.policy, arrival.slot
     if policy is None:
         expectation.unplaced.add(arrival.offset)
@@ -34,7 +35,7 @@ def note_order(model: Model, arrival: Arrival) -> None:
         return
     whole = policy.get("order") == "topic"
     if arrival.offset < model.steady_from or (whole and arrival.ranged):
-        return  # messages outside all ranges hold up no other
+        return  # messages outside all ranges do not hold up others
     ageing_ms = policy.get("priority_ageing_ms", AGEING_MS)
     rank = arrival.due_ms + (arrival.priority - 50) * ageing_ms, arrival.offset
     passed = {}
@@ -55,25 +56,26 @@ def note_order(model: Model, arrival: Arrival) -> None:
 def _counts(
     model: Model, expectation: Expectation, arrival: Arrival, offset: int, other: Stored
 ) -> bool:
-    """Whether a message that ranks before an arrival, and is not done, must come before it."""
+    """Return whether a pending message of lower rank must come before an arrival."""
     if offset in expectation.seen:
         policy = arrival.policy or {}
-        # After a crash the broker may not know that it was handed out, and reads it again.
+        # After a crash the broker may not know about the delivery, and reads the message again.
         known = other.priority == arrival.priority or expectation.seen[offset] == arrival.crashes
-        is_mortal = bool(policy.get("max_deliveries"))  # it may have died
+        is_mortal = bool(policy.get("max_deliveries"))  # it may be dead-lettered
         return policy.get("on_retry", "hold") == "hold" and known and not is_mortal
     if model.due_ms(expectation, offset) > arrival.now_ms:
         return False
     if other.since_ms == arrival.now_ms and other.since_ms != other.published_ms:
-        return False  # it was given this time at the same moment
+        return False  # it was rescheduled to this time at this moment
     return other.priority == arrival.priority or offset in expectation.heads
 
 
 def check_order_of_keys(model: Model, expectation: Expectation, *, calm: bool) -> None:
-    """Fail if an arrival has passed a message that was still wanted.
+    """Fail if an arrival has passed a message that the subscription still had to get.
 
     Args:
-      calm: whether messages became durable when they were accepted; later ones may pass others.
+      calm: whether messages became durable when they were accepted. Messages that became durable
+        later may be passed.
     """
     wanted = (
         model.wanted(expectation)

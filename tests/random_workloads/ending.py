@@ -1,4 +1,4 @@
-"""The end of a life: with all limits lifted, each subscription gets every message it must get."""
+"""The end of a workload: without limits, each subscription gets every message it must get."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from random_workloads.workload import TOPIC, Workload
 
 
 class Ending(Workload):
-    """See the module's docstring."""
+    """The end of a workload."""
 
     async def drain(self) -> None:
-        """With all limits lifted everything is delivered, without further traffic."""
+        """Lift all limits, and check that each subscription gets all messages it must get."""
         await self.close()
         await self.open()
         await self.settle()
@@ -26,12 +26,12 @@ class Ending(Workload):
         self.model.check_end()
         for group in self.model.groups.values():
             for completion in group.completions:
-                # What was over before it began it may never get.
+                # The subscription may never get messages that were done before it began.
                 over = group.members & self.model.expectations[completion.subscription].lucky
                 assert over or completion.number in self.model.fired, f"{completion} does not fire"
 
     async def lift(self) -> None:
-        """No policy says anything any more, but that the mortal one's messages die."""
+        """Clear all policies except order, retries and the dead-letter bound."""
         names = {"topic": TOPIC}
         nothing = dict.fromkeys(["paused_until_ms", "ttl_ms", "quota_messages", "quota_bytes"])
         await self.broker.admin("topics.update", **names, policy=nothing)
@@ -49,7 +49,7 @@ class Ending(Workload):
     async def _drain_one(self, name: str, expectation: Expectation) -> None:
         inbox = await self.join(name, permits=50)
         due_ms = {self.model.due_ms(expectation, offset) for offset in self.model.open(expectation)}
-        # What falls due is taken before long: a full ready is looked at every second.
+        # A full ready queue is refilled every second, so receive messages soon after they are due.
         for at_ms in sorted(due_ms):
             await self.world.clock.advance(ms=max(at_ms + LATE_MS - self.now_ms, 0))
             await self._take_all(inbox, expectation)
@@ -60,8 +60,8 @@ class Ending(Workload):
         await self.dead_letters(name)
         wanted = self.model.wanted(expectation)
         done = expectation.done()
-        # Of what is gone from the log any of its keys may have been left in the index, and what
-        # was dropped or died here, in nobody's hands, may have been cancelled for others since.
+        # The index may have former due times of messages that the log has deleted. A message that
+        # was dropped or dead-lettered undelivered may have been cancelled for others since.
         known = done - expectation.lucky - (expectation.spared - expectation.acked.keys())
         known = {offset for offset in known if self.model.stored[offset] is not None}
         assert known <= wanted

@@ -1,4 +1,4 @@
-"""Groups of messages in a life: closed for a subscription, and what follows once (Q10)."""
+"""Steps that close and delete event groups, and the check of their follow-ups (Q10)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import escapement
 from random_workloads.model import Completion, Expectation, Group
 from random_workloads.workload import TOPIC, Workload
 
-# Of a namespace of its own, so that no quota counts it; a subscription keeps it readable.
+# Its own namespace keeps it out of the quotas. A subscription keeps its log readable.
 AFTER = "t/m/after"
-# A follow-up that is owed this long, between so many steps, does not come.
+# A follow-up that is overdue by this time and this number of steps is lost.
 _TIMEOUT_MS, _TIMEOUT_STEPS = 61_000, 3
 
 
 class EventGroups(Workload):
-    """Groups are closed and forgotten; what follows is looked at between the steps."""
+    """Steps that close and delete groups. Follow-ups are checked between steps."""
 
     async def begin(self) -> None:
         await super().begin()
@@ -52,7 +52,7 @@ class EventGroups(Workload):
         self.model.forgotten += group.completions
 
         async def forget() -> None:
-            # Nobody may ever have joined it, or it was forgotten before the broker died.
+            # The group may have no messages, or it was deleted before the broker crashed.
             with suppress(escapement.NotFound):
                 await self.broker.groups.delete(TOPIC, name)
 
@@ -63,14 +63,14 @@ class EventGroups(Workload):
         await self.in_doubt(ask)
 
     async def see_follow_ups(self) -> None:
-        """Each was published once, by a group that is done; and a group that is done has."""
+        """Check that each completed group, and no other, has published its follow-up once."""
         self.model.fired += await self.asked(self._new_follow_ups)
         fired = self.model.fired
         assert len(set(fired)) == len(fired), "a group has fired twice"
-        await self.all_dead_letters()  # what died is done
+        await self.all_dead_letters()  # dead-lettered messages are done
         completions = [one for group in self.model.groups.values() for one in group.completions]
         known = {one.number for one in completions + self.model.forgotten}
-        assert known >= set(fired), "a group has fired that nobody closed"
+        assert known >= set(fired), "a group has fired that was not closed"
         for group in self.model.groups.values():
             for completion in group.completions:
                 self._check_completion(group, completion)
@@ -86,7 +86,7 @@ class EventGroups(Workload):
         expectation = self.model.expectations[completion.subscription]
         if completion.number in self.model.fired:
             left = self._undone(group, expectation, expectation.perhaps | expectation.lucky)
-            assert completion.has_fired or not left, f"{sorted(left)} of a group are to be done"
+            assert completion.has_fired or not left, f"a group has fired with {sorted(left)} pending"
             completion.has_fired = True
         elif self._undone(group, expectation, set()) or self.now_ms < self.model.high_ms:
             completion.done_ms, completion.steps = None, 0
@@ -94,8 +94,8 @@ class EventGroups(Workload):
             completion.done_ms = self.now_ms if completion.done_ms is None else completion.done_ms
             completion.steps += 1
             late = self.now_ms - completion.done_ms > _TIMEOUT_MS
-            assert not late or completion.steps <= _TIMEOUT_STEPS, "a follow-up does not come"
+            assert not late or completion.steps <= _TIMEOUT_STEPS, "a follow-up is lost"
 
     def _undone(self, group: Group, expectation: Expectation, others: set[int]) -> set[int]:
-        """What of a group is to be done, but for ``others``."""
+        """Return the pending messages of a group without ``others``."""
         return (group.members & self.model.wanted(expectation)) - expectation.done() - others

@@ -1,4 +1,4 @@
-"""What befalls the broker in a life, each as a step: time, disk and database, crashes."""
+"""Steps of time, disk and database, and crashes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from escapement.storage.lease import Identity
 from random_workloads.workload import Workload
 from support.dying_brokers import lose_index
 
-# What may be cut off at any moment by the end of the broker, and asked again after it.
+# Steps that a crash may interrupt at any moment. Their requests are repeated afterwards.
 FRAGILE = [
     "publish", "post", "consume", "reschedule", "cancel", "redrive", "seek", "settings",
     "limits", "close_group", "delete_group", "checkpoint", "checkpoint",
 ]  # fmt: skip
-# What may be asked while the database is in trouble.
+# Steps that may run during a database outage.
 TRIED = ["publish", "publish", "post", "consume", "consume", "reschedule", "cancel", "redrive"]
 
 
 class Events(Workload):
-    """Time passes; the broker is kept, broken and started."""
+    """Steps of time, maintenance, crashes and outages."""
 
     async def advance(self) -> None:
         await self.world.clock.advance(
@@ -27,22 +27,22 @@ class Events(Workload):
         )
 
     async def set_clock(self) -> None:
-        """The wall clock is set back, or ahead."""
+        """Set the wall clock back or ahead."""
         seconds = self.rng.choice([1, 60, 4000, -60, -4000])
         for expectation in self.model.expectations.values():
             expectation.waits, expectation.passed_ms, expectation.heads = {}, [], {}
-            # What has timed out and found no credit is in nobody's hands.
+            # A message whose ack wait has ended may wait for credit; it is not in flight.
             expectation.hands = {
                 o: h for o, h in expectation.hands.items() if h.until_ms > self.now_ms
             }
             expectation.ordered_from = self.model.end
         self.model.rated_from = self.model.steady_from = self.model.end
-        self.calm = False  # much less time has passed than it seems
+        self.calm = False  # less time has passed than the clock says
         self.world.clock.set_back(seconds * 1000)
         await self.world.clock.advance(seconds=1)
 
     async def forget(self) -> None:
-        """The log goes on in other tables and forgets the old ones, or dies half-way."""
+        """Roll the log to new tables and delete old ones; a crash may interrupt that."""
         await self.broker.admin("namespaces.update", namespace="t/n", policy={"retention_ms": 0})
         await self.world.checkpoint()
         works = self.world.server.works
@@ -84,7 +84,7 @@ class Events(Workload):
         await self.again()
 
     async def crash_in(self) -> None:
-        """The broker dies at some moment of some step."""
+        """Crash the broker at a random moment of a random step."""
         step = getattr(self, self.rng.choice(FRAGILE))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(step)
@@ -94,7 +94,7 @@ class Events(Workload):
         await self.crash()
 
     async def trouble(self) -> None:
-        """A COMMIT's reply is lost, or the database takes no writes, or is not there."""
+        """Run steps while a COMMIT loses its reply, or the database is read-only or unreachable."""
         kind = self.rng.choice(["lose_reply", "lose_reply", "read_only", "unreachable"])
         for _ in range(self.rng.choice([1, 2])):
             if kind == "lose_reply":

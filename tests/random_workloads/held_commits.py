@@ -1,8 +1,8 @@
-"""A checkpoint is written while a commit waits, and the broker dies before that commit.
+"""A checkpoint that the broker writes while a commit is held back, and a crash before that commit.
 
-Nothing of such a commit may become durable by the checkpoint. An acknowledgement carries more than
-itself: the acknowledgement of a message that failed for the last time carries its dead letter. So
-before half of these checkpoints some messages are in hands for their last attempt, and then fail.
+The checkpoint must not make any part of the held commit durable. An acknowledgement may carry a
+dead letter: that of a message whose last attempt failed. So before half of these checkpoints some
+messages are in flight for their last attempt, and then fail.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from random_workloads.subscribers import Subscribers
 from random_workloads.traffic import Traffic
 from support.held_calls import COMMIT, Held
 
-# Steps that end messages for a subscription, and their consequences.
+# Steps that finish messages of a subscription, or publish.
 SETTLING = ["fail", "fail", "fail", "consume", "consume", "cancel", "redrive", "publish"]
 
 
 class HeldCommits(Subscribers, Traffic):
-    """See the module's docstring."""
+    """A step that writes a checkpoint while a commit is held back."""
 
-    held: Held  # holds back the commits of the broker
+    held: Held  # holds back commits of the broker
 
     async def checkpoint_before_commit(self) -> None:
         name = self.rng.choice(SETTLING)
@@ -43,16 +43,17 @@ class HeldCommits(Subscribers, Traffic):
                 self.outage.unreachable()
             nursery.cancel_scope.cancel()
         for expectation in self.model.expectations.values():
-            # Of acknowledged messages a checkpoint does not state the last attempt.
+            # A checkpoint does not store the last attempt of acknowledged messages.
             for offset in expectation.hands.keys() & expectation.perhaps:
                 expectation.hands[offset].attempt -= 1
         await self.die()
         await self.again()
 
     async def doom(self) -> None:
-        """Have messages of mortal subscriptions in hands for their last attempt.
+        """Deliver messages of subscriptions with dead letters for their last attempt.
 
-        Others die before: the first death of a subscription makes its dead-letter topic.
+        Other messages are dead-lettered before, because the first dead letter of a subscription
+        creates its topic.
         """
         if not self._mortals():
             await self.patiently(lambda: self.subscribe(self.rng.choice(MORTALS)))
@@ -73,9 +74,9 @@ class HeldCommits(Subscribers, Traffic):
             await self.settle()
 
     async def fail(self) -> None:
-        """Consumers of mortal subscriptions fail with all messages that they have."""
+        """Nack all messages in flight of subscriptions with dead letters."""
         for _, inbox in self._mortals():
-            await there(inbox)  # makes room for messages that come now, or again
+            await there(inbox)  # makes room for new deliveries and redeliveries
         await self.catch_up()
         for name, inbox in self._mortals():
             expectation = self.model.expectations[name]

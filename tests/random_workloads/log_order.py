@@ -1,7 +1,7 @@
-"""Exclusive and failover subscriptions: the order of the log, and whose turn it is (P7).
+"""Checks of exclusive and failover subscriptions: log order and the active consumer (P7).
 
-Times mean nothing to them. What comes may have nothing before it in the log that is still to be
-done and in nobody's hands, but for what waits for another attempt.
+These subscriptions ignore due times. When a message arrives, every earlier message of the log must
+be done, in flight or in retry.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from random_workloads.model import LATE_MS, Expectation, Model
 
 
 def note_passed(model: Model, arrival: Arrival) -> None:
-    """Asked before an arrival is entered in the model: what should perhaps have come before."""
+    """Note messages that should perhaps have come before an arrival. Call it before entering it."""
     expectation, offset = model.expectations[arrival.name], arrival.offset
-    assert arrival.is_active is not False, f"{offset} came to one whose turn it is not"
+    assert arrival.is_active is not False, f"{offset} came to a consumer that is not active"
     if arrival.is_active is None:
-        return  # to one that is just leaving
+        return  # the consumer is leaving
     waits = {o for o, wait in expectation.waits.items() if wait.until_ms + LATE_MS > arrival.now_ms}
     tried = expectation.seen.keys() - expectation.back - expectation.waits.keys()
     passed = {
@@ -30,27 +30,30 @@ def note_passed(model: Model, arrival: Arrival) -> None:
 
 
 def check_passed(model: Model, expectation: Expectation) -> None:
-    """Asked once it is known what was cancelled, acknowledged or has expired."""
+    """Fail if an arrival has passed a pending message.
+
+    Call it when the model knows which messages were cancelled, acknowledged or have expired.
+    """
     wanted = model.wanted(expectation)
     for moment, passed, tried, offset in expectation.passed:
         for other in (
             (passed & wanted) - expectation.perhaps - expectation.lucky - expectation.over()
         ):
             acked = expectation.acked.get(other, moment)
-            # Of what had been handed out it is not known when the broker heard of it.
+            # For delivered messages the model does not know when the broker got the ack.
             acked = 0 if other in expectation.acked and other in tried else acked
             assert acked < moment, f"{other} should have come before {offset}"
     expectation.passed = []
 
 
 def check_beginning(model: Model, expectation: Expectation, at_ms: int) -> None:
-    """It begins with something accepted by then, and what lies just before was accepted earlier.
+    """Check that a subscription begins at the first message published at ``at_ms`` or later.
 
-    Where the clock was set back there are several such places.
+    If the clock was set back, several offsets meet that condition.
     """
     start = expectation.since_offset
     first = model.stored[start] if start < model.end else None
-    # What was relocated from before the log's beginning is not read in its order.
+    # Relocated messages from before the beginning of the log are not read in log order.
     before = model.stored[start - 1] if start and start - 1 not in expectation.lucky else None
-    assert first is None or first.published_ms >= at_ms, "it begins too early"
-    assert before is None or before.published_ms < at_ms, "it begins too late"
+    assert first is None or first.published_ms >= at_ms, "the subscription begins too early"
+    assert before is None or before.published_ms < at_ms, "the subscription begins too late"

@@ -1,7 +1,7 @@
-"""What a broker has been told, and what each subscription must get: plain sets and lists.
+"""A naive model of the broker: plain sets and lists of what each subscription must get.
 
-The model reads what is stored from the log by offset, so that it need not guess what became
-of a publish whose answer was lost: everything there must have been sent by somebody, and not
+The model reads stored messages from the log by offset, so it need not guess the outcome of a
+publish whose answer was lost. Every stored message must have been sent, and must not be stored
 more often than it was sent.
 """
 
@@ -16,28 +16,28 @@ import escapement
 NEVER_MS = 1 << 62
 DEDUP_WINDOW_MS = 600_000
 ACK_WAIT_MS = 20_000
-# The subscriptions there may be.
+# The kinds of the subscriptions, by name.
 KINDS = {
     "a": "shared", "b": "shared", "c": "shared", "d": "failover", "e": "exclusive", "f": "failover",
 }  # fmt: skip
-# Those whose messages are tried a bounded number of times.
+# Subscriptions with a bound of deliveries, and so with dead letters.
 MORTALS = ("c", "d")
-# The one whose messages may go unacknowledged without end.
+# The subscription without an ack wait: its messages never time out.
 WITHOUT_END = "e"
 SCHEDULE_MS = 900_000
-# What a message weighs, some more for its key and what else is kept with it.
+# The size of a message without its key and overhead.
 MESSAGE_BYTES = 400
-# So long after a hand-over a group commit has it on record, if the database is well.
+# The time after which a group commit has recorded a delivery, if the database works.
 RECORDED_MS = 50
-# So long after an outage a broker knows that it is over: probes come every 2 s.
+# The time after which a broker notices the end of an outage; it probes every 2 s.
 PROBE_MS = 3_000
-# The longest tick that a life sets, and what a wake may add to it.
+# The longest tick that a workload sets, plus the latency of a wake-up.
 LATE_MS = 11_000
 
 
 @dataclass
 class Sent:
-    """What somebody wanted stored: so many copies of a value, no fewer and no more."""
+    """A message that a client sent: from ``least`` to ``most`` copies of it must be stored."""
 
     delay_ms: int = 0
     at_ms: int = 0
@@ -45,7 +45,7 @@ class Sent:
     priority: int = 50
     dedup: str | None = None
     group: str | None = None
-    producer: str = ""  # whose rate, and the topic's, it counts for; "": for none
+    producer: str = ""  # the producer whose publish rate counts it; "": none
     least: int = 0
     most: int = 1
     copies: int = 0
@@ -53,18 +53,18 @@ class Sent:
 
 @dataclass
 class Completion:
-    """A group is closed for a subscription, and a number is published when that is done."""
+    """A group completion: its follow-up is ``number``, published when the subscription is done."""
 
     subscription: str
     number: int
     has_fired: bool = False
-    done_ms: int | None = None  # since when it is owed, as far as is known
-    steps: int = 0  # of the life, since then
+    done_ms: int | None = None  # the time of the first step that saw the group done
+    steps: int = 0  # of the workload, since then
 
 
 @dataclass
 class Group:
-    """Messages that belong together."""
+    """An event group: the offsets of its messages, and its completions."""
 
     members: set[int] = field(default_factory=set)
     completions: list[Completion] = field(default_factory=list)
@@ -72,20 +72,20 @@ class Group:
 
 @dataclass
 class Stored:
-    """A message of the log."""
+    """A message of the log, with its present due time."""
 
     value: bytes
     due_ms: int
     published_ms: int
     key: str | None
     priority: int
-    first_ms: int  # the first of its times
-    since_ms: int  # when it was given the one it has
+    first_ms: int  # the earliest of its due times
+    since_ms: int  # the time of the publish or reschedule that set its due time
 
 
 @dataclass
 class Hand:
-    """A message that a consumer has, until then at least."""
+    """A delivery in flight, or a message in retry, until ``until_ms`` at least."""
 
     inbox: int
     until_ms: int
@@ -96,99 +96,114 @@ class Hand:
 
 @dataclass
 class Expectation:
-    """What one subscription must get, and what it has told the broker."""
+    """The messages that one subscription must get, and the state of each.
+
+    Sets and keys are offsets.
+    """
 
     since_offset: int
-    since_ms: int  # of earlier offsets, what is due from here on
+    since_ms: int  # messages of earlier offsets count if they are due from this time on
     kind: str
-    spared: set[int]  # cancelled before it was handed them
-    acked: dict[int, int] = field(default_factory=dict)  # with a receipt, and when that came
-    seen: dict[int, int] = field(default_factory=dict)  # offset -> the last crash before it
-    left_ms: int = -1  # what was due by then may have been sent to nobody who looked
-    # Of what was handed to it and then moved for others: the time it keeps.
+    spared: set[int]  # for this subscription, before their delivery
+    acked: dict[int, int] = field(default_factory=dict)  # confirmed: the moment of the receipt
+    seen: dict[int, int] = field(default_factory=dict)  # the number of crashes before the last delivery
+    # Messages due by this time may have been delivered to a consumer that left without receiving.
+    left_ms: int = -1
+    # The due time that a message keeps, because it was rescheduled after its delivery.
     kept: dict[int, int] = field(default_factory=dict)
-    # A crash may have lost the record of its hand-over, and it was moved: the time it may keep.
+    # The due time that a rescheduled message may keep: a crash may have lost the record of its
+    # delivery.
     doubted: dict[int, int] = field(default_factory=dict)
-    lucky: set[int] = field(default_factory=set)  # over before it began; a few may be left
-    gone: set[int] = field(default_factory=set)  # of the past, and forgotten when it began
-    perhaps: set[int] = field(default_factory=set)  # expired, or acknowledged without a receipt
-    # Dead-letter topic and place in it -> what lies there.
+    # Done before the subscription began; it may get some of them all the same.
+    lucky: set[int] = field(default_factory=set)
+    # Deleted from the log before the subscription began.
+    gone: set[int] = field(default_factory=set)
+    # Perhaps expired, or perhaps acknowledged, because the receipt was lost.
+    perhaps: set[int] = field(default_factory=set)
+    # Dead-letter topic and offset in it -> original offset.
     dead_lettered: dict[tuple[str, int], int] = field(default_factory=dict)
-    graves: set[str] = field(default_factory=set)  # the topics where its dead letters may lie
+    graves: set[str] = field(default_factory=set)  # topics that may have its dead letters
     hands: dict[int, Hand] = field(default_factory=dict)
-    waits: dict[int, Hand] = field(default_factory=dict)  # given back, not to come before then
-    # What was in hands when a broker died, and long enough for that to be on record: the attempt.
+    waits: dict[int, Hand] = field(default_factory=dict)  # returned messages, in retry
+    # The attempts of messages that were in flight at a crash, and whose delivery was recorded.
     fired: dict[int, int] = field(default_factory=dict)
-    # What was in hands when a broker died, on record or not.
+    # Messages that were in flight at a crash, recorded or not.
     crashed_with: set[int] = field(default_factory=set)
-    passed_ms: list[int] = field(default_factory=list)  # deliveries since the rate was set
-    ordered_from: int = 0  # what lies before in the log may come in any order
-    heads: dict[int, int] = field(default_factory=dict)  # lay ready between two steps: when due
-    crowded: bool = True  # so much was due, and has been since, that ready may have been full
-    # Of one in the order of the log: given back at once, and to be read again before all others.
+    passed_ms: list[int] = field(default_factory=list)  # times of deliveries since the rate was set
+    ordered_from: int = 0  # earlier offsets may come in any order
+    # Messages that certainly were in the ready queue between two steps, with their due times.
+    heads: dict[int, int] = field(default_factory=dict)
+    # The ready queue may have been full, and has not been empty since.
+    crowded: bool = True
+    # In log order only: messages returned without a delay, to be redelivered before all others.
     back: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)  # by a quota
-    at_rest: set[int] = field(default_factory=set)  # between two steps, and nobody ever had it
-    settled: int = 0  # how much was done then
-    # When something came, what should perhaps have come before it, of that what had come, and what.
+    # Undelivered messages that were pending between two steps.
+    at_rest: set[int] = field(default_factory=set)
+    settled: int = 0  # the number of changes at that time, to notice others
+    # In log order: the moment of an arrival, the messages that should perhaps have come before it,
+    # those of them that had been delivered before, and the offset of the arrival.
     passed: list[tuple[int, set[int], set[int], int]] = field(default_factory=list)
-    # What came, and what of its key should perhaps have come before it, with when that is due.
+    # The offset of an arrival, and the messages of its key that should perhaps have come before it,
+    # with their due times.
     outrun: list[tuple[int, dict[int, int]]] = field(default_factory=list)
-    unplaced: set[int] = field(default_factory=set)  # handed out before the present order began
+    unplaced: set[int] = field(default_factory=set)  # before the present order was set
 
     @property
     def in_log_order(self) -> bool:
         return self.kind != "shared"
 
     def holds(self, offset: int) -> bool:
-        """Whether the broker knows that this was handed out and is still to be done."""
+        """Return whether the broker knows that a pending message was delivered."""
         return any(offset in known for known in (self.hands, self.waits, self.fired))
 
     def covers(self, offset: int, due_ms: int) -> bool:
+        """Return whether the subscription must get a message that is due then."""
         if offset in self.spared:
             return False
         return offset >= self.since_offset or due_ms >= self.since_ms
 
     def acknowledge(self, offsets: list[int], moment: int) -> None:
-        """A receipt has come for these."""
+        """Note the receipt of acknowledgements."""
         for offset in offsets:
             self.acked.setdefault(offset, moment)
             self.hands.pop(offset, None)
             self.waits.pop(offset, None)
 
     def over(self) -> set[int]:
-        """What it gave up."""
+        """Return the messages that were dropped or dead-lettered."""
         return self.dropped.union(self.dead_lettered.values())
 
     def done(self) -> set[int]:
+        """Return the messages that are acknowledged, dropped or dead-lettered."""
         return self.acked.keys() | self.over()
 
     def die(self, now_ms: int) -> None:
-        """The broker dies."""
+        """Note the deliveries that were in flight at a crash."""
         self.crashed_with |= self.hands.keys()
         for offset, hand in self.hands.items():
             if hand.since_ms + RECORDED_MS <= now_ms:
                 self.fired[offset] = hand.attempt
 
     def let_go(self, inbox: int | None = None) -> None:
-        """A consumer is gone, or all are, and the broker with them."""
+        """End the deliveries of a consumer, or of all consumers with their broker."""
         kept = {} if inbox is None else self.hands
         if self.in_log_order:
             self.back |= {o for o in self.hands if o not in kept or kept[o].inbox == inbox}
         self.hands = {o: hand for o, hand in kept.items() if hand.inbox != inbox}
         if inbox is None:
-            self.back = set()  # perhaps some had been given back, to wait
+            self.back = set()  # some may have been returned with a delay
             self.waits = {}
             self.passed_ms = []
             self.heads = {}
 
 
 class Quota(NamedTuple):
-    """How many messages may be left before the oldest go, or nothing is taken."""
+    """A bound of the backlog in messages."""
 
-    least: int = 0  # no fewer are left; 0: no quota
-    full: int = 0  # with so many nothing is taken
-    counts_all: bool = False  # what is not yet due is among them
+    least: int = 0  # dropping leaves at least this number of messages; 0: no quota
+    full: int = 0  # publishing is refused from this number on
+    counts_all: bool = False  # delayed messages count, too
     drops: bool = False
 
 
@@ -197,43 +212,44 @@ Quotas = tuple[Quota | None, Quota | None]
 
 
 class Model:
-    """All that is to be known."""
+    """The messages, subscriptions, groups and policies of a workload."""
 
     def __init__(self) -> None:
         self.sent: dict[bytes, Sent] = {}
-        self.stored: list[Stored | None] = []  # None: forgotten before anybody looked
+        self.stored: list[Stored | None] = []  # None: deleted before the model read it
         self.keys: dict[str, tuple[int, int]] = {}  # dedup key -> offset, when published
         self.cancelled: set[int] = set()
-        self.begin = 0  # of what lies before in the log, what was done is forgotten
+        self.begin = 0  # the beginning of the log; it relocated pending messages from before
         self.expectations: dict[str, Expectation] = {}
-        self.policies: dict[str, Mapping[str, Any] | None] = {}  # "": the topic's; None: unsure
+        self.policies: dict[str, Mapping[str, Any] | None] = {}  # "": of the topic; None: unknown
         self.groups: dict[str, Group] = {}
-        self.forgotten: list[Completion] = []  # of groups that were deleted
-        self.fired: list[int] = []
-        self.follow_ups = 0
-        self.total: Quota | None = NO_QUOTA  # of all topics together; None: unsure
-        self.quotas: Quotas = (NO_QUOTA, NO_QUOTA)  # those that drop, between two steps
-        self.quiet_since_ms = 0
-        self.moves = 0  # messages that were given another time
+        self.forgotten: list[Completion] = []  # of deleted groups
+        self.fired: list[int] = []  # the numbers of published follow-ups
+        self.follow_ups = 0  # the last number
+        self.total: Quota | None = NO_QUOTA  # of the namespace; None: unknown
+        self.quotas: Quotas = (NO_QUOTA, NO_QUOTA)  # quotas that drop, at the last step
+        self.quiet_since_ms = 0  # the time of the last step
+        self.moves = 0  # the number of reschedules
         self.occurrences: set[int] = set()
-        self.schedule_ms: int | None = None  # since when something recurs
-        self.schedule_high_ms = 0  # the latest that it was since then
-        self.high_ms = 0  # the latest that it ever was
-        self.steady_from = 0  # from this offset on the clock was not set
-        self.doubtful_ms = -1  # what was due by then may be marked redelivered
-        self.crashes: list[int] = []  # when
-        self.started_ms = -1  # the latest that it was at any start
-        self.rated_from = 0  # publishes since the topic's rate was set, or a start
+        self.schedule_ms: int | None = None  # the start of the schedule
+        self.schedule_high_ms = 0  # the latest time since then
+        self.high_ms = 0  # the latest time ever
+        self.steady_from = 0  # since this offset the clock was not set
+        self.doubtful_ms = -1  # messages due by then may be marked redelivered
+        self.crashes: list[int] = []  # their times
+        self.started_ms = -1  # the latest time of a broker start
+        self.rated_from = 0  # the first offset since the rate was set or a broker started
 
     @property
     def end(self) -> int:
         return len(self.stored)
 
     def policy(self, name: str, field: str, default: Any = 0) -> Any:
+        """Return a field of the policy of a subscription, or of the topic (no name)."""
         return (self.policies.get(name) or {}).get(field) or default
 
     def quota(self) -> Quota | None:
-        """That of the topic; None: unsure."""
+        """Return the quota of the topic, or None if it is unknown."""
         policy = self.policies[""]
         if policy is None:
             return None
@@ -244,12 +260,12 @@ class Model:
         drops = policy["quota_action"] == "drop_oldest"
         if messages:
             return Quota(messages, messages, counts_all, drops)
-        # All messages weigh about the same, so that their mean says how many there are.
+        # All messages have about the same size, so bytes give a number of messages.
         least = size_bytes // MESSAGE_BYTES
         return Quota(least, least + 1, counts_all, drops)
 
     def quotas_now(self) -> Quotas:
-        """Of the topic and of all together, where the oldest go."""
+        """Return the quotas of topic and namespace that drop the oldest messages."""
         topic, total = (
             NO_QUOTA if quota is not None and not quota.drops else quota
             for quota in (self.quota(), self.total)
@@ -259,17 +275,17 @@ class Model:
     # -- the log ---------------------------------------------------------------------
 
     def store(self, entry: escapement.client.administration.reading.Entry) -> None:
-        """A message is in the log."""
+        """Check a message of the log and enter it in the model."""
         while self.end < entry.offset:
             assert self.end < self.begin, f"{self.end} is missing in the log"
             self.stored.append(None)
         value, published_ms = entry.value, entry.published_ms
         if "schedule" in entry.properties:
             occurrence_ms = entry.properties["occurrence_ms"]
-            assert occurrence_ms not in self.occurrences, f"{occurrence_ms} was published twice"
+            assert occurrence_ms not in self.occurrences, f"occurrence {occurrence_ms} was published twice"
             assert self.schedule_ms is not None
             assert (occurrence_ms - self.schedule_ms) % SCHEDULE_MS == 0
-            assert occurrence_ms <= self.high_ms, "it is early"
+            assert occurrence_ms <= self.high_ms, "an occurrence was published early"
             self.occurrences.add(occurrence_ms)
             sent = Sent()
         else:
@@ -281,7 +297,7 @@ class Model:
         if entry.group is not None:
             self.groups.setdefault(entry.group, Group()).members.add(self.end)
         due_ms = published_ms if again else max(sent.at_ms, published_ms + sent.delay_ms)
-        assert entry.due_ms == due_ms, f"{value!r} has another time"
+        assert entry.due_ms == due_ms, f"{value!r} has a wrong due time"
         assert (entry.key, entry.priority) == (sent.key, sent.priority)
         if sent.dedup is not None and not again:
             first = self.keys.get(sent.dedup)
@@ -295,12 +311,12 @@ class Model:
         )
 
     def next_follow_up(self) -> int:
-        """The number of a closing that there was not yet."""
+        """Return a new number for a follow-up."""
         self.follow_ups += 1
         return self.follow_ups
 
     def check_rate(self, published_ms: int, field: str, producer: str | None) -> None:
-        """What was published before, by one or by all, over any span, has been paid for."""
+        """Check the publish rate of a producer, or of all, over every span that ends now."""
         rate = self.policy("", field)
         if not rate or self.policies.get("") is None:
             return
@@ -322,10 +338,11 @@ class Model:
     def expectation(
         self, since_offset: int, since_ms: int, now_ms: int, kind: str, log_begin: int
     ) -> Expectation:
-        """A new one. What came due under a clock that was set back since may be over.
+        """Return the expectation of a new subscription.
 
-        And what lies before the beginning of the log: what of it was still to be done was
-        relocated, which those in the order of the log do not see.
+        Messages that fell due before the clock was set back may be done. Messages from before
+        the beginning of the log may be done, too. Pending messages from there were relocated;
+        subscriptions in log order do not get them.
         """
         expectation = Expectation(
             since_offset, since_ms, kind, set(self.cancelled), ordered_from=self.end
@@ -344,6 +361,7 @@ class Model:
         return expectation
 
     def due_ms(self, expectation: Expectation, offset: int) -> int:
+        """Return the due time of a message for a subscription."""
         message = self.stored[offset]
         assert message is not None
         return (
@@ -353,7 +371,10 @@ class Model:
         )
 
     def known_ms(self, expectation: Expectation, offset: int) -> int:
-        """Since when somebody may have had it. In the log, also with what came after it."""
+        """Return the earliest time at which a consumer may have had a message.
+
+        Subscriptions in log order may have had it with any later message.
+        """
         message = self.stored[offset]
         assert message is not None
         if not expectation.in_log_order:
@@ -361,7 +382,7 @@ class Model:
         return min(one.published_ms for one in self.stored[offset:] if one is not None)
 
     def is_on_record(self, expectation: Expectation, offset: int) -> bool:
-        """Whether the broker knows that a message was handed out, if it says that it was."""
+        """Return whether the broker knows of a delivery that it names."""
         message = self.stored[offset]
         assert message is not None
         is_doubtful = message.due_ms <= self.doubtful_ms
@@ -369,7 +390,7 @@ class Model:
         return is_recent or not is_doubtful or expectation.holds(offset)
 
     def wanted(self, expectation: Expectation) -> set[int]:
-        """What it is to get at some time or other."""
+        """Return the messages that a subscription must get, done or not."""
         return {
             offset
             for offset, message in enumerate(self.stored)
@@ -377,13 +398,13 @@ class Model:
         }
 
     def open(self, expectation: Expectation) -> set[int]:
-        """What it is certainly still to get."""
+        """Return the messages that a subscription certainly still must get."""
         return (
             self.wanted(expectation) - expectation.done() - expectation.perhaps - expectation.lucky
         )
 
     def pass_time(self, now_ms: int) -> None:
-        """It is so late; with a time to live, what has expired may be done."""
+        """Note the time. With a time-to-live, expired messages may be done."""
         self.high_ms = max(self.high_ms, now_ms)
         self.schedule_high_ms = max(self.schedule_high_ms, now_ms)
         ttl_ms = self.policy("", "ttl_ms")
@@ -392,17 +413,19 @@ class Model:
                 if self.due_ms(expectation, offset) + ttl_ms <= self.high_ms:
                     expectation.perhaps.add(offset)
             for offset, wait in expectation.waits.items():
-                # Longer than it lives a message does not wait, even if it may live longer later.
+                # No retry outlasts the time-to-live, even if that is raised later.
                 wait.until_ms = min(wait.until_ms, self.due_ms(expectation, offset) + ttl_ms)
 
     def die(self, now_ms: int) -> None:
-        """The same, once all that came before is known."""
+        """Note deliveries in flight at a crash, once all earlier arrivals are in the model."""
         for expectation in self.expectations.values():
             expectation.die(now_ms)
 
     def crash(self, now_ms: int) -> None:
-        """A broker died. A lease is longer here than any life, so if an owner was seen later
-        than it is now, all may have been delivered.
+        """Note a crash at once.
+
+        A lease lasts longer than the workload. So if the clock is now before the start of an
+        owner, any message may have been delivered.
         """
         self.crashes.append(now_ms)
         for expectation in self.expectations.values():
@@ -411,17 +434,17 @@ class Model:
         self.doubtful_ms = max(self.doubtful_ms, until_ms)
 
     def is_forgotten(self, offset: int) -> bool:
-        """Whether the log need not have it any more."""
+        """Return whether the log may have deleted a message."""
         return offset < self.begin and all(
             offset in expectation.done() | expectation.lucky | expectation.perhaps
             or self.stored[offset] is None
             or not expectation.covers(offset, self.due_ms(expectation, offset))
-            or self.policy(name, "max_deliveries")  # what is buried is done
+            or self.policy(name, "max_deliveries")  # it may be dead-lettered
             for name, expectation in self.expectations.items()
         )
 
     def backlog(self, until_ms: int, counts_all: bool) -> int:
-        """What certainly waited by then and is still to be done, of the furthest behind."""
+        """Return the backlog that certainly counts since ``until_ms``, of the slowest subscription."""
         ahead = len(self.ahead(until_ms)) if counts_all else 0
         counts = [ahead]
         for name, expectation in self.expectations.items():
@@ -431,12 +454,12 @@ class Model:
                     for o in self.open(expectation)
                     if self.waits_since_ms(expectation, o) <= until_ms
                 ]
-                # In the order of the log what is not yet due waits, too.
+                # In log order, delayed messages are pending, too.
                 counts.append(len(waits) + (0 if expectation.in_log_order else ahead))
         return max(counts)
 
     def ahead(self, known_ms: int, lately_ms: int = 0) -> set[int]:
-        """What there was by then that is not yet due, or was not lately."""
+        """Return the messages known since ``known_ms`` that were delayed until ``lately_ms`` ago."""
         return {
             offset
             for offset, message in enumerate(self.stored)
@@ -447,7 +470,7 @@ class Model:
         }
 
     def waits_since_ms(self, expectation: Expectation, offset: int) -> int:
-        """Since when it counts: it is due, or, where times mean nothing, it is there."""
+        """Return since when a quota counts a message: its due time, or in log order its publish."""
         message = self.stored[offset]
         assert message is not None
         if expectation.in_log_order:
@@ -455,22 +478,22 @@ class Model:
         return max(self.due_ms(expectation, offset), message.since_ms)
 
     def let_go(self) -> None:
-        """No consumer has anything any more."""
+        """End all deliveries."""
         for expectation in self.expectations.values():
             expectation.let_go()
 
     def check_end(self) -> None:
-        """Everything that was confirmed is stored, as often as it should be."""
+        """Check that every confirmed message is stored."""
         for value, sent in self.sent.items():
             if None not in self.stored:
                 assert sent.least <= sent.copies, f"{value!r} is not in the log"
 
     def check_schedule(self) -> None:
-        """What recurs was published each time, and no more."""
+        """Check that every occurrence of the schedule was published, and no other."""
         if self.schedule_ms is None or None in self.stored:
             return
         count = (self.schedule_high_ms - self.schedule_ms) // SCHEDULE_MS
         expected = {self.schedule_ms + SCHEDULE_MS * (n + 1) for n in range(count)}
         missed, early = expected - self.occurrences, self.occurrences - expected
-        assert not missed, f"not published: {sorted(missed)}"
-        assert not early, f"published too early: {sorted(early)}"
+        assert not missed, f"occurrences not published: {sorted(missed)}"
+        assert not early, f"occurrences published too early: {sorted(early)}"

@@ -1,13 +1,12 @@
-"""Other owners: one with a disk of his own, and a stale one (B8, invariants 7 and 8).
+"""Steps with other owners: a broker with its own disk, and a stale owner (B8, invariants 7 and 8).
 
-Two brokers take turns, and each comes back to the index that he left.
+Two brokers take turns. Each returns to the index that it left on its own disk.
 
-The lease of a stale one runs out, another takes over, and he goes on trying. Until then he is
-the broker of the life, on a lease of ten seconds. Then he cannot renew it, or cannot reach the
-database at all. Once it has run out he may hand nothing out, and once another has taken over
-nothing of his may become durable: not what his clients publish, acknowledge or cancel, nor his
-checkpoints. He ends when he learns of it. What he had handed out before comes again, marked, as
-after a crash.
+A stale owner is a broker on a lease of ten seconds. It cannot renew the lease, or cannot reach the
+database at all. When the lease has ended it must not deliver anything. When a successor has taken
+over, the stale owner must not make anything durable: no publish, acknowledgement, cancel or
+checkpoint. It stops when it learns that it lost the lease. Its deliveries are repeated with the
+redelivery mark, as after a crash.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LEASE_S = 10
 
 
 class Owner(World):
-    """A broker that may be overtaken."""
+    """A broker that may lose its lease."""
 
     was_overtaken = False
 
@@ -45,15 +44,15 @@ class Owner(World):
 
 
 class Owners(Traffic):
-    """Another broker takes over."""
+    """Steps in which another broker takes over."""
 
-    disks: Sequence[Path]  # of two brokers; the first is the one that lives
+    disks: Sequence[Path]  # of two brokers; the first one runs
 
     async def other_disk(self) -> None:
-        """Another broker goes on, with the index of his own disk as he left it."""
+        """Start another broker, with the index that it left on its own disk."""
         ending = self.rng.choice(["stop", "crash", "cut short"])
         if ending == "cut short":
-            # His last checkpoint comes only so far.
+            # The last checkpoint of this broker is incomplete.
             self.outage.lose_reply(self.rng.choice([1, 2]))
             await self.world.checkpoint()
             self.outage.over()
@@ -75,7 +74,7 @@ class Owners(Traffic):
             for name in ["subscribe", self.rng.choice(["publish", "consume", "cancel"])]:
                 await self.patiently(getattr(self, name))
                 await self.settle()
-            # What falls due when somebody else has it.
+            # These messages fall due after the takeover.
             await self.patiently(lambda: self.publish([LEASE_S + 5]))
             await self.settle()
             self.rng.choice([outage.unreachable, outage.unrenewed])()
@@ -85,10 +84,10 @@ class Owners(Traffic):
             await self._take_over(successor, stale, outage)
         await self.settle()
         if self.rng.random() < 0.5:
-            await self.crash()  # what is durable comes to light
+            await self.crash()  # shows what is durable
 
     async def _take_over(self, successor: World, stale: Owner, outage: Outage) -> None:
-        """Another owner serves; the stale one keeps the clients that he had."""
+        """Start a successor while the stale owner keeps its clients."""
         stack, broker, (producer, _) = self._stack, self.broker, self.producers
         inboxes, self.inboxes = [inbox for _, inbox, _ in self.inboxes], []
         self.stale, self._stack, self.world = inboxes, AsyncExitStack(), successor
@@ -108,12 +107,12 @@ class Owners(Traffic):
             await self.world.clock.advance(seconds=LEASE_S)
             outage.over()
             await self.world.clock.advance(seconds=LEASE_S)
-            assert stale.was_overtaken, "a stale owner does not notice"
+            assert stale.was_overtaken, "the stale owner did not lose its lease"
             nursery.cancel_scope.cancel()
         self.world.clock.next_wake_ms = self.world.server.next_wake_ms
         await self.patiently(stack.aclose)
 
-    # -- what the stale owner's clients ask for ----------------------------------------
+    # -- requests to the stale owner ---------------------------------------------------
 
     async def _publish(self, producer: escapement.Producer) -> None:
         (value,) = self.values(1)

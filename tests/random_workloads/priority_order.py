@@ -1,10 +1,10 @@
-"""The order between priorities: what lay ready goes before whatever ranks behind it (V5).
+"""The check of the order between priorities (V5).
 
-A rank is ``due + (priority - 50) * priority_ageing``. The order is promised for what a band of
-priorities has read, which is known here between two steps: whoever has a consumer then has read
-on in each band until it had caught up or more than half of a full ready. What a step hands out
-for the first time may then pass nothing that lay ready when the step began. What waited out a
-back-off has its own share, and is not compared (Q6).
+A rank is ``due + (priority - 50) * priority_ageing``. The broker promises the order for messages
+that a band of priorities has read into the ready queue. The model knows some of them between two
+steps: a subscription with a consumer has then read each band until it was exhausted, or until more
+than half of the ready queue was full. A first delivery of the next step must not pass a ready
+message of lower rank. Retries after a back-off have their own share and are not compared (Q6).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from random_workloads.arrival import Arrival
 from random_workloads.model import LATE_MS, Expectation, Model
 
 READY_MESSAGES = 12
-# Reading goes on while half of that is free.
+# A band reads more while half of the ready queue is free.
 _CERTAIN = READY_MESSAGES // 2 + 1
-AGEING_MS = 1000  # where the policy says nothing
+AGEING_MS = 1000  # the default of the policy
 
 
 def see_ready(model: Model, expectation: Expectation, now_ms: int, *, keeps_order: bool) -> None:
-    """Remember what certainly lies ready, of a subscription that has consumers.
+    """Note the messages that certainly are in the ready queue of a subscription with consumers.
 
-    Where an order is promised, what is due is ready whatever the tick. But once ready was full
-    there, some keys may be left out of it until it is empty.
+    With an order of keys, due messages are ready whatever the tick. But when the ready queue was
+    full, it may lack some keys until it is empty.
     """
     expectation.heads = {}
     late_ms = 0 if keeps_order else LATE_MS
@@ -56,7 +56,10 @@ def see_ready(model: Model, expectation: Expectation, now_ms: int, *, keeps_orde
 
 
 def check_ranks(model: Model, arrival: Arrival) -> None:
-    """Asked once all that came in the same step is known."""
+    """Check that an arrival has not passed a ready message of lower rank.
+
+    Call it when all arrivals of the step are in the model.
+    """
     expectation, message = model.expectations[arrival.name], model.stored[arrival.offset]
     if arrival.attempt > 1 or arrival.policy is None or message is None or arrival.ranged:
         return

@@ -1,8 +1,9 @@
-"""Quotas that drop the oldest, of the topic and for the sum of its namespace (P10).
+"""Steps that set quotas, and the check of drop-oldest, for the topic and its namespace (P10).
 
-What a broker has let go it alone knows; so its cursors are looked at between the steps, and
-whatever is acknowledged there that nobody acknowledged must have been dropped: while a quota
-was in force, the oldest of what was at rest, never more than has to go, and no less for long.
+Only the broker knows which messages it dropped. So the check reads the cursors of the broker
+between steps: messages that are done there and that no client acknowledged were dropped. They must
+be the oldest undelivered messages, a quota must have been in force, the broker must not drop too
+many, and it must not drop too few for long.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ COUNTS = ["due", "due", "all"]
 
 
 class Quotas(Workload):
-    """What is said of the namespace changes; a second topic, all of it due, counts for it."""
+    """Steps that change the namespace quota, and a second topic that counts towards it."""
 
     async def total(self) -> None:
-        """How much all topics together may have, and what happens beyond that."""
+        """Change the quota of the namespace."""
         action = self.rng.choice(["drop_oldest", "drop_oldest", "refuse"])
         total, counts = self.rng.choice([0, TOTAL, TOTAL]), self.rng.choice(COUNTS)
         policy = {
@@ -39,7 +40,7 @@ class Quotas(Workload):
         await self.in_doubt(ask)
 
     async def neighbour(self) -> None:
-        """Messages for the second topic; or all that it has is done."""
+        """Publish to the second topic, or acknowledge all of its messages."""
         names = {"topic": NEIGHBOUR, "subscription": "y"}
         if not await self.waiting_next_door():
             with suppress(escapement.AlreadyExists):
@@ -55,7 +56,7 @@ class Quotas(Workload):
         await producer.aclose()
 
     async def waiting_next_door(self) -> int:
-        """How many messages the second topic has."""
+        """Return the backlog of the second topic."""
         try:
             rows = await self.broker.admin("subscriptions.list", topic=NEIGHBOUR)
         except escapement.NotFound:
@@ -65,7 +66,7 @@ class Quotas(Workload):
     # -- between the steps -----------------------------------------------------------
 
     async def see_drops(self) -> None:
-        """Find what was dropped since this was asked last, and whether it had to be."""
+        """Find messages that were dropped since the last call, and check the quotas."""
         model = self.model
         before, now = model.quotas, model.quotas_now()
         steady = before == now and None not in now and self.now_ms >= model.high_ms
@@ -73,7 +74,7 @@ class Quotas(Workload):
         for name, expectation in model.expectations.items():
             dropped = await self._dropped(name, expectation)
             assert any(quota != NO_QUOTA for quota in before + now) or not dropped, (
-                f"{sorted(dropped)} of {name} was acknowledged by nobody"
+                f"{sorted(dropped)} of {name} are done without an acknowledgement"
             )
             self._check_oldest(expectation, dropped)
             expectation.dropped |= dropped
@@ -104,7 +105,7 @@ class Quotas(Workload):
         return found - expectation.done()
 
     def _check_oldest(self, expectation: Expectation, dropped: set[int]) -> None:
-        """Nothing that was at rest all the while was older than what was dropped."""
+        """Check that no message that stayed was older than a dropped one."""
         model = self.model
         if not dropped or self.now_ms < model.high_ms:
             return
@@ -148,21 +149,21 @@ class Quotas(Workload):
         settled = all(self._settled(c) == c.settled for c in model.expectations.values())
         most_left = max((found[1] for found in left), default=0) + others
         if any_dropped and settled and model.quotas_now()[0] == NO_QUOTA:
-            assert most_left >= most, f"only {most_left} were left of all together"
-        # Each of two topics may keep half, so what is in hands holds up no drop.
+            assert most_left >= most, f"only {most_left} were left in the namespace"
+        # Each of two topics may keep half, so messages in flight do not delay a drop.
         in_hands = [len(model.open(c) & c.seen.keys()) for c in model.expectations.values()]
         stays = max(in_hands, default=0) + (
             len(model.ahead(self.now_ms)) if quota.counts_all else 0
         )
         if self._was_quiet() and stays <= most // 2:
             least_left = max((found[0] for found in left), default=0) + others
-            assert least_left <= most, f"{least_left} were left of all together"
+            assert least_left <= most, f"{least_left} were left in the namespace"
 
     def _was_quiet(self) -> bool:
         return self.calm and self.now_ms - self.model.quiet_since_ms > 2 * LATE_MS
 
     def _left(self, expectation: Expectation, quota: Quota) -> tuple[int, int, int]:
-        """What counts, at least and at most; and how much of that may go."""
+        """Return the smallest and largest possible backlog, and how many messages may be dropped."""
         model, now_ms = self.model, self.now_ms
         known_ms = now_ms - LATE_MS
         certain = {
@@ -174,15 +175,16 @@ class Quotas(Workload):
             if expectation.in_log_order or model.due_ms(expectation, o) <= now_ms
         }
         in_hands = {o for o, hand in expectation.hands.items() if hand.until_ms > known_ms}
-        if expectation.left_ms > known_ms:  # until then a consumer may have had them
+        if expectation.left_ms > known_ms:  # a consumer may have had them until then
             in_hands |= expectation.seen.keys()
         least, most, may_go = len(certain), len(perhaps), len(certain - in_hands)
         if not quota.counts_all:
             return least, most, may_go
         ahead = len(model.ahead(known_ms))
-        # What it is never to get counted, too, until it came due; perhaps after a drop.
+        # Delayed messages that the subscription must not get counted until they were due, which may
+        # be after a drop.
         was_ahead = model.ahead(now_ms, max(now_ms - model.quiet_since_ms, 0))
-        if expectation.in_log_order:  # what is not yet due is among what it has
+        if expectation.in_log_order:  # its messages include delayed ones
             beside = max(least - len(model.ahead(now_ms, LATE_MS)), 0)
             return max(least, ahead), max(most, len(was_ahead)), min(may_go, beside)
         return least + ahead, len(perhaps | was_ahead), may_go

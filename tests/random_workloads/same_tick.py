@@ -1,4 +1,4 @@
-"""Messages of two keys fall due within a tick, while others are published and consumed (Q9)."""
+"""A step with messages of two keys that fall due within one tick (Q9)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random_workloads.traffic import Traffic
 
 
 class Hurries(Subscribers, Traffic, Events):
-    """Steps of milliseconds, on subscriptions with an order."""
+    """A step of milliseconds on subscriptions with an order."""
 
     async def hurry(self) -> None:
         if self.rng.random() < 0.7:
@@ -25,7 +25,7 @@ class Hurries(Subscribers, Traffic, Events):
             await self.settle()
 
     async def keep_order(self) -> None:
-        """Give most subscriptions with consumers an order."""
+        """Set an order for most subscriptions with consumers."""
         for name in sorted({name for name, _, _ in self.inboxes if KINDS[name] == "shared"}):
             if self.rng.random() < 0.7:
                 await self.limit(name, {"order": self.rng.choice(["key", "topic"])})

@@ -1,4 +1,4 @@
-"""Consumers and subscriptions in a life: what lets them come, go, begin again, or limits them."""
+"""Steps of consumers, subscriptions and their policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMITS = [
 
 
 class Subscribers(Workload):
-    """Consumers and subscriptions come, go, begin again, and are limited."""
+    """Steps that add, remove, seek and limit consumers and subscriptions."""
 
     async def subscribe(self, name: str | None = None) -> None:
         if len(self.inboxes) >= 5:
@@ -46,9 +46,9 @@ class Subscribers(Workload):
             await self.limit(name, self.death(name))
 
     def death(self, name: str) -> dict[str, Any]:
-        """What becomes of what a subscription cannot deliver, and where its dead letters go."""
-        kept = self.rng.choice([False, True])  # what expires or is dropped dies, too
-        grave = self.rng.choice(["", "", "t/n/dead", "t/n/buried"])
+        """Return a random dead-letter policy for a subscription."""
+        kept = self.rng.choice([False, True])  # expired and dropped messages become dead letters
+        grave = self.rng.choice(["", "", "t/n/failed", "t/n/dead"])
         self.model.expectations[name].graves.add(grave or f"{TOPIC}-{name}-DLQ")
         deaths = {"expired_to_dead_letter": kept, "dropped_to_dead_letter": kept}
         return {"max_deliveries": 2, "dead_letter_topic": grave, **deaths}
@@ -57,7 +57,7 @@ class Subscribers(Workload):
         """Change the policy of a subscription, or of the topic (no name)."""
         before = self.model.policies[name]
         assert before is not None
-        self.model.policies[name] = None  # until it is answered nobody knows
+        self.model.policies[name] = None  # unknown until the answer
 
         async def ask() -> None:
             if name:
@@ -77,8 +77,8 @@ class Subscribers(Workload):
         await self.in_doubt(ask)
 
     async def place(self, kind: str) -> tuple[str | int | datetime, Expectation]:
-        """Somewhere to begin, and what a subscription that begins there must get."""
-        # What is committed at this moment is all there is: nothing is under way.
+        """Return a random position, and the expectation of a subscription that begins there."""
+        # All messages are committed at this moment.
         end, now_ms = self.model.end, self.now_ms
         where: str | int | datetime
         match self.rng.randrange(4):
@@ -99,27 +99,27 @@ class Subscribers(Workload):
         return where, expectation
 
     def stated_again(self, begin: int) -> set[int]:
-        """What the log has in a later row only."""
+        """Return the messages before ``begin`` that a later log row restates."""
         topic = self.world.server.registry.topics.get(TOPIC)
         topic = None if topic is None else self.world.server.registry.active.get(topic.id)
         return set() if topic is None else set(topic.amendments.moves.between(0, begin).tolist())
 
     async def serve(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
-        """A broker starts; what the one before had forgotten since a checkpoint it still has."""
+        """Start a broker. It still has messages that were deleted since the last checkpoint."""
         await super().serve(leave)
         again = self.stated_again(await self.log_begin())
         for expectation in self.model.expectations.values():
             expectation.gone -= again
 
     async def log_begin(self) -> int:
-        """What lies before was relocated, or is forgotten."""
+        """Return the first offset of the log. Earlier messages were relocated or deleted."""
         works = self.world.server.works
         topic = works.registry.topics.get(TOPIC)
         first = None if topic is None else await works.reader.first_offset(topic.id)
         return self.model.end if first is None else first
 
     def began(self, name: str, expectation: Expectation, where: str | int | datetime) -> None:
-        """A subscription in the order of the log began where a time was asked for."""
+        """Check where a new subscription in log order began."""
         record = self._record(name)
         if isinstance(where, datetime):
             expectation.since_offset = record.start_offset
@@ -136,7 +136,7 @@ class Subscribers(Workload):
 
         def see() -> None:
             if self._record(name).id == before.id:
-                return  # how far its past is filled in may be known otherwise now
+                return  # the seek has not happened; other fields of the record may have changed
             if expectation.in_log_order:
                 self.began(name, expectation, where)
             self.model.expectations[name] = expectation
@@ -154,7 +154,7 @@ class Subscribers(Workload):
         assert self.model.expectations[name] is expectation
 
     async def unsubscribe(self) -> None:
-        """A subscription is deleted under its consumers; nothing of it comes any more."""
+        """Delete a subscription that has consumers. They get no more messages."""
         groups = self.model.groups.values()
         awaited = {completion.subscription for group in groups for completion in group.completions}
         names = sorted(self.model.expectations.keys() - set(MORTALS) - awaited)
@@ -185,7 +185,7 @@ class Subscribers(Workload):
             expectation.let_go(inbox.id)
 
     async def settings(self) -> None:
-        """Something about one subscription is said otherwise."""
+        """Change the policy of a subscription."""
         if self.model.expectations:
             name = self.rng.choice(sorted(self.model.expectations))
             changes: list[dict[str, Any]] = [
@@ -205,7 +205,7 @@ class Subscribers(Workload):
             await self.limit(name, self.rng.choice(changes))
 
     async def limits(self) -> None:
-        """Something about the topic is said otherwise."""
+        """Change the policy of the topic."""
         change = self.rng.choice(
             [
                 {"ttl_ms": self.rng.choice([0, 60_000, 3_600_000])},
@@ -219,7 +219,7 @@ class Subscribers(Workload):
         await self.limit("", change)
 
     def quota(self, action: str) -> dict[str, Any]:
-        """Five messages, counted or weighed."""
+        """Return a quota of five messages, in messages or bytes."""
         bounds = [(5, 0), (0, 5 * MESSAGE_BYTES + MESSAGE_BYTES // 2)]
         messages, size_bytes = self.rng.choice(bounds)
         return {
@@ -230,7 +230,7 @@ class Subscribers(Workload):
         }
 
     async def pause(self) -> None:
-        """The topic or a subscription stands still, for a while or until it is resumed."""
+        """Pause the topic or a subscription, for some time or until it is resumed."""
         name = self.rng.choice(["", *sorted(self.model.expectations)])
         seconds = self.rng.choice([30, 3600, None])
         until_ms = NEVER_MS if seconds is None else self.now_ms + seconds * 1000

@@ -1,7 +1,6 @@
-"""What may become of messages in a life, each as a step: published, taken, changed, sent back.
+"""Steps that publish, cancel, reschedule and redrive messages.
 
-A step first notes what may come of it and then asks for it, so that the broker may die at any
-moment of it.
+A step notes its possible outcomes before its request, so the broker may crash at any moment.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from random_workloads.workload import TOPIC
 from support.inbox_entries import inbox_entry, post
 
 DELAYS_S = [0, 0, 0.03, 0.456, 2.6, 5, 60, 300, 4000, 90_000]
-# A race takes no longer.
+# The longest time that the step ``race`` takes.
 _RACE_MS = 4_000
 KEYS = [None, None, "p", "q", "r", "s"]
-# Of half of a batch.
+# The group of about half of the messages of a batch.
 GROUPS = [None, None, None, None, "g", "h"]
 
 
 class Traffic(Consuming):
-    """Messages come, are taken, and change."""
+    """Steps that publish and change messages."""
 
     async def publish(
         self, delays_s: Sequence[float] = DELAYS_S, keys: Sequence[str | None] = KEYS
@@ -75,10 +74,11 @@ class Traffic(Consuming):
         except escapement.EscapementError as error:
             if not error.retryable:
                 raise
-            # What it gave up may still be held back by the rate, and whoever asks stands behind it.
+            # The publish rate may still hold back messages that the producer gave up. ``catch_up``
+            # waits behind them.
             await self.catch_up()
             if isinstance(error, escapement.BacklogFull) and "all topics" not in str(error):
-                assert self.may_be_full(), "there is room"
+                assert self.may_be_full(), "the publish was refused, and the quota is not met"
             return
         await self.catch_up()
         for value, one, receipt in zip(values, sent, receipts, strict=True):
@@ -93,27 +93,27 @@ class Traffic(Consuming):
                 one.least = 1
                 message = model.stored[offset]
                 assert message is None or message.value == value
-                assert not full or message is None or message.published_ms > began_ms, "full"
+                assert not full or message is None or message.published_ms > began_ms, "the quota is met"
 
     def values(self, count: int) -> list[bytes]:
-        """What nobody has sent yet."""
+        """Return new payloads."""
         first = len(self.model.sent)
         return [b"%0*d" % (MESSAGE_BYTES, first + row) for row in range(count)]
 
     def is_full(self) -> bool:
-        """Whether the quota is certainly met; what is on disk is only estimated."""
+        """Return whether the quota is certainly met; the broker only estimates segments on disk."""
         model, quota = self.model, self.model.quota()
         if quota is None or not quota.full or self.world.server.index.segment_count:
             return False
         if self.now_ms < model.high_ms:
             return False
         waiting_ms = self.now_ms - LATE_MS - 1_000
-        if quota.drops:  # the due ones make room
+        if quota.drops:  # due messages can be dropped
             return quota.counts_all and len(model.ahead(waiting_ms)) >= quota.full
         return model.backlog(waiting_ms, quota.counts_all) >= quota.full
 
     def may_be_full(self) -> bool:
-        """Whether the quota may be met: nobody is refused for what is done."""
+        """Return whether the quota may be met. Done messages must not count."""
         model, quota = self.model, self.model.quota()
         if quota is None:
             return True
@@ -121,7 +121,7 @@ class Traffic(Consuming):
             message is not None and message.due_ms >= self.now_ms - LATE_MS
             for message in model.stored
         )
-        # What was handed out before the clock was set back waits all the same.
+        # Messages that were delivered before the clock was set back count, too.
         due_by_ms = max(self.now_ms, model.high_ms)
         waits = [
             sum(
@@ -134,7 +134,7 @@ class Traffic(Consuming):
         return most + (ahead if quota.counts_all else 0) >= quota.least > 0
 
     async def post(self) -> None:
-        """The same through the inbox."""
+        """Publish messages through the inbox."""
         entries = []
         posted: list[bytes] = []
         for number in range(self.rng.choice([1, 1, 4])):
@@ -151,7 +151,7 @@ class Traffic(Consuming):
             self.model.sent[value].least = 1
 
     async def reschedule(self) -> None:
-        """Some of what there is, and something that there is not."""
+        """Reschedule some messages, and sometimes one that does not exist."""
         named, delay = self.some(), self.rng.choice([0, 5, 300, 90_000])
         due_ms = self.now_ms + delay * 1000
         await self.catch_up()
@@ -160,14 +160,18 @@ class Traffic(Consuming):
             outcomes = await self.asked(
                 lambda: self.broker.reschedule(named, at=moment(due_ms), topic=TOPIC)
             )
-            await self.asked(self.look)  # it may have been forgotten just now
+            await self.asked(self.look)  # messages may have been deleted meanwhile
             for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
                 self.moved(outcome, due_ms)
 
         await self.in_doubt(ask)
 
     def moved(self, outcome: Any, due_ms: int, *, racing: bool = False) -> None:
-        """``racing``: it may have been cancelled before or after it was moved."""
+        """Check an outcome of a reschedule and note it.
+
+        Args:
+          racing: the message may have been cancelled just before or after.
+        """
         model, offset = self.model, outcome.id.offset
         message = model.stored[offset] if offset < model.end else None
         if outcome.status is escapement.AmendStatus.UNKNOWN:
@@ -186,7 +190,7 @@ class Traffic(Consuming):
                 else:
                     expectation.doubted.setdefault(offset, message.due_ms)
         model.moves += 1
-        # A time that has passed is now, or what a subscription of just now begins with.
+        # A past time becomes now, or the first time of a subscription that began just now.
         shared = [
             expectation
             for expectation in model.expectations.values()
@@ -199,13 +203,13 @@ class Traffic(Consuming):
         message.since_ms = self.now_ms
 
     async def cancel(self) -> None:
-        """Some of what there is, and something that there is not."""
+        """Cancel some messages, and sometimes one that does not exist."""
         await self.catch_up()
         named, end = self.some(), self.model.end
 
         async def ask() -> None:
             outcomes = await self.asked(lambda: self.broker.cancel(named, topic=TOPIC))
-            await self.asked(self.look)  # a letter may have come meanwhile
+            await self.asked(self.look)  # an inbox entry may have been moved meanwhile
             for outcome in outcomes:
                 assert (
                     outcome.id.offset >= end or outcome.status is not escapement.AmendStatus.UNKNOWN
@@ -215,15 +219,19 @@ class Traffic(Consuming):
         await self.in_doubt(ask)
 
     def spared(self, outcome: Any, *, racing: bool = False) -> None:
-        """``racing``: it may have been given another time just before, or after."""
+        """Check an outcome of a cancel and note it.
+
+        Args:
+          racing: the message may have been rescheduled just before or after.
+        """
         model, offset = self.model, outcome.id.offset
         known = outcome.status is not escapement.AmendStatus.UNKNOWN
         over = outcome.status is escapement.AmendStatus.OVER
         assert offset < model.end or not known
         if known and not over and not racing and outcome.handed and not offset < model.begin:
             wanted = self.still_wanted(outcome)
-            # It may have been cancelled before the crash that lost the answer; then whoever
-            # may have had it is named all the same.
+            # It may have been cancelled before a crash lost the answer. The outcome of a repeated
+            # cancel also names subscriptions that may have had the message.
             again = offset in model.cancelled or any(
                 name in outcome.handed
                 and offset not in expectation.acked
@@ -235,7 +243,7 @@ class Traffic(Consuming):
             had = offset in expectation.acked or offset in expectation.fired
             had |= offset in expectation.crashed_with
             assert name in outcome.handed or not had or offset < model.begin
-            # Of what is forgotten it is not said any more who had it.
+            # The outcome for a deleted message does not name the subscriptions that had it.
             if outcome.done and name not in outcome.handed and offset not in expectation.done():
                 expectation.spared.add(offset)
             elif outcome.done and not expectation.holds(offset):
@@ -245,12 +253,12 @@ class Traffic(Consuming):
         elif over:
             assert offset < model.begin or any(
                 name not in outcome.handed for name in model.expectations
-            ), "everybody was handed it"
+            ), "not delivered, but every subscription had it"
         elif known:
-            assert outcome.handed, "delivered to nobody"
+            assert outcome.handed, "delivered, but no subscription had it"
 
     def still_wanted(self, outcome: Any) -> bool:
-        """Whether somebody is to get a message who has not been handed it."""
+        """Return whether a subscription that has not had the message must get it."""
         model, offset = self.model, outcome.id.offset
         return model.stored[offset] is not None and any(
             expectation.covers(offset, model.due_ms(expectation, offset))
@@ -259,17 +267,17 @@ class Traffic(Consuming):
         )
 
     async def race(self) -> None:
-        """All with one key are cancelled and given another time at once, while some are taken."""
+        """Cancel and reschedule all messages of a key at once, while consumers acknowledge some."""
         model, key = self.model, self.rng.choice("pqrs")
         due_ms = self.now_ms + self.rng.choice([0, 5, 300]) * 1000
-        # What was due by a clock that was set back since may be forgotten.
+        # Messages that were due before the clock was set back may be deleted.
         later_ms = max(self.now_ms, model.high_ms) + _RACE_MS
         pending = {
             offset
             for offset, one in enumerate(model.stored)
             if one is not None and one.key == key and one.due_ms > later_ms
         }
-        # What is moved to now may be taken before it is looked for.
+        # A message that is rescheduled to now may be acknowledged before the cancel finds it.
         pending = pending - model.cancelled if due_ms > self.now_ms + _RACE_MS else set()
         spared: list[Any] = []
         moved: list[Any] = []
@@ -297,11 +305,12 @@ class Traffic(Consuming):
             self.moved(outcome, due_ms, racing=True)
 
     def some(self) -> list[int]:
+        """Return random offsets, perhaps with the first one that does not exist."""
         count = self.rng.choice([1, 3, 10])
         return [self.rng.randrange(self.model.end + 1) for _ in range(count)]
 
     async def redrive(self) -> None:
-        """Dead letters are sent back, or thrown away."""
+        """Redrive or purge some dead letters."""
         name = self.rng.choice(MORTALS)
         found = await self.dead_letters(name)
         grave = self.rng.choice(sorted(found)) if found else ""
@@ -331,9 +340,9 @@ class Traffic(Consuming):
         await see()
 
     async def recur(self) -> None:
-        """Something is published again and again from now on."""
+        """Create the schedule, once in a workload."""
         if self.model.schedule_ms is None:
             self.model.schedule_ms = self.model.schedule_high_ms = self.now_ms
             every = timedelta(milliseconds=SCHEDULE_MS)
-            tick = b"tick".ljust(MESSAGE_BYTES - 50)  # it has properties
+            tick = b"tick".ljust(MESSAGE_BYTES - 50)  # shorter, because it has properties
             await self.broker.schedules.create("t/n/s", TOPIC, tick, every=every, missed="all")

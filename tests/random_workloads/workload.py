@@ -1,7 +1,7 @@
-"""The broker, its clients, and the model beside them; what every step needs.
+"""The broker, its clients and the model of a random workload, and what every step needs.
 
-Whatever is delivered is noted at the moment at which it comes, by a tap on each inbox, and
-checked once the log has been read; time stands still meanwhile.
+A tap on each inbox notes every delivery at once. The workload checks deliveries after it has read
+the log, and the clock does not move in between.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from support.database_outages import Outage
 
 T = TypeVar("T")
 TOPIC = "t/n/x"
-# No step takes longer, whatever the database does.
+# The longest time of a step, during an outage too.
 _TIMEOUT_MS = 120_000
 
 
 class Workload:
-    """See the module's docstring."""
+    """The broker, its clients, and the model."""
 
     def __init__(
         self, world: World, outage: Outage, nursery: trio.Nursery, rng: random.Random
@@ -54,16 +54,16 @@ class Workload:
         self.model.policies[""] = {}
         self.model.started_ms = self.now_ms
         self.inboxes: list[tuple[str, escapement.Inbox, Any]] = []
-        self.well_ms = -PROBE_MS  # when the outage is over; of the clock that never goes back
-        self.doubts: list[Callable[[], Awaitable[None]]] = []  # asked, and not answered yet
-        self.sights: list[Callable[[], None]] = []  # the same, where a look at a broker answers it
-        self.stale: list[escapement.Inbox] = []  # of a broker that another has overtaken
-        # None: nobody has anything any more; a time: the broker dies.
+        self.well_ms = -PROBE_MS  # the end of the outage, by the monotonic clock
+        self.doubts: list[Callable[[], Awaitable[None]]] = []  # requests without an answer
+        self.sights: list[Callable[[], None]] = []  # seeks without an answer; each callable asks the broker's records
+        self.stale: list[escapement.Inbox] = []  # of a stale owner
+        # An arrival; None: no message is in flight any more; a time: the broker crashed then.
         self._events: list[Arrival | int | None] = []
         self._unordered: list[Arrival] = []
         self._moment = 0
         self._completion = False
-        self.calm = True  # the last step had as much time as the clock says, and no trouble
+        self.calm = True  # the last step had no outage and no change of the clock
         self._stack = AsyncExitStack()
 
     @property
@@ -71,6 +71,7 @@ class Workload:
         return self.world.clock.now_ms()
 
     async def open(self) -> None:
+        """Connect the clients."""
         self.broker, hang_up = await self.nursery.start(self._connect, self.world)
         self._stack.push_async_callback(hang_up)
         self.producers = [
@@ -82,7 +83,7 @@ class Workload:
         world: World,
         task_status: trio.TaskStatus[tuple[escapement.Broker, Callable[[], Awaitable[None]]]],
     ) -> None:
-        """A connection in a task of its own: they do not end in the order of their beginnings."""
+        """Connect in a task of its own, because connections do not end in the reverse order."""
         leaving, left = trio.Event(), trio.Event()
 
         async def hang_up() -> None:
@@ -97,14 +98,15 @@ class Workload:
             left.set()
 
     async def begin(self) -> None:
-        """What no life changes: nothing is forgotten of a group that has fired."""
+        """Connect, and keep completed groups for the whole workload."""
         await self.open()
         policy = {"group_retention_ms": "366d"}
         await self.broker.admin("topics.update", topic=TOPIC, policy=policy)
 
     async def close(self) -> None:
+        """Close all clients."""
         self.inboxes.clear()
-        self._completion = True  # what one gives back another may be sent before it is closed
+        self._completion = True  # messages that a consumer returns may go to another that closes later
         await self._stack.aclose()
         self._completion = False
         self._stack = AsyncExitStack()
@@ -113,7 +115,7 @@ class Workload:
         self._events.append(None)
 
     async def join(self, name: str, **options: Any) -> escapement.Inbox:
-        """A consumer whose messages are noted."""
+        """Add a consumer, and note its deliveries."""
         wait = None if name == WITHOUT_END else timedelta(milliseconds=ACK_WAIT_MS)
         consumer = self.broker.consumer(TOPIC, name, kind=KINDS[name], ack_wait=wait, **options)
         inbox = await self._stack.enter_async_context(consumer)
@@ -146,7 +148,7 @@ class Workload:
                     name,
                     inbox.id,
                     key_range,
-                    # Who leaves may have had a range.
+                    # A consumer that leaves may have had a range.
                     self._completion
                     or any(other == name and wanted for other, _, wanted in self.inboxes),
                     self.world.clock.lease_ms() < self.well_ms + PROBE_MS,
@@ -164,24 +166,25 @@ class Workload:
             )
 
     def _is_active(self, name: str, inbox: escapement.Inbox) -> bool | None:
+        """Return whether a consumer is the first of its subscription; None if it is leaving."""
         there = [one for other, one, _ in self.inboxes if other == name]
         return inbox is there[0] if inbox in there else None
 
     def moment(self) -> int:
-        """A number that grows with everything that happens."""
+        """Return a number that grows with every event."""
         self._moment += 1
         return self._moment
 
     # -- between steps ---------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Everything that follows from the steps before has happened, and is checked."""
+        """Wait until the broker has nothing to do, and check everything since the last step."""
         await self.world.clock.settle()
         self.model.pass_time(self.now_ms)
         await self.catch_up()
         self.model.pass_time(self.now_ms)
         if not self.doubts:
-            await self.see()  # what was dropped need not have come before others
+            await self.see()  # dropped messages need not come before others
         for arrival in self._unordered:
             check_order(self.model, arrival)
             check_ranks(self.model, arrival)
@@ -191,10 +194,10 @@ class Workload:
             self.calm = True
 
     async def see(self) -> None:
-        """Look at what the broker did by itself, while nothing is in doubt."""
+        """Check what the broker did by itself. No request is without an answer."""
 
     def _look_ahead(self) -> None:
-        """Check the order of what came, and note what is to come first in the next step."""
+        """Check the order of arrivals, and note the ready messages of the next step."""
         for name, expectation in self.model.expectations.items():
             check_passed(self.model, expectation)
             check_order_of_keys(self.model, expectation, calm=self.calm)
@@ -205,12 +208,12 @@ class Workload:
                 see_ready(self.model, expectation, self.now_ms, keeps_order=keeps_order)
 
     async def catch_up(self) -> None:
-        """Check what has come so far, before more is asked."""
+        """Read the log and check all arrivals so far."""
         await self.asked(self.look)
         self.check()
 
     def check(self) -> None:
-        """The same where nothing can have been published."""
+        """Check all arrivals so far, if nothing was published since ``look``."""
         events, self._events = self._events, []
         for event in events:
             if event is None:
@@ -222,31 +225,31 @@ class Workload:
                 self._unordered.append(event)
 
     async def look(self) -> None:
-        """See what is in the log, and where it begins now: the broker forgets by itself.
+        """Read new messages and the beginning of the log, which the broker moves by itself.
 
-        Of what lies before it has what was still to be done; it begins behind the last gap.
+        The log begins after its last gap. Before the gap it has only relocated messages.
         """
         begin = following = 0
         async for page in self.broker.read(TOPIC):
             for offset in page.offsets.tolist():
                 begin, following = begin if offset == following else offset, offset + 1
         self.model.begin = begin if following else max(self.model.begin, self.model.end)
-        # Once more: it may have grown.
+        # Read the end again: it may have grown.
         async for page in self.broker.read(TOPIC, self.model.end):
             self.model.pass_time(self.now_ms)
             for entry in page:
                 self.model.store(entry)
 
     async def die(self) -> None:
-        """The broker is killed."""
+        """Kill the broker."""
         await self.world.crash()
         self.model.crash(self.now_ms)
         self._events.append(self.now_ms)
 
-    # -- asking ----------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------
 
     async def patiently(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Carry out a step, and let time pass while it waits for something."""
+        """Run a step, and let time pass while it waits."""
         passing = trio.CancelScope()
         self.nursery.start_soon(self._pass_time, passing)
         try:
@@ -259,13 +262,13 @@ class Workload:
         with passing:
             await self.world.clock.settle()
             while True:
-                assert self.world.clock.lease_ms() < end_ms, "it hangs"
+                assert self.world.clock.lease_ms() < end_ms, "the step hangs"
                 await self.world.clock.advance(ms=250)
                 if self.world.clock.lease_ms() >= self.well_ms:
                     self.outage.over()
 
     async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer to something that may be asked again, as long as that is refused."""
+        """Return the answer to an idempotent request; repeat it while it fails retryably."""
         while True:
             try:
                 return await ask()
@@ -275,13 +278,13 @@ class Workload:
                 await trio.sleep(0.4)
 
     async def in_doubt(self, ask: Callable[[], Awaitable[None]]) -> None:
-        """Ask something; if the broker dies meanwhile, ask again."""
+        """Run a request; ``again`` repeats it if the broker crashes meanwhile."""
         self.doubts.append(ask)
         await ask()
         self.doubts.remove(ask)
 
     async def again(self) -> None:
-        """A broker starts on what the one before has left."""
+        """Start a broker on the state of the last one, and repeat requests without an answer."""
         before = [(name, key_range) for name, _, key_range in self.inboxes]
         self._events.append(None)
         self.outage.over()
@@ -295,7 +298,7 @@ class Workload:
                 await self.join(name, permits=9, key_range=key_range)
 
     async def serve(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
-        """A broker starts, and has new clients; the old ones leave before."""
+        """Start a broker and connect new clients, after the old ones have left."""
         await self.world.restart()
         self.model.started_ms = max(self.model.started_ms, self.now_ms)
         if leave is not None:
@@ -304,13 +307,14 @@ class Workload:
         sights, self.sights = self.sights, []
         for see in sights:
             see()
-        # What was spent is forgotten, also on what is only seen now.
+        # The new broker does not know which messages the publish rate has counted. That includes
+        # messages that the model reads only now.
         self.model.rated_from = NEVER_MS
         await self.settle()
         self.model.rated_from = self.model.end
 
     async def dead_letters(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        """A subscription's dead letters, by the topic they lie in; each message died once."""
+        """Return the dead letters of a subscription by topic. Each message has one at most."""
         found: dict[str, list[dict[str, Any]]] = {}
         expectation = self.model.expectations.get(name)
         for grave in sorted(expectation.graves) if expectation else ():
@@ -319,18 +323,18 @@ class Workload:
             try:
                 rows: list[dict[str, Any]] = await self.asked(ask)
             except escapement.NotFound:
-                continue  # nothing was buried there
+                continue  # it has no dead letters
             assert expectation is not None
             expectation.dead_lettered |= {
                 (grave, row["offset"]): row["original_offset"] for row in rows
             }
             assert len(set(expectation.dead_lettered.values())) == len(expectation.dead_lettered), (
-                "buried twice"
+                "a message has two dead letters"
             )
             found[grave] = rows
         return found
 
     async def all_dead_letters(self) -> None:
-        """See everybody's."""
+        """Read the dead letters of all subscriptions."""
         for name in MORTALS:
             await self.dead_letters(name)

@@ -121,7 +121,7 @@ def test_a_group_is_closed_shown_and_forgotten(say: Say) -> None:
     options = ["--key", "k", "--property", "kind=import", "--priority", "7", "-o", "json"]
     answer = json.loads(say("admin", "groups", *close, *options))
     assert (answer["group"], answer["state"], answer["messages"]) == ("import-7", "closed", 2)
-    assert [one["remaining"] for one in answer["closings"]] == [2]
+    assert [one["remaining"] for one in answer["completions"]] == [2]
     assert json.loads(say("admin", "groups", *close, *options)) == answer
     assert "another follow-up" in say("admin", "groups", *close, fails=1)
     assert "is closed" in say("produce", "imports", "x", "--group", "import-7", fails=1)
@@ -161,7 +161,7 @@ def test_the_blocking_client_closes_groups(broker: BrokerProcess) -> None:
             message = inbox.receive(TIMEOUT_S)
             assert message is not None
             assert message.value == "done"
-        assert client.groups.get("blocks", "g").closings[0].state == "fired"
+        assert client.groups.get("blocks", "g").completions[0].state == "fired"
         client.groups.delete("blocks", "g")
         assert client.groups.list("blocks") == []
 

@@ -87,7 +87,7 @@ def _plain(broker: Broker, topic: Topic, group: str) -> dict[str, Plain]:
         "group": group,
         "state": "closed" if completions else "open",
         "messages": len(topic.groups.members.get(group, ())),
-        "closings": [_completion(broker, topic, completion) for completion in completions],
+        "completions": [_completion(broker, topic, completion) for completion in completions],
     }
 
 

@@ -10,7 +10,7 @@
 
 A statement goes behind all items that wait in its topic's lane, including the acknowledgements
 that complete the group. So a follow-up is never durable without them. After a crash the broker
-arms every waiting closing again, so a crash between the last acknowledgement and the firing only
+arms every waiting completion again, so a crash between the last acknowledgement and the firing only
 delays the follow-up. A row fires once, and only while its subscription exists.
 """
 
@@ -71,7 +71,7 @@ _NEVER_MS: Final = 1 << 62
 
 
 class GroupCompleter:
-    """The closings of all topics, and the task that arms and fires them.
+    """The group completions of all topics, and the task that arms and fires them.
 
     Args:
       subscriptions: all subscriptions with a runtime, by id.
@@ -111,7 +111,7 @@ class GroupCompleter:
     ) -> Completion:
         """Close a group: when the subscription is done with all of it, ``follow_up`` fires.
 
-        A repeated call returns the same closing. The group may be closed for other subscriptions
+        A repeated call returns the same completion. The group may be closed for other subscriptions
         too.
 
         Raises:
@@ -162,7 +162,7 @@ class GroupCompleter:
         return completion
 
     async def delete(self, topic_name: TopicName, group: str) -> None:
-        """Forget a group and its closings, fired or not. Raises ``NotFound``."""
+        """Forget a group and its completions, fired or not. Raises ``NotFound``."""
         topic = self._registry.topic(topic_name)
         async with self._registry.alone(topic):
             if group not in topic.groups.names():
@@ -179,7 +179,7 @@ class GroupCompleter:
     # -- events ----------------------------------------------------------------
 
     def look(self, topic: Topic) -> None:
-        """Arm the waiting closings of a topic, at a start or after a subscription changed."""
+        """Arm the waiting completions of a topic, at a start or after a subscription changed."""
         self._arm(topic.groups.waiting())
 
     def done(self, topic: Topic, subscription: Subscription, offsets: Int64s) -> None:
@@ -195,7 +195,7 @@ class GroupCompleter:
             self._wake.set()
 
     async def run(self) -> None:
-        """Arm and fire closings, and forget finished groups, forever."""
+        """Arm and fire completions, and forget finished groups, forever."""
         for topic in self._registry.active.values():
             self.look(topic)
         failing = False
@@ -238,7 +238,7 @@ class GroupCompleter:
                 self._complete[id] = completion
 
     def _parties(self, completion: Completion) -> tuple[Topic, Subscription] | None:
-        """Return the topic and the subscription of a closing; None if one has no runtime."""
+        """Return the topic and the subscription of a completion; None if one has no runtime."""
         topic = self._registry.active.get(completion.topic_id)
         subscription = self._subscriptions.get(completion.subscription_id)
         return None if topic is None or subscription is None else (topic, subscription)

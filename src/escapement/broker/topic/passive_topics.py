@@ -61,7 +61,7 @@ class PassiveTopics:
       moves: chunks of due times of moved messages, by topic id.
       attempts: parts of attempts, by subscription id.
       keys: parts of dedup keys, by topic id.
-      members, closings: members and completions of groups, by topic id.
+      members, completions: members and completions of groups, by topic id.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ def list_groups(admin: AdminCommand, topic: str) -> None:
 
     def show(rows: list[dict[str, Any]]) -> None:
         for row in rows:
-            row["waiting"] = sum(one["state"] == "waiting" for one in row["closings"])
+            row["waiting"] = sum(one["state"] == "waiting" for one in row["completions"])
         print_rows(rows, _COLUMNS, "no groups")
 
     admin.ask("groups.list", show, topic=topic)
@@ -144,6 +144,6 @@ def delete_group(admin: AdminCommand, topic: str, group: str) -> None:
 
 
 def _show(answer: dict[str, Any]) -> None:
-    print_record({name: value for name, value in answer.items() if name != "closings"})
+    print_record({name: value for name, value in answer.items() if name != "completions"})
     click.echo()
-    print_rows(answer["closings"], _COMPLETIONS, "not closed")
+    print_rows(answer["completions"], _COMPLETIONS, "not closed")

@@ -150,7 +150,7 @@ def _group(plain: Mapping[str, Any]) -> Group:
         plain["group"],
         plain["state"],
         plain["messages"],
-        tuple(map(_completion, plain["closings"])),
+        tuple(map(_completion, plain["completions"])),
     )
 
 

@@ -18,7 +18,8 @@ For the topic as a whole, a message is ``acked``, ``lapsed`` or ``cancelled`` if
 every subscription that covers it: the first of these states that it has for any of them.
 Otherwise it is ``fired`` if it is due or has an attempt, else ``to_be_fired``. Q2.
 
-Pure, except that :class:`MessageStatuses` is cut from a topic's state (storage/state/topic_state.py).
+Pure, except that :class:`MessageStatuses` is cut from a topic's state
+(storage/state/topic_state.py).
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ caller:
 
 - :func:`insert` runs in the group commit of the event that causes the entries, so both become
   durable or neither.
-- :func:`remove`, or :func:`staged_batch.advancing` for entries of bulk jobs, runs in the group commit
-  that appends the entries to the target's log. The lease guards that commit. So an entry is
-  moved exactly once, even if a broker crashes at any point.
+- :func:`remove`, or :func:`staged_batch.advancing` for entries of bulk jobs, runs in the group
+  commit that appends the entries to the target's log. The lease guards that commit. So an entry
+  is moved exactly once, even if a broker crashes at any point.
 - :func:`close` runs in the transaction that deletes the target or its namespace.
 
 A source id is remembered while its entry is in the inbox. Writing the entry again meanwhile
