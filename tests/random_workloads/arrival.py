@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import escapement
-from random_workloads.model import ACK_WAIT_MS, NEVER_MS, WITHOUT_END
+from random_workloads.model import ACK_WAIT_MS, NEVER_MS, NO_ACK_WAIT
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Arrival:
         """The earliest time of a redelivery, whether its ack wait ends or it is returned now."""
         if self.policy is None or self.was_held_up:
             return self.now_ms
-        if self.name == WITHOUT_END:
+        if self.name == NO_ACK_WAIT:
             return NEVER_MS
         return self.now_ms + back_off_ms(self.attempt, self.policy)
 

@@ -25,10 +25,10 @@ def note_order(model: Model, arrival: Arrival) -> None:
     """Note messages that should perhaps have come before an arrival. Call it before entering it."""
     expectation, policy, slot = model.expectations[arrival.name], arrival.policy, arrival.slot
     if policy is None:
-        expectation.unplaced.add(arrival.offset)
+        expectation.delivered_before_order.add(arrival.offset)
     if (
         policy is None
-        or arrival.offset in expectation.unplaced
+        or arrival.offset in expectation.delivered_before_order
         or slot is None
         or arrival.now_ms < model.high_ms
     ):
@@ -50,24 +50,26 @@ def note_order(model: Model, arrival: Arrival) -> None:
         if before < rank and _counts(model, expectation, arrival, offset, other):
             passed[offset] = due_ms
     if passed:
-        expectation.outrun.append((arrival.offset, passed))
+        expectation.passed_of_key.append((arrival.offset, passed))
 
 
 def _counts(
     model: Model, expectation: Expectation, arrival: Arrival, offset: int, other: Stored
 ) -> bool:
     """Return whether a pending message of lower rank must come before an arrival."""
-    if offset in expectation.seen:
+    if offset in expectation.delivered:
         policy = arrival.policy or {}
         # After a crash the broker may not know about the delivery, and reads the message again.
-        known = other.priority == arrival.priority or expectation.seen[offset] == arrival.crashes
-        is_mortal = bool(policy.get("max_deliveries"))  # it may be dead-lettered
-        return policy.get("on_retry", "hold") == "hold" and known and not is_mortal
+        known = (
+            other.priority == arrival.priority or expectation.delivered[offset] == arrival.crashes
+        )
+        may_be_dead_lettered = bool(policy.get("max_deliveries"))  # it may be dead-lettered
+        return policy.get("on_retry", "hold") == "hold" and known and not may_be_dead_lettered
     if model.due_ms(expectation, offset) > arrival.now_ms:
         return False
     if other.since_ms == arrival.now_ms and other.since_ms != other.published_ms:
         return False  # it was rescheduled to this time at this moment
-    return other.priority == arrival.priority or offset in expectation.heads
+    return other.priority == arrival.priority or offset in expectation.ready
 
 
 def check_order_of_keys(model: Model, expectation: Expectation, *, calm: bool) -> None:
@@ -79,13 +81,13 @@ def check_order_of_keys(model: Model, expectation: Expectation, *, calm: bool) -
     """
     wanted = (
         model.wanted(expectation)
-        - expectation.perhaps
-        - expectation.lucky
-        - expectation.gone
-        - expectation.over()
+        - expectation.maybe_done
+        - expectation.optional
+        - expectation.deleted
+        - expectation.given_up()
     )
-    for first, passed in expectation.outrun if calm else ():
+    for first, passed in expectation.passed_of_key if calm else ():
         for offset, due_ms in passed.items():
             if offset in wanted and model.due_ms(expectation, offset) == due_ms:
                 raise AssertionError(f"{offset} of this key should have come before {first}")
-    expectation.outrun = []
+    expectation.passed_of_key = []

@@ -18,7 +18,7 @@ class Ending(Workload):
         self.model.check_schedule()
         if self.model.schedule_ms is not None:
             await self.broker.schedules.delete("t/n/s")
-        await self.lift()
+        await self.lift_limits()
         for name, expectation in self.model.expectations.items():
             await self._drain_one(name, expectation)
         stats = await self.broker.admin("topics.stats", topic=TOPIC)
@@ -27,10 +27,10 @@ class Ending(Workload):
         for group in self.model.groups.values():
             for completion in group.completions:
                 # The subscription may never get messages that were done before it began.
-                over = group.members & self.model.expectations[completion.subscription].lucky
+                over = group.members & self.model.expectations[completion.subscription].optional
                 assert over or completion.number in self.model.fired, f"{completion} does not fire"
 
-    async def lift(self) -> None:
+    async def lift_limits(self) -> None:
         """Clear all policies except order, retries and the dead-letter bound."""
         names = {"topic": TOPIC}
         nothing = dict.fromkeys(["paused_until_ms", "ttl_ms", "quota_messages", "quota_bytes"])
@@ -57,15 +57,15 @@ class Ending(Workload):
             await self.world.clock.advance(days=2)
             await self._take_all(inbox, expectation)
         await self.settle()
-        await self.dead_letters(name)
+        await self.read_dead_letters(name)
         wanted = self.model.wanted(expectation)
         done = expectation.done()
         # The index may have former due times of messages that the log has deleted. A message that
         # was dropped or dead-lettered undelivered may have been cancelled for others since.
-        known = done - expectation.lucky - (expectation.spared - expectation.acked.keys())
+        known = done - expectation.optional - (expectation.cancelled - expectation.acked.keys())
         known = {offset for offset in known if self.model.stored[offset] is not None}
         assert known <= wanted
-        missing = wanted - expectation.lucky - expectation.perhaps - done
+        missing = wanted - expectation.optional - expectation.maybe_done - done
         assert not missing, f"{name}: lost {sorted(missing)}"
 
     async def _take_all(self, inbox: escapement.Inbox, expectation: Expectation) -> None:

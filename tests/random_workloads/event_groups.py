@@ -38,18 +38,18 @@ class EventGroups(Workload):
         async def ask() -> None:
             then = escapement.FollowUp(b"%d" % completion.number, AFTER)
             close = self.broker.groups.close
-            await self.asked(lambda: close(TOPIC, name, subscription, then))
+            await self.retried(lambda: close(TOPIC, name, subscription, then))
             if not known:
                 group.completions.append(completion)
 
-        await self.in_doubt(ask)
+        await self.ask_again_after_crash(ask)
 
     async def delete_group(self) -> None:
         if not self.model.groups:
             return
         name = self.rng.choice(sorted(self.model.groups))
         group = self.model.groups[name]
-        self.model.forgotten += group.completions
+        self.model.deleted_completions += group.completions
 
         async def forget() -> None:
             # The group may have no messages, or it was deleted before the broker crashed.
@@ -57,19 +57,19 @@ class EventGroups(Workload):
                 await self.broker.groups.delete(TOPIC, name)
 
         async def ask() -> None:
-            await self.asked(forget)
+            await self.retried(forget)
             del self.model.groups[name]
 
-        await self.in_doubt(ask)
+        await self.ask_again_after_crash(ask)
 
     async def see_follow_ups(self) -> None:
         """Check that each completed group, and no other, has published its follow-up once."""
-        self.model.fired += await self.asked(self._new_follow_ups)
+        self.model.fired += await self.retried(self._new_follow_ups)
         fired = self.model.fired
         assert len(set(fired)) == len(fired), "a group has fired twice"
-        await self.all_dead_letters()  # dead-lettered messages are done
+        await self.read_all_dead_letters()  # dead-lettered messages are done
         completions = [one for group in self.model.groups.values() for one in group.completions]
-        known = {one.number for one in completions + self.model.forgotten}
+        known = {one.number for one in completions + self.model.deleted_completions}
         assert known >= set(fired), "a group has fired that was not closed"
         for group in self.model.groups.values():
             for completion in group.completions:
@@ -85,8 +85,10 @@ class EventGroups(Workload):
     def _check_completion(self, group: Group, completion: Completion) -> None:
         expectation = self.model.expectations[completion.subscription]
         if completion.number in self.model.fired:
-            left = self._undone(group, expectation, expectation.perhaps | expectation.lucky)
-            assert completion.has_fired or not left, f"a group has fired with {sorted(left)} pending"
+            left = self._undone(group, expectation, expectation.maybe_done | expectation.optional)
+            assert completion.has_fired or not left, (
+                f"a group has fired with {sorted(left)} pending"
+            )
             completion.has_fired = True
         elif self._undone(group, expectation, set()) or self.now_ms < self.model.high_ms:
             completion.done_ms, completion.steps = None, 0

@@ -10,12 +10,21 @@ from random_workloads.workload import Workload
 from support.dying_brokers import lose_index
 
 # Steps that a crash may interrupt at any moment. Their requests are repeated afterwards.
-FRAGILE = [
+INTERRUPTIBLE = [
     "publish", "post", "consume", "reschedule", "cancel", "redrive", "seek", "settings",
     "limits", "close_group", "delete_group", "checkpoint", "checkpoint",
 ]  # fmt: skip
 # Steps that may run during a database outage.
-TRIED = ["publish", "publish", "post", "consume", "consume", "reschedule", "cancel", "redrive"]
+DURING_OUTAGE = [
+    "publish",
+    "publish",
+    "post",
+    "consume",
+    "consume",
+    "reschedule",
+    "cancel",
+    "redrive",
+]
 
 
 class Events(Workload):
@@ -30,10 +39,10 @@ class Events(Workload):
         """Set the wall clock back or ahead."""
         seconds = self.rng.choice([1, 60, 4000, -60, -4000])
         for expectation in self.model.expectations.values():
-            expectation.waits, expectation.passed_ms, expectation.heads = {}, [], {}
+            expectation.retries, expectation.deliveries_ms, expectation.ready = {}, [], {}
             # A message whose ack wait has ended may wait for credit; it is not in flight.
-            expectation.hands = {
-                o: h for o, h in expectation.hands.items() if h.until_ms > self.now_ms
+            expectation.in_flight = {
+                o: h for o, h in expectation.in_flight.items() if h.until_ms > self.now_ms
             }
             expectation.ordered_from = self.model.end
         self.model.rated_from = self.model.steady_from = self.model.end
@@ -68,24 +77,24 @@ class Events(Workload):
         await self.broker.admin("namespaces.enable_delayed_message", namespace="t/n", **names)
 
     async def crash(self) -> None:
-        await self.die()
-        await self.again()
+        await self.kill()
+        await self.recover()
 
     async def restart(self) -> None:
         await self.world.stop()
-        await self.again()
+        await self.recover()
 
     async def lose_index(self) -> None:
-        await self.die()
+        await self.kill()
         lose_index(self.world)
         if self.rng.random() < 0.5:
             directory, clock = self.world.index_directory, self.world.clock
             rebuild(self.outage.database, Identity("0" * 32, "rebuild"), directory, clock)
-        await self.again()
+        await self.recover()
 
-    async def crash_in(self) -> None:
+    async def crash_during_step(self) -> None:
         """Crash the broker at a random moment of a random step."""
-        step = getattr(self, self.rng.choice(FRAGILE))
+        step = getattr(self, self.rng.choice(INTERRUPTIBLE))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(step)
             for _ in range(self.rng.randrange(1, 40)):
@@ -101,10 +110,10 @@ class Events(Workload):
                 self.outage.lose_reply(self.rng.choice([1, 1, 2, 3]))
             else:
                 getattr(self.outage, kind)()
-            self.well_ms = self.world.clock.lease_ms() + self.rng.choice([100, 3_000, 20_000])
-            await self.patiently(getattr(self, self.rng.choice(TRIED)))
+            self.outage_end_ms = self.world.clock.lease_ms() + self.rng.choice([100, 3_000, 20_000])
+            await self.patiently(getattr(self, self.rng.choice(DURING_OUTAGE)))
         self.outage.over()
         await self.world.clock.advance(seconds=3)
         self.calm = False
         for expectation in self.model.expectations.values():
-            expectation.ordered_from, expectation.heads = self.model.end, {}
+            expectation.ordered_from, expectation.ready = self.model.end, {}

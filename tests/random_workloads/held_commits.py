@@ -12,8 +12,8 @@ from datetime import timedelta
 import trio
 
 import escapement
-from random_workloads.consuming import there
-from random_workloads.model import MORTALS
+from random_workloads.consuming import received
+from random_workloads.model import WITH_DEAD_LETTERS
 from random_workloads.subscribers import Subscribers
 from random_workloads.traffic import Traffic
 from support.held_calls import COMMIT, Held
@@ -30,7 +30,7 @@ class HeldCommits(Subscribers, Traffic):
     async def checkpoint_before_commit(self) -> None:
         name = self.rng.choice(SETTLING)
         if name == "fail":
-            await self.doom()
+            await self.prepare_last_attempts()
         async with trio.open_nursery() as nursery:
             with self.held.hold(COMMIT):
                 nursery.start_soon(getattr(self, name))
@@ -44,27 +44,27 @@ class HeldCommits(Subscribers, Traffic):
             nursery.cancel_scope.cancel()
         for expectation in self.model.expectations.values():
             # A checkpoint does not store the last attempt of acknowledged messages.
-            for offset in expectation.hands.keys() & expectation.perhaps:
-                expectation.hands[offset].attempt -= 1
-        await self.die()
-        await self.again()
+            for offset in expectation.in_flight.keys() & expectation.maybe_done:
+                expectation.in_flight[offset].attempt -= 1
+        await self.kill()
+        await self.recover()
 
-    async def doom(self) -> None:
+    async def prepare_last_attempts(self) -> None:
         """Deliver messages of subscriptions with dead letters for their last attempt.
 
         Other messages are dead-lettered before, because the first dead letter of a subscription
         creates its topic.
         """
-        if not self._mortals():
-            await self.patiently(lambda: self.subscribe(self.rng.choice(MORTALS)))
+        if not self._with_dead_letters():
+            await self.patiently(lambda: self.subscribe(self.rng.choice(WITH_DEAD_LETTERS)))
         await self.patiently(lambda: self.publish([0]))
         await self.settle()
         for tries in range(8):
             last = [
                 name
-                for name, _ in self._mortals()
-                for hand in self.model.expectations[name].hands.values()
-                if hand.attempt >= self.model.policy(name, "max_deliveries")
+                for name, _ in self._with_dead_letters()
+                for delivery in self.model.expectations[name].in_flight.values()
+                if delivery.attempt >= self.model.policy(name, "max_deliveries")
             ]
             if tries >= 3 and last:
                 return
@@ -75,14 +75,16 @@ class HeldCommits(Subscribers, Traffic):
 
     async def fail(self) -> None:
         """Nack all messages in flight of subscriptions with dead letters."""
-        for _, inbox in self._mortals():
-            await there(inbox)  # makes room for new deliveries and redeliveries
+        for _, inbox in self._with_dead_letters():
+            await received(inbox)  # makes room for new deliveries and redeliveries
         await self.catch_up()
-        for name, inbox in self._mortals():
+        for name, inbox in self._with_dead_letters():
             expectation = self.model.expectations[name]
-            offsets = sorted(o for o, hand in expectation.hands.items() if hand.inbox == inbox.id)
+            offsets = sorted(
+                o for o, delivery in expectation.in_flight.items() if delivery.inbox == inbox.id
+            )
             if offsets:
-                await self.hand_back(name, inbox, offsets, timedelta(0))
+                await self.return_messages(name, inbox, offsets, timedelta(0))
 
-    def _mortals(self) -> list[tuple[str, escapement.Inbox]]:
-        return [(name, inbox) for name, inbox, _ in self.inboxes if name in MORTALS]
+    def _with_dead_letters(self) -> list[tuple[str, escapement.Inbox]]:
+        return [(name, inbox) for name, inbox, _ in self.inboxes if name in WITH_DEAD_LETTERS]

@@ -16,16 +16,18 @@ def note_passed(model: Model, arrival: Arrival) -> None:
     assert arrival.is_active is not False, f"{offset} came to a consumer that is not active"
     if arrival.is_active is None:
         return  # the consumer is leaving
-    waits = {o for o, wait in expectation.waits.items() if wait.until_ms + LATE_MS > arrival.now_ms}
-    tried = expectation.seen.keys() - expectation.back - expectation.waits.keys()
+    waits = {
+        o for o, wait in expectation.retries.items() if wait.until_ms + LATE_MS > arrival.now_ms
+    }
+    tried = expectation.delivered.keys() - expectation.returned - expectation.retries.keys()
     passed = {
         other
         for other in range(expectation.since_offset, offset)
-        if other not in expectation.hands and other not in waits and other not in tried
+        if other not in expectation.in_flight and other not in waits and other not in tried
     }
     if passed:
-        expectation.passed.append(
-            (arrival.moment, passed, passed & expectation.seen.keys(), offset)
+        expectation.passed_in_log.append(
+            (arrival.moment, passed, passed & expectation.delivered.keys(), offset)
         )
 
 
@@ -35,15 +37,18 @@ def check_passed(model: Model, expectation: Expectation) -> None:
     Call it when the model knows which messages were cancelled, acknowledged or have expired.
     """
     wanted = model.wanted(expectation)
-    for moment, passed, tried, offset in expectation.passed:
+    for moment, passed, tried, offset in expectation.passed_in_log:
         for other in (
-            (passed & wanted) - expectation.perhaps - expectation.lucky - expectation.over()
+            (passed & wanted)
+            - expectation.maybe_done
+            - expectation.optional
+            - expectation.given_up()
         ):
             acked = expectation.acked.get(other, moment)
             # For delivered messages the model does not know when the broker got the ack.
             acked = 0 if other in expectation.acked and other in tried else acked
             assert acked < moment, f"{other} should have come before {offset}"
-    expectation.passed = []
+    expectation.passed_in_log = []
 
 
 def check_beginning(model: Model, expectation: Expectation, at_ms: int) -> None:
@@ -54,6 +59,6 @@ def check_beginning(model: Model, expectation: Expectation, at_ms: int) -> None:
     start = expectation.since_offset
     first = model.stored[start] if start < model.end else None
     # Relocated messages from before the beginning of the log are not read in log order.
-    before = model.stored[start - 1] if start and start - 1 not in expectation.lucky else None
+    before = model.stored[start - 1] if start and start - 1 not in expectation.optional else None
     assert first is None or first.published_ms >= at_ms, "the subscription begins too early"
     assert before is None or before.published_ms < at_ms, "the subscription begins too late"

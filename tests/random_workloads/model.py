@@ -21,9 +21,9 @@ KINDS = {
     "a": "shared", "b": "shared", "c": "shared", "d": "failover", "e": "exclusive", "f": "failover",
 }  # fmt: skip
 # Subscriptions with a bound of deliveries, and so with dead letters.
-MORTALS = ("c", "d")
+WITH_DEAD_LETTERS = ("c", "d")
 # The subscription without an ack wait: its messages never time out.
-WITHOUT_END = "e"
+NO_ACK_WAIT = "e"
 SCHEDULE_MS = 900_000
 # The size of a message without its key and overhead.
 MESSAGE_BYTES = 400
@@ -84,7 +84,7 @@ class Stored:
 
 
 @dataclass
-class Hand:
+class Delivery:
     """A delivery in flight, or a message in retry, until ``until_ms`` at least."""
 
     inbox: int
@@ -104,62 +104,72 @@ class Expectation:
     since_offset: int
     since_ms: int  # messages of earlier offsets count if they are due from this time on
     kind: str
-    spared: set[int]  # for this subscription, before their delivery
+    cancelled: set[int]  # for this subscription, before their delivery
     acked: dict[int, int] = field(default_factory=dict)  # confirmed: the moment of the receipt
-    seen: dict[int, int] = field(default_factory=dict)  # the number of crashes before the last delivery
+    delivered: dict[int, int] = field(
+        default_factory=dict
+    )  # the number of crashes before the last delivery
     # Messages due by this time may have been delivered to a consumer that left without receiving.
     left_ms: int = -1
     # The due time that a message keeps, because it was rescheduled after its delivery.
-    kept: dict[int, int] = field(default_factory=dict)
+    kept_due_ms: dict[int, int] = field(default_factory=dict)
     # The due time that a rescheduled message may keep: a crash may have lost the record of its
     # delivery.
-    doubted: dict[int, int] = field(default_factory=dict)
-    # Done before the subscription began; it may get some of them all the same.
-    lucky: set[int] = field(default_factory=set)
+    maybe_kept_due_ms: dict[int, int] = field(default_factory=dict)
+    # Done before the subscription began; it may or may not get them.
+    optional: set[int] = field(default_factory=set)
     # Deleted from the log before the subscription began.
-    gone: set[int] = field(default_factory=set)
+    deleted: set[int] = field(default_factory=set)
     # Perhaps expired, or perhaps acknowledged, because the receipt was lost.
-    perhaps: set[int] = field(default_factory=set)
+    maybe_done: set[int] = field(default_factory=set)
     # Dead-letter topic and offset in it -> original offset.
     dead_lettered: dict[tuple[str, int], int] = field(default_factory=dict)
-    graves: set[str] = field(default_factory=set)  # topics that may have its dead letters
-    hands: dict[int, Hand] = field(default_factory=dict)
-    waits: dict[int, Hand] = field(default_factory=dict)  # returned messages, in retry
+    dead_letter_topics: set[str] = field(
+        default_factory=set
+    )  # topics that may have its dead letters
+    in_flight: dict[int, Delivery] = field(default_factory=dict)
+    retries: dict[int, Delivery] = field(default_factory=dict)  # returned messages, in retry
     # The attempts of messages that were in flight at a crash, and whose delivery was recorded.
-    fired: dict[int, int] = field(default_factory=dict)
+    recorded_attempts: dict[int, int] = field(default_factory=dict)
     # Messages that were in flight at a crash, recorded or not.
-    crashed_with: set[int] = field(default_factory=set)
-    passed_ms: list[int] = field(default_factory=list)  # times of deliveries since the rate was set
+    in_flight_at_crash: set[int] = field(default_factory=set)
+    deliveries_ms: list[int] = field(
+        default_factory=list
+    )  # times of deliveries since the rate was set
     ordered_from: int = 0  # earlier offsets may come in any order
     # Messages that certainly were in the ready queue between two steps, with their due times.
-    heads: dict[int, int] = field(default_factory=dict)
+    ready: dict[int, int] = field(default_factory=dict)
     # The ready queue may have been full, and has not been empty since.
-    crowded: bool = True
+    ready_may_be_full: bool = True
     # In log order only: messages returned without a delay, to be redelivered before all others.
-    back: set[int] = field(default_factory=set)
+    returned: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)  # by a quota
     # Undelivered messages that were pending between two steps.
     at_rest: set[int] = field(default_factory=set)
-    settled: int = 0  # the number of changes at that time, to notice others
+    changes: int = 0  # the number of changes at that time, to notice others
     # In log order: the moment of an arrival, the messages that should perhaps have come before it,
     # those of them that had been delivered before, and the offset of the arrival.
-    passed: list[tuple[int, set[int], set[int], int]] = field(default_factory=list)
+    passed_in_log: list[tuple[int, set[int], set[int], int]] = field(default_factory=list)
     # The offset of an arrival, and the messages of its key that should perhaps have come before it,
     # with their due times.
-    outrun: list[tuple[int, dict[int, int]]] = field(default_factory=list)
-    unplaced: set[int] = field(default_factory=set)  # before the present order was set
+    passed_of_key: list[tuple[int, dict[int, int]]] = field(default_factory=list)
+    delivered_before_order: set[int] = field(
+        default_factory=set
+    )  # before the present order was set
 
     @property
     def in_log_order(self) -> bool:
         return self.kind != "shared"
 
-    def holds(self, offset: int) -> bool:
+    def is_known_delivered(self, offset: int) -> bool:
         """Return whether the broker knows that a pending message was delivered."""
-        return any(offset in known for known in (self.hands, self.waits, self.fired))
+        return any(
+            offset in known for known in (self.in_flight, self.retries, self.recorded_attempts)
+        )
 
-    def covers(self, offset: int, due_ms: int) -> bool:
+    def must_get(self, offset: int, due_ms: int) -> bool:
         """Return whether the subscription must get a message that is due then."""
-        if offset in self.spared:
+        if offset in self.cancelled:
             return False
         return offset >= self.since_offset or due_ms >= self.since_ms
 
@@ -167,35 +177,35 @@ class Expectation:
         """Note the receipt of acknowledgements."""
         for offset in offsets:
             self.acked.setdefault(offset, moment)
-            self.hands.pop(offset, None)
-            self.waits.pop(offset, None)
+            self.in_flight.pop(offset, None)
+            self.retries.pop(offset, None)
 
-    def over(self) -> set[int]:
+    def given_up(self) -> set[int]:
         """Return the messages that were dropped or dead-lettered."""
         return self.dropped.union(self.dead_lettered.values())
 
     def done(self) -> set[int]:
         """Return the messages that are acknowledged, dropped or dead-lettered."""
-        return self.acked.keys() | self.over()
+        return self.acked.keys() | self.given_up()
 
-    def die(self, now_ms: int) -> None:
+    def crash(self, now_ms: int) -> None:
         """Note the deliveries that were in flight at a crash."""
-        self.crashed_with |= self.hands.keys()
-        for offset, hand in self.hands.items():
-            if hand.since_ms + RECORDED_MS <= now_ms:
-                self.fired[offset] = hand.attempt
+        self.in_flight_at_crash |= self.in_flight.keys()
+        for offset, delivery in self.in_flight.items():
+            if delivery.since_ms + RECORDED_MS <= now_ms:
+                self.recorded_attempts[offset] = delivery.attempt
 
-    def let_go(self, inbox: int | None = None) -> None:
+    def end_deliveries(self, inbox: int | None = None) -> None:
         """End the deliveries of a consumer, or of all consumers with their broker."""
-        kept = {} if inbox is None else self.hands
+        kept = {} if inbox is None else self.in_flight
         if self.in_log_order:
-            self.back |= {o for o in self.hands if o not in kept or kept[o].inbox == inbox}
-        self.hands = {o: hand for o, hand in kept.items() if hand.inbox != inbox}
+            self.returned |= {o for o in self.in_flight if o not in kept or kept[o].inbox == inbox}
+        self.in_flight = {o: delivery for o, delivery in kept.items() if delivery.inbox != inbox}
         if inbox is None:
-            self.back = set()  # some may have been returned with a delay
-            self.waits = {}
-            self.passed_ms = []
-            self.heads = {}
+            self.returned = set()  # some may have been returned with a delay
+            self.retries = {}
+            self.deliveries_ms = []
+            self.ready = {}
 
 
 class Quota(NamedTuple):
@@ -223,13 +233,13 @@ class Model:
         self.expectations: dict[str, Expectation] = {}
         self.policies: dict[str, Mapping[str, Any] | None] = {}  # "": of the topic; None: unknown
         self.groups: dict[str, Group] = {}
-        self.forgotten: list[Completion] = []  # of deleted groups
+        self.deleted_completions: list[Completion] = []  # of deleted groups
         self.fired: list[int] = []  # the numbers of published follow-ups
         self.follow_ups = 0  # the last number
         self.total: Quota | None = NO_QUOTA  # of the namespace; None: unknown
         self.quotas: Quotas = (NO_QUOTA, NO_QUOTA)  # quotas that drop, at the last step
         self.quiet_since_ms = 0  # the time of the last step
-        self.moves = 0  # the number of reschedules
+        self.reschedules = 0  # the number of reschedules
         self.occurrences: set[int] = set()
         self.schedule_ms: int | None = None  # the start of the schedule
         self.schedule_high_ms = 0  # the latest time since then
@@ -282,7 +292,9 @@ class Model:
         value, published_ms = entry.value, entry.published_ms
         if "schedule" in entry.properties:
             occurrence_ms = entry.properties["occurrence_ms"]
-            assert occurrence_ms not in self.occurrences, f"occurrence {occurrence_ms} was published twice"
+            assert occurrence_ms not in self.occurrences, (
+                f"occurrence {occurrence_ms} was published twice"
+            )
             assert self.schedule_ms is not None
             assert (occurrence_ms - self.schedule_ms) % SCHEDULE_MS == 0
             assert occurrence_ms <= self.high_ms, "an occurrence was published early"
@@ -349,9 +361,9 @@ class Model:
         )
         if expectation.in_log_order:
             expectation.since_ms = NEVER_MS
-            expectation.lucky = set(range(log_begin))
+            expectation.optional = set(range(log_begin))
             return expectation
-        expectation.lucky = {
+        expectation.optional = {
             offset
             for offset, message in enumerate(self.stored)
             if message is not None
@@ -367,7 +379,7 @@ class Model:
         return (
             message.due_ms
             if expectation.in_log_order
-            else expectation.kept.get(offset, message.due_ms)
+            else expectation.kept_due_ms.get(offset, message.due_ms)
         )
 
     def known_ms(self, expectation: Expectation, offset: int) -> int:
@@ -382,25 +394,29 @@ class Model:
         return min(one.published_ms for one in self.stored[offset:] if one is not None)
 
     def is_on_record(self, expectation: Expectation, offset: int) -> bool:
-        """Return whether the broker knows of a delivery that it names."""
+        """Return whether the broker is certain of a delivery that it names in an outcome."""
         message = self.stored[offset]
         assert message is not None
         is_doubtful = message.due_ms <= self.doubtful_ms
-        is_recent = expectation.seen.get(offset) == len(self.crashes)
-        return is_recent or not is_doubtful or expectation.holds(offset)
+        is_recent = expectation.delivered.get(offset) == len(self.crashes)
+        return is_recent or not is_doubtful or expectation.is_known_delivered(offset)
 
     def wanted(self, expectation: Expectation) -> set[int]:
         """Return the messages that a subscription must get, done or not."""
         return {
             offset
             for offset, message in enumerate(self.stored)
-            if message is not None and expectation.covers(offset, self.due_ms(expectation, offset))
+            if message is not None
+            and expectation.must_get(offset, self.due_ms(expectation, offset))
         }
 
     def open(self, expectation: Expectation) -> set[int]:
         """Return the messages that a subscription certainly still must get."""
         return (
-            self.wanted(expectation) - expectation.done() - expectation.perhaps - expectation.lucky
+            self.wanted(expectation)
+            - expectation.done()
+            - expectation.maybe_done
+            - expectation.optional
         )
 
     def pass_time(self, now_ms: int) -> None:
@@ -409,17 +425,17 @@ class Model:
         self.schedule_high_ms = max(self.schedule_high_ms, now_ms)
         ttl_ms = self.policy("", "ttl_ms")
         for expectation in self.expectations.values() if ttl_ms else ():
-            for offset in self.wanted(expectation) - expectation.perhaps:
+            for offset in self.wanted(expectation) - expectation.maybe_done:
                 if self.due_ms(expectation, offset) + ttl_ms <= self.high_ms:
-                    expectation.perhaps.add(offset)
-            for offset, wait in expectation.waits.items():
+                    expectation.maybe_done.add(offset)
+            for offset, wait in expectation.retries.items():
                 # No retry outlasts the time-to-live, even if that is raised later.
                 wait.until_ms = min(wait.until_ms, self.due_ms(expectation, offset) + ttl_ms)
 
-    def die(self, now_ms: int) -> None:
+    def end_crash(self, now_ms: int) -> None:
         """Note deliveries in flight at a crash, once all earlier arrivals are in the model."""
         for expectation in self.expectations.values():
-            expectation.die(now_ms)
+            expectation.crash(now_ms)
 
     def crash(self, now_ms: int) -> None:
         """Note a crash at once.
@@ -429,22 +445,25 @@ class Model:
         """
         self.crashes.append(now_ms)
         for expectation in self.expectations.values():
-            expectation.crashed_with |= expectation.hands.keys()
+            expectation.in_flight_at_crash |= expectation.in_flight.keys()
         until_ms = NEVER_MS if now_ms < self.started_ms else now_ms
         self.doubtful_ms = max(self.doubtful_ms, until_ms)
 
     def is_forgotten(self, offset: int) -> bool:
         """Return whether the log may have deleted a message."""
         return offset < self.begin and all(
-            offset in expectation.done() | expectation.lucky | expectation.perhaps
+            offset in expectation.done() | expectation.optional | expectation.maybe_done
             or self.stored[offset] is None
-            or not expectation.covers(offset, self.due_ms(expectation, offset))
+            or not expectation.must_get(offset, self.due_ms(expectation, offset))
             or self.policy(name, "max_deliveries")  # it may be dead-lettered
             for name, expectation in self.expectations.items()
         )
 
     def backlog(self, until_ms: int, counts_all: bool) -> int:
-        """Return the backlog that certainly counts since ``until_ms``, of the slowest subscription."""
+        """Return the certain backlog of the slowest subscription.
+
+        It is the number of messages that count since ``until_ms`` or before.
+        """
         ahead = len(self.ahead(until_ms)) if counts_all else 0
         counts = [ahead]
         for name, expectation in self.expectations.items():
@@ -459,7 +478,10 @@ class Model:
         return max(counts)
 
     def ahead(self, known_ms: int, lately_ms: int = 0) -> set[int]:
-        """Return the messages known since ``known_ms`` that were delayed until ``lately_ms`` ago."""
+        """Return the messages that are delayed, or were ``lately_ms`` ago.
+
+        Their due times were set by ``known_ms``.
+        """
         return {
             offset
             for offset, message in enumerate(self.stored)
@@ -477,10 +499,10 @@ class Model:
             return message.published_ms
         return max(self.due_ms(expectation, offset), message.since_ms)
 
-    def let_go(self) -> None:
+    def end_deliveries(self) -> None:
         """End all deliveries."""
         for expectation in self.expectations.values():
-            expectation.let_go()
+            expectation.end_deliveries()
 
     def check_end(self) -> None:
         """Check that every confirmed message is stored."""

@@ -56,10 +56,10 @@ class Owners(Traffic):
             self.outage.lose_reply(self.rng.choice([1, 2]))
             await self.world.checkpoint()
             self.outage.over()
-        await (self.world.stop() if ending == "stop" else self.die())
+        await (self.world.stop() if ending == "stop" else self.kill())
         self.disks = self.disks[::-1]
         self.world.index_directory = self.disks[0]
-        await self.again()
+        await self.recover()
 
     async def overtaken(self) -> None:
         successor, outage = self.world, Outage(self.outage.database)
@@ -70,7 +70,7 @@ class Owners(Traffic):
             self.world = stale = Owner(
                 self.nursery, successor.clock, outage.engine, Path(directory), config, inline
             )
-            await self.again()
+            await self.recover()
             for name in ["subscribe", self.rng.choice(["publish", "consume", "cancel"])]:
                 await self.patiently(getattr(self, name))
                 await self.settle()
@@ -84,7 +84,7 @@ class Owners(Traffic):
             await self._take_over(successor, stale, outage)
         await self.settle()
         if self.rng.random() < 0.5:
-            await self.crash()  # shows what is durable
+            await self.crash()  # the next broker has only durable messages
 
     async def _take_over(self, successor: World, stale: Owner, outage: Outage) -> None:
         """Start a successor while the stale owner keeps its clients."""
@@ -92,7 +92,7 @@ class Owners(Traffic):
         inboxes, self.inboxes = [inbox for _, inbox, _ in self.inboxes], []
         self.stale, self._stack, self.world = inboxes, AsyncExitStack(), successor
         self.model.crash(self.now_ms)
-        self.model.let_go()
+        self.model.end_deliveries()
         await self.serve()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish, producer)

@@ -24,7 +24,7 @@ def see_ready(model: Model, expectation: Expectation, now_ms: int, *, keeps_orde
     With an order of keys, due messages are ready whatever the tick. But when the ready queue was
     full, it may lack some keys until it is empty.
     """
-    expectation.heads = {}
+    expectation.ready = {}
     late_ms = 0 if keeps_order else LATE_MS
     if now_ms < model.high_ms:
         return
@@ -35,13 +35,13 @@ def see_ready(model: Model, expectation: Expectation, now_ms: int, *, keeps_orde
         assert message is not None
         if due_ms > now_ms:
             continue
-        if offset in expectation.seen:
+        if offset in expectation.delivered:
             tried[message.priority] = tried.get(message.priority, 0) + 1
         else:
             bands.setdefault(message.priority, []).append((due_ms, offset))
     due = sum(tried.values()) + sum(len(keys) for keys in bands.values())
-    expectation.crowded = due > (0 if expectation.crowded else _CERTAIN)
-    if keeps_order and expectation.crowded:
+    expectation.ready_may_be_full = due > (0 if expectation.ready_may_be_full else _CERTAIN)
+    if keeps_order and expectation.ready_may_be_full:
         return
     for priority, keys in bands.items():
         for due_ms, offset in sorted(keys)[: max(_CERTAIN - tried.get(priority, 0), 0)]:
@@ -49,10 +49,10 @@ def see_ready(model: Model, expectation: Expectation, now_ms: int, *, keeps_orde
             assert message is not None
             known = (
                 offset >= expectation.ordered_from
-                and offset not in expectation.lucky | expectation.perhaps
+                and offset not in expectation.optional | expectation.maybe_done
             )
             if known and max(due_ms, message.since_ms) + late_ms <= now_ms:
-                expectation.heads[offset] = due_ms
+                expectation.ready[offset] = due_ms
 
 
 def check_ranks(model: Model, arrival: Arrival) -> None:
@@ -67,12 +67,12 @@ def check_ranks(model: Model, arrival: Arrival) -> None:
         return
     ageing_ms = arrival.policy.get("priority_ageing_ms", AGEING_MS)
     rank = arrival.due_ms + (arrival.priority - 50) * ageing_ms, arrival.offset
-    for offset, due_ms in expectation.heads.items():
+    for offset, due_ms in expectation.ready.items():
         other = model.stored[offset]
         assert other is not None
-        if offset in expectation.seen.keys() | expectation.perhaps | expectation.done():
+        if offset in expectation.delivered.keys() | expectation.maybe_done | expectation.done():
             continue
-        if not expectation.covers(offset, due_ms) or model.due_ms(expectation, offset) != due_ms:
+        if not expectation.must_get(offset, due_ms) or model.due_ms(expectation, offset) != due_ms:
             continue
         before = due_ms + (other.priority - 50) * ageing_ms, offset
         assert before >= rank, f"{offset} ranks before {arrival.offset}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import escapement
-from random_workloads.model import LATE_MS, MORTALS, NO_QUOTA, Expectation, Quota
+from random_workloads.model import LATE_MS, NO_QUOTA, WITH_DEAD_LETTERS, Expectation, Quota
 from random_workloads.workload import TOPIC, Workload
 
 NEIGHBOUR = "t/n/y"
@@ -37,7 +37,7 @@ class Quotas(Workload):
             await self.broker.admin("namespaces.update", namespace="t/n", policy=policy)
             self.model.total = quota
 
-        await self.in_doubt(ask)
+        await self.ask_again_after_crash(ask)
 
     async def neighbour(self) -> None:
         """Publish to the second topic, or acknowledge all of its messages."""
@@ -79,17 +79,17 @@ class Quotas(Workload):
             self._check_oldest(expectation, dropped)
             expectation.dropped |= dropped
             any_dropped |= bool(dropped)
-            if steady and now[0] and now[0] != NO_QUOTA == now[1] and name not in MORTALS:
+            if steady and now[0] and now[0] != NO_QUOTA == now[1] and name not in WITH_DEAD_LETTERS:
                 self._check_amount(expectation, bool(dropped), now[0])
         if steady and now[1] and now[1] != NO_QUOTA:
             await self._check_sum(any_dropped, now[1])
         model.quotas, model.quiet_since_ms = now, self.now_ms
         for expectation in model.expectations.values():
-            open_ = model.open(expectation) - expectation.seen.keys()
+            open_ = model.open(expectation) - expectation.delivered.keys()
             expectation.at_rest = {
                 o for o in open_ if model.waits_since_ms(expectation, o) + LATE_MS <= self.now_ms
             }
-            expectation.settled = self._settled(expectation)
+            expectation.changes = self._changes(expectation)
 
     async def _dropped(self, name: str, expectation: Expectation) -> set[int]:
         subscription = next(
@@ -101,7 +101,7 @@ class Quotas(Workload):
         acked -= set(subscription.acked.undurable.to_array(0, self.model.end).tolist())
         found = acked & self.model.open(expectation)
         if found:
-            await self.dead_letters(name)
+            await self.read_dead_letters(name)
         return found - expectation.done()
 
     def _check_oldest(self, expectation: Expectation, dropped: set[int]) -> None:
@@ -109,7 +109,9 @@ class Quotas(Workload):
         model = self.model
         if not dropped or self.now_ms < model.high_ms:
             return
-        stayed = expectation.at_rest & model.open(expectation) - dropped - expectation.seen.keys()
+        stayed = (
+            expectation.at_rest & model.open(expectation) - dropped - expectation.delivered.keys()
+        )
         if not expectation.in_log_order:
             stayed = {o for o in stayed if o >= expectation.ordered_from}
         since_ms = model.quiet_since_ms
@@ -127,18 +129,18 @@ class Quotas(Workload):
         message = self.model.stored[offset]
         return message is not None and message.since_ms <= since_ms
 
-    def _settled(self, expectation: Expectation) -> int:
-        changed = len(self.model.cancelled) + self.model.moves
+    def _changes(self, expectation: Expectation) -> int:
+        changed = len(self.model.cancelled) + self.model.reschedules
         return (
             len(expectation.acked)
-            + len(expectation.perhaps)
+            + len(expectation.maybe_done)
             + len(expectation.dead_lettered)
             + changed
         )
 
     def _check_amount(self, expectation: Expectation, any_dropped: bool, quota: Quota) -> None:
         least_left, most_left, at_rest = self._left(expectation, quota)
-        if any_dropped and self._settled(expectation) == expectation.settled:
+        if any_dropped and self._changes(expectation) == expectation.changes:
             assert most_left >= quota.least, f"only {most_left} were left"
         if self._was_quiet():
             assert least_left <= quota.full or not at_rest, f"{least_left} were left"
@@ -146,12 +148,12 @@ class Quotas(Workload):
     async def _check_sum(self, any_dropped: bool, quota: Quota) -> None:
         model, others, most = self.model, await self.waiting_next_door(), quota.least
         left = [self._left(expectation, quota) for expectation in model.expectations.values()]
-        settled = all(self._settled(c) == c.settled for c in model.expectations.values())
+        settled = all(self._changes(c) == c.changes for c in model.expectations.values())
         most_left = max((found[1] for found in left), default=0) + others
         if any_dropped and settled and model.quotas_now()[0] == NO_QUOTA:
             assert most_left >= most, f"only {most_left} were left in the namespace"
         # Each of two topics may keep half, so messages in flight do not delay a drop.
-        in_hands = [len(model.open(c) & c.seen.keys()) for c in model.expectations.values()]
+        in_hands = [len(model.open(c) & c.delivered.keys()) for c in model.expectations.values()]
         stays = max(in_hands, default=0) + (
             len(model.ahead(self.now_ms)) if quota.counts_all else 0
         )
@@ -163,7 +165,7 @@ class Quotas(Workload):
         return self.calm and self.now_ms - self.model.quiet_since_ms > 2 * LATE_MS
 
     def _left(self, expectation: Expectation, quota: Quota) -> tuple[int, int, int]:
-        """Return the smallest and largest possible backlog, and how many messages may be dropped."""
+        """Return the least and the most possible backlog, and the number of droppable messages."""
         model, now_ms = self.model, self.now_ms
         known_ms = now_ms - LATE_MS
         certain = {
@@ -174,9 +176,11 @@ class Quotas(Workload):
             for o in model.wanted(expectation) - expectation.done()
             if expectation.in_log_order or model.due_ms(expectation, o) <= now_ms
         }
-        in_hands = {o for o, hand in expectation.hands.items() if hand.until_ms > known_ms}
+        in_hands = {
+            o for o, delivery in expectation.in_flight.items() if delivery.until_ms > known_ms
+        }
         if expectation.left_ms > known_ms:  # a consumer may have had them until then
-            in_hands |= expectation.seen.keys()
+            in_hands |= expectation.delivered.keys()
         least, most, may_go = len(certain), len(perhaps), len(certain - in_hands)
         if not quota.counts_all:
             return least, most, may_go

@@ -8,10 +8,10 @@ from random_workloads.subscribers import Subscribers
 from random_workloads.traffic import Traffic
 
 
-class Hurries(Subscribers, Traffic, Events):
+class SameTick(Subscribers, Traffic, Events):
     """A step of milliseconds on subscriptions with an order."""
 
-    async def hurry(self) -> None:
+    async def same_tick(self) -> None:
         if self.rng.random() < 0.7:
             await self.patiently(lambda: self.set_ticks(300_000, 1000))
         await self.patiently(self.subscribe)

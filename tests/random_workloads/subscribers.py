@@ -11,7 +11,7 @@ from escapement.client import delivery_times
 from escapement.client.delivery_times import moment
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from random_workloads.log_order import check_beginning
-from random_workloads.model import KINDS, MESSAGE_BYTES, MORTALS, NEVER_MS, Expectation
+from random_workloads.model import KINDS, MESSAGE_BYTES, NEVER_MS, WITH_DEAD_LETTERS, Expectation
 from random_workloads.workload import TOPIC, Workload
 
 HALVES = [(0, 32_767), (32_768, 65_535)]
@@ -28,7 +28,7 @@ class Subscribers(Workload):
             return
         name = name or self.rng.choice(sorted(KINDS))
         is_shared = KINDS[name] == "shared"
-        where, expectation = await self.place(KINDS[name])
+        where, expectation = await self.choose_position(KINDS[name])
         is_new = name not in self.model.expectations
         if is_new:
             self.model.expectations[name] = expectation
@@ -39,19 +39,21 @@ class Subscribers(Workload):
         except escapement.Conflict:
             return
         if is_new and not is_shared:
-            self.began(name, expectation, where)
+            self.check_start(name, expectation, where)
         elif is_new:
             await self.limit(name, {"order": self.rng.choice(["any", "key", "topic"])})
-        if name in MORTALS:
-            await self.limit(name, self.death(name))
+        if name in WITH_DEAD_LETTERS:
+            await self.limit(name, self.dead_letter_policy(name))
 
-    def death(self, name: str) -> dict[str, Any]:
+    def dead_letter_policy(self, name: str) -> dict[str, Any]:
         """Return a random dead-letter policy for a subscription."""
-        kept = self.rng.choice([False, True])  # expired and dropped messages become dead letters
-        grave = self.rng.choice(["", "", "t/n/failed", "t/n/dead"])
-        self.model.expectations[name].graves.add(grave or f"{TOPIC}-{name}-DLQ")
-        deaths = {"expired_to_dead_letter": kept, "dropped_to_dead_letter": kept}
-        return {"max_deliveries": 2, "dead_letter_topic": grave, **deaths}
+        for_all = self.rng.choice([False, True])  # expired and dropped messages become dead letters
+        dead_letter_topic = self.rng.choice(["", "", "t/n/failed", "t/n/dead"])
+        self.model.expectations[name].dead_letter_topics.add(
+            dead_letter_topic or f"{TOPIC}-{name}-DLQ"
+        )
+        more = {"expired_to_dead_letter": for_all, "dropped_to_dead_letter": for_all}
+        return {"max_deliveries": 2, "dead_letter_topic": dead_letter_topic, **more}
 
     async def limit(self, name: str, policy: Mapping[str, Any]) -> None:
         """Change the policy of a subscription, or of the topic (no name)."""
@@ -64,9 +66,9 @@ class Subscribers(Workload):
                 names = {"topic": TOPIC, "subscription": name}
                 await self.broker.admin("subscriptions.update", **names, policy=policy)
                 expectation = self.model.expectations[name]
-                expectation.passed_ms = []
+                expectation.deliveries_ms = []
                 if "order" in policy:
-                    expectation.unplaced |= expectation.seen.keys()
+                    expectation.delivered_before_order |= expectation.delivered.keys()
             else:
                 await self.broker.admin("topics.update", topic=TOPIC, policy=policy)
                 self.model.pass_time(self.now_ms)
@@ -74,9 +76,9 @@ class Subscribers(Workload):
             self.model.policies[name] = {**before, **policy}
             self.model.pass_time(self.now_ms)
 
-        await self.in_doubt(ask)
+        await self.ask_again_after_crash(ask)
 
-    async def place(self, kind: str) -> tuple[str | int | datetime, Expectation]:
+    async def choose_position(self, kind: str) -> tuple[str | int | datetime, Expectation]:
         """Return a random position, and the expectation of a subscription that begins there."""
         # All messages are committed at this moment.
         end, now_ms = self.model.end, self.now_ms
@@ -95,10 +97,10 @@ class Subscribers(Workload):
         begin = await self.log_begin()
         expectation = self.model.expectation(*since, now_ms, kind, begin)
         if kind == "shared" and (since[0] < end or since[1] <= now_ms):
-            expectation.gone = set(range(begin)) - self.stated_again(begin)
+            expectation.deleted = set(range(begin)) - self.restated(begin)
         return where, expectation
 
-    def stated_again(self, begin: int) -> set[int]:
+    def restated(self, begin: int) -> set[int]:
         """Return the messages before ``begin`` that a later log row restates."""
         topic = self.world.server.registry.topics.get(TOPIC)
         topic = None if topic is None else self.world.server.registry.active.get(topic.id)
@@ -107,9 +109,9 @@ class Subscribers(Workload):
     async def serve(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
         """Start a broker. It still has messages that were deleted since the last checkpoint."""
         await super().serve(leave)
-        again = self.stated_again(await self.log_begin())
+        again = self.restated(await self.log_begin())
         for expectation in self.model.expectations.values():
-            expectation.gone -= again
+            expectation.deleted -= again
 
     async def log_begin(self) -> int:
         """Return the first offset of the log. Earlier messages were relocated or deleted."""
@@ -118,7 +120,7 @@ class Subscribers(Workload):
         first = None if topic is None else await works.reader.first_offset(topic.id)
         return self.model.end if first is None else first
 
-    def began(self, name: str, expectation: Expectation, where: str | int | datetime) -> None:
+    def check_start(self, name: str, expectation: Expectation, where: str | int | datetime) -> None:
         """Check where a new subscription in log order began."""
         record = self._record(name)
         if isinstance(where, datetime):
@@ -127,21 +129,21 @@ class Subscribers(Workload):
         assert record.start_offset == expectation.since_offset
 
     async def seek(self) -> None:
-        names = sorted(self.model.expectations.keys() - set(MORTALS))
+        names = sorted(self.model.expectations.keys() - set(WITH_DEAD_LETTERS))
         if not names:
             return
         name = self.rng.choice(names)
-        where, expectation = await self.place(KINDS[name])
+        where, expectation = await self.choose_position(KINDS[name])
         before = self._record(name)
 
         def see() -> None:
             if self._record(name).id == before.id:
                 return  # the seek has not happened; other fields of the record may have changed
             if expectation.in_log_order:
-                self.began(name, expectation, where)
+                self.check_start(name, expectation, where)
             self.model.expectations[name] = expectation
 
-        self.sights.append(see)
+        self.unanswered_seeks.append(see)
         attached = [inbox for other, inbox, _ in self.inboxes if other == name]
         if attached:
             await self.rng.choice(attached).seek(where)
@@ -149,7 +151,7 @@ class Subscribers(Workload):
             position = str(delivery_times.position(where))
             names_ = {"topic": TOPIC, "subscription": name}
             await self.broker.admin("subscriptions.seek", **names_, position=position)
-        self.sights.remove(see)
+        self.unanswered_seeks.remove(see)
         see()
         assert self.model.expectations[name] is expectation
 
@@ -157,7 +159,7 @@ class Subscribers(Workload):
         """Delete a subscription that has consumers. They get no more messages."""
         groups = self.model.groups.values()
         awaited = {completion.subscription for group in groups for completion in group.completions}
-        names = sorted(self.model.expectations.keys() - set(MORTALS) - awaited)
+        names = sorted(self.model.expectations.keys() - set(WITH_DEAD_LETTERS) - awaited)
         if not names:
             return
         name = self.rng.choice(names)
@@ -182,7 +184,7 @@ class Subscribers(Workload):
             await inbox.aclose()
             expectation = self.model.expectations[name]
             expectation.left_ms = max(expectation.left_ms, self.now_ms)
-            expectation.let_go(inbox.id)
+            expectation.end_deliveries(inbox.id)
 
     async def settings(self) -> None:
         """Change the policy of a subscription."""
@@ -193,8 +195,8 @@ class Subscribers(Workload):
                 {"max_in_flight": self.rng.choice([0, 3])},
                 {"max_backoff_ms": self.rng.choice([0, 30_000])},
             ]
-            if name in MORTALS:
-                changes.append(self.death(name))
+            if name in WITH_DEAD_LETTERS:
+                changes.append(self.dead_letter_policy(name))
             if KINDS[name] == "shared":
                 changes += [
                     {"order": self.rng.choice(["any", "key", "key", "topic"])},

@@ -18,8 +18,8 @@ from random_workloads.model import (
     DEDUP_WINDOW_MS,
     LATE_MS,
     MESSAGE_BYTES,
-    MORTALS,
     SCHEDULE_MS,
+    WITH_DEAD_LETTERS,
     Sent,
 )
 from random_workloads.workload import TOPIC
@@ -93,7 +93,7 @@ class Traffic(Consuming):
                 one.least = 1
                 message = model.stored[offset]
                 assert message is None or message.value == value
-                assert not full or message is None or message.published_ms > began_ms, "the quota is met"
+                assert not full or message is None or message.published_ms > began_ms, "full"
 
     def values(self, count: int) -> list[bytes]:
         """Return new payloads."""
@@ -146,27 +146,27 @@ class Traffic(Consuming):
             for value, at_ms in zip(values, times, strict=True):
                 self.model.sent[value] = Sent(at_ms=at_ms)
             posted += values
-        await self.asked(lambda: post(self.world, entries))
+        await self.retried(lambda: post(self.world, entries))
         for value in posted:
             self.model.sent[value].least = 1
 
     async def reschedule(self) -> None:
         """Reschedule some messages, and sometimes one that does not exist."""
-        named, delay = self.some(), self.rng.choice([0, 5, 300, 90_000])
+        named, delay = self.random_offsets(), self.rng.choice([0, 5, 300, 90_000])
         due_ms = self.now_ms + delay * 1000
         await self.catch_up()
 
         async def ask() -> None:
-            outcomes = await self.asked(
+            outcomes = await self.retried(
                 lambda: self.broker.reschedule(named, at=moment(due_ms), topic=TOPIC)
             )
-            await self.asked(self.look)  # messages may have been deleted meanwhile
+            await self.retried(self.read_log)  # messages may have been deleted meanwhile
             for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
-                self.moved(outcome, due_ms)
+                self.note_rescheduled(outcome, due_ms)
 
-        await self.in_doubt(ask)
+        await self.ask_again_after_crash(ask)
 
-    def moved(self, outcome: Any, due_ms: int, *, racing: bool = False) -> None:
+    def note_rescheduled(self, outcome: Any, due_ms: int, *, racing: bool = False) -> None:
         """Check an outcome of a reschedule and note it.
 
         Args:
@@ -186,10 +186,10 @@ class Traffic(Consuming):
         for name, expectation in model.expectations.items():
             if name in outcome.handed and not expectation.in_log_order:
                 if model.is_on_record(expectation, offset):
-                    expectation.kept.setdefault(offset, message.due_ms)
+                    expectation.kept_due_ms.setdefault(offset, message.due_ms)
                 else:
-                    expectation.doubted.setdefault(offset, message.due_ms)
-        model.moves += 1
+                    expectation.maybe_kept_due_ms.setdefault(offset, message.due_ms)
+        model.reschedules += 1
         # A past time becomes now, or the first time of a subscription that began just now.
         shared = [
             expectation
@@ -205,20 +205,20 @@ class Traffic(Consuming):
     async def cancel(self) -> None:
         """Cancel some messages, and sometimes one that does not exist."""
         await self.catch_up()
-        named, end = self.some(), self.model.end
+        named, end = self.random_offsets(), self.model.end
 
         async def ask() -> None:
-            outcomes = await self.asked(lambda: self.broker.cancel(named, topic=TOPIC))
-            await self.asked(self.look)  # an inbox entry may have been moved meanwhile
+            outcomes = await self.retried(lambda: self.broker.cancel(named, topic=TOPIC))
+            await self.retried(self.read_log)  # an inbox entry may have been moved meanwhile
             for outcome in outcomes:
                 assert (
                     outcome.id.offset >= end or outcome.status is not escapement.AmendStatus.UNKNOWN
                 )
-                self.spared(outcome)
+                self.note_cancelled(outcome)
 
-        await self.in_doubt(ask)
+        await self.ask_again_after_crash(ask)
 
-    def spared(self, outcome: Any, *, racing: bool = False) -> None:
+    def note_cancelled(self, outcome: Any, *, racing: bool = False) -> None:
         """Check an outcome of a cancel and note it.
 
         Args:
@@ -235,19 +235,19 @@ class Traffic(Consuming):
             again = offset in model.cancelled or any(
                 name in outcome.handed
                 and offset not in expectation.acked
-                and not expectation.holds(offset)
+                and not expectation.is_known_delivered(offset)
                 for name, expectation in model.expectations.items()
             )
             assert outcome.done == wanted or (outcome.done and again)
         for name, expectation in model.expectations.items():
-            had = offset in expectation.acked or offset in expectation.fired
-            had |= offset in expectation.crashed_with
+            had = offset in expectation.acked or offset in expectation.recorded_attempts
+            had |= offset in expectation.in_flight_at_crash
             assert name in outcome.handed or not had or offset < model.begin
             # The outcome for a deleted message does not name the subscriptions that had it.
             if outcome.done and name not in outcome.handed and offset not in expectation.done():
-                expectation.spared.add(offset)
-            elif outcome.done and not expectation.holds(offset):
-                expectation.perhaps.add(offset)
+                expectation.cancelled.add(offset)
+            elif outcome.done and not expectation.is_known_delivered(offset):
+                expectation.maybe_done.add(offset)
         if outcome.done:
             model.cancelled.add(offset)
         elif over:
@@ -261,7 +261,7 @@ class Traffic(Consuming):
         """Return whether a subscription that has not had the message must get it."""
         model, offset = self.model, outcome.id.offset
         return model.stored[offset] is not None and any(
-            expectation.covers(offset, model.due_ms(expectation, offset))
+            expectation.must_get(offset, model.due_ms(expectation, offset))
             for name, expectation in model.expectations.items()
             if name not in outcome.handed
         )
@@ -279,46 +279,50 @@ class Traffic(Consuming):
         }
         # A message that is rescheduled to now may be acknowledged before the cancel finds it.
         pending = pending - model.cancelled if due_ms > self.now_ms + _RACE_MS else set()
-        spared: list[Any] = []
-        moved: list[Any] = []
+        cancelled: list[Any] = []
+        rescheduled: list[Any] = []
 
         async def cancel() -> None:
-            spared.extend(await self.broker.cancel(key=key, topic=TOPIC))
+            cancelled.extend(await self.broker.cancel(key=key, topic=TOPIC))
 
-        async def move() -> None:
-            moved.extend(await self.broker.reschedule(key=key, at=moment(due_ms), topic=TOPIC))
+        async def reschedule() -> None:
+            rescheduled.extend(
+                await self.broker.reschedule(key=key, at=moment(due_ms), topic=TOPIC)
+            )
 
         async with trio.open_nursery() as nursery:
-            for ask in self.rng.sample([cancel, move], 2):
+            for ask in self.rng.sample([cancel, reschedule], 2):
                 nursery.start_soon(ask)
             for name, inbox, _ in self.inboxes:
-                nursery.start_soon(self.take, name, inbox)
-        await self.asked(self.look)
-        named = {outcome.id.offset for outcome in spared}
+                nursery.start_soon(self.acknowledge_all, name, inbox)
+        await self.retried(self.read_log)
+        named = {outcome.id.offset for outcome in cancelled}
         assert pending <= named, f"{sorted(pending - named)} with this key were not found"
-        for outcome in spared + moved:
+        for outcome in cancelled + rescheduled:
             message = model.stored[outcome.id.offset]
             assert message is None or message.key == key
-        for outcome in spared:
-            self.spared(outcome, racing=True)
-        for outcome in moved:
-            self.moved(outcome, due_ms, racing=True)
+        for outcome in cancelled:
+            self.note_cancelled(outcome, racing=True)
+        for outcome in rescheduled:
+            self.note_rescheduled(outcome, due_ms, racing=True)
 
-    def some(self) -> list[int]:
+    def random_offsets(self) -> list[int]:
         """Return random offsets, perhaps with the first one that does not exist."""
         count = self.rng.choice([1, 3, 10])
         return [self.rng.randrange(self.model.end + 1) for _ in range(count)]
 
     async def redrive(self) -> None:
         """Redrive or purge some dead letters."""
-        name = self.rng.choice(MORTALS)
-        found = await self.dead_letters(name)
-        grave = self.rng.choice(sorted(found)) if found else ""
-        rows = [row for row in found.get(grave, []) if row["payload"] in self.model.sent]
+        name = self.rng.choice(WITH_DEAD_LETTERS)
+        found = await self.read_dead_letters(name)
+        dead_letter_topic = self.rng.choice(sorted(found)) if found else ""
+        rows = [
+            row for row in found.get(dead_letter_topic, []) if row["payload"] in self.model.sent
+        ]
         rows = [row for row in rows if self.rng.random() < 0.7]
         if not rows:
             return
-        names = {"topic": TOPIC, "subscription": name, "dead_letter_topic": grave}
+        names = {"topic": TOPIC, "subscription": name, "dead_letter_topic": dead_letter_topic}
         wanted = {row["offset"]: row["payload"] for row in rows}
         verb = self.rng.choice(["dlq.redrive", "dlq.redrive", "dlq.purge"])
         back = verb == "dlq.redrive"
@@ -326,20 +330,23 @@ class Traffic(Consuming):
             self.model.sent[value].most += 1
 
         async def see() -> None:
-            left = {row["offset"] for row in (await self.dead_letters(name)).get(grave, [])}
+            left = {
+                row["offset"]
+                for row in (await self.read_dead_letters(name)).get(dead_letter_topic, [])
+            }
             for offset, value in wanted.items() if back else ():
                 if offset in left:
                     self.model.sent[value].most -= 1
                 else:
                     self.model.sent[value].least += 1
 
-        self.doubts.append(see)
+        self.unanswered.append(see)
         offsets = list(wanted)
-        await self.asked(lambda: self.broker.admin(verb, **names, offsets=offsets))
-        self.doubts.remove(see)
+        await self.retried(lambda: self.broker.admin(verb, **names, offsets=offsets))
+        self.unanswered.remove(see)
         await see()
 
-    async def recur(self) -> None:
+    async def create_schedule(self) -> None:
         """Create the schedule, once in a workload."""
         if self.model.schedule_ms is None:
             self.model.schedule_ms = self.model.schedule_high_ms = self.now_ms

@@ -25,10 +25,10 @@ from random_workloads.log_order import check_passed
 from random_workloads.model import (
     ACK_WAIT_MS,
     KINDS,
-    MORTALS,
     NEVER_MS,
+    NO_ACK_WAIT,
     PROBE_MS,
-    WITHOUT_END,
+    WITH_DEAD_LETTERS,
     Model,
 )
 from random_workloads.priority_order import check_ranks, see_ready
@@ -54,15 +54,16 @@ class Workload:
         self.model.policies[""] = {}
         self.model.started_ms = self.now_ms
         self.inboxes: list[tuple[str, escapement.Inbox, Any]] = []
-        self.well_ms = -PROBE_MS  # the end of the outage, by the monotonic clock
-        self.doubts: list[Callable[[], Awaitable[None]]] = []  # requests without an answer
-        self.sights: list[Callable[[], None]] = []  # seeks without an answer; each callable asks the broker's records
+        self.outage_end_ms = -PROBE_MS  # the end of the outage, by the monotonic clock
+        self.unanswered: list[Callable[[], Awaitable[None]]] = []  # requests without an answer
+        # Seeks without an answer; the records of the next broker have it.
+        self.unanswered_seeks: list[Callable[[], None]] = []
         self.stale: list[escapement.Inbox] = []  # of a stale owner
         # An arrival; None: no message is in flight any more; a time: the broker crashed then.
         self._events: list[Arrival | int | None] = []
         self._unordered: list[Arrival] = []
         self._moment = 0
-        self._completion = False
+        self._closing = False
         self.calm = True  # the last step had no outage and no change of the clock
         self._stack = AsyncExitStack()
 
@@ -106,9 +107,10 @@ class Workload:
     async def close(self) -> None:
         """Close all clients."""
         self.inboxes.clear()
-        self._completion = True  # messages that a consumer returns may go to another that closes later
+        # Messages that a consumer returns may go to another that closes later.
+        self._closing = True
         await self._stack.aclose()
-        self._completion = False
+        self._closing = False
         self._stack = AsyncExitStack()
         for expectation in self.model.expectations.values():
             expectation.left_ms = max(expectation.left_ms, self.now_ms)
@@ -116,17 +118,17 @@ class Workload:
 
     async def join(self, name: str, **options: Any) -> escapement.Inbox:
         """Add a consumer, and note its deliveries."""
-        wait = None if name == WITHOUT_END else timedelta(milliseconds=ACK_WAIT_MS)
+        wait = None if name == NO_ACK_WAIT else timedelta(milliseconds=ACK_WAIT_MS)
         consumer = self.broker.consumer(TOPIC, name, kind=KINDS[name], ack_wait=wait, **options)
         inbox = await self._stack.enter_async_context(consumer)
-        heard, key_range = inbox.heard, options.get("key_range")
+        heard, key_range = inbox._heard, options.get("key_range")
 
         def tap(command: wire.Command) -> None:
             if isinstance(command, wire.Deliver):
                 self._note(name, inbox, key_range, command)
             heard(command)
 
-        inbox.heard = tap  # type: ignore[method-assign]
+        inbox._heard = tap  # type: ignore[method-assign]
         self.inboxes.append((name, inbox, key_range))
         return inbox
 
@@ -137,7 +139,7 @@ class Workload:
         values = batch.payloads.to_list()
         keys = [b""] * count if batch.keys is None else batch.keys.to_list()
         attempts, again = command.attempts, command.redelivered
-        if self._completion:
+        if self._closing:
             self._events.append(None)
         for row in range(count):
             self._events.append(
@@ -149,9 +151,9 @@ class Workload:
                     inbox.id,
                     key_range,
                     # A consumer that leaves may have had a range.
-                    self._completion
+                    self._closing
                     or any(other == name and wanted for other, _, wanted in self.inboxes),
-                    self.world.clock.lease_ms() < self.well_ms + PROBE_MS,
+                    self.world.clock.lease_ms() < self.outage_end_ms + PROBE_MS,
                     self._is_active(name, inbox),
                     self.model.policies[name],
                     self.model.policies[""],
@@ -167,8 +169,8 @@ class Workload:
 
     def _is_active(self, name: str, inbox: escapement.Inbox) -> bool | None:
         """Return whether a consumer is the first of its subscription; None if it is leaving."""
-        there = [one for other, one, _ in self.inboxes if other == name]
-        return inbox is there[0] if inbox in there else None
+        consumers = [one for other, one, _ in self.inboxes if other == name]
+        return inbox is consumers[0] if inbox in consumers else None
 
     def moment(self) -> int:
         """Return a number that grows with every event."""
@@ -183,48 +185,48 @@ class Workload:
         self.model.pass_time(self.now_ms)
         await self.catch_up()
         self.model.pass_time(self.now_ms)
-        if not self.doubts:
+        if not self.unanswered:
             await self.see()  # dropped messages need not come before others
         for arrival in self._unordered:
             check_order(self.model, arrival)
             check_ranks(self.model, arrival)
         self._unordered = []
-        if not self.doubts:
-            self._look_ahead()
+        if not self.unanswered:
+            self._check_order()
             self.calm = True
 
     async def see(self) -> None:
         """Check what the broker did by itself. No request is without an answer."""
 
-    def _look_ahead(self) -> None:
+    def _check_order(self) -> None:
         """Check the order of arrivals, and note the ready messages of the next step."""
         for name, expectation in self.model.expectations.items():
             check_passed(self.model, expectation)
             check_order_of_keys(self.model, expectation, calm=self.calm)
-            expectation.heads = {}
+            expectation.ready = {}
             ranges = [wanted for other, _, wanted in self.inboxes if other == name]
             if ranges and not any(ranges) and not expectation.in_log_order:
                 keeps_order = self.model.policy(name, "order", "any") != "any"
                 see_ready(self.model, expectation, self.now_ms, keeps_order=keeps_order)
 
     async def catch_up(self) -> None:
-        """Read the log and check all arrivals so far."""
-        await self.asked(self.look)
+        """Read the log and check all arrivals since the last check."""
+        await self.retried(self.read_log)
         self.check()
 
     def check(self) -> None:
-        """Check all arrivals so far, if nothing was published since ``look``."""
+        """Check all arrivals since the last check, if the log has no new messages."""
         events, self._events = self._events, []
         for event in events:
             if event is None:
-                self.model.let_go()
+                self.model.end_deliveries()
             elif isinstance(event, int):
-                self.model.die(event)
+                self.model.end_crash(event)
             else:
                 arrive(self.model, event)
                 self._unordered.append(event)
 
-    async def look(self) -> None:
+    async def read_log(self) -> None:
         """Read new messages and the beginning of the log, which the broker moves by itself.
 
         The log begins after its last gap. Before the gap it has only relocated messages.
@@ -240,7 +242,7 @@ class Workload:
             for entry in page:
                 self.model.store(entry)
 
-    async def die(self) -> None:
+    async def kill(self) -> None:
         """Kill the broker."""
         await self.world.crash()
         self.model.crash(self.now_ms)
@@ -264,10 +266,10 @@ class Workload:
             while True:
                 assert self.world.clock.lease_ms() < end_ms, "the step hangs"
                 await self.world.clock.advance(ms=250)
-                if self.world.clock.lease_ms() >= self.well_ms:
+                if self.world.clock.lease_ms() >= self.outage_end_ms:
                     self.outage.over()
 
-    async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def retried(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to an idempotent request; repeat it while it fails retryably."""
         while True:
             try:
@@ -277,19 +279,19 @@ class Workload:
                     raise
                 await trio.sleep(0.4)
 
-    async def in_doubt(self, ask: Callable[[], Awaitable[None]]) -> None:
-        """Run a request; ``again`` repeats it if the broker crashes meanwhile."""
-        self.doubts.append(ask)
+    async def ask_again_after_crash(self, ask: Callable[[], Awaitable[None]]) -> None:
+        """Run a request; ``recover`` repeats it if the broker crashes meanwhile."""
+        self.unanswered.append(ask)
         await ask()
-        self.doubts.remove(ask)
+        self.unanswered.remove(ask)
 
-    async def again(self) -> None:
+    async def recover(self) -> None:
         """Start a broker on the state of the last one, and repeat requests without an answer."""
         before = [(name, key_range) for name, _, key_range in self.inboxes]
         self._events.append(None)
         self.outage.over()
         await self.serve(self.close)
-        doubts, self.doubts = self.doubts, []
+        doubts, self.unanswered = self.unanswered, []
         for ask in doubts:
             await self.patiently(ask)
             await self.settle()
@@ -304,7 +306,7 @@ class Workload:
         if leave is not None:
             await self.patiently(leave)
         await self.open()
-        sights, self.sights = self.sights, []
+        sights, self.unanswered_seeks = self.unanswered_seeks, []
         for see in sights:
             see()
         # The new broker does not know which messages the publish rate has counted. That includes
@@ -313,28 +315,28 @@ class Workload:
         await self.settle()
         self.model.rated_from = self.model.end
 
-    async def dead_letters(self, name: str) -> dict[str, list[dict[str, Any]]]:
+    async def read_dead_letters(self, name: str) -> dict[str, list[dict[str, Any]]]:
         """Return the dead letters of a subscription by topic. Each message has one at most."""
         found: dict[str, list[dict[str, Any]]] = {}
         expectation = self.model.expectations.get(name)
-        for grave in sorted(expectation.graves) if expectation else ():
-            names = {"topic": TOPIC, "subscription": name, "dead_letter_topic": grave}
+        for dead_letter_topic in sorted(expectation.dead_letter_topics) if expectation else ():
+            names = {"topic": TOPIC, "subscription": name, "dead_letter_topic": dead_letter_topic}
             ask = partial(self.broker.admin, "dlq.list", **names, count=1000)
             try:
-                rows: list[dict[str, Any]] = await self.asked(ask)
+                rows: list[dict[str, Any]] = await self.retried(ask)
             except escapement.NotFound:
                 continue  # it has no dead letters
             assert expectation is not None
             expectation.dead_lettered |= {
-                (grave, row["offset"]): row["original_offset"] for row in rows
+                (dead_letter_topic, row["offset"]): row["original_offset"] for row in rows
             }
             assert len(set(expectation.dead_lettered.values())) == len(expectation.dead_lettered), (
                 "a message has two dead letters"
             )
-            found[grave] = rows
+            found[dead_letter_topic] = rows
         return found
 
-    async def all_dead_letters(self) -> None:
+    async def read_all_dead_letters(self) -> None:
         """Read the dead letters of all subscriptions."""
-        for name in MORTALS:
-            await self.dead_letters(name)
+        for name in WITH_DEAD_LETTERS:
+            await self.read_dead_letters(name)

@@ -1,18 +1,22 @@
-"""A random life of a broker, held against a naive model.
+"""A random workload on one broker, compared with a naive model.
 
-Publishing with keys, priorities, groups and dedup keys, schedules, cancelling, moving, both at
-once, time, subscriptions of every kind, consumers that come, go, ask for ranges of keys,
-acknowledge, give back or fall silent, dead letters that are sent back, groups that are closed,
-seeks, pauses, rates, bounds, times to live and quotas that change, checkpoints, a log that
-forgets, crashes at any moment, clean restarts, a lost index, a clock that is set, a database that
-fails, owners that take turns with an index each, one that is overtaken and goes on trying: in any
-order, on the virtual clock, with bounds so small that every one of them is met. The model
-(``tests/workloads``) knows for each subscription what it must get, in which order, and what it has
-durably acknowledged. Every delivery, what was dropped, what followed a group, and the end are
-held against it.
+The workload draws random steps on the virtual clock:
 
-A failure names its seed; ``ESCAPEMENT_SEED=n`` replays it alone, ``ESCAPEMENT_LIVES=a-b`` lives
-those of a range, and ``ESCAPEMENT_STEPS=300`` makes them longer.
+- messages with keys, priorities, groups and dedup keys, schedules, cancelling, rescheduling, both
+  at once, redriving dead letters, closing groups;
+- subscriptions of every kind, seeks, consumers that join, leave, ask for key ranges, acknowledge,
+  return messages or let them time out;
+- pauses, rates, bounds, times-to-live and quotas that change;
+- checkpoints, deletion of log generations, crashes at any moment, clean restarts, a lost index, a
+  clock that is set, a database that fails, owners that take turns with an index each, and a stale
+  owner that keeps trying.
+
+The bounds are so small that the workload reaches all of them. The model
+(``tests/random_workloads``) knows which messages each subscription must get, their order, and its
+durable acknowledgements. The test compares every delivery, drop and follow-up, and the final state.
+
+A failure prints its seed. ``ESCAPEMENT_SEED=n`` replays it. ``ESCAPEMENT_WORKLOADS=a-b`` runs a
+range of seeds. ``ESCAPEMENT_STEPS=300`` makes each workload longer.
 """
 
 from __future__ import annotations
@@ -39,14 +43,14 @@ from random_workloads.held_commits import HeldCommits
 from random_workloads.model import ACK_WAIT_MS
 from random_workloads.owners import Owners
 from random_workloads.quotas import Quotas
-from random_workloads.same_tick import Hurries
+from random_workloads.same_tick import SameTick
 from support.database_outages import Outage
 from support.held_calls import Held
 from support.seeds import named, seeds
 
 
 def _seeds(usual: str) -> range:
-    first, _, last = os.environ.get("ESCAPEMENT_LIVES", usual).partition("-")
+    first, _, last = os.environ.get("ESCAPEMENT_WORKLOADS", usual).partition("-")
     return seeds(range(int(first), int(last) + 1))
 
 
@@ -58,22 +62,22 @@ TIGHT = BrokerConfig(
 )
 
 
-class Workload(Hurries, HeldCommits, EventGroups, Quotas, Owners, Events, Ending):
-    """All that may happen."""
+class Workload(SameTick, HeldCommits, EventGroups, Quotas, Owners, Events, Ending):
+    """A workload with all steps."""
 
     async def see(self) -> None:
         await self.see_drops()
         await self.see_follow_ups()
 
 
-# What takes its time by itself, or ends the broker.
+# Steps that move the clock themselves, or stop the broker.
 MOVES_TIME = {
-    "advance", "hurry", "set_clock", "forget", "crash", "crash_in", "trouble", "restart",
-    "lose_index", "overtaken", "other_disk", "checkpoint_before_commit",
+    "advance", "same_tick", "set_clock", "forget", "crash", "crash_during_step", "trouble",
+    "restart", "lose_index", "overtaken", "other_disk", "checkpoint_before_commit",
 }  # fmt: skip
 WEIGHTED = {
     "publish": 10,
-    "hurry": 5,
+    "same_tick": 5,
     "post": 3,
     "advance": 8,
     "consume": 16,
@@ -85,7 +89,7 @@ WEIGHTED = {
     "reschedule": 4,
     "race": 2,
     "redrive": 2,
-    "recur": 1,
+    "create_schedule": 1,
     "close_group": 3,
     "delete_group": 2,
     "total": 2,
@@ -99,7 +103,7 @@ WEIGHTED = {
     "ticks": 2,
     "set_clock": 1,
     "crash": 1,
-    "crash_in": 4,
+    "crash_during_step": 4,
     "checkpoint_before_commit": 4,
     "trouble": 4,
     "restart": 1,
@@ -108,13 +112,13 @@ WEIGHTED = {
     "other_disk": 1,
 }
 
-# Without these nothing happens at all.
+# The lowest weights: without these steps a workload would test nothing.
 FLOOR = [6 * (name in ("publish", "advance", "consume", "subscribe")) for name in WEIGHTED]
 
 
 @contextlib.contextmanager
 def replayed(seed: int) -> Iterator[None]:
-    """Tasks run in an order that follows from the seed; trio shuffles them otherwise."""
+    """Make trio order its tasks by the seed; otherwise the order is random."""
     before, scheduler._ALLOW_DETERMINISTIC_SCHEDULING = (
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING,
         True,
@@ -127,7 +131,7 @@ def replayed(seed: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", _seeds("0-23"))
-async def test_a_random_life_keeps_the_invariants(
+async def test_random_workload_keeps_the_invariants(
     mock_clock: trio.testing.MockClock, tmp_path: Path, seed: int
 ) -> None:
     """Invariants 1 to 8, P4 to P7, P10, P11, V1 to V6, V16, V18, Q3, Q7 to Q10, N3, N5.
@@ -135,25 +139,25 @@ async def test_a_random_life_keeps_the_invariants(
     And B1 to B3, B8.
     """
     with replayed(seed):
-        await live(seed, tmp_path)
+        await run_workload(seed, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", _seeds("0-23"))
-async def test_a_random_life_keeps_the_invariants_on_mysql(
+async def test_random_workload_keeps_the_invariants_on_mysql(
     mock_clock: trio.testing.MockClock, mysql_url: str, tmp_path: Path, seed: int
 ) -> None:
-    """The same: what only a server does (its locks, its types, its own clock) meets it all."""
+    """The same on MySQL, with the locks, types and clock of a server."""
     engine = open_engine(mysql_url, tmp_path)
     try:
         with replayed(seed):
-            await live(seed, tmp_path, engine)
+            await run_workload(seed, tmp_path, engine)
     finally:
         engine.close()
 
 
-async def live(seed: int, elsewhere: Path, database: Engine | None = None) -> None:
-    """One life, from its beginning to its end; without a database, on one in memory."""
+async def run_workload(seed: int, elsewhere: Path, database: Engine | None = None) -> None:
+    """Run one workload, without a database on one in memory."""
     rng, outage, held = random.Random(seed), Outage(database), Held()
     async with (
         testing.start(config=TIGHT, engine=outage.engine, run=held) as world,
@@ -163,7 +167,7 @@ async def live(seed: int, elsewhere: Path, database: Engine | None = None) -> No
         workload.held = held
         workload.disks = [world.index_directory, elsewhere]
         await workload.begin()
-        # Each life is one-sided in its own way, so that what is rare meets itself.
+        # Each workload prefers other steps, so that rare steps meet each other.
         weights = [weight * rng.choice([0, 1, 1, 4]) for weight in WEIGHTED.values()]
         weights = [w or floor for w, floor in zip(weights, FLOOR, strict=True)]
         done: list[str] = []
