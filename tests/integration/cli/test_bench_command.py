@@ -1,4 +1,4 @@
-"""`escapement bench`, each of its commands small, on brokers it starts and on one that runs."""
+"""Small runs of each `escapement bench` command, on new brokers and on a running broker."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def bench(words: str) -> dict[str, Any]:
 
 
 def check(words: str, found: dict[str, Any], engine: str) -> None:
-    """What every measurement says, and that it found nothing amiss."""
+    """Check the fields of a measurement. No message may be lost, early or a duplicate."""
     name = words.split()[0]
     assert found["bench"] == name
     assert found["engine"] == engine
     assert found["seconds"] > 0
     assert found["messages"] > 0
-    # A restart is timed to its first delivery, which is no rate.
+    # A restart reports the time to its first delivery, not a rate.
     assert ("messages_per_second" in found) == (name != "restart")
     if name in COUNTED:
         assert (found["lost"], found["early"], found["duplicates"]) == (0, 0, 0)
@@ -87,26 +87,26 @@ def test_restart_with_many_topics_is_timed_to_the_first_overdue_message() -> Non
     assert found["setting"]["created a second"] > 0
 
 
-def test_a_steady_rate_is_that_of_the_sending_not_of_the_wait_for_the_last() -> None:
+def test_publish_rate_excludes_the_wait_for_the_last_delivery() -> None:
     found = bench("lateness --messages 300 --rate 1000 --window-ms 500 --runs 1")
     assert found["messages"] == 300
     assert found["messages_per_second"] <= 1000
-    # The sending was over before deliveries were steady.
+    # Publishing ended before deliveries reached a steady rate.
     assert "delivered_per_second" not in found
 
 
-def test_fresh_messages_beside_failures_are_compared_with_those_on_an_empty_topic() -> None:
-    """Q6. The longest back-off is the longest that anything may go unacknowledged, too."""
+def test_lateness_beside_failures_is_compared_with_an_empty_topic() -> None:
+    """Q6: the longest back-off also bounds how long a message stays unacknowledged."""
     found = bench("lateness --rate 500 --messages 500 --failing 300 --back-off-ms 2000 --runs 1")
     assert found["messages"] == 500
     assert found["failed_per_second"] > 0
     assert 0 <= found["empty_late_p50_ms"] <= found["empty_late_max_ms"]
 
 
-def test_each_restart_finds_what_was_pending_and_nothing_that_was_acknowledged(
+def test_each_restart_finds_pending_messages_and_no_acknowledged_ones(
     mysql_url: str, tmp_path: Path
 ) -> None:
-    """Invariants 1 and 4, as the operator sees them."""
+    """Invariants 1 and 4, as the bench command reports them."""
     words = f"restart --pending 2000 --messages 100 --at-once --runs 2 --data {tmp_path}"
     found = bench(f"{words} --log {mysql_url}")
     check(words, found, "mysql")
@@ -115,7 +115,7 @@ def test_each_restart_finds_what_was_pending_and_nothing_that_was_acknowledged(
 
 
 async def test_a_running_broker_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
-    """No topic, and nothing pending, stays behind."""
+    """The bench deletes its topics and leaves no pending messages."""
     async with host(None, tmp_path, None) as running:
         for words in (
             "publish --messages 1000 --pending 500",

@@ -1,7 +1,7 @@
 """The commands that send and consume.
 
-The broker is a process; commands run in this one where nothing depends on their being a
-process of their own.
+The broker is a separate process. Commands run in the test process unless a test needs a
+separate process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from support.broker_processes import BrokerProcess
 from support.command_lines import TIMEOUT_S, Say, process
 
 
-def test_messages_go_in_and_come_out_with_all_there_is_to_them(say: Say) -> None:
-    """P1: id, key, properties and time of a delayed message."""
+def test_consumed_message_has_its_id_key_properties_and_due_time(say: Say) -> None:
+    """P1: also the payload and the attempt, of a delayed message."""
     say("admin", "subscriptions", "create", "out", "s")
     began_ms = time.time() * 1000
     sent = say("produce", "out", "a", "b", "--delay", "50ms", "--key", "k", "--property", "p=1=2")
@@ -40,7 +40,7 @@ def test_messages_go_in_and_come_out_with_all_there_is_to_them(say: Say) -> None
     assert first["due_ms"] >= began_ms + 50
 
 
-def test_what_was_consumed_does_not_come_again(say: Say) -> None:
+def test_consumed_message_is_not_delivered_again(say: Say) -> None:
     """V2."""
     say("admin", "subscriptions", "create", "once", "s")
     say("produce", "once", "a", "b", "c")
@@ -48,8 +48,8 @@ def test_what_was_consumed_does_not_come_again(say: Say) -> None:
     assert say("consume", "once", "s", "--count", "1") == "c\n"
 
 
-def test_what_was_printed_may_be_given_back(say: Say) -> None:
-    """V1, V4: failed, after a delay of its own; or untried, and then it does not count."""
+def test_printed_message_is_released_nacked_or_acknowledged(say: Say) -> None:
+    """V1, V4: a nack counts as an attempt and a release does not; each can set a delay."""
     words = ["consume", "tried", "s", "--count", "1", "-o", "json"]
     say("admin", "subscriptions", "create", "tried", "s")
     say("produce", "tried", "a")
@@ -69,7 +69,7 @@ def test_what_was_printed_may_be_given_back(say: Say) -> None:
     assert "--again-in needs --then nack" in said
 
 
-def test_a_time_may_be_given_and_one_that_passed_is_now(say: Say) -> None:
+def test_past_delivery_time_means_now(say: Say) -> None:
     """P1."""
     say("admin", "subscriptions", "create", "at", "s")
     say("produce", "at", "past", "--at", "2001-01-01T00:00Z")
@@ -84,12 +84,12 @@ def test_a_time_may_be_given_and_one_that_passed_is_now(say: Say) -> None:
 
 
 def test_a_new_subscription_may_begin_with_the_first_message(say: Say) -> None:
-    assert say("produce", "history", "old") == "public/default/history@0\n"  # by its other name
+    assert say("produce", "history", "old") == "public/default/history@0\n"  # the full topic name
     assert say("consume", "history", "s", "--from", "earliest", "--count", "1") == "old\n"
 
 
-def test_a_subscription_begins_anywhere_and_is_sought(say: Say) -> None:
-    """N1, N3: at an offset or a time, from the first on, and again from elsewhere."""
+def test_subscription_begins_at_and_seeks_to_offsets_and_times(say: Say) -> None:
+    """N1, N3: also to the earliest and the latest message."""
     say("produce", "seek", "a", "b", "c", "d")
     assert say("consume", "seek", "s", "--from", "2", "--count", "2") == "c\nd\n"
     seek = ["admin", "subscriptions", "seek", "seek", "s"]
@@ -110,8 +110,8 @@ def test_a_subscription_begins_anywhere_and_is_sought(say: Say) -> None:
     say("consume", "seek", "u", "--from", "middle", fails=2)
 
 
-def test_a_seek_of_the_blocking_client_drops_what_it_has_begun(broker: BrokerProcess) -> None:
-    """N3: the same names, the same promises."""
+def test_seek_of_the_sync_client_drops_delivered_messages(broker: BrokerProcess) -> None:
+    """N3: the sync client seeks as the async client does."""
     with escapement.sync.connect(broker.url) as client:
         with client.producer("sync-seek", serializer=str) as producer:
             producer.send_many(["a", "b", "c", "d"])
@@ -126,7 +126,7 @@ def test_a_seek_of_the_blocking_client_drops_what_it_has_begun(broker: BrokerPro
 
 
 def test_a_topic_is_read_by_offset(say: Say, broker: BrokerProcess) -> None:
-    """N1: in order, as often as one likes; also by the blocking client."""
+    """N1: in arrival order, repeatably, also with the sync client."""
     say("produce", "pages", "a", "b", "c", "--delay", "1h", "--key", "k")
     for _ in range(2):
         assert say("read", "pages") == "a\nb\nc\n"
@@ -142,8 +142,8 @@ def test_a_topic_is_read_by_offset(say: Say, broker: BrokerProcess) -> None:
         assert [page.values() for page in pages] == [["b"], ["c"]]
 
 
-def test_the_lower_priority_goes_first(say: Say) -> None:
-    """V5: from the command line, and how much it is worth."""
+def test_lower_priority_number_is_delivered_first(say: Say) -> None:
+    """V5: from the command line, with priority ageing set."""
     say("admin", "subscriptions", "create", "graded", "s")
     for priority in ("60", "0", "255", "50"):
         say("produce", "graded", priority, "--priority", priority)
@@ -153,8 +153,8 @@ def test_the_lower_priority_goes_first(say: Say) -> None:
     assert say("consume", "graded", "s", "--count", "4") == "0\n50\n60\n255\n"
 
 
-def test_a_consumer_of_the_command_line_takes_a_range_of_keys(say: Say) -> None:
-    """V16, Q9: and the order is a policy like others."""
+def test_consume_command_takes_a_key_range(say: Say) -> None:
+    """V16, Q9: a subscription in key order."""
     say("admin", "subscriptions", "create", "keyed", "s", "--order", "key", "--on-retry", "skip")
     for key in ("a", "b", "c"):
         say("produce", "keyed", key, "--key", key)
@@ -186,8 +186,8 @@ def test_a_file_is_sent_line_by_line(say: Say, tmp_path: Path) -> None:
     assert got[2]["payload_base64"] == "/wA="
 
 
-def test_in_json_a_payload_is_text_or_base64_whoever_shows_it(say: Say, tmp_path: Path) -> None:
-    """N1, V1: that of which only the beginning is shown may end within a letter."""
+def test_every_command_shows_a_json_payload_as_text_or_base64(say: Say, tmp_path: Path) -> None:
+    """N1, V1: a truncated payload may end in the middle of a character."""
     lines = [b"\xff\x00", b"x" + 300 * "é".encode()]
     (tmp_path / "lines").write_bytes(b"\n".join(lines))
     names = ("odd", "s")
@@ -197,12 +197,12 @@ def test_in_json_a_payload_is_text_or_base64_whoever_shows_it(say: Say, tmp_path
     beginning = ("payload", "x" + 255 * "é")
 
     def shown(*words: str) -> list[tuple[str, str]]:
-        """Under which name each payload stands, and what it is."""
+        """Return the name and value of each payload field."""
         found = [json.loads(line) for line in say(*words, "-o", "json").splitlines()]
         rows = found[0] if isinstance(found[0], list) else found
         return [(n, row[n]) for row in rows for n in row if n.startswith("payload")]
 
-    async def die() -> None:
+    async def fail_all() -> None:
         async with escapement.connect(f"escapement://{os.environ['ESCAPEMENT_BROKER']}") as broker:
             async with broker.consumer(*names) as inbox:
                 for _ in lines:
@@ -215,7 +215,7 @@ def test_in_json_a_payload_is_text_or_base64_whoever_shows_it(say: Say, tmp_path
     assert shown("read", "odd") == [base64, text]
     assert shown("message", "show", "odd", "0") == [base64]
     assert shown("message", "show", "odd", "1") == [beginning]
-    trio.run(die)
+    trio.run(fail_all)
     assert shown("dlq", "list", *names) == [base64, beginning]
     assert shown("dlq", "show", *names, "0") == [base64]
     assert shown("dlq", "show", *names, "1") == [text]
@@ -223,8 +223,8 @@ def test_in_json_a_payload_is_text_or_base64_whoever_shows_it(say: Say, tmp_path
     assert r"\xff" in say("message", "show", "odd", "0")
 
 
-def test_what_is_no_text_where_text_is_wanted_is_refused(say: Say) -> None:
-    """A terminal hands over bytes, which may be no UTF-8."""
+def test_argument_that_is_not_utf8_is_refused(say: Say) -> None:
+    """Command-line arguments are bytes and may be invalid UTF-8."""
     odd = os.fsdecode(b"a\xff")
     topic = ("produce", "texts", "x")
     for words in (
@@ -252,7 +252,7 @@ def test_lines_of_a_pipe_are_sent_as_they_come(broker: BrokerProcess) -> None:
         assert sender.wait(TIMEOUT_S) == 0
 
 
-def test_an_interrupt_ends_a_consumer_and_keeps_what_it_printed(
+def test_interrupt_ends_a_consumer_and_acknowledges_printed_messages(
     broker: BrokerProcess, say: Say
 ) -> None:
     say("admin", "subscriptions", "create", "interrupt", "s")
@@ -268,8 +268,8 @@ def test_an_interrupt_ends_a_consumer_and_keeps_what_it_printed(
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupt_is_an_interrupt_whichever_task_it_falls_into(broker: BrokerProcess) -> None:
-    """And no lost connection, where it is that of the connection."""
+def test_interrupt_in_any_task_raises_keyboard_interrupt(broker: BrokerProcess) -> None:
+    """An interrupt in the connection's task is not reported as a lost connection."""
 
     async def work(client: escapement.Broker) -> None:
         producer = await client.producer("interrupt")
@@ -288,7 +288,7 @@ def test_an_interrupt_is_an_interrupt_whichever_task_it_falls_into(broker: Broke
         with_broker(("127.0.0.1", broker.port), work)
 
 
-def test_a_full_disk_is_said_in_one_line_and_nothing_unprinted_is_acknowledged(
+def test_full_disk_is_reported_in_one_line_and_acknowledges_nothing(
     broker: BrokerProcess, say: Say
 ) -> None:
     say("admin", "subscriptions", "create", "full", "s")
@@ -304,7 +304,7 @@ def test_a_full_disk_is_said_in_one_line_and_nothing_unprinted_is_acknowledged(
     assert say("consume", "full", "s", "--count", "1") == "a\n"
 
 
-def test_a_reader_that_has_enough_ends_a_consumer_without_a_traceback(
+def test_closed_output_pipe_ends_a_consumer_without_a_traceback(
     broker: BrokerProcess, say: Say
 ) -> None:
     say("admin", "subscriptions", "create", "head", "s")
@@ -317,7 +317,7 @@ def test_a_reader_that_has_enough_ends_a_consumer_without_a_traceback(
         assert consumer.wait(TIMEOUT_S) == 1
         assert consumer.stderr is not None
         assert consumer.stderr.read() == b""
-    # What nobody read was not acknowledged.
+    # The message that was not printed is not acknowledged.
     assert say("consume", "head", "s", "--count", "1") == "b\n"
 
 
@@ -338,10 +338,10 @@ def test_a_reader_that_has_enough_ends_a_consumer_without_a_traceback(
         (["sing"], "No such command 'sing'"),
     ],
 )
-def test_words_that_cannot_be_meant_are_usage_errors(say: Say, words: list[str], said: str) -> None:
+def test_invalid_arguments_are_usage_errors(say: Say, words: list[str], said: str) -> None:
     assert said in say(*words, fails=2)
 
 
-def test_names_that_cannot_be_meant_are_refused(say: Say) -> None:
+def test_invalid_names_are_refused(say: Say) -> None:
     assert "cannot be a topic name" in say("produce", "a b", "x", fails=1)
     assert "cannot be a subscription name" in say("consume", "t", "a/b", fails=1)

@@ -1,4 +1,4 @@
-"""The commands of administration, to a broker in a process of its own."""
+"""The administration commands, against a broker in a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.staged_jobs import stage
 
 
 def test_delays_are_configured_by_namespace(say: Say) -> None:
-    """P2: defaults, both options, and back again; as JSON, in milliseconds."""
+    """P2: the defaults, both options and disabled delays. JSON output is in milliseconds."""
     made = json.loads(say("admin", "namespaces", "create", "p2/eu", "-o", "json"))
     assert made["namespace"] == "p2/eu"
     assert (made["granularity_ms"], made["tick_ms"]) == (300_000, 10)
@@ -43,7 +43,7 @@ def test_delays_are_configured_by_namespace(say: Say) -> None:
     assert "still has topics" in say("admin", "namespaces", "delete", "p2/eu", fails=1)
 
 
-def test_a_namespace_is_deleted_with_its_topics_and_that_is_said_first(
+def test_forced_namespace_deletion_first_reports_what_it_deletes(
     say: Say, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """Q7."""
@@ -95,7 +95,7 @@ def test_the_inbox_is_listed_and_discarded(say: Say, broker: BrokerProcess) -> N
         assert time.monotonic() < deadline
         time.sleep(0.05)
     (row,) = json.loads(say("admin", "inbox", "list", "-o", "json"))
-    assert (row["letters"], row["messages"], row["held"]) == (1, 2, 0)
+    assert (row["entries"], row["messages"], row["held"]) == (1, 2, 0)
     assert "disabled in letters/eu" in row["reason"]
     assert "letters/eu/orders" in say("admin", "inbox", "list")
     discarded = say("admin", "inbox", "discard", "letters/eu/orders", "-o", "json")
@@ -167,15 +167,15 @@ def test_schedules_are_created_shown_paused_and_deleted(
         ["--every", "1h", "--missed", "some"],
     ],
 )
-def test_schedules_that_cannot_be_meant_are_usage_errors(say: Say, wrong: list[str]) -> None:
+def test_invalid_schedules_are_usage_errors(say: Say, wrong: list[str]) -> None:
     assert "Usage: escapement schedule create" in say(
         "schedule", "create", "s", "t", *wrong, fails=2
     )
     assert say("schedule", "list") == "no schedules\n"
 
 
-def test_a_schedule_publishes_what_blocking_code_receives(broker: BrokerProcess) -> None:
-    """B2, on a real clock and through the blocking client."""
+def test_sync_client_receives_the_messages_of_a_schedule(broker: BrokerProcess) -> None:
+    """B2, on a real clock."""
     with sync.connect(broker.url) as client:
         made = client.schedules.create("ticks", "b2/eu/ticks", "tick", every="1s", serializer=str)
         with client.consumer("b2/eu/ticks", "s", serializer=str) as messages:
@@ -248,14 +248,14 @@ def test_subscriptions_are_created_listed_and_deleted(say: Say) -> None:
         ("reschedule meant 0 --delay 1h --at 2026-12-25T00:00Z", "either --delay or --at"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_could_be(
+def test_usage_error_says_what_to_write_instead(
     words: str, told: str, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert run(words.split()) == 2
     assert told in " ".join(capsysbinary.readouterr().err.decode().split())
 
 
-def test_what_is_looked_at_is_shown_as_people_say_it(say: Say) -> None:
+def test_output_shows_durations_counts_and_positions_in_words(say: Say) -> None:
     say("produce", "said", "x", "--delay", "25h", "--property", "a=1", "--property", "b=2")
     _, row = say("peek", "said").splitlines()
     assert re.search(r" 1d 0h +0 ", row)
@@ -275,8 +275,8 @@ def test_what_is_looked_at_is_shown_as_people_say_it(say: Say) -> None:
     assert "7-3 is not a key range" in say("consume", "said", "s", "--keys", "7-3", fails=1)
 
 
-def test_a_policy_is_shown_in_words_and_told_in_numbers(say: Say) -> None:
-    """A 0 mostly stands for something else."""
+def test_policy_is_shown_in_words_and_as_numbers_in_json(say: Say) -> None:
+    """Most policies use 0 for "no limit" or for an inherited value."""
     say("admin", "subscriptions", "create", "worded", "s", "--max-deliveries", "3")
     shown = say("admin", "subscriptions", "get", "worded", "s")
     for name, value in (
@@ -303,8 +303,8 @@ def test_a_policy_is_shown_in_words_and_told_in_numbers(say: Say) -> None:
     )
 
 
-def test_a_subscriptions_policy_is_changed_shown_and_set_back(say: Say) -> None:
-    """V4: durations in words, a value at a time, and back to the default."""
+def test_subscription_policy_is_changed_shown_and_reset(say: Say) -> None:
+    """V4: durations in words, one option at a time, and back to the default."""
     subscriptions = ["admin", "subscriptions"]
     say(*subscriptions, "create", "retry", "s", "--min-backoff", "1s")
     say(*subscriptions, "update", "retry", "s", "--ack-wait", "1m", "--max-backoff", "1h")
@@ -324,15 +324,15 @@ def test_a_subscriptions_policy_is_changed_shown_and_set_back(say: Say) -> None:
     assert "at least one option" in say(*subscriptions, "update", "retry", "s", fails=2)
 
 
-def test_dead_letters_are_listed_shown_sent_back_and_thrown_away(say: Say) -> None:
-    """V1: of a consumer that takes messages and leaves."""
+def test_dead_letters_are_listed_shown_redriven_and_purged(say: Say) -> None:
+    """V1: the consumer disconnects without acknowledging its messages."""
     names = ["dying", "s"]
     say("admin", "subscriptions", "create", *names, "--max-deliveries", "1")
     assert "has no dead letters" in say("dlq", "list", *names)
     for value in ("one", "two", "three"):
         say("produce", "dying", value, "--key", "k")
 
-    async def die() -> list[dict[str, Any]]:
+    async def fail_all() -> list[dict[str, Any]]:
         async with escapement.connect(f"escapement://{os.environ['ESCAPEMENT_BROKER']}") as broker:
             async with broker.consumer(*names) as inbox:
                 for _ in range(3):
@@ -343,7 +343,7 @@ def test_dead_letters_are_listed_shown_sent_back_and_thrown_away(say: Say) -> No
                     found = await broker.admin("dlq.list", topic="dying", subscription="s")
             return found
 
-    first, second, _ = trio.run(die)
+    first, second, _ = trio.run(fail_all)
     listed = json.loads(say("dlq", "list", *names, "-o", "json"))
     assert [row["payload"] for row in listed] == ["one", "two", "three"]
     assert "disconnect" in say("dlq", "list", *names)
@@ -369,7 +369,7 @@ def test_dead_letters_are_listed_shown_sent_back_and_thrown_away(say: Say) -> No
     assert sorted(say("consume", *names, "--count", "2").split()) == ["one", "three"]
 
 
-def test_limits_are_set_and_shown_as_people_write_them(say: Say) -> None:
+def test_limits_are_set_and_shown_with_units(say: Say) -> None:
     """P10, Q3, Q4, V18."""
     say("admin", "subscriptions", "create", "limited", "s")
     topic = ["admin", "topics", "update", "limited"]
@@ -407,7 +407,7 @@ def test_a_topic_and_a_subscription_are_paused_and_resumed(say: Say) -> None:
     assert "-" in say("resume", "pausing")
 
 
-def test_the_blocking_client_pauses_and_resumes(broker: BrokerProcess) -> None:
+def test_sync_client_pauses_and_resumes(broker: BrokerProcess) -> None:
     with escapement.sync.connect(broker.url) as client:
         with client.consumer("sync-pause", "s", serializer=str) as inbox:
             client.pause("sync-pause", "s")
@@ -418,14 +418,14 @@ def test_the_blocking_client_pauses_and_resumes(broker: BrokerProcess) -> None:
             assert inbox.receive(timeout_s=TIMEOUT_S).value == "one"
 
 
-def test_the_broker_tells_its_figures(say: Say) -> None:
+def test_broker_stats_are_shown(say: Say) -> None:
     stats = json.loads(say("admin", "broker", "stats", "-o", "json"))
     assert stats["database"] == "up"
     assert stats["lease_held"] is True
     assert "lease held" in say("admin", "broker", "stats")
 
 
-def test_the_logs_tables_are_changed_while_it_runs(say: Say) -> None:
+def test_number_of_log_tables_changes_while_the_broker_runs(say: Say) -> None:
     """N5."""
     before = json.loads(say("admin", "broker", "stats", "-o", "json"))
     tables = before["table_parallelism"] + 1
@@ -436,20 +436,18 @@ def test_the_logs_tables_are_changed_while_it_runs(say: Say) -> None:
     say(*update, "0", fails=2)
 
 
-def test_each_command_may_name_its_broker_and_the_nearest_goes_first(
-    say: Say, broker: BrokerProcess
-) -> None:
-    nobody, there = "127.0.0.1:1", f"127.0.0.1:{broker.port}"
-    say("admin", "--broker", nobody, "broker", "stats", "--broker", there)
+def test_last_broker_option_on_a_command_line_wins(say: Say, broker: BrokerProcess) -> None:
+    unused, there = "127.0.0.1:1", f"127.0.0.1:{broker.port}"
+    say("admin", "--broker", unused, "broker", "stats", "--broker", there)
     say("admin", "--broker", f"escapement://{there}", "broker", "stats")
-    refused = say("admin", "--broker", nobody, "broker", "stats", fails=1)
+    refused = say("admin", "--broker", unused, "broker", "stats", fails=1)
     assert refused.startswith(
         "escapement: the broker cannot be reached: escapement://127.0.0.1:1: "
     )
     assert refused.endswith("Connection refused\n")
 
 
-def test_what_the_broker_refuses_is_one_line_and_exit_code_1(say: Say) -> None:
+def test_refusal_by_the_broker_is_one_line_and_exit_code_1(say: Say) -> None:
     assert say("admin", "namespaces", "get", "no/where", fails=1).count("\n") == 1
     enable = ["admin", "namespaces", "enable-delayed-message"]
     assert "tenant/namespace" in say(*enable, "alone", fails=1)

@@ -1,4 +1,4 @@
-"""What the command line says of itself, and the demo."""
+"""Help texts and the version of the command line, and the demo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def all_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
 
 
 def context_of(path: Sequence[str]) -> click.Context:
-    """Of a group, as if one of its commands had been called."""
+    """Return the context of a group, as if one of its commands had been called."""
     group: Any = commands
     context: click.Context = group.make_context("escapement", ["x"])
     for name in path:
@@ -54,7 +54,7 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
                 assert option.help, (path, option.name)
 
 
-def test_every_command_comes_with_examples_that_it_understands(
+def test_examples_of_every_command_parse(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for path, command in all_commands(commands):
@@ -72,7 +72,7 @@ def test_every_command_comes_with_examples_that_it_understands(
                 command.make_context(path[-1], words, parent=above)
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("escapement, version ")
 
@@ -81,7 +81,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_demo_keeps_every_promise_over_a_kill(tmp_path: Path) -> None:
-    """P6: what a newcomer runs first is itself a test."""
+    """P6: the demo kills the broker and checks its promises."""
     picture = tmp_path / "demo.svg"
     command = [sys.executable, "-m", "escapement", "demo", "--messages", "500", "--seconds", "3"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The commands that look at what is pending, and change it, to a broker in a process of its own."""
+"""The commands that show and change pending messages, against a broker in a separate process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from support.broker_processes import BrokerProcess
 from support.command_lines import TIMEOUT_S, Say
 
 
-def test_what_is_pending_is_shown_next_due_first_and_stays(say: Say, broker: BrokerProcess) -> None:
-    """B6: peek consumes nothing; by time, key, id and property; also of the blocking client."""
+def test_peek_shows_pending_messages_in_delivery_order(say: Say, broker: BrokerProcess) -> None:
+    """B6: by due time, key, id and property, without consuming; also with the sync client."""
     say("admin", "subscriptions", "create", "ahead", "s")
     say("produce", "ahead", "far", "--delay", "2h", "--key", "k")
     say("produce", "ahead", "near", "--delay", "1h", "--property", "source=till")
@@ -62,7 +62,7 @@ def test_a_forecast_is_drawn_or_given_as_json(say: Say) -> None:
     assert "nothing falls due" in say("forecast", "weather", "--for", "1m")
 
 
-def test_a_message_shows_its_life(say: Say) -> None:
+def test_message_show_prints_the_message_history(say: Say) -> None:
     """Q2, B6: by topic and offset, or by its id."""
     say("admin", "subscriptions", "create", "lives", "s")
     id = say("produce", "lives", "x", "--delay", "1h", "--key", "k").strip()
@@ -76,10 +76,10 @@ def test_a_message_shows_its_life(say: Say) -> None:
     say("message", "show", "lives", fails=2)
 
 
-def test_messages_are_cancelled_by_id_and_each_is_answered_for(
+def test_messages_are_cancelled_by_id_with_a_status_each(
     say: Say, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1: by what produce printed, by offset, from standard input; 1 if any was not."""
+    """B1: by printed id, by offset, or from standard input. Exit code 1 if one is not cancelled."""
     say("admin", "subscriptions", "create", "recall", "s")
     first = say("produce", "recall", "a", "--delay", "1h").strip()
     say("produce", "recall", "b", "c", "--delay", "1h")
@@ -97,10 +97,10 @@ def test_messages_are_cancelled_by_id_and_each_is_answered_for(
     assert "another topic" in capsysbinary.readouterr().err.decode()
 
 
-def test_a_dedup_key_is_stored_once_and_names_its_message(
+def test_message_with_a_known_dedup_key_is_not_stored(
     say: Say, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """B3, B1: the same id is printed twice, and the message cancelled by its key."""
+    """B3, B1: produce prints the first id again. The dedup key also cancels the message."""
     first = say("produce", "once", "a", "--dedup", "order-7", "--delay", "1h")
     assert run(["produce", "once", "again", "--dedup", "order-7"]) == 0
     out, err = (text.decode() for text in capsysbinary.readouterr())
@@ -112,8 +112,8 @@ def test_a_dedup_key_is_stored_once_and_names_its_message(
     say("cancel", "once", "0", "--dedup", "order-7", fails=2)
 
 
-def test_a_group_is_closed_shown_and_forgotten(say: Say) -> None:
-    """Q10: its follow-up fires when the subscription has acknowledged all of it."""
+def test_group_is_closed_shown_and_deleted(say: Say) -> None:
+    """Q10: the follow-up fires when the subscription has acknowledged the whole group."""
     say("admin", "subscriptions", "create", "imports", "s")
     say("produce", "imports", "a", "b", "--group", "import-7")
     say("produce", "imports", "c", "--group", "other")
@@ -141,7 +141,7 @@ def test_a_group_is_closed_shown_and_forgotten(say: Say) -> None:
     )
 
 
-def test_the_blocking_client_closes_groups(broker: BrokerProcess) -> None:
+def test_sync_client_closes_groups(broker: BrokerProcess) -> None:
     """Q10."""
     with sync.connect(broker.url) as client, client.producer("blocks") as producer:
         client.admin("subscriptions.create", topic="blocks", subscription="s")
@@ -182,10 +182,10 @@ def test_messages_are_rescheduled_by_id(say: Say) -> None:
     assert "--delay or --at" in say("reschedule", "replan", "0", fails=2)
 
 
-def test_what_matches_is_cancelled_after_a_dry_run(
+def test_matching_messages_are_cancelled_after_a_dry_run(
     say: Say, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """B1: by key, property and time; a count of what became of them."""
+    """B1: by key, property and due time. The output counts messages by status."""
     say("admin", "subscriptions", "create", "sweep", "s")
     say("produce", "sweep", "a", "b", "--delay", "1h", "--key", "k")
     say("produce", "sweep", "c", "--delay", "3h", "--key", "k")
@@ -206,7 +206,7 @@ def test_what_matches_is_cancelled_after_a_dry_run(
     assert b"by ID, or by" in capsysbinary.readouterr().err
 
 
-def test_the_blocking_client_cancels(broker: BrokerProcess) -> None:
+def test_sync_client_cancels(broker: BrokerProcess) -> None:
     """B1."""
     with sync.connect(f"escapement://127.0.0.1:{broker.port}") as client:
         receipts = client.producer("blocking").send_many([b"a", b"b"], delay=timedelta(hours=1))
@@ -214,6 +214,6 @@ def test_the_blocking_client_cancels(broker: BrokerProcess) -> None:
         assert outcome.done
         assert client.reschedule(receipts[0], delay=timedelta(hours=2)).done.all()
         assert client.run_now([0], topic="blocking").done.all()
-        assert len(client.select("blocking")) == 0  # no subscription waits for what is due
+        assert len(client.select("blocking")) == 0  # no subscription needs the due messages
         assert client.cancel(receipts).done.all()
         assert client.cancel([5], topic="blocking")[0].status is AmendStatus.UNKNOWN

@@ -1,4 +1,4 @@
-"""`escapement serve` as an operator meets it: what it says, what it refuses, how it ends."""
+"""`escapement serve`: its output, the reasons for which it refuses to start, and how it ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
 
 
 def refused(*options: str | Path, **variables: str) -> str:
-    """The one line that says why `serve` does not start."""
+    """Return the one line in which `serve` says why it does not start."""
     done = subprocess.run(
         [*command(*options), "--log-level", "error"],
         env=clean_environment(**variables),
@@ -55,12 +55,12 @@ def refused(*options: str | Path, **variables: str) -> str:
 
 @pytest.fixture(params=["sqlite", "mysql"])
 def log_url(request: pytest.FixtureRequest) -> str | None:
-    """Both engines: no URL, and that of a fresh database."""
+    """No URL for SQLite, and the URL of a new MySQL database."""
     return request.getfixturevalue("mysql_url") if request.param == "mysql" else None
 
 
 class Served:
-    """`serve` with pipes, on a port of its own choice."""
+    """A `serve` process with pipes, on a free port."""
 
     def __init__(self, *options: str | Path, **variables: str) -> None:
         self.process = subprocess.Popen(
@@ -99,10 +99,10 @@ class Served:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_once_where_it_is_ready_and_ends_well_when_told(
+def test_serve_prints_one_ready_line_and_exits_0_on_a_signal(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """P6: a stop in good order is exit 0; port 0 is a port that the ready line names."""
+    """P6: a clean stop exits with 0. With port 0, the ready line names the port."""
     with Served("--data", tmp_path / "data") as served:
         host, _, port = served.address.rpartition(":")
         assert host == "127.0.0.1"
@@ -114,7 +114,7 @@ def test_it_says_once_where_it_is_ready_and_ends_well_when_told(
         assert f"stopping: {number.name}" in served.complaints
 
 
-def test_the_ready_line_names_the_database_and_nothing_shows_its_password(
+def test_ready_line_names_the_database_and_no_output_shows_the_password(
     tmp_path: Path, mysql_server: SqlServer, mysql_url: str
 ) -> None:
     to = MysqlAddress.parse(mysql_url)
@@ -190,7 +190,7 @@ def test_an_unreachable_database_is_refused_without_its_password(tmp_path: Path)
 
 
 def test_a_database_that_another_broker_owns_is_refused(tmp_path: Path, mysql_url: str) -> None:
-    """P6: one broker owns a database at a time, and a second one is told which."""
+    """P6: one broker owns a database at a time. The error names the owner."""
     with broker_process(tmp_path / "first", mysql_url) as first:
         said = refused(
             "--data", tmp_path / "second", "--listen", "127.0.0.1:0", ESCAPEMENT_LOG=mysql_url
@@ -235,10 +235,10 @@ def test_a_newer_schema_is_refused(
     assert "newer program" in said
 
 
-def test_a_broker_that_was_replaced_ends_with_one_line(
+def test_broker_that_lost_its_lease_exits_with_one_line(
     tmp_path: Path, mysql_server: SqlServer, mysql_url: str
 ) -> None:
-    """P6: whoever lost the lease writes nothing more, and says so."""
+    """P6: a broker that lost its lease writes nothing more."""
     database = MysqlAddress.parse(mysql_url).database
     data = tmp_path / "data"
     with Served("--data", data, "--log-level", "error", ESCAPEMENT_LOG=mysql_url) as served:
@@ -253,7 +253,7 @@ def test_a_broker_that_was_replaced_ends_with_one_line(
 def test_the_same_broker_takes_its_lease_back_at_once_after_a_kill(
     tmp_path: Path, log_url: str | None
 ) -> None:
-    """P6: to a broker that is not the same, this log would be refused for ten seconds."""
+    """P6: a different broker would have to wait ten seconds for the lease."""
     broker = BrokerProcess(tmp_path / "data", log_url)
     try:
         broker.start()
@@ -264,7 +264,7 @@ def test_the_same_broker_takes_its_lease_back_at_once_after_a_kill(
         broker.remove()
 
 
-# -- what cannot be meant ----------------------------------------------------------
+# -- invalid options ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_the_same_broker_takes_its_lease_back_at_once_after_a_kill(
         (["--log-level", "loud"], "--log-level"),
     ],
 )
-def test_options_that_cannot_be_meant_are_usage_errors(
+def test_invalid_serve_options_are_usage_errors(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["serve", *options]) == 2
@@ -299,7 +299,7 @@ def test_options_that_cannot_be_meant_are_usage_errors(
     assert "ESCAPEMENT_" not in error, "a flag was given, not a variable"
 
 
-def test_a_variable_that_cannot_be_meant_is_named_and_its_flag_is_not(
+def test_error_names_the_invalid_variable_and_not_its_flag(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ESCAPEMENT_INDEX_MEMORY", "plenty")
@@ -310,7 +310,7 @@ def test_a_variable_that_cannot_be_meant_is_named_and_its_flag_is_not(
 
 
 class Names(trio.abc.HostnameResolver):
-    """Who knows one host, of two addresses, as localhost may have."""
+    """A resolver that knows one host with two addresses, as localhost may have."""
 
     async def getaddrinfo(self, host: Any, port: Any, *rest: Any) -> Any:
         if host == b"two":
@@ -332,7 +332,7 @@ async def test_a_free_port_is_the_same_on_every_address_of_the_host() -> None:
     assert len({port for _, port in ports}) == 1
 
 
-async def test_a_port_that_is_taken_on_one_address_is_given_up_on_the_other() -> None:
+async def test_listen_releases_a_port_that_is_in_use_on_another_address() -> None:
     trio.socket.set_custom_hostname_resolver(Names())
     (taken,) = await trio.open_tcp_listeners(0, host="127.0.0.2")
     port = taken.socket.getsockname()[1]
@@ -350,9 +350,7 @@ async def test_a_port_that_is_taken_on_one_address_is_given_up_on_the_other() ->
         ("192.0.2.1", 0, "this machine does not have the address"),
     ],
 )
-async def test_why_a_broker_cannot_listen_is_said_and_nothing_else(
-    host: str, port: int, said: str
-) -> None:
+async def test_listen_error_names_its_cause(host: str, port: int, said: str) -> None:
     trio.socket.set_custom_hostname_resolver(Names())
     with pytest.raises(StorageError) as refused:
         await listen(host, port)
@@ -360,7 +358,7 @@ async def test_why_a_broker_cannot_listen_is_said_and_nothing_else(
     assert "another broker" not in str(refused.value)
 
 
-def test_a_schedule_whose_time_zone_was_abolished_is_shown_with_what_is_wrong(
+def test_schedule_with_an_unknown_time_zone_is_shown_as_broken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with broker_process(tmp_path / "data") as broker:

@@ -1,8 +1,8 @@
-"""The code of the tutorial and of the guides, carried out.
+"""Tests that run the code of the tutorial and of the guides.
 
-Blocks of a page run in order and share their names. Most pages run on a virtual clock, which goes
-on while a block waits; a block that never ends, such as a consumer, is cancelled. Comments on
-``print`` are the expected output. The guide for Spark is tested in tests/spark/test_guide.py.
+Blocks of a page run in order and share their names. Most pages run on a virtual clock that advances
+while a block waits. A block that never ends, such as a consumer, is cancelled. The comments after
+``print`` calls are the expected output. The guide for Spark is tested in tests/spark/test_guide.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from support.database_servers import free_port
 GUIDES: Final = DOCS / "guides"
 URL: Final = "escapement://localhost:7650"
 TIMEOUT_S: Final = 120
-# Virtual hours that a block may take. Most take none.
+# Virtual hours that a block may take. Most blocks take none.
 PATIENCE_H: Final = 100
 POLICIES: Final = {
     "namespaces": NamespacePolicy,
@@ -87,7 +87,7 @@ def test_reference_has_every_public_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["retries-and-dead-letters", "schedules", "migrating"])
-async def test_code_of_a_guide_does_what_it_says(
+async def test_code_of_a_guide_prints_what_the_guide_says(
     name: str,
     mock_clock: trio.testing.MockClock,
     capsys: pytest.CaptureFixture[str],
@@ -103,7 +103,7 @@ async def test_code_of_a_guide_does_what_it_says(
 
 
 async def carry_out(block: Block, broker: escapement.Broker) -> None:
-    """Create and update what the block's commands create and update, as they would."""
+    """Apply the block's create and update commands through the admin interface."""
     for words in block.commands():
         match parse_command(words):
             case ["admin", noun, "create" | "update" as verb], given:
@@ -113,11 +113,11 @@ async def carry_out(block: Block, broker: escapement.Broker) -> None:
                     arguments["policy"] = policy
                 await broker.admin(f"{noun}.{verb}", **arguments)
             case _:
-                pass  # shows something, or needs a time that this test does not have
+                pass  # only shows something, or waits in real time
 
 
 async def run_block(block: Block, names: dict[str, Any], world: World) -> None:
-    """Run a block until it ends, or waits although much time passes."""
+    """Run a block until it ends, or until ``PATIENCE_H`` virtual hours have passed."""
 
     async def run() -> None:
         result = eval(block.compiled(), names)
@@ -133,7 +133,7 @@ async def run_block(block: Block, names: dict[str, Any], world: World) -> None:
 
 
 def check_printed(block: Block, output: str) -> None:
-    """The expected lines are among those printed, in order."""
+    """Check that the expected lines were printed, in order."""
     printed = iter(output.splitlines())
     for line in block.printed():
         assert line in printed, f"{block.page}:{block.line} did not print {line!r}:\n{output}"
@@ -142,8 +142,8 @@ def check_printed(block: Block, output: str) -> None:
 # -- the tutorial ------------------------------------------------------------------
 
 
-def test_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    """P1, P6: all commands and programs, in order, against a broker that is killed."""
+def test_tutorial_prints_what_it_says(tmp_path: Path) -> None:
+    """P1, P6: run all commands and programs, in order, against a broker that is killed."""
     with Terminals(tmp_path) as terminals:
         for block in blocks(DOCS / "tutorial.md"):
             if block.kind == "python":
@@ -218,7 +218,7 @@ class Terminals:
         )
 
     def check(self, block: Block) -> None:
-        """Compare the block with the latest output; … stands for anything."""
+        """Compare the block with the latest output. … matches any text."""
         if block.title == "terminal 3":
             assert self._program is not None
             self._output, _ = self._program.communicate(timeout=TIMEOUT_S)
@@ -232,7 +232,7 @@ class Terminals:
 
 
 def test_tests_of_the_testing_guide_pass(tmp_path: Path) -> None:
-    """B4: as a user runs them."""
+    """B4: with pytest in a separate process, as a user runs them."""
     found = blocks(GUIDES / "testing.md")
     for block in found:
         (tmp_path / block.title).write_text(block.text)

@@ -1,4 +1,4 @@
-"""The README's words, carried out."""
+"""Tests that run the code of the README and check its links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ README = Path(__file__).parents[3] / "README.md"
 
 
 async def test_the_readmes_client_delivers_its_message_when_it_is_due(tmp_path: Path) -> None:
-    """P1: as a newcomer copies it, with seconds for minutes."""
+    """P1: the code as it stands, with seconds instead of minutes."""
     found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert found
     printed: list[tuple[Any, ...]] = []
@@ -37,6 +37,6 @@ async def test_the_readmes_client_delivers_its_message_when_it_is_due(tmp_path: 
     assert printed == [("pay me", "order-7", 1)]
 
 
-def test_the_links_of_the_readme_lead_somewhere() -> None:
+def test_links_of_the_readme_point_to_existing_files() -> None:
     for target in re.findall(r"\]\(([^)#]+)", README.read_text()):
         assert (README.parent / target).exists(), target
