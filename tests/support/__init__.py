@@ -1,1 +1,1 @@
-"""What tests share: servers, broker processes, and things that fail on purpose."""
+"""Parts that tests share: servers, broker processes, and parts that fail on purpose."""

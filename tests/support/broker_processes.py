@@ -1,8 +1,8 @@
-"""A broker in a process of its own: started, stopped, killed, frozen, by tests.
+"""A broker in its own process, which tests start, stop, kill and freeze.
 
-It is ``escapement serve`` as an operator runs it; where a test needs a bound that the
-command has no option for (a short lease), the same server is run by ``limited_broker.py``.
-The port stays the same from start to start, so that clients find it again.
+The process runs ``escapement serve``, as an operator would. If a test needs a limit that the
+command has no option for, such as a short lease, ``limited_broker.py`` runs the same server.
+The port stays the same at every start, so clients reconnect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.database_servers import free_port
 
 START_TIMEOUT_S: Final = 60
 STOP_TIMEOUT_S: Final = 60
-# Clients that come back soon after a broker does, and bear with a busy machine.
+# Settings of clients that reconnect soon, and that tolerate a busy machine.
 PATIENT: Final = escapement.Settings(
     connect_timeout_s=30.0,
     request_timeout_s=60.0,
@@ -36,9 +36,9 @@ PATIENT: Final = escapement.Settings(
 
 
 class BrokerProcess:
-    """One broker on one data directory; ``start`` again after any kind of end."""
+    """One broker on one data directory. ``start`` works again after any kind of end."""
 
-    # Runs a broker that has limits.
+    # The script that runs a broker with limits.
     runner = Path(__file__).with_name("limited_broker.py")
 
     def __init__(
@@ -48,7 +48,7 @@ class BrokerProcess:
         *options: str,
         limits: dict[str, Any] | None = None,
     ) -> None:
-        """``options`` are of `escapement serve`; with ``limits`` the server is run directly."""
+        """Choose ``options`` of `escapement serve`, or ``limits`` that ``runner`` sets."""
         assert not (options and limits)
         self.data = data
         self.port = free_port()
@@ -78,7 +78,7 @@ class BrokerProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    # -- life --------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------
 
     def launch(self) -> None:
         """Start the process and return at once; ``ready`` becomes true when it serves."""
@@ -104,11 +104,11 @@ class BrokerProcess:
             )
 
     def ready(self) -> bool:
-        """Whether it has said that it accepts connections."""
+        """Return whether the broker has printed that it accepts connections."""
         return b"ready" in self._said.read_bytes()
 
     def start(self) -> float:
-        """Return when it accepts connections; the seconds that took."""
+        """Start the process, wait until it accepts connections, and return the seconds."""
         began = time.monotonic()
         self.launch()
         while not self.ready():
@@ -118,37 +118,37 @@ class BrokerProcess:
         return time.monotonic() - began
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL and wait for the end."""
         self.process.kill()
         self.process.wait(STOP_TIMEOUT_S)
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM and return the exit code."""
         self.process.terminate()
         return self.process.wait(STOP_TIMEOUT_S)
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
 
     def remove(self) -> None:
-        """The end of its process, whatever state that is in."""
+        """End the process, in whatever state it is."""
         if self.running:
             self.process.kill()
             self.process.wait(STOP_TIMEOUT_S)
 
-    # -- a look at it -------------------------------------------------------------
+    # -- inspection ---------------------------------------------------------------
 
     def complaints(self) -> str:
-        """The end of its stderr."""
+        """Return the last 60 lines of its stderr."""
         return "\n".join(self._complained.read_text(errors="replace").splitlines()[-60:])
 
     def rss_bytes(self) -> int:
-        """Its resident memory now."""
+        """Return its resident memory."""
         fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -157,7 +157,7 @@ class BrokerProcess:
 def broker_process(
     data: Path, log_url: str | None = None, *options: str, limits: dict[str, Any] | None = None
 ) -> Iterator[BrokerProcess]:
-    """A started broker whose process is gone afterwards."""
+    """Start a broker, and end its process afterwards."""
     broker = BrokerProcess(data, log_url, *options, limits=limits)
     try:
         broker.start()
@@ -167,14 +167,14 @@ def broker_process(
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    """Wait for something outside of this process, or in many places of it."""
+    """Poll a condition, such as one outside of this process."""
     with trio.fail_after(timeout_s):
         while not condition():  # noqa: ASYNC110 (the condition lies outside of this process)
             await trio.sleep(0.02)
 
 
 async def until_it_starts(broker: BrokerProcess) -> None:
-    """Start it as often as it is refused."""
+    """Start a broker again and again while another one holds the lease."""
     with trio.fail_after(START_TIMEOUT_S):
         while True:
             broker.launch()

@@ -1,8 +1,8 @@
-"""A small broker for tests of the client: the real protocol, in memory, faults on demand.
+"""A small broker for tests of the client: the real protocol, in memory, with faults on demand.
 
-It keeps what a broker promises (dense offsets, sequences, epochs, ``after``) in lists, and
-is no mock of ours: it speaks to the client through bytes only. ``on_both`` runs a test
-under trio and under asyncio, on clocks that leap over waiting.
+It keeps the promises of a broker (dense offsets, sequences, epochs, ``after``) with plain lists.
+It does not mock our code: it talks to the client in bytes only. ``on_both`` runs a test under
+trio and asyncio, on clocks that skip waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from escapement.protocol.limits import PROTOCOL_VERSION
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop whose clock leaps to the next timer when nothing else is to do."""
+    """An asyncio loop whose clock jumps to the next timer when no task can run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class LeapingLoop(asyncio.SelectorEventLoop):
             if not events and timeout:
                 self._leapt_s += timeout
             elif not events and timeout is None:
-                events = select(0.01)  # only another thread could wake us
+                events = select(0.01)  # only another thread can wake the loop
             return events
 
         selector.select = leap
@@ -52,7 +52,7 @@ class LeapingLoop(asyncio.SelectorEventLoop):
 
 
 def on_both(test: Callable[[], Awaitable[None]]) -> Callable[[str], None]:
-    """Run an async test under trio and asyncio, each on a leaping clock."""
+    """Run an async test under trio and asyncio, each on a clock that skips waiting."""
 
     @pytest.mark.parametrize("backend", ["trio", "asyncio"])
     def run(backend: str) -> None:
@@ -60,7 +60,7 @@ def on_both(test: Callable[[], Awaitable[None]]) -> Callable[[str], None]:
             with anyio.fail_after(3600):
                 await test()
 
-        if backend == "trio":  # not all versions of anyio hand a clock on
+        if backend == "trio":  # some versions of anyio do not pass a clock to trio
             trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
         else:
             anyio.run(bounded, backend_options={"loop_factory": LeapingLoop})
@@ -118,7 +118,7 @@ class Session:
 
 
 class Peer:
-    """See the module's docstring."""
+    """A small broker with faults on demand."""
 
     def __init__(self) -> None:
         self.log: list[tuple[bytes, int, int]] = []  # payload, delay_ms, at_ms
@@ -126,19 +126,19 @@ class Peer:
         self.producers: dict[str, Stored] = {}
         self.heard: list[Command] = []
         self.acked: list[int] = []
-        self.lapsed: set[int] = set()  # offsets that were taken back
+        self.lapsed: set[int] = set()  # offsets whose delivery has ended
         self.sessions: list[Session] = []
         self.limits: dict[str, Any] = {}
-        # Faults, each used up once, front first.
+        # Faults. Each is used once, in order.
         self.refusals: deque[EscapementError | None] = deque()  # of publishes
         self.ack_refusals: deque[EscapementError | None] = deque()
         self.open_refusals: deque[EscapementError | None] = deque()  # of producers, consumers
         self.greetings: deque[EscapementError | None] = deque()
-        self.cut_before_receipt = 0  # so many stored batches get no receipt but an end
+        self.cut_before_receipt = 0  # the connection ends after this number of stored batches
         self.hold_receipts = False
         self.deaf_to_acks = False
         self.held: list[tuple[Session, wire.Receipt]] = []
-        self.silent = False  # hears, and says nothing
+        self.silent = False  # receives commands and answers none
         self.refuses_connections = False
         self._tasks: TaskGroup | None = None
 
@@ -153,14 +153,14 @@ class Peer:
 
     async def factory(self) -> Pipe:
         if self.refuses_connections:
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("the peer refuses connections")
         ours, theirs = pipes()
         assert self._tasks is not None
         self._tasks.start_soon(self.serve, theirs)
         return ours
 
     async def cut(self) -> None:
-        """Close every connection without a word."""
+        """Close every connection without a command."""
         for session in self.sessions:
             await session.pipe.aclose()
         self.sessions.clear()
@@ -169,7 +169,7 @@ class Peer:
         return [command for command in self.heard if type(command) is kind]
 
     async def release(self) -> None:
-        """Send the receipts that were held back."""
+        """Send the held receipts."""
         self.hold_receipts = False
         held, self.held = self.held, []
         for session, receipt in held:
@@ -184,7 +184,7 @@ class Peer:
         redelivered: list[int] | None = None,
         batch: MessageBatch | None = None,
     ) -> None:
-        """Deliver to the one consumer of the newest session, once it has credit."""
+        """Deliver to the only consumer of the newest session, once it has permits."""
         session = self.sessions[-1]
         while not any(session.credit.values()):  # noqa: ASYNC110
             await anyio.sleep(0.001)
@@ -267,7 +267,7 @@ class Peer:
         elif command.epoch != stored.epoch:
             await session.say(
                 wire.Refused.because(
-                    ProducerFenced("a newer one is there"), request_id=command.request_id
+                    ProducerFenced("a newer producer is connected"), request_id=command.request_id
                 )
             )
             return
@@ -289,7 +289,7 @@ class Peer:
         batch, times = command.decode()
         error = self.refusals.popleft() if self.refusals else None
         if stored.holder is not session:
-            error = ProducerFenced("a newer one is there")
+            error = ProducerFenced("a newer producer is connected")
         elif error is None and command.after > stored.last_sequence:
             error = SequenceGap(f"{command.after} is not stored")
         if error is not None:
@@ -339,7 +339,7 @@ class Peer:
 
 
 def connect(peer: Peer, **settings: Any) -> Any:
-    """A client of this broker."""
+    """Return a client of this peer."""
     return escapement.connect(
         "escapement://peer", stream_factory=peer.factory, settings=escapement.Settings(**settings)
     )

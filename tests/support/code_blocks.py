@@ -30,12 +30,12 @@ class Block(NamedTuple):
     line: int
 
     def compiled(self) -> CodeType:
-        """The code, which may await at its top level; tracebacks name the document's lines."""
+        """Compile the code, with top-level ``await`` and the line numbers of the document."""
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         return compile("\n" * self.line + self.text, self.page, "exec", flags, dont_inherit=True)
 
     def printed(self) -> list[str]:
-        """The lines that the block's comments on its calls of ``print`` expect."""
+        """Return the output that comments after calls of ``print`` promise."""
         expected: list[str] = []
         after_print = False
         for line in self.text.splitlines():
@@ -46,14 +46,14 @@ class Block(NamedTuple):
         return expected
 
     def commands(self) -> Iterator[list[str]]:
-        """The words of each command."""
+        """Yield the words of each command."""
         for line in self.text.replace("\\\n", " ").splitlines():
             if words := shlex.split(line.split(" > ")[0], comments=True):
                 yield words[:-1] if words[-1] == "&" else words
 
 
 def blocks(page: Path, kind: str = "") -> list[Block]:
-    """The code blocks of a document, or those of one language, in order."""
+    """Return the code blocks of a document, or those of one language, in order."""
     text = page.read_text("utf-8")
     return [
         Block(
@@ -69,7 +69,11 @@ def blocks(page: Path, kind: str = "") -> list[Block]:
 
 
 def parse_command(words: list[str]) -> tuple[list[str], dict[str, object]]:
-    """The names and the parameters of an `escapement` command. Raises ``ClickException``."""
+    """Return the names and the parameters of an `escapement` command.
+
+    Raises:
+      ClickException: if the command is not valid.
+    """
     assert words[0] == "escapement"
     command: click.Command = command_line
     context = command.make_context("escapement", words[1:])

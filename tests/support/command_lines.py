@@ -1,4 +1,4 @@
-"""Command lines, carried out here or in a process of their own."""
+"""Command lines, run in this process or in one of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Say = Callable[..., str]
 
 
 def process(broker: BrokerProcess, *words: str, **kwargs: Any) -> subprocess.Popen[bytes]:
-    """A command as a process of its own."""
+    """Start a command in its own process."""
     return subprocess.Popen(
         [sys.executable, "-m", "escapement", *words],
         env=os.environ | {"ESCAPEMENT_BROKER": f"127.0.0.1:{broker.port}"},

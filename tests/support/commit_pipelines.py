@@ -1,4 +1,4 @@
-"""A commit pipeline as a broker would open it, with faults where a test wants them."""
+"""A commit pipeline as a broker opens it, with faults that a test chooses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEASE_MS = 600_000
 
 
 class HandClock:
-    """Both clocks, moved by hand."""
+    """A wall clock and a lease clock that a test sets."""
 
     def __init__(self, now_ms: int = 1_000_000) -> None:
         self.now = now_ms
@@ -52,19 +52,19 @@ class HandClock:
 
 
 class Crash(BaseException):
-    """The process ends here."""
+    """Raised to end the process at this step."""
 
 
 def no_fault(step: str) -> None:
-    """Nothing goes wrong."""
+    """Do nothing: the step succeeds."""
 
 
 class FaultyEngine:
-    """An engine that asks ``before`` (and after each COMMIT ``after``) whether to go on.
+    """An engine that calls ``before`` before each step, and ``after`` after each COMMIT.
 
-    A step is "connect", "begin", "commit", "rollback" or the beginning of a statement.
-    ``TransactionAborted`` rolls back; anything else also loses the connection, as a
-    network or a crash would.
+    A step is "connect", "begin", "snapshot", "commit" or the beginning of a statement. The calls
+    may raise. ``TransactionAborted`` rolls back. Any other exception also loses the connection,
+    as a network failure or a crash would.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FaultyEngine:
         self._engine = engine
         self.before = before
         self.after = after
-        self.keep_lost = False  # a lost connection stays open, as behind a dead network
+        self.keep_lost = False  # a lost connection stays open, as behind a broken network
         self.kind = engine.kind
         self.location = engine.location
         self.dialect = engine.dialect
@@ -153,7 +153,7 @@ class FaultyConnection:
 
 
 class Once:
-    """A fault that happens at the first step that begins with ``step``, once armed."""
+    """A fault at the first steps that begin with ``step``, after ``arm``."""
 
     def __init__(self, step: str, error: BaseException, times: int = 1) -> None:
         self._step = step
@@ -171,7 +171,7 @@ class Once:
 
 
 class AtStep:
-    """Raises at the step of that number, and counts them all."""
+    """A fault at the step of that number; it counts all steps."""
 
     def __init__(self, number: int, error: BaseException) -> None:
         self.number = number
@@ -186,7 +186,7 @@ class AtStep:
 
 @dataclass
 class Ticket:
-    """What became of one append."""
+    """The outcome of one append."""
 
     topic_id: int
     payloads: list[bytes]
@@ -206,7 +206,7 @@ class Ticket:
 
 
 class House:
-    """A pipeline, its log, and a record of what came out of it."""
+    """A pipeline, its log, and a record of its commits and states."""
 
     def __init__(
         self, engine: Engine, owner: str, clock: HandClock, run: Run, options: dict[str, Any]
@@ -244,7 +244,7 @@ class House:
             connection.close()
 
     async def topic(self, name: str) -> int:
-        """The id of a topic of that name, made and opened."""
+        """Create and open a topic, and return its id."""
 
         def create(connection: Connection) -> catalog.TopicRecord:
             now_ms = self.clock.now_ms()
@@ -311,7 +311,7 @@ async def committing(
     run: Run = inline,
     **options: Any,
 ) -> AsyncIterator[House]:
-    """A running pipeline; cancelled, as by a broker that stops at once, at the end."""
+    """Run a pipeline, and cancel it at the end, as a broker does that stops at once."""
     house = House(engine, owner, clock or HandClock(), run, options)
     async with trio.open_nursery() as nursery:
         await nursery.start(house.pipeline.run)
@@ -321,7 +321,7 @@ async def committing(
 
 @contextlib.contextmanager
 def ends_with(kind: type[BaseException]) -> Iterator[None]:
-    """Whatever runs in here ends by that error and no other."""
+    """Expect that the block ends with errors of this kind only."""
     try:
         yield
     except BaseExceptionGroup as ended:
@@ -332,10 +332,10 @@ def ends_with(kind: type[BaseException]) -> Iterator[None]:
 
 
 def stored(engine: Engine) -> dict[int, list[bytes]]:
-    """Every payload in the log by topic, in order of offsets, which must have no gaps.
+    """Return the payloads of the log by topic, in order of offsets.
 
-    Also asserts that the journal names exactly the rows that are there; so nothing may
-    have been trimmed.
+    Check that offsets have no gaps, and that the journal names exactly the rows of the log. So the
+    journal must not have been trimmed.
     """
     connection = engine.connect()
     try:
@@ -359,14 +359,14 @@ def stored(engine: Engine) -> dict[int, list[bytes]]:
 
 
 def enter(connection: Connection, *steps: Step) -> None:
-    """Run these, one after the other."""
+    """Execute steps, one after the other."""
     for step in steps:
         for params in step.rows:
             connection.execute(step.sql, params)
 
 
 def check_promises(engine: Engine, tickets: Sequence[Ticket]) -> None:
-    """What was confirmed is there, where it was said to be; what failed for sure is not."""
+    """Check that confirmed appends are in the log at their offsets, and failed ones are not."""
     found = stored(engine)
     confirmed = 0
     for ticket in tickets:

@@ -1,4 +1,4 @@
-"""Stored bytes as a disk may give them back."""
+"""Stored bytes with the damage that a disk may do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 
 def scramble(index: Path) -> None:
-    """Change the bytes of each segment that there is."""
+    """Overwrite the bytes of each segment."""
     for path in index.glob("*.segment"):
         with suppress(FileNotFoundError), path.open("r+b") as file:
             file.write(b"\x5a" * path.stat().st_size)
@@ -17,10 +17,10 @@ def scramble(index: Path) -> None:
 
 @st.composite
 def damaged(draw: st.DrawFn, written: bytes, least: int = 0) -> bytes:
-    """One byte is another, all from some byte on are missing, or there is one more.
+    """Draw bytes with one byte changed, a missing end, or one byte more.
 
     Args:
-      least: how many bytes there are at least.
+      least: the shortest length of the result.
     """
     what = draw(st.sampled_from(["changed", "missing", "more"]))
     if what == "changed":

@@ -1,4 +1,4 @@
-"""A database that a test makes read-only, or unreachable, and well again."""
+"""A database that a test makes read-only or unreachable, and repairs again."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WRITES: Final = ("INSERT", "UPDATE", "DELETE", "REPLACE")
 
 
 class Outage:
-    """What is wrong with a database; ``engine`` is one in memory that has it.
+    """The outages of one broker's database; ``engine`` has them.
 
-    Read-only refuses writes and lets reads pass; unreachable refuses everything, and
-    loses every connection; a lost reply is that of a COMMIT that has taken place. Where
-    several brokers have one ``database``, each has its own outages.
+    A read-only database refuses writes and allows reads. An unreachable one refuses all steps and
+    loses every connection. A lost reply belongs to a COMMIT that took effect. If several brokers
+    share a ``database``, each has its own outages.
     """
 
     def __init__(self, database: Engine | None = None) -> None:
         self._error: StorageUnavailable | None = None
         self._renewing = True
-        self._replies = 0  # the last of so many that come from now on is lost
+        self._replies = 0  # the reply of this number from now on is lost; 0: none
         self.database = database or SqliteEngine.in_memory()
         self.engine = FaultyEngine(self.database, self._ask, self._answer)
 
@@ -34,11 +34,11 @@ class Outage:
         self._error = StorageUnavailable("out of reach, says the test")
 
     def unrenewed(self) -> None:
-        """Nothing fails but the renewals of the lease."""
+        """Make only renewals of the lease fail."""
         self._renewing = False
 
     def lose_reply(self, number: int) -> None:
-        """The reply to the COMMIT of that number, from now on, is lost; 1 is the next."""
+        """Lose the reply to the COMMIT of that number from now on; 1 is the next."""
         self._replies = number
 
     def over(self) -> None:

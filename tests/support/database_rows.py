@@ -1,4 +1,4 @@
-"""Count the rows of a table of the broker."""
+"""The numbers of rows in the tables of a broker."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from escapement.storage.engine.base import Engine
 OF_THE_BROKER = {
     *("schema_migrations", "log_identity", "leases", "journal", "journal_trim", "generations"),
     "last_checkpoint",
-    *("jobs", "sqlite_sequence"),  # of a job nothing is kept but that it was committed
+    *("jobs", "sqlite_sequence"),  # a job leaves one row after its commit
 }
 
 
 def rows(engine: Engine) -> dict[str, int]:
-    """Rows of every table in the database but for the broker's own, by its name."""
+    """Return the number of rows by table, without the tables in ``OF_THE_BROKER``."""
     listed = {
         "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table'",
         "mysql": "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()",

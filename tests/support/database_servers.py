@@ -1,7 +1,7 @@
-"""A private MariaDB or MySQL server for tests: started, stopped, killed, frozen.
+"""A private MariaDB or MySQL server, which tests start, stop, kill and freeze.
 
-It has its own data directory, socket and port, and the default durability. Nothing
-of the machine's own server or its configuration is touched.
+It has its own data directory, socket and port, and the default durability. It does not touch a
+server of the machine or its configuration.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ import pymysql
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 60
-# Below those that systems give to connections that go out (from 32768 or 49152 on).
+# Below the ephemeral ports of outgoing connections, which begin at 32768 or 49152.
 PORTS = range(15_000, 32_000)
 # Room for the largest blobs of the contract suite.
 SERVER_OPTIONS = ("--max-allowed-packet=64M", "--skip-name-resolve", "--bind-address=127.0.0.1")
-# In the clear, so that a proxy between can see what it is to lose.
+# Without encryption, so a proxy can recognise the message that it must lose.
 BRAND_OPTIONS = {
     "mariadb": ("--skip-ssl",),
     "mysql": ("--tls-version=", "--mysqlx=OFF"),
 }
-# Debian keeps servers where an ordinary user's PATH does not look.
+# Debian installs servers in directories that are not on the PATH of ordinary users.
 SERVER_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
 
 
 class NoServerBinary(Exception):
-    """Is raised when neither mariadbd nor mysqld is installed."""
+    """Raised when neither mariadbd nor mysqld is installed."""
 
 
 def _find(*names: str) -> str | None:
@@ -55,10 +55,10 @@ def _brand_of(binary: str) -> str:
 
 
 class MysqlServer:
-    """One server on one data directory; ``start`` again after any kind of end."""
+    """One server on one data directory. ``start`` works again after any kind of end."""
 
     def __init__(self, *options: str) -> None:
-        """``options`` are added to the server's command line."""
+        """Install a server; ``options`` extend its command line."""
         binary = _find("mariadbd", "mysqld")
         if binary is None:
             raise NoServerBinary(
@@ -68,7 +68,7 @@ class MysqlServer:
         self._binary = binary
         self._brand = _brand_of(binary)
         self._options = options
-        # Short, because a socket's path must be.
+        # Short, because the length of a socket's path is limited.
         self.home = Path(tempfile.mkdtemp(prefix="escapement-db-"))
         self.socket = self.home / "socket"
         self.port = free_port()
@@ -76,14 +76,14 @@ class MysqlServer:
         self._log = self.home / "log"
         self._install()
 
-    # -- life ------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------
 
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Return when the server takes connections."""
+        """Start the server and wait until it accepts connections."""
         assert not self.running
         command = [self._binary, *self._where(), f"--socket={self.socket}", f"--port={self.port}"]
         command += [f"--pid-file={self.home / 'pid'}", *SERVER_OPTIONS]
@@ -102,67 +102,67 @@ class MysqlServer:
             time.sleep(0.02)
 
     def restart_with(self, *options: str) -> None:
-        """Start it once more with other options; it was stopped."""
+        """Start a stopped server with other options."""
         self._options = options
         self.start()
 
     def stop(self) -> None:
-        """A clean shutdown."""
+        """Shut the server down cleanly."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
             self._process.wait(STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash of the server would be."""
+        """Send SIGKILL, as a crash of the server."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
 
     def pause(self) -> None:
-        """SIGSTOP: it holds its connections and answers none of them."""
+        """Send SIGSTOP: the server keeps its connections and does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # each of its threads has stopped
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     def restore(self) -> None:
-        """Running and answering again, whatever a test did to it."""
+        """Make the server run and answer again after any test."""
         if self.running:
             self.resume()
         else:
             self.start()
 
     def remove(self) -> None:
-        """The end of it: process and data."""
+        """End the process and delete its data."""
         self.kill()
         shutil.rmtree(self.home, ignore_errors=True)
 
     # -- use -------------------------------------------------------------------
 
     def url(self, database: str, user: str = "root", password: str = "", port: int = 0) -> str:
-        """The URL of a database on it; ``port`` goes by way of a proxy."""
+        """Return the URL of a database; ``port`` may name a proxy."""
         secret = f":{quote(password, safe='')}" if password else ""
         return f"mysql://{user}{secret}@127.0.0.1:{port or self.port}/{database}"
 
     def admin(self, sql: str) -> tuple[Any, ...]:
-        """One statement as root, on a connection of its own."""
-        # A socket has no use for TLS, whose certificates take some 50 ms to read each time.
+        """Run one statement as root, on its own connection."""
+        # A socket needs no TLS, whose certificates take some 50 ms to read each time.
         local = {"unix_socket": str(self.socket), "user": "root", "ssl_disabled": True}
         return run_sql(local, sql)
 
     def processor_s(self) -> float:
-        """Processor seconds that it has used since it was started."""
+        """Return the processor seconds used since the start."""
         assert self._process is not None
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def read_bytes(self) -> int:
-        """What it has had from its disk since it was started."""
+        """Return the bytes read from disk since the start."""
         assert self._process is not None
         said = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
         return next(int(line.split()[1]) for line in said if line.startswith("read_bytes"))
@@ -171,7 +171,7 @@ class MysqlServer:
 
     def _where(self) -> list[str]:
         as_root = ["--user=root"] if os.geteuid() == 0 else []
-        # Its own place for temporary tables: a server that was killed leaves some behind.
+        # Its own directory for temporary tables, because a killed server leaves some behind.
         temporary = self.home / "tmp"
         temporary.mkdir(exist_ok=True)
         return [
@@ -201,14 +201,14 @@ class MysqlServer:
 
 @dataclass(frozen=True)
 class SqlServer:
-    """A server as far as SQL reaches it: private, or the one the environment names."""
+    """A server for SQL only: the private one, or the one that the environment names."""
 
-    url: Callable[[str], str]  # of a database on it
+    url: Callable[[str], str]  # returns the URL of a database
     admin: Callable[[str], tuple[Any, ...]]  # runs one statement
 
 
 def run_sql(connect: dict[str, Any], sql: str) -> tuple[Any, ...]:
-    """One statement on a connection of its own; its rows."""
+    """Run one statement on its own connection and return its rows."""
     with contextlib.closing(pymysql.connect(autocommit=True, **connect)) as connection:
         with connection.cursor() as cursor:
             cursor.execute(sql)
@@ -216,7 +216,7 @@ def run_sql(connect: dict[str, Any], sql: str) -> tuple[Any, ...]:
 
 
 def free_port() -> int:
-    """A port that stays free while a server is down: connections that go out take others."""
+    """Return a free port. Outgoing connections do not take it while a server is down."""
     while True:
         port = secrets.choice(PORTS)
         with socket.socket() as probe:
@@ -229,7 +229,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def private_server(*options: str) -> Iterator[MysqlServer]:
-    """A started server that is gone afterwards."""
+    """Start a server, and remove it afterwards."""
     server = MysqlServer(*options)
     try:
         server.start()

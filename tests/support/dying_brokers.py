@@ -1,4 +1,4 @@
-"""A broker that dies between two steps of a piece of work, and what it may lose with that."""
+"""Crashes between two database steps, and a lost index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escapement.testing import World
 
 
 class DiesAt:
-    """From the step of that number on nothing reaches the database any more."""
+    """A fault: from the step of that number on, every step fails."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -28,13 +28,13 @@ class DiesAt:
 
 
 def lose_index(world: World) -> None:
-    """The directory of the index is empty; of a world that is not running."""
+    """Delete the index of a world that is not running."""
     for path in world.index_directory.iterdir():
         path.unlink()
 
 
 async def finish(world: World, work: Callable[[], Awaitable[None]]) -> None:
-    """See a piece of work to its end, while time passes."""
+    """Run work to its end, or to an unavailable database, while time passes."""
     ended = False
 
     async def run() -> None:

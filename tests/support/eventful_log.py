@@ -1,4 +1,4 @@
-"""A log that has seen all that can happen to messages, and a plain list of what became of them."""
+"""A log with messages of every outcome, and a plain list of the expected rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = BrokerConfig(
 
 @dataclass(frozen=True)
 class Expected:
-    """What a read is to say of one message."""
+    """The row that a read must return for one message."""
 
     offset: int
     deliver_ms: int
@@ -42,16 +42,16 @@ class Expected:
 
 
 def fill(engine: Engine, index: Path | None = None) -> list[Expected]:
-    """Live in that database; what of topic TOPIC is in its log at the end, by offset.
+    """Fill a database, and return the expected rows of TOPIC by offset.
 
-    It ends half an hour ago by the real clock, which a read goes by. The broker's index is
-    kept as ``index``, if that is named.
+    The virtual clock ends half an hour before the real time, which reads use. ``index`` receives
+    a copy of the broker's index.
     """
     return testing.run(_live, engine, int(time.time() * 1000) - DAY_MS - HOUR_MS // 2, index)
 
 
 def begin_anew(engine: Engine, *generations: list[int]) -> None:
-    """Batches of so many messages, those of each day in a generation of their own."""
+    """Publish batches of these sizes; each list has its own day and generation of the log."""
     testing.run(_days, engine, generations)
 
 
@@ -69,8 +69,9 @@ async def _days(engine: Engine, generations: tuple[list[int], ...]) -> None:
 
 
 def begin_relocated(engine: Engine, count: int) -> list[int]:
-    """So many messages, an hour apart, that the log has only where it relocated them; and when
-    each was published. Before each were nine others, which are done and forgotten.
+    """Publish messages an hour apart that are relocated, and return their publish times.
+
+    Nine other messages precede each. They are done, and the log deletes them.
     """
     return testing.run(_relocated, engine, count)
 
@@ -97,7 +98,7 @@ async def _relocated(engine: Engine, count: int) -> list[int]:
 
 
 def delete(engine: Engine) -> None:
-    """Another broker on that database deletes the topic."""
+    """Delete the topic by another broker on the database."""
     testing.run(_delete, engine)
 
 
@@ -109,7 +110,7 @@ async def _delete(engine: Engine) -> None:
 
 
 def more(engine: Engine, count: int) -> None:
-    """Another broker on that database is sent so many more messages."""
+    """Publish more messages to another broker on the database."""
     testing.run(_more, engine, count)
 
 
@@ -134,7 +135,7 @@ async def _live(engine: Engine, start_ms: int, index: Path | None) -> list[Expec
 
 
 async def _forgotten(world: World, broker: escapement.Broker) -> list[Expected]:
-    """200 messages, of which the log forgets all but two, which it states again."""
+    """Publish 200 messages. The log deletes all but two, which it relocates."""
     published_ms = world.clock.now_ms()
     async with await broker.producer(TOPIC) as producer:
         await producer.send_many(
@@ -156,7 +157,7 @@ async def _forgotten(world: World, broker: escapement.Broker) -> list[Expected]:
 
 
 async def _kept(world: World, broker: escapement.Broker) -> list[Expected]:
-    """300 messages; a checkpoint lies in the midst of what is done to them."""
+    """Publish 300 messages, and write a checkpoint between the operations on them."""
     now_ms = world.clock.now_ms()
     plain = [
         Expected(200 + n, now_ms, now_ms, None, {}, 50, b"new %d" % n, "fired", 0)
@@ -199,7 +200,7 @@ async def _kept(world: World, broker: escapement.Broker) -> list[Expected]:
         await inbox.ack([message.offset for message in messages[10:20]], durable=True)
         change(range(10, 20), state="acked", attempt=None)
         await inbox.nack([message.offset for message in messages[20:25]], delay=HOUR)
-        # The rest is given back when the consumer goes.
+        # The consumer returns the rest when it leaves.
         change(range(20, 100), attempt=1)
         await broker.cancel(list(range(300, 310)), topic=TOPIC)
         change(range(100, 110), state="cancelled")

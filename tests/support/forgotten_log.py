@@ -1,4 +1,4 @@
-"""A log of which the first generation is forgotten: what was done of it is archived."""
+"""A log whose first generation is deleted; the done messages of it are archived."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ Row = dict[str, Any]
 
 @dataclass
 class Shop:
-    """A log of which the first generation is forgotten: some archived, some relocated."""
+    """A log whose first generation is deleted; some messages are archived, some relocated."""
 
     engine: Engine
     address: dict[str, str]
-    before: list[Row]  # what there was, by offset
+    before: list[Row]  # all rows before the deletion, by offset
     root: Path
 
     def read(self, *columns: str, **options: str) -> list[Row]:
@@ -68,7 +68,7 @@ def rows_of(engine: Engine, plan: BatchPlan, names: tuple[str, ...]) -> list[Row
 
 
 def archived(engine: Engine, address: dict[str, str], root: Path, run: str, low: int) -> None:
-    """What is done from offset ``low`` on, in two files, as the job would leave it."""
+    """Archive the done messages from offset ``low`` on in two files, as the archive job does."""
     plan = BatchPlan(Options({"topic": TOPIC, **address, "startingOffsets": str(low)}), NAMES)
     rows = [row for row in rows_of(engine, plan, NAMES) if row["state"] in ("acked", "cancelled")]
     schema = arrow_schema([(name, True) for name in NAMES])
@@ -109,7 +109,7 @@ def ms(at: Any) -> int:
 
 
 async def publish(world: World, broker: escapement.Broker) -> None:
-    """300 messages, of which ten wait, ten are cancelled, and the rest is acknowledged."""
+    """Publish 300 messages: ten stay pending, ten are cancelled, the rest is acknowledged."""
     async with await broker.producer(TOPIC) as producer:
         await producer.send_many(
             [b"%d" % n + b"." * 200 for n in range(300)],
@@ -144,7 +144,7 @@ async def live(engine: Engine, on_published: Callable[[], None]) -> None:
 
 @contextmanager
 def open_shop(url: str | None, data: Path) -> Iterator[Shop]:
-    """A new one, on MySQL or else in ``data``; its archive is there in either case."""
+    """Open a new shop on MySQL, or else on SQLite in ``data``. The archive is in ``data``."""
     engine = open_engine(url, data)
     found = Shop(engine, {"url": url} if url else {"data": str(data)}, [], data / "an archive")
 
@@ -155,7 +155,7 @@ def open_shop(url: str | None, data: Path) -> Iterator[Shop]:
     try:
         testing.run(live, engine, published)
         with closing(engine.connect()) as connection:
-            assert [one.id for one in read_generations(connection)] == [2], "the first is forgotten"
+            assert [one.id for one in read_generations(connection)] == [2], "the first is deleted"
         yield found
     finally:
         engine.close()

@@ -1,4 +1,4 @@
-"""Blocking calls that a test holds back, so that what it starts meanwhile comes second."""
+"""Blocking calls that a test holds back, to do other things before they finish."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from escapement.broker.broker import BrokerConfig
 T = TypeVar("T")
 
 COMMIT: Final = "Writer.write"  # one group of the commit pipeline
-KEYS: Final = "Plan.read_traits"  # a window, or a piece of a backlog, out of segments on disk
-ORDER: Final = "Plan.read"  # the delivery order alone, out of segments on disk
-FETCH: Final = "Fetch.read_there"  # payloads of a frame, out of segments on disk
+KEYS: Final = "Plan.read_traits"  # a window, or a part of a backlog, from segments on disk
+ORDER: Final = "Plan.read"  # only the delivery order, from segments on disk
+FETCH: Final = "Fetch.read_there"  # payloads of a frame, from segments on disk
 
-# On the real clock, whichever the test is on: a virtual one may stand still, or leap.
+# On the real clock, because a virtual clock may stand still or jump.
 _TIMEOUT_S: Final = 60.0
 
 
 def uncached(config: BrokerConfig) -> BrokerConfig:
-    """The same without a cache of the index's blocks: what is in segments is read from there."""
+    """Return the config without the index cache, so every read goes to the segments."""
     return replace(config, limits=replace(config.limits, index_cache_bytes=0))
 
 
 class Held:
-    """Where blocking calls run: at once, but for those of one kind while it is held.
+    """A runner of blocking calls that runs them at once, except calls of a held kind.
 
-    Like a call in a thread, one that is held goes on in spite of a cancellation.
+    As in a thread, a cancellation does not end a held call.
 
     Args:
-      patience_s: how long one is waited for, in real seconds.
+      timeout_s: how long ``reached`` waits, in real seconds.
     """
 
     def __init__(self, timeout_s: float = _TIMEOUT_S) -> None:
@@ -53,7 +53,7 @@ class Held:
 
     @contextmanager
     def hold(self, kind: str) -> Iterator[None]:
-        """Inside, calls of this kind wait until the block ends."""
+        """Hold calls of this kind until the block ends."""
         self._kind = kind
         self._reached, self._released = trio.Event(), trio.Event()
         try:
@@ -63,7 +63,7 @@ class Held:
             self._released.set()
 
     async def reached(self) -> None:
-        """Wait until a call is held; fails if none is made, because it has another name, say."""
+        """Wait until a call is held; fail if none comes in time."""
         token = trio.lowlevel.current_trio_token()
         with trio.CancelScope() as patience:
             alarm = threading.Timer(self._timeout_s, token.run_sync_soon, [patience.cancel])
@@ -74,4 +74,4 @@ class Held:
                 alarm.cancel()
                 alarm.join()
         if patience.cancelled_caught:
-            raise AssertionError(f"nothing has called {self._kind!r} for {self._timeout_s} s")
+            raise AssertionError(f"no call of {self._kind!r} within {self._timeout_s} s")

@@ -1,4 +1,4 @@
-"""Letters for tests."""
+"""Inbox entries for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def inbox_entry(
     delay_ms: list[int] | None = None,
     at_ms: list[int] | None = None,
 ) -> InboxEntry:
-    """A letter with these payloads, or its source id for one."""
+    """Return an inbox entry with these payloads, or with its source id as the only payload."""
     values = payloads or (source_id.encode(),)
     times = NO_TIMES
     if delay_ms is not None or at_ms is not None:
@@ -31,7 +31,7 @@ def inbox_entry(
 
 
 async def post(world: World, inbox_entries: Sequence[InboxEntry]) -> None:
-    """Put letters into the inbox; returns when they are durable."""
+    """Insert inbox entries, and return when they are durable."""
     works, now_ms = world.server.works, world.clock.now_ms()
 
     def write(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Messages for the tests of the delayed index: what one is follows from its name."""
+"""Messages for tests of the delayed index, computed from topic and offset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = tuple[bytes, bytes, bytes, int]  # payload, key, properties, priority
 
 
 def row_of(topic: int, offset: int) -> Row:
-    """What a message is, from its name alone: adding it again adds the same."""
+    """Return the fields of a message. They are the same at every call."""
     payload = b"%d/%d" % (topic, offset) if topic == 1 else b"x" * (offset % 7) + b"%d" % offset
     return (
         payload,

@@ -1,4 +1,4 @@
-"""Runs one broker with bounds that `escapement serve` has no options for; for tests."""
+"""Run one broker with limits that `escapement serve` has no options for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escapement.errors import EscapementError
 
 
 def main() -> None:
-    """Serve what the one argument, a JSON object, asks for."""
+    """Serve with the configuration in the only argument, a JSON object."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     asked = json.loads(sys.argv[1])
     config = ServerConfig(

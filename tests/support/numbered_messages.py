@@ -1,4 +1,4 @@
-"""Numbered messages on topic t, and what comes of them."""
+"""Numbered messages on topic t, and their deliveries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from escapement.testing import arrived
 async def publish(
     broker: escapement.Broker, count: int, *subscriptions: str, keyed: bool = False, **times: Any
 ) -> escapement.Receipts:
-    """Messages for shared subscriptions that are made before.
+    """Create shared subscriptions, publish messages and return their receipts.
 
-    Each has a key of its own if ``keyed``; that is for one call on a topic, whose numbers are
-    their offsets.
+    With ``keyed``, each message has its own key. Use that for the first call on a topic only,
+    because numbers must equal offsets.
     """
     for name in subscriptions:
         await broker.admin("subscriptions.create", topic="t", subscription=name)
@@ -25,7 +25,7 @@ async def publish(
 
 
 async def offsets(inbox: escapement.Inbox) -> list[int]:
-    """What has come; what was published with keys has its own key and payload."""
+    """Return the offsets delivered now, and check the payloads of messages with keys."""
     got = await arrived(inbox)
     keyed = [message for message in got if message.key is not None]
     assert all(m.payload == b"%d" % m.offset and m.key == f"k{m.offset}" for m in keyed)
@@ -33,7 +33,7 @@ async def offsets(inbox: escapement.Inbox) -> list[int]:
 
 
 async def everything(broker: escapement.Broker, subscription: str, **options: Any) -> list[int]:
-    """All that a subscription is delivered now, acknowledged."""
+    """Acknowledge all messages that a subscription gets now, and return their offsets."""
     found: list[int] = []
     async with broker.consumer("t", subscription, **options) as inbox:
         while got := await offsets(inbox):
@@ -43,5 +43,5 @@ async def everything(broker: escapement.Broker, subscription: str, **options: An
 
 
 def statuses(outcomes: escapement.Outcomes) -> list[AmendStatus]:
-    """What became of each."""
+    """Return the status of each outcome."""
     return [outcome.status for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""What has come to a consumer."""
+"""The messages that a consumer has received."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from escapement.testing import arrived
 
 
 async def values(inbox: escapement.Inbox) -> list[Any]:
-    """What has come, acknowledged; nobody waits for that."""
+    """Return the values of delivered messages. Acknowledge them without waiting."""
     messages = await arrived(inbox)
     await inbox.ack([message.id for message in messages])
     return [message.value for message in messages]

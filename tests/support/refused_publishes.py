@@ -1,4 +1,4 @@
-"""Whether a publish is refused because a quota is full."""
+"""A check whether a full quota refuses a publish."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from escapement.testing import World
 
 
 async def refused(world: World, broker: escapement.Broker) -> bool:
-    """Whether a message is refused now; it has its own producer, whose patience is short."""
-    await world.clock.advance(seconds=1)  # the backlog is counted anew
+    """Return whether a message is refused, once the broker has counted the backlog again."""
+    await world.clock.advance(seconds=1)  # the broker counts the backlog again
     return await refused_at_once(world, broker)
 
 
 async def refused_at_once(world: World, broker: escapement.Broker) -> bool:
-    """The same by what was counted last."""
+    """Return whether a message is refused by the last count of the backlog."""
     producer = await broker.producer("x", linger="0ms", send_timeout="100ms")
     answers: list[bool] = []
 

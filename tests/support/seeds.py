@@ -1,4 +1,4 @@
-"""Random lives, each of which is a seed; a failure names it, so that it can be replayed."""
+"""Seeds of random workloads. A failure prints its seed, which replays it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VARIABLE = "ESCAPEMENT_SEED"
 
 
 def seeds(usual: range) -> range:
-    """These, or the one that the environment names."""
+    """Return these seeds, or the one that the environment names."""
     if one := os.environ.get(VARIABLE):
         return range(int(one), int(one) + 1)
     return usual
@@ -20,7 +20,7 @@ def seeds(usual: range) -> range:
 
 @contextmanager
 def named(seed: int, done: Sequence[str]) -> Iterator[None]:
-    """Says what to replay if this fails, and which steps it had done."""
+    """Print the seed and the steps if the block fails."""
     try:
         yield
     except BaseException:
@@ -36,7 +36,7 @@ async def play(
     steps: int,
     check: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Call so many of the life's methods, drawn by their weights, and ``check`` after each."""
+    """Call random methods of the workload by their weights, and ``check`` after each."""
     done: list[str] = []
     with named(seed, done):
         for _ in range(steps):

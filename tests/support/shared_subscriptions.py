@@ -17,7 +17,7 @@ from escapement.storage.index import KEY_MIN, Key
 
 
 class Outlet:
-    """Takes everything."""
+    """A connection that accepts every frame."""
 
     has_room = True
 
@@ -33,7 +33,7 @@ def column(*values: int) -> Int64s:
 
 
 def subscription(ready_messages: int = 4, large_offer: int = 2048) -> SharedSubscription:
-    """One consumer with credit for everything; nothing read yet, at time 0."""
+    """Return a subscription at time 0 that has read nothing, with a consumer of 1,000 permits."""
     record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0, 1)
     limits = BrokerLimits(ready_messages=ready_messages, large_offer=large_offer)
     made = SharedSubscription(
@@ -54,7 +54,7 @@ def subscription(ready_messages: int = 4, large_offer: int = 2048) -> SharedSubs
 
 
 def handed(made: SharedSubscription, now_ms: int) -> list[int]:
-    """What is handed out now, until nothing is."""
+    """Deliver all that is ready, and return its offsets."""
     offsets: list[int] = []
     while hands := made.assign(now_ms, 100):
         offsets += [offset for hand in hands for offset in hand.rows.offsets.tolist()]
@@ -62,7 +62,7 @@ def handed(made: SharedSubscription, now_ms: int) -> list[int]:
 
 
 def scan(made: SharedSubscription, index: dict[int, int], now_ms: int) -> None:
-    """Read the backlog up to ``now_ms`` at once."""
+    """Read the backlog up to ``now_ms`` in one step."""
     mark = made.bands.normal.mark
     assert mark is not None
     found = sorted(

