@@ -51,12 +51,12 @@ def names_in(path: str) -> frozenset[str]:
     return frozenset(name for name in found if name.lower().startswith("test"))
 
 
-def test_every_promise_is_there_once_in_order() -> None:
+def test_promises_are_listed_once_and_in_order() -> None:
     assert [promise.id for promise in promises()] == IDS
 
 
 @pytest.mark.parametrize("promise", promises(), ids=lambda promise: promise.id)
-def test_a_promise_is_proven_or_says_what_it_waits_for(promise: Promise) -> None:
+def test_promise_names_its_tests_or_says_what_it_waits_for(promise: Promise) -> None:
     proofs = PROOF.findall(promise.proof)
     assert proofs or not promise.proof, f"{promise.proof!r} names no test as `path::name`"
     for path, name in proofs:

@@ -309,7 +309,7 @@ WEIGHTED = {
 
 
 @pytest.mark.parametrize("seed", seeds(range(12)))
-async def test_a_random_life_of_groups_fires_what_the_model_says(
+async def test_random_workload_of_groups_fires_the_expected_follow_ups(
     mock_clock: trio.testing.MockClock, seed: int
 ) -> None:
     """Q10."""

@@ -171,7 +171,7 @@ class Workload:
 
 
 @pytest.mark.parametrize("seed", [0, 7, 8, 11])
-def test_nothing_leaves_the_log_that_is_not_archived_and_nothing_waits_for_ever(
+def test_random_workload_archives_every_message_before_its_deletion(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N8, P11: acknowledged, tried, cancelled, moved and relocated messages, and crashes."""

@@ -165,7 +165,7 @@ WEIGHTED = {
 
 
 @pytest.mark.parametrize("seed", seeds(range(15)))
-async def test_a_random_life_of_schedules_publishes_what_the_model_says(
+async def test_random_workload_of_schedules_publishes_the_expected_occurrences(
     mock_clock: trio.testing.MockClock, seed: int
 ) -> None:
     """B2."""
