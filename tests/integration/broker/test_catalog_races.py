@@ -241,7 +241,7 @@ async def check_topic_is_new(world: World) -> None:
 
 
 class Nowhere(Outlet):
-    """An outlet of a consumer that never joins."""
+    """The outlet of a consumer that never receives anything."""
 
 
 async def subscribe(world: World) -> None:

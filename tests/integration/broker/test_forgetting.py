@@ -568,7 +568,9 @@ async def test_cancel_does_not_tell_expired_from_delivered_among_deleted_message
             await producer.send_many([b"2", b"3"])
             await world.clock.advance(minutes=2)
             cancelled = await broker.cancel(range(4), topic=TOPIC)
-            assert cancelled.statuses.tolist() == [AmendStatus.DELIVERED] * 2 + [AmendStatus.OVER] * 2
+            assert (
+                cancelled.statuses.tolist() == [AmendStatus.DELIVERED] * 2 + [AmendStatus.OVER] * 2
+            )
         await world.checkpoint()
         await a_day_later(world)
         await a_day_later(world)
@@ -713,7 +715,7 @@ async def test_restated_message_whose_generation_is_deleted_is_given_up(
 async def test_later_subscription_gets_no_rescheduled_message_that_is_deleted(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P11, B1: the index may have both of its keys, while no entry says which one counts."""
+    """P11, B1: the index may have both of its keys, without an entry that voids the former one."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send_many([b"moved", b"not moved"], delay=timedelta(hours=1))

@@ -84,7 +84,7 @@ async def test_index_size_is_proportional_to_pending_messages(
         assert max(entries) <= 4 * 1000
         assert max(segments) <= 4
         assert max(size_bytes) <= 4 * 1000 * 200
-        # Without a subscription, no cursor says which messages are done.
+        # Without a subscription, no cursor marks messages as done.
         await broker.admin("subscriptions.delete", topic=TOPIC, subscription="s")
         assert (await broker.cancel(range(10, 1000), topic=TOPIC)).done.all()
         for _ in range(4):

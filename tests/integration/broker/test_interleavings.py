@@ -134,9 +134,8 @@ async def test_dead_letter_of_a_cancelled_message_survives_a_checkpoint_before_i
                     await world.clock.settle()
                     await world.checkpoint()
                 assert len(await testing.arrived(inbox)) == 1
-                await producer.send(
-                    b"", delay=timedelta(days=1)
-                )  # so the next checkpoint is not empty
+                # So the next checkpoint is not empty.
+                await producer.send(b"", delay=timedelta(days=1))
                 async with commit_that_a_checkpoint_precedes(world, held, outage):
                     await inbox.nack([receipt.id])
                     await trio.testing.wait_all_tasks_blocked()
@@ -175,7 +174,8 @@ async def test_attempts_survive_a_checkpoint_before_the_commit_of_an_acknowledge
         (message,) = await testing.arrived(inbox)
         assert message.attempt == 3
         await world.checkpoint()
-        await producer.send(b"", delay=timedelta(days=1))  # so the next checkpoint is not empty
+        # So the next checkpoint is not empty.
+        await producer.send(b"", delay=timedelta(days=1))
         async with commit_that_a_checkpoint_precedes(world, held, outage):
             await inbox.ack([message.id])
             await trio.testing.wait_all_tasks_blocked()

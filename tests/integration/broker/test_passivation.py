@@ -1,4 +1,4 @@
-"""Unused topics lose their runtime and keep their state."""
+"""Passive topics, which have no runtime and keep their state."""
 
 from __future__ import annotations
 

@@ -588,7 +588,7 @@ async def test_peek_shows_pending_messages_by_due_time_and_consumes_nothing(
 async def test_checkpoint_interrupted_before_its_state_reuses_no_offsets(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N1, invariant 1: the index has the rows, and only the journal says where the log ends."""
+    """N1, invariant 1: the index has the rows, and only the journal has the end of the log."""
     for steps in range(1, 16):
         async with testing.start(config=PATIENT) as world:
             async with world.connect() as broker:
