@@ -1,4 +1,4 @@
-"""Seeing what is there: peek with filters, forecasts, and a message's life."""
+"""Tests of peek with filters, forecasts and the message history."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def moment(world: World, **ahead: float) -> datetime:
 
 
 async def seen(peeking: escapement.client.administration.peeking.Peeking) -> list[int]:
-    """The offsets of all it shows."""
+    """Return the offsets that a peek shows."""
     return [one.id.offset async for one in peeking]
 
 
 # -- peek ----------------------------------------------------------------------------
 
 
-async def test_peek_shows_what_is_asked_for_and_nothing_else(
+async def test_peek_shows_the_messages_that_match_its_filters(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B6: by due time, key, id and property, from memory and from disk, in delivery order."""
@@ -77,16 +77,18 @@ async def test_peek_shows_what_is_asked_for_and_nothing_else(
 
 
 @pytest.mark.parametrize("by_key", [False, True])
-async def test_peek_shows_once_what_is_given_another_time_meanwhile(
+async def test_peek_shows_a_message_rescheduled_meanwhile_once(
     mock_clock: trio.testing.MockClock, by_key: bool
 ) -> None:
-    """B6: it is pending all the while, at one time or the other."""
+    """B6: the message is pending throughout, at its old or its new due time."""
     held = Held()
     async with testing.start(run=held, config=uncached(CONFIG)) as world, world.connect() as broker:
         producer = await broker.producer("x")
         for n in range(6):
             await producer.send(b"%d" % n, delay=timedelta(hours=1 + n), key="k")
-        await broker.reschedule([0], delay=timedelta(hours=10), topic="x")  # before: no matter
+        await broker.reschedule(
+            [0], delay=timedelta(hours=10), topic="x"
+        )  # before the peek: has no effect on it
         await world.checkpoint()
         found: list[list[int]] = []
         peeking = broker.peek("x", key="k" if by_key else None)
@@ -103,10 +105,10 @@ async def test_peek_shows_once_what_is_given_another_time_meanwhile(
         assert found == [[4, 1, 3, 5, 2, 0]]
 
 
-async def test_peek_goes_on_page_after_page_and_none_is_long(
+async def test_peek_reads_in_bounded_pages(
     mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B6, invariant 9: something rare is found in requests that are each bounded."""
+    """B6, invariant 9: each request looks at a bounded number of messages, also for a rare key."""
     monkeypatch.setattr(peek, "_STEP_KEYS", 64)
     monkeypatch.setattr(peek, "_PAGE_KEYS", 128)
     monkeypatch.setattr(peek, "_PAGE_MESSAGES", 100)
@@ -137,7 +139,7 @@ async def test_peek_goes_on_page_after_page_and_none_is_long(
         assert requests > 8
 
 
-async def test_what_is_cancelled_or_done_is_not_shown_and_not_forecast(
+async def test_peek_and_forecast_omit_cancelled_and_acknowledged_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B6, B1."""
@@ -156,11 +158,11 @@ async def test_what_is_cancelled_or_done_is_not_shown_and_not_forecast(
 # -- forecast ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("taken", [False, True])
-async def test_what_was_moved_and_is_waited_for_has_one_time(
-    mock_clock: trio.testing.MockClock, taken: bool
+@pytest.mark.parametrize("in_flight", [False, True])
+async def test_rescheduled_message_has_one_due_time(
+    mock_clock: trio.testing.MockClock, in_flight: bool
 ) -> None:
-    """B6, B1: that which counts, whether somebody has it ready, in hands, or nobody has."""
+    """B6, B1: the current due time counts, whether the message is ready, in flight or pending."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="x", subscription="s")
         producer = await broker.producer("x")
@@ -170,11 +172,11 @@ async def test_what_was_moved_and_is_waited_for_has_one_time(
         await broker.run_now([2], topic="x")
         await broker.reschedule([0], topic="x", delay="4h")
         async with broker.consumer("x", "s", ack_wait="1d") as inbox:
-            if taken:
+            if in_flight:
                 assert [message.offset for message in await arrived(inbox)] == [2]
             shown = [(one.id.offset, one.due_at - now) async for one in broker.peek("x")]
             assert shown == [(n, timedelta(hours=h)) for n, h in ((2, 0), (1, 2), (0, 4))]
-            # However many are asked for at once.
+            # Pages of one message each give the same order.
             found, after = [], None
             while not found or after:
                 page = await broker.admin("topics.peek", topic="x", count=1, after=after)
@@ -185,17 +187,17 @@ async def test_what_was_moved_and_is_waited_for_has_one_time(
             answer = await broker.forecast("x", within="1d")
             assert sum(answer.counts) == answer.total == 2
             await world.clock.advance(hours=5)
-            if taken:
+            if in_flight:
                 await arrived(inbox)
             assert [one.due_at - now async for one in broker.peek("x", offset=0)] == [
                 timedelta(hours=4)
             ]
 
 
-async def test_a_forecast_counts_what_falls_due_by_spans_of_time(
+async def test_forecast_counts_due_messages_by_time_span(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B6: per minute, hour and day, from memory and disk, each message once."""
+    """B6: by minute, hour and day, from memory and disk. Each message counts once."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x")
         rng = np.random.default_rng(7)
@@ -226,10 +228,10 @@ async def test_a_forecast_counts_what_falls_due_by_spans_of_time(
 START_S = testing.START_MS / 1000
 
 
-async def test_a_span_begins_where_one_asks_and_there_are_not_too_many(
+async def test_forecast_spans_have_an_origin_and_a_bound(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B6: a day begins at midnight where somebody lives."""
+    """B6: an origin lets a day begin at local midnight."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x")
         await producer.send(b"", delay=(30, "h"))
@@ -243,13 +245,13 @@ async def test_a_span_begins_where_one_asks_and_there_are_not_too_many(
             await broker.forecast("y")
 
 
-# -- a message's life ----------------------------------------------------------------
+# -- message history -----------------------------------------------------------------
 
 
-async def test_a_message_shows_its_life_for_each_subscription(
+async def test_message_history_has_a_state_for_each_subscription(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q2, B6: to be fired, fired, acked; pending, in flight, in retry, acknowledged."""
+    """Q2, B6: from to_be_fired to acked, and from pending to acknowledged."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x")
         published = moment(world)
@@ -301,15 +303,18 @@ async def test_a_message_shows_its_life_for_each_subscription(
             await message.ack(durable=True)
             assert await states() == ("acked", {"s": "acknowledged", "after": "not covered"})
             done, other = (await broker.show(receipt.id)).subscriptions
-            assert (done.attempts, other.attempts) == (None, 0)  # not remembered; none
+            assert (done.attempts, other.attempts) == (
+                None,
+                0,
+            )  # the attempts of an acknowledged message are unknown
             with pytest.raises(escapement.NotFound, match="no message 1: the next is 1"):
                 await broker.show(1, "x")
 
 
-async def test_what_is_due_and_nobody_takes_is_fired_across_a_restart(
+async def test_due_message_that_is_not_delivered_is_fired_across_a_restart(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q2: waiting, ready with its attempts, and what is in the hands of an ordered one."""
+    """Q2: waiting and ready messages, and in-flight messages of an ordered subscription."""
     limits = BrokerLimits(ready_messages=4, deliver_messages=4)
     async with testing.start(config=BrokerConfig(limits=limits, seed=0)) as world:
         async with world.connect() as broker:
@@ -338,10 +343,10 @@ async def test_what_is_due_and_nobody_takes_is_fired_across_a_restart(
             assert {one.state for one in message_history.subscriptions} == {"waiting"}
 
 
-async def test_attempts_are_shown_while_they_are_known_and_never_wrongly(
+async def test_attempts_are_shown_while_they_are_known(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q2: in a pause, of a log that is read again."""
+    """Q2: while the topic is paused, and after its log is read again."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         names = {"topic": "x", "subscription": "e"}
         await broker.admin("subscriptions.create", **names, kind="exclusive")
@@ -360,7 +365,7 @@ async def test_attempts_are_shown_while_they_are_known_and_never_wrongly(
         await world.clock.settle()
         assert await shown(0) == ("waiting", 1)
         await broker.cancel(0, topic="x")
-        assert await shown(0) == ("waiting", 1)  # it was handed out: it comes again
+        assert await shown(0) == ("waiting", 1)  # delivered before, so it is redelivered
         await broker.admin("subscriptions.update", **names, policy={"max_deliveries": 2})
         await broker.resume("x")
         async with broker.consumer("x", "e", kind="exclusive") as inbox:
@@ -368,11 +373,11 @@ async def test_attempts_are_shown_while_they_are_known_and_never_wrongly(
             await again.nack()
             await world.clock.advance(seconds=3)
             assert await shown(0) == ("acknowledged", None)
-            (inbox_entry,) = await broker.admin("dlq.list", **names)
-            assert (inbox_entry["original_offset"], inbox_entry["attempts"]) == (0, 2)
+            (dead_letter,) = await broker.admin("dlq.list", **names)
+            assert (dead_letter["original_offset"], dead_letter["attempts"]) == (0, 2)
 
 
-async def test_a_cancelled_message_says_so(mock_clock: trio.testing.MockClock) -> None:
+async def test_cancelled_message_has_state_cancelled(mock_clock: trio.testing.MockClock) -> None:
     """Q2, B1."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x")

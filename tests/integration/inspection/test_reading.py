@@ -1,4 +1,4 @@
-"""Reading a topic by offset, without a subscription: the whole broker on the virtual clock."""
+"""Tests of reading a topic by offset, without a subscription, on the virtual clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = BrokerConfig(seed=0)
 async def everything(
     broker: escapement.Broker, start: int = 0, stop: int | None = None, page_messages: int = 10_000
 ) -> list[tuple[int, bytes]]:
-    """Offsets and values of a range of the topic x."""
+    """Return the offsets and values of a range of the topic x."""
     found: list[tuple[int, bytes]] = []
     async for page in broker.read("x", start, stop, page_messages=page_messages):
         assert 0 < len(page) <= page_messages
@@ -32,7 +32,7 @@ async def everything(
 async def test_a_range_of_offsets_is_read_in_order_and_repeatably(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """N1: whatever is due, acknowledged or forgotten, and across a restart."""
+    """N1: also delayed and acknowledged messages, and across a restart."""
     async with testing.start(config=CONFIG, engine=engine) as world:
         async with world.connect() as broker:
             producer = await broker.producer("x")
@@ -58,8 +58,8 @@ async def test_a_range_of_offsets_is_read_in_order_and_repeatably(
             assert await everything(broker, page_messages=13) == whole
 
 
-async def test_a_page_is_columns_and_messages(mock_clock: trio.testing.MockClock) -> None:
-    """N1, N2: when each was published and is due, its key and its properties."""
+async def test_page_has_columns_and_messages(mock_clock: trio.testing.MockClock) -> None:
+    """N1, N2: publish time, due time, key and properties."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x", serializer=str)
         begun_ms = world.clock.now_ms()
@@ -80,10 +80,10 @@ async def test_a_page_is_columns_and_messages(mock_clock: trio.testing.MockClock
         assert repr(page[1]) == "<Entry public/default/x@1>"
 
 
-async def test_reading_ends_where_the_log_ended_when_it_began(
+async def test_reading_stops_at_the_end_that_the_log_had_at_the_start(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N1: without a stop it does not run after its producers."""
+    """N1: without a stop, reading does not follow the producers."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x")
         await producer.send_many([b"x"] * 5)
@@ -95,7 +95,7 @@ async def test_reading_ends_where_the_log_ended_when_it_began(
 
 
 async def test_a_page_is_bounded_in_bytes(mock_clock: trio.testing.MockClock) -> None:
-    """Invariant 9: large messages come one by one, and small ones many at a time."""
+    """Invariant 9: a page has few large messages or many small ones."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x")
         for _ in range(6):
@@ -112,10 +112,10 @@ async def test_a_page_is_bounded_in_bytes(mock_clock: trio.testing.MockClock) ->
         assert sizes[0] < 1_000_000
 
 
-async def test_a_broken_link_is_mended_between_two_pages(
+async def test_reading_continues_after_a_reconnect(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N1: the broker remembers nothing of a reading."""
+    """N1: the broker keeps no state for a reader."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x")
         await producer.send_many([b"%d" % n for n in range(10)])
@@ -124,11 +124,11 @@ async def test_a_broken_link_is_mended_between_two_pages(
             found += page.offsets.tolist()
             await world.crash()
             await world.restart()
-            await world.clock.advance(minutes=1)  # the client connects again
+            await world.clock.advance(minutes=1)  # the client reconnects
         assert found == list(range(10))
 
 
-async def test_what_cannot_be_read_is_refused(mock_clock: trio.testing.MockClock) -> None:
+async def test_invalid_ranges_are_refused(mock_clock: trio.testing.MockClock) -> None:
     """N1."""
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         with pytest.raises(escapement.NotFound, match="no topic"):
@@ -142,7 +142,7 @@ async def test_what_cannot_be_read_is_refused(mock_clock: trio.testing.MockClock
 
 @dataclass(frozen=True)
 class Sale:
-    """A value as generated classes have them: it makes bytes, and is made of them."""
+    """A value with its own conversion to and from bytes, as generated classes have."""
 
     till: int
     cents: int
@@ -155,10 +155,10 @@ class Sale:
         return cls(int.from_bytes(data[:2], "big"), int.from_bytes(data[2:], "big"))
 
 
-async def test_values_of_any_serializer_arrive_with_what_says_where_they_come_from(
+async def test_values_of_a_custom_serializer_keep_their_properties(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N2: sent alone or as a batch."""
+    """N2: also in a batch."""
     pair, source = (Sale.dumps, Sale.loads), {"source_type": "till", "source_id": 7}
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x", serializer=pair)

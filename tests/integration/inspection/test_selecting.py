@@ -1,4 +1,4 @@
-"""Selecting pending messages by time, key and property, to change all of them."""
+"""Tests of selecting pending messages by time, key and property, to amend all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOUR = timedelta(hours=1)
 
 
 async def publish(world: World, broker: escapement.Broker, count: int) -> datetime:
-    """Message n is due in n hours, its key is n % 3; returns now."""
+    """Publish messages, message n due in n hours with key k{n % 3}, and return the time."""
     await broker.admin("subscriptions.create", topic="t", subscription="s")
     async with await broker.producer("t") as producer:
         await producer.send_many(
@@ -36,7 +36,7 @@ async def publish(world: World, broker: escapement.Broker, count: int) -> dateti
 async def test_messages_are_selected_by_time_key_and_property(
     mock_clock: MockClock, on_disk: bool
 ) -> None:
-    """B1: in delivery order, without what is done, cancelled, or due at another time by now."""
+    """B1: in delivery order, without acknowledged, cancelled and rescheduled messages."""
     async with testing.start() as world, world.connect() as broker:
         now = await publish(world, broker, 12)
         await broker.cancel([4], topic="t")
@@ -60,10 +60,10 @@ async def test_messages_are_selected_by_time_key_and_property(
         assert await found(key="nothing") == []
 
 
-async def test_what_one_holds_and_another_gets_later_is_selected_once(
+async def test_message_with_two_delivery_times_is_selected_once(
     mock_clock: MockClock,
 ) -> None:
-    """B1: a dry run counts messages, though this one has two places in the delivery order."""
+    """B1: the message has two places in the delivery order, and a dry run counts it once."""
     async with testing.start() as world, world.connect() as broker:
         now = await publish(world, broker, 2)
         async with broker.consumer("t", "s") as inbox:
@@ -78,8 +78,8 @@ async def test_what_one_holds_and_another_gets_later_is_selected_once(
             assert (await broker.select("t", due_until=until)).offsets.tolist() == [1]
 
 
-async def test_what_is_moved_while_it_is_looked_for_is_found(mock_clock: MockClock) -> None:
-    """B1: it is pending all the while, at one time or the other."""
+async def test_message_rescheduled_during_a_selection_is_found(mock_clock: MockClock) -> None:
+    """B1: the message is pending throughout, at its old or its new due time."""
     held = Held()
     config = uncached(BrokerConfig(seed=0))
     async with testing.start(run=held, config=config) as world, world.connect() as broker:
@@ -99,10 +99,10 @@ async def test_what_is_moved_while_it_is_looked_for_is_found(mock_clock: MockClo
         assert sorted(found[0]) == [2, 5]
 
 
-async def test_a_key_is_found_by_its_hash_without_reading_the_others(
+async def test_key_is_found_by_its_hash_without_reading_other_messages(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1, B6: of what lies on disk the delivery order is read, and messages of a few blocks."""
+    """B1, B6: from disk, only the delivery order and a few message blocks are read."""
     read: list[tuple[int, int]] = []  # (bytes, messages), in each block
 
     def decode(name: str) -> None:
@@ -145,16 +145,18 @@ async def test_a_key_is_found_by_its_hash_without_reading_the_others(
             assert sum(rows for _, rows in read) <= 2 * 4096
             read.clear()
             assert len(await broker.select("t", key="nobody")) == 0
-            assert sum(rows for _, rows in read) <= 4096  # none, unless the hash is another's
+            assert (
+                sum(rows for _, rows in read) <= 4096
+            )  # zero, unless another key has the same hash
             read.clear()
             assert len(await broker.select("t", properties={"no": "body"})) == 0
-            assert sum(rows for _, rows in read) >= count - 2 * 4096  # some are in the cache
+            assert sum(rows for _, rows in read) >= count - 2 * 4096  # the cache has some
 
 
-async def test_all_of_a_key_are_cancelled_or_given_another_time_at_once(
+async def test_all_messages_of_a_key_are_cancelled_or_rescheduled(
     mock_clock: MockClock,
 ) -> None:
-    """B1: `cancel(key=…)`, as the selection by that key."""
+    """B1: `cancel(key=…)` amends the messages that `select(key=…)` finds."""
     async with testing.start() as world, world.connect() as broker:
         await publish(world, broker, 12)
         outcomes = await broker.cancel(topic="t", key="k1")
@@ -183,8 +185,8 @@ async def test_all_of_a_key_are_cancelled_or_given_another_time_at_once(
                 await broker.run_now(topic="t", key="k", **more)  # type: ignore[arg-type]
 
 
-async def test_what_is_selected_is_changed_as_a_whole(mock_clock: MockClock) -> None:
-    """B1: a selection is what there was; moving it does not meet it again."""
+async def test_selection_is_amended_as_a_whole(mock_clock: MockClock) -> None:
+    """B1: a selection is fixed, so rescheduling it does not select its messages again."""
     async with testing.start() as world, world.connect() as broker:
         await publish(world, broker, 40)
         selection = await broker.select("t", key="k1")
@@ -203,10 +205,10 @@ async def test_what_is_selected_is_changed_as_a_whole(mock_clock: MockClock) -> 
         assert offsets == [n for n in range(40) if n % 3 != 1]
 
 
-async def test_what_is_found_is_told_while_more_is_looked_for(
+async def test_selection_reports_progress_page_by_page(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1: page by page; of one page nothing is told."""
+    """B1: a selection of one page reports no progress."""
     async with testing.start() as world, world.connect() as broker:
         await publish(world, broker, 12)
         told: list[int] = []

@@ -1,4 +1,4 @@
-"""What nobody is to get any more, and nobody was handed: it expired, or a quota dropped it."""
+"""Tests of amending messages that expired or were dropped before their delivery."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from escapement import AmendStatus, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
-from support.numbered_messages import everything, statuses, publish
+from support.numbered_messages import everything, publish, statuses
 
 PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @pytest.mark.parametrize("to_dead_letter", [False, True])
-async def test_what_expired_in_nobodys_hands_is_over_and_not_delivered(
+async def test_message_that_expired_undelivered_has_status_over(
     mock_clock: MockClock, engine: Engine, kind: str, to_dead_letter: bool
 ) -> None:
-    """B1, P10: what was handed out before it expired is; a crash changes no answer."""
+    """B1, P10: a message delivered before it expired has status DELIVERED, also after a crash."""
     policy = {"expired_to_dead_letter": to_dead_letter}
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
@@ -35,16 +35,16 @@ async def test_what_expired_in_nobodys_hands_is_over_and_not_delivered(
                 await failed.nack(delay="10m")
             await publish(broker, 2)
             await world.clock.advance(minutes=3)
-            await said(broker)
+            await check_statuses(broker)
         if to_dead_letter:
             await world.checkpoint()
         await world.crash()
         await world.restart()
         async with world.connect() as broker:
-            await said(broker)
+            await check_statuses(broker)
             await broker.admin("topics.update", topic="t", policy={"ttl_ms": None})
             if kind == "shared":
-                # Somebody else is to get them still.
+                # A new subscription still gets them.
                 past = {"topic": "t", "subscription": "past", "position": "earliest"}
                 await broker.admin("subscriptions.create", **past)
                 outcomes = await broker.cancel([0, 2], topic="t")
@@ -53,11 +53,11 @@ async def test_what_expired_in_nobodys_hands_is_over_and_not_delivered(
                 assert await everything(broker, "past") == [1, 3]
 
 
-async def said(broker: escapement.Broker) -> None:
-    """Of the first two, which were handed out, and of the others, which were not."""
+async def check_statuses(broker: escapement.Broker) -> None:
+    """Check the statuses of messages 0 and 1, which were delivered, and 2 and 3, which were not."""
     answers = [await broker.cancel(range(5), topic="t")]
     (row,) = await broker.admin("subscriptions.list", topic="t")
-    if row["kind"] == "shared":  # the log's order is nobody's to change
+    if row["kind"] == "shared":  # ordered subscriptions refuse reschedules
         answers.append(await broker.reschedule(range(5), topic="t", delay="1h"))
     for outcomes in answers:
         assert statuses(outcomes) == [
@@ -67,8 +67,8 @@ async def said(broker: escapement.Broker) -> None:
         assert [one.handed for one in outcomes] == [("s",), ("s",), (), (), ()]
 
 
-async def test_what_a_quota_dropped_is_over_and_not_delivered(mock_clock: MockClock) -> None:
-    """B1, P10: the oldest go; one that was handed out before was delivered."""
+async def test_message_dropped_by_a_quota_has_status_over(mock_clock: MockClock) -> None:
+    """B1, P10: a message delivered before it was dropped has status DELIVERED."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         policy = {"quota_messages": 2, "quota_action": "drop_oldest"}
         await publish(broker, 1, "s")
@@ -84,10 +84,10 @@ async def test_what_a_quota_dropped_is_over_and_not_delivered(mock_clock: MockCl
         assert [one.handed for one in outcomes][:3] == [("s",), (), ()]
 
 
-async def test_what_lapsed_for_one_and_waits_for_another_is_still_to_be_changed(
+async def test_message_expired_for_one_subscription_is_amended_for_another(
     mock_clock: MockClock,
 ) -> None:
-    """B1: what one has let go is done for it, and named for nobody."""
+    """B1: the outcome names no subscription for which the message expired undelivered."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 2, "s")
         await broker.admin("topics.update", topic="t", policy={"ttl_ms": "1m"})

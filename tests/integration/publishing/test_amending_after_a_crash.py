@@ -1,4 +1,4 @@
-"""Cancel, reschedule and run now after a broker ended uncleanly: done, or delivered (B1)."""
+"""Tests of cancel, reschedule and run now after a crash of the broker (B1)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def change(broker: escapement.Broker, how: str, ids: list[Any]) -> Any:
     return await broker.run_now(ids)
 
 
-async def hand_out_and_crash(world: World, kind: str = "shared") -> list[Any]:
-    """Return an acknowledged message, two that a consumer had unrecorded, and a later one."""
+async def deliver_and_crash(world: World, kind: str = "shared") -> list[Any]:
+    """Return the ids of an acknowledged message, two delivered messages and a delayed one."""
     async with world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s", kind=kind) as inbox:
@@ -43,12 +43,12 @@ async def hand_out_and_crash(world: World, kind: str = "shared") -> list[Any]:
 
 
 @pytest.mark.parametrize("how", ["cancel", "reschedule", "run_now"])
-async def test_message_that_was_handed_out_before_a_crash_is_not_changed(
+async def test_message_delivered_before_a_crash_is_not_amended(
     how: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """B1: the answer was "done" for messages that a consumer had had."""
+    """B1: the outcome is DELIVERED although the delivery was not recorded before the crash."""
     async with testing.start() as world:
-        ids = await hand_out_and_crash(world)
+        ids = await deliver_and_crash(world)
         async with world.connect() as broker:
             outcome = await change(broker, how, ids)
             assert (outcome.statuses == AmendStatus.DELIVERED).tolist() == [True, True, True, False]
@@ -64,9 +64,9 @@ async def test_message_that_was_handed_out_before_a_crash_is_not_changed(
 async def test_cancel_names_a_subscription_that_ignores_delays(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """B1: it may have had whatever was published before the crash."""
+    """B1: it may have received every message that was published before the crash."""
     async with testing.start() as world:
-        ids = await hand_out_and_crash(world, kind)
+        ids = await deliver_and_crash(world, kind)
         async with world.connect() as broker:
             outcome = await broker.cancel(ids)
             assert (outcome.statuses == AmendStatus.DELIVERED).all()
@@ -76,9 +76,9 @@ async def test_cancel_names_a_subscription_that_ignores_delays(
 async def test_cancel_is_done_for_subscriptions_that_had_nothing_before_the_crash(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1: who may have had it is named; who is made after the crash never gets it."""
+    """B1: the outcome names subscriptions that may have had a message. New ones never get it."""
     async with testing.start() as world:
-        ids = await hand_out_and_crash(world)
+        ids = await deliver_and_crash(world)
         async with world.connect() as broker:
             await broker.admin(
                 "subscriptions.create", topic="x", subscription="new", position="earliest"
@@ -91,12 +91,12 @@ async def test_cancel_is_done_for_subscriptions_that_had_nothing_before_the_cras
                 assert [message.payload for message in await arrived(inbox)] == [b"done"]
 
 
-async def test_messages_of_the_time_after_a_crash_are_changed_as_ever(
+async def test_message_published_after_a_crash_can_be_cancelled(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1: also after a clean stop that follows, which carries the doubt on."""
+    """B1: also after a later clean stop."""
     async with testing.start() as world:
-        await hand_out_and_crash(world)
+        await deliver_and_crash(world)
         async with world.connect() as broker:
             producer = await broker.producer("x")
             await world.clock.advance(seconds=1)

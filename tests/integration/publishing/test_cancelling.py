@@ -1,4 +1,4 @@
-"""Cancelling: whom it reaches, whom it does not, and at which awkward moments."""
+"""Tests of cancelling: statuses per subscription, races with delivery, and faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.commit_pipelines import FaultyEngine, Once
 from support.database_outages import Outage
 from support.dying_brokers import lose_index
 from support.held_calls import COMMIT, FETCH, KEYS, Held, uncached
-from support.numbered_messages import everything, statuses, offsets, publish
+from support.numbered_messages import everything, offsets, publish, statuses
 
 HOUR = timedelta(hours=1)
 PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
@@ -38,11 +38,11 @@ SMALL = BrokerConfig(
 )
 
 
-# -- what is answered ------------------------------------------------------------------
+# -- statuses --------------------------------------------------------------------------
 
 
-async def test_what_is_cancelled_before_its_time_never_comes(mock_clock: MockClock) -> None:
-    """B1: by receipt, by id, by column; the rest comes when it is due."""
+async def test_cancelled_message_is_never_delivered(mock_clock: MockClock) -> None:
+    """B1: by receipt, id or column. The other messages are delivered when they are due."""
     async with testing.start() as world, world.connect() as broker:
         receipts = await publish(broker, 6, "s", delay=HOUR)
         one = receipts[1].id
@@ -63,8 +63,8 @@ async def test_what_is_cancelled_before_its_time_never_comes(mock_clock: MockClo
         assert stats["subscriptions"][0]["unacknowledged"] == 0
 
 
-async def test_the_answer_names_who_had_been_handed_what(mock_clock: MockClock) -> None:
-    """B1: cancelled for one subscription, delivered to another; delivered; unknown."""
+async def test_cancel_names_the_subscriptions_that_had_the_message(mock_clock: MockClock) -> None:
+    """B1: a cancel is done if at least one subscription has not had the message."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 1, "a", "b")
         async with broker.consumer("t", "b") as inbox:
@@ -84,15 +84,15 @@ async def test_the_answer_names_who_had_been_handed_what(mock_clock: MockClock) 
             assert outcomes.handed_to("b").tolist() == [True, False, False, False]
             again = await broker.cancel([0, 1, 2, 99], topic="t")
             assert statuses(again) == statuses(outcomes)
-        # What had been handed to a comes back to it; b gets what only it has.
+        # Messages delivered to a are redelivered to a. b gets only message 0.
         assert await everything(broker, "a") == [0, 2]
         assert await everything(broker, "b") == [0]
 
 
-async def test_who_is_not_to_get_a_message_does_not_make_it_cancellable(
+async def test_subscription_that_never_gets_a_message_does_not_make_it_cancellable(
     mock_clock: MockClock,
 ) -> None:
-    """B1: delivered is what all have been handed that were to get it, moved or not."""
+    """B1: a message is DELIVERED once every subscription that should get it has had it."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 2, "a")
         await publish(broker, 3, delay=HOUR)
@@ -101,12 +101,12 @@ async def test_who_is_not_to_get_a_message_does_not_make_it_cancellable(
         async with broker.consumer("t", "a") as inbox:
             assert await offsets(inbox) == [0, 1, 3]
             await inbox.ack([0, 3], durable=True)
-            # It gets what comes due from now on, however long ago that was published.
+            # It gets messages that fall due from now on, also if they were published before.
             await broker.admin("subscriptions.create", topic="t", subscription="late")
             await broker.admin(
                 "subscriptions.create", topic="t", subscription="log", kind="exclusive"
             )
-            # Once in the index no more.
+            # The checkpoint removes acknowledged messages from the index.
             await world.checkpoint()
             outcomes = await broker.cancel([0, 1, 3, 4], topic="t")
             assert statuses(outcomes) == [AmendStatus.DELIVERED] * 3 + [AmendStatus.DONE]
@@ -118,8 +118,8 @@ async def test_who_is_not_to_get_a_message_does_not_make_it_cancellable(
         assert await everything(broker, "past", position="earliest") == [0, 1, 3, 2]
 
 
-async def test_what_is_not_a_message_of_one_topic_is_refused(mock_clock: MockClock) -> None:
-    """B1: before anything is sent, or by name."""
+async def test_invalid_message_ids_are_refused(mock_clock: MockClock) -> None:
+    """B1: the client refuses before it sends anything. An unknown topic is named."""
     async with testing.start() as world, world.connect() as broker:
         for what, topic in [
             (7, None),
@@ -137,7 +137,7 @@ async def test_what_is_not_a_message_of_one_topic_is_refused(mock_clock: MockClo
 
 
 async def test_a_message_without_subscriptions_can_be_cancelled(mock_clock: MockClock) -> None:
-    """B1: a subscription created later never sees it, wherever it begins."""
+    """B1: a subscription created later never gets it, at any start position."""
     async with testing.start() as world, world.connect() as broker:
         await publish(broker, 4, delay=HOUR)
         assert (await broker.cancel([0, 2], topic="t")).done.all()
@@ -149,8 +149,8 @@ async def test_a_message_without_subscriptions_can_be_cancelled(mock_clock: Mock
         assert await everything(broker, "log", position="earliest", kind="exclusive") == [1, 3]
 
 
-async def test_an_ordered_subscription_skips_what_it_was_not_handed(mock_clock: MockClock) -> None:
-    """B1: also what it has at hand already; what it gives back it gets again."""
+async def test_ordered_subscription_skips_cancelled_messages(mock_clock: MockClock) -> None:
+    """B1: also prefetched messages. A nacked message is redelivered."""
     async with testing.start(config=TWO_AT_ONCE) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="t", subscription="o", kind="failover")
         await publish(broker, 6, "s", delay=HOUR)
@@ -166,8 +166,8 @@ async def test_an_ordered_subscription_skips_what_it_was_not_handed(mock_clock: 
         assert await everything(broker, "s") == [0, 3, 5]
 
 
-async def test_deleting_a_topic_frees_what_was_cancelled_of_it(mock_clock: MockClock) -> None:
-    """Invariant 9: its chunks are freed with its rows."""
+async def test_topic_deletion_frees_the_record_of_cancelled_messages(mock_clock: MockClock) -> None:
+    """Invariant 9: the cursor chunks of the topic are deleted with its rows."""
     engine = SqliteEngine.in_memory()
     async with testing.start(engine=engine) as world, world.connect() as broker:
         await publish(broker, 4, "s", delay=HOUR)
@@ -183,11 +183,13 @@ async def test_deleting_a_topic_frees_what_was_cancelled_of_it(mock_clock: MockC
         connection.close()
 
 
-# -- moments -----------------------------------------------------------------------------
+# -- races -------------------------------------------------------------------------------
 
 
-async def test_cancelled_while_its_window_is_being_read(mock_clock: MockClock) -> None:
-    """B1: what the thread brings is left out when it falls due."""
+async def test_message_cancelled_while_its_window_is_read_is_not_delivered(
+    mock_clock: MockClock,
+) -> None:
+    """B1: the read returns the message, and it is dropped when it falls due."""
     held = Held()
     async with testing.start(run=held) as world, world.connect() as broker:
         await publish(broker, 5, "s", delay=HOUR)
@@ -200,8 +202,10 @@ async def test_cancelled_while_its_window_is_being_read(mock_clock: MockClock) -
         assert await everything(broker, "s") == [0, 2, 4]
 
 
-async def test_cancelled_while_a_backlog_is_being_scanned(mock_clock: MockClock) -> None:
-    """B1: what the scan brings is left out."""
+async def test_message_cancelled_during_a_backlog_scan_is_not_delivered(
+    mock_clock: MockClock,
+) -> None:
+    """B1: cancelled messages in the result of the scan are left out."""
     held = Held()
     async with testing.start(run=held, config=SMALL) as world, world.connect() as broker:
         await publish(broker, 30, "s")
@@ -221,10 +225,10 @@ async def test_cancelled_while_a_backlog_is_being_scanned(mock_clock: MockClock)
         assert sorted(found) == sorted(set(range(30)) - cancelled)
 
 
-async def test_cancelled_between_the_decision_to_send_and_the_payload(
+async def test_cancel_after_the_decision_to_send_answers_delivered(
     mock_clock: MockClock,
 ) -> None:
-    """B1: what is decided is handed out, and the answer says so."""
+    """B1: the message is delivered, and the cancel reports DELIVERED."""
     held = Held()
     config = uncached(PATIENT)
     async with testing.start(run=held, config=config) as world, world.connect() as broker:
@@ -237,8 +241,8 @@ async def test_cancelled_between_the_decision_to_send_and_the_payload(
             assert await offsets(inbox) == [0, 1, 2]
 
 
-async def test_cancelled_while_it_is_ready(mock_clock: MockClock) -> None:
-    """B1: ready is not handed out; room and credit go to the others."""
+async def test_ready_message_can_be_cancelled(mock_clock: MockClock) -> None:
+    """B1: ready messages are not in flight. Their space and permits go to other messages."""
     async with testing.start(config=TWO_AT_ONCE) as world, world.connect() as broker:
         await publish(broker, 30, "s")
         async with broker.consumer("t", "s") as inbox:
@@ -251,8 +255,8 @@ async def test_cancelled_while_it_is_ready(mock_clock: MockClock) -> None:
         topic.shared["s"].bands.normal.ready._check()
 
 
-async def test_a_checkpoint_keeps_what_one_subscription_holds(mock_clock: MockClock) -> None:
-    """B1: cancelled for b, in retry at a: the index must go on having it, for a alone."""
+async def test_checkpoint_keeps_a_cancelled_message_that_is_in_retry(mock_clock: MockClock) -> None:
+    """B1: the message is cancelled for b and in retry for a, so the index keeps it for a."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 4, "a", "b")
         async with broker.consumer("t", "a") as inbox:
@@ -282,10 +286,10 @@ async def test_a_checkpoint_keeps_what_one_subscription_holds(mock_clock: MockCl
 
 @pytest.mark.parametrize("checkpoint", ["none", "before", "after"])
 @pytest.mark.parametrize("index", ["kept", "lost"])
-async def test_a_crash_forgets_no_cancellation_and_no_delivery(
+async def test_cancellations_and_deliveries_survive_a_crash(
     mock_clock: MockClock, checkpoint: str, index: str
 ) -> None:
-    """B1, invariant 7: what was answered holds, for each subscription as it was answered."""
+    """B1, invariant 7: every reported outcome holds, for each subscription."""
     async with testing.start(config=TWO_AT_ONCE) as world:
         async with world.connect() as broker:
             await publish(broker, 6, "a", "b")
@@ -305,15 +309,17 @@ async def test_a_crash_forgets_no_cancellation_and_no_delivery(
         async with world.connect() as broker:
             again = await broker.cancel([1, 2, 4], topic="t")
             assert again.done.all()
-            # Whoever may have had one is named now, and gets no more than was answered.
+            # Outcomes now name every subscription that may have had a message.
             assert "a" in again[0].handed
             assert sorted(await everything(broker, "a")) == [0, 1, 3, 5]
             assert await everything(broker, "b") == [0, 3, 5]
             assert await everything(broker, "c", position="earliest") == [0, 3, 5]
 
 
-async def test_a_crash_before_the_commit_is_no_answer(mock_clock: MockClock) -> None:
-    """B1: who has no answer may ask again; the message is there, and can be cancelled."""
+async def test_crash_before_the_commit_leaves_the_message_cancellable(
+    mock_clock: MockClock,
+) -> None:
+    """B1: the client gets no answer and can repeat its cancel."""
     held = Held()
     async with testing.start(run=held) as world:
         async with world.connect() as broker:
@@ -345,7 +351,7 @@ async def test_a_crash_before_the_commit_is_no_answer(mock_clock: MockClock) -> 
 
 
 async def test_an_answer_waits_for_a_commit_whose_reply_was_lost(mock_clock: MockClock) -> None:
-    """B1: withheld until it is read back, then answered once."""
+    """B1: the outcome is withheld until the commit is confirmed by reading it back."""
     engine = FaultyEngine(SqliteEngine.in_memory())
     async with testing.start(engine=engine) as world, world.connect() as broker:
         await publish(broker, 3, "s", delay=HOUR)
@@ -357,10 +363,10 @@ async def test_an_answer_waits_for_a_commit_whose_reply_was_lost(mock_clock: Moc
         assert await everything(broker, "s") == [0, 2]
 
 
-async def test_while_the_database_is_away_the_answer_waits_and_nothing_is_handed_out(
+async def test_cancel_waits_for_the_database_and_withholds_the_message(
     mock_clock: MockClock,
 ) -> None:
-    """B1: withheld meanwhile; read-only refuses at once."""
+    """B1: a read-only database refuses at once."""
     outage = Outage()
     patient = Settings(heartbeat_s=None, request_timeout_s=86_400)
     async with (

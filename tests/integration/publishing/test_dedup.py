@@ -1,4 +1,4 @@
-"""Dedup keys: a message that was stored is not stored again, whoever sends it when (B3)."""
+"""Tests of dedup keys: a message is stored once within its dedup window (B3)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def repeats(receipts: escapement.Receipts) -> list[bool]:
 
 
 async def stored(broker: escapement.Broker) -> list[bytes]:
-    """Everything in the log."""
+    """Return all values in the log."""
     return [message.value async for page in broker.read("t") for message in page]
 
 
 async def kept_keys(world: World) -> int:
-    """Rows of the table."""
+    """Return the number of rows in the table of dedup keys."""
     connection = world._engine.connect()
     try:
         return len(connection.execute("SELECT part FROM dedup_keys").rows)
@@ -45,11 +45,11 @@ async def kept_keys(world: World) -> int:
         connection.close()
 
 
-# -- what is stored, and what the receipt says -------------------------------------------
+# -- stored messages and receipts -------------------------------------------------------
 
 
 async def test_a_second_message_with_a_dedup_key_is_not_stored(mock_clock: MockClock) -> None:
-    """B3: by another producer, on another connection; its receipt has the first one's id."""
+    """B3: also from another connection. Its receipt has the id of the first message."""
     async with testing.start() as world, world.connect() as broker, world.connect() as other:
         async with await broker.producer("t") as producer, await other.producer("t") as second:
             first = await producer.send(b"pay", dedup="order-7")
@@ -63,8 +63,8 @@ async def test_a_second_message_with_a_dedup_key_is_not_stored(mock_clock: MockC
         assert await stored(broker) == [b"pay", b"else", b"pay"]
 
 
-async def test_a_retry_does_not_bring_back_what_was_cancelled(mock_clock: MockClock) -> None:
-    """B3, B1: a key outlives its message."""
+async def test_republishing_does_not_restore_a_cancelled_message(mock_clock: MockClock) -> None:
+    """B3, B1: a dedup key outlives its message."""
     async with testing.start() as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s") as inbox:
@@ -76,10 +76,10 @@ async def test_a_retry_does_not_bring_back_what_was_cancelled(mock_clock: MockCl
             assert await arrived(inbox) == []
 
 
-async def test_a_batch_is_stored_less_what_is_known_and_answered_row_by_row(
+async def test_batch_is_stored_without_its_duplicates(
     mock_clock: MockClock,
 ) -> None:
-    """B3: known before, twice within the batch, without a key, and new; times stay in place."""
+    """B3: each row has its own receipt, and the due times stay with their rows."""
     config = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
     async with testing.start(config=config) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="t", subscription="s")
@@ -106,7 +106,7 @@ async def test_a_batch_is_stored_less_what_is_known_and_answered_row_by_row(
 
 
 async def test_single_sends_with_keys_travel_as_one_batch(mock_clock: MockClock) -> None:
-    """B3: a thousand at once, every key twice."""
+    """B3: a thousand sends at once, each key twice."""
     async with testing.start() as world, world.connect() as broker:
         producer = await broker.producer("t")
         pending = [await producer.submit(b"%d" % n, dedup=f"k{n % 500}") for n in range(1000)]
@@ -116,8 +116,8 @@ async def test_single_sends_with_keys_travel_as_one_batch(mock_clock: MockClock)
         assert len(await stored(broker)) == 500
 
 
-async def test_what_is_no_dedup_key_is_refused(mock_clock: MockClock) -> None:
-    """B3: before anything is sent."""
+async def test_invalid_dedup_keys_are_refused(mock_clock: MockClock) -> None:
+    """B3: the client refuses before it sends anything."""
     async with testing.start() as world, world.connect() as broker:
         producer = await broker.producer("t")
         for wrong in ("", 7):
@@ -132,7 +132,7 @@ async def test_what_is_no_dedup_key_is_refused(mock_clock: MockClock) -> None:
 
 
 async def test_a_key_is_forgotten_when_its_window_has_passed(mock_clock: MockClock) -> None:
-    """B3: ten minutes from publishing, or what the topic's policy says, also from now on."""
+    """B3: ten minutes after publishing by default. A changed policy takes effect at once."""
     async with testing.start() as world, world.connect() as broker:
         producer = await broker.producer("t")
         await producer.send(b"a", dedup="k", delay=timedelta(days=1))
@@ -149,8 +149,8 @@ async def test_a_key_is_forgotten_when_its_window_has_passed(mock_clock: MockClo
         assert await broker.find("t", ["k"]) == [None]
 
 
-async def test_memory_and_rows_are_given_back(mock_clock: MockClock) -> None:
-    """Invariant 9: also of a topic that nobody publishes to any more."""
+async def test_expired_dedup_keys_free_memory_and_rows(mock_clock: MockClock) -> None:
+    """Invariant 9: also for a topic without further publishes."""
     async with testing.start() as world, world.connect() as broker:
         producer = await broker.producer("t")
         await producer.send_many([b"x"] * 50, dedup=[f"{n}" for n in range(50)])
@@ -165,10 +165,10 @@ async def test_memory_and_rows_are_given_back(mock_clock: MockClock) -> None:
         assert topic.dedup._budget.used == 0
 
 
-async def test_at_the_bound_new_keys_are_refused_until_others_are_forgotten(
+async def test_new_keys_are_refused_at_the_bound_until_others_expire(
     mock_clock: MockClock,
 ) -> None:
-    """B3: none is forgotten early; what has no key, or a known one, is taken meanwhile."""
+    """B3: no key expires early. Messages without a key or with a known key are still accepted."""
     config = BrokerConfig(limits=BrokerLimits(dedup_keys=3), seed=0)
     async with testing.start(config=config) as world, world.connect() as broker:
         producer = await broker.producer("t", send_timeout=(5, "s"))
@@ -193,8 +193,8 @@ async def test_at_the_bound_new_keys_are_refused_until_others_are_forgotten(
         assert (await producer.send(b"z", dedup="d")).id == MessageId(TOPIC, 4)
 
 
-async def test_a_deleted_topic_remembers_nothing(mock_clock: MockClock) -> None:
-    """B3: its keys are freed, and a new topic of its name begins afresh."""
+async def test_topic_deletion_frees_its_dedup_keys(mock_clock: MockClock) -> None:
+    """B3: a new topic of the same name begins without keys."""
     async with testing.start() as world, world.connect() as broker:
         async with await broker.producer("t") as producer:
             await producer.send(b"x", dedup="k")
@@ -202,7 +202,7 @@ async def test_a_deleted_topic_remembers_nothing(mock_clock: MockClock) -> None:
         budget = topic.dedup._budget
         await world.checkpoint()
         await broker.admin("topics.delete", topic="t")
-        for _ in range(20):  # the housekeeper frees in steps
+        for _ in range(20):  # the housekeeper deletes in steps
             await world.clock.advance(seconds=1)
         await world.checkpoint()
         assert budget.used == 0
@@ -211,13 +211,13 @@ async def test_a_deleted_topic_remembers_nothing(mock_clock: MockClock) -> None:
             assert not (await producer.send(b"x", dedup="k")).duplicate
 
 
-# -- at awkward moments ----------------------------------------------------------------------
+# -- races and crashes -----------------------------------------------------------------------
 
 
-async def test_a_repetition_is_answered_only_when_the_first_is_durable(
+async def test_duplicate_is_answered_only_when_the_first_message_is_durable(
     mock_clock: MockClock,
 ) -> None:
-    """Invariant 1: the second waits for the first one's commit, and has its id."""
+    """Invariant 1: the duplicate waits for the commit of the first message, and gets its id."""
     held = Held()
     async with testing.start(run=held) as world, world.connect() as broker:
         one, two = await broker.producer("t"), await broker.producer("t")
@@ -241,16 +241,16 @@ async def test_a_repetition_is_answered_only_when_the_first_is_durable(
         assert await stored(broker) == [b"x"]
 
 
-@pytest.mark.parametrize("arrived_there", [True, False])
+@pytest.mark.parametrize("committed", [True, False])
 async def test_a_commit_whose_reply_is_lost_stores_a_key_once(
-    mock_clock: MockClock, arrived_there: bool
+    mock_clock: MockClock, committed: bool
 ) -> None:
-    """B3: two producers of one key, and the connection to the database breaks in COMMIT."""
+    """B3: two producers send one key, and the database connection breaks during COMMIT."""
     lost = Once("commit", OutcomeUnknown("the reply was lost"))
     engine = FaultyEngine(SqliteEngine.in_memory())
     async with testing.start(engine=engine) as world, world.connect() as broker:
         one, two = await broker.producer("t"), await broker.producer("t")
-        if arrived_there:
+        if committed:
             engine.after = lost
         else:
             engine.before = lost
@@ -270,10 +270,10 @@ async def test_a_commit_whose_reply_is_lost_stores_a_key_once(
 
 
 @pytest.mark.parametrize("checkpoints", ["none", "before", "between", "after"])
-async def test_after_a_crash_what_was_stored_is_known(
+async def test_dedup_keys_survive_a_crash(
     mock_clock: MockClock, checkpoints: str, engine: Engine
 ) -> None:
-    """B3: from the journal, from the checkpoint, or from both; and again after another crash."""
+    """B3: keys from the journal, the checkpoint or both, also after a second crash."""
     async with testing.start(engine=engine) as world:
         async with world.connect(settings=HURRIED) as broker:
             producer = await broker.producer("t")
@@ -308,7 +308,7 @@ async def test_after_a_crash_what_was_stored_is_known(
 async def test_a_broker_that_dies_in_the_commit_stores_each_key_once(
     mock_clock: MockClock,
 ) -> None:
-    """B3: it is sent again, by a producer that knows nothing of the first, after the restart."""
+    """B3: a new producer sends the same keys again after the restart."""
     for steps in range(1, 40, 2):
         async with testing.start() as world:
 
@@ -331,8 +331,8 @@ async def test_a_broker_that_dies_in_the_commit_stores_each_key_once(
                 assert sorted(await stored(broker)) == [b"a", b"b", b"c"]
 
 
-async def test_a_named_producer_goes_on_behind_what_was_known(mock_clock: MockClock) -> None:
-    """B3: its sequence counts repetitions too, also across a crash."""
+async def test_sequence_of_a_named_producer_counts_duplicates(mock_clock: MockClock) -> None:
+    """B3: also across a crash."""
     async with testing.start() as world:
         async with world.connect(settings=HURRIED) as broker:
             producer = await broker.producer("t", name="p")
@@ -348,13 +348,13 @@ async def test_a_named_producer_goes_on_behind_what_was_known(mock_clock: MockCl
             assert (await producer.send(b"2")).id == MessageId(TOPIC, 2)
 
 
-# -- finding and cancelling ------------------------------------------------------------------
+# -- finding and amending --------------------------------------------------------------------
 
 
 async def test_messages_are_found_and_changed_by_their_dedup_keys(
     mock_clock: MockClock,
 ) -> None:
-    """B1, B3: while the window lasts; what is not known is said to be unknown."""
+    """B1, B3: within the dedup window. An unknown key has status UNKNOWN."""
     async with testing.start() as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="t", subscription="s")
         producer = await broker.producer("t")

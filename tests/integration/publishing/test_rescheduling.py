@@ -1,4 +1,4 @@
-"""Rescheduling: a message is handed out at its old time or at its new one, never at both."""
+"""Tests of rescheduling: a message is delivered at its old or its new due time, never at both."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ SMALL = replace(
 )
 
 
-# What is stated again keeps its key.
+# Messages have keys, because a relocated message must keep its key.
 publish = partial(numbered_messages.publish, keyed=True)
 
 
 class Counting(Held):
-    """Also counts the calls of each kind."""
+    """Held calls that are also counted, by kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,14 +63,14 @@ class Counting(Held):
         return await super().__call__(function, *arguments)
 
 
-# -- where it goes ---------------------------------------------------------------------------
+# -- delivery and statuses -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-async def test_a_message_comes_at_its_new_time_and_not_at_its_old(
+async def test_rescheduled_message_is_delivered_only_at_its_new_time(
     mock_clock: MockClock, on_disk: bool
 ) -> None:
-    """B1: later, earlier, now; to an absolute time; what was not named stays."""
+    """B1: to a later, earlier or absolute time, or now. Other messages keep their due time."""
     async with testing.start() as world, world.connect() as broker:
         receipts = await publish(broker, 6, "s", delay=HOUR)
         if on_disk:
@@ -92,8 +92,8 @@ async def test_a_message_comes_at_its_new_time_and_not_at_its_old(
         assert await everything(broker, "s") == []
 
 
-async def test_moved_there_and_back_it_comes_once(mock_clock: MockClock) -> None:
-    """B1: the last to move it wins, and no key of it counts twice."""
+async def test_message_rescheduled_back_and_forth_is_delivered_once(mock_clock: MockClock) -> None:
+    """B1: the last reschedule wins, and no old place of the message counts."""
     async with testing.start() as world, world.connect() as broker:
         await publish(broker, 2, "s", delay=HOUR)
         start = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC)
@@ -106,8 +106,8 @@ async def test_moved_there_and_back_it_comes_once(mock_clock: MockClock) -> None
         assert await everything(broker, "s") == []
 
 
-async def test_the_answer_says_whom_it_reached(mock_clock: MockClock) -> None:
-    """B1: delivered, for some, cancelled, unknown; what was handed out stays handed out."""
+async def test_reschedule_reports_a_status_for_each_message(mock_clock: MockClock) -> None:
+    """B1: a delivered message stays delivered."""
     async with testing.start(config=TWO_AT_ONCE) as world, world.connect() as broker:
         await publish(broker, 4, "a", "b")
         await broker.cancel([3], topic="t")
@@ -131,8 +131,8 @@ async def test_the_answer_says_whom_it_reached(mock_clock: MockClock) -> None:
         assert await everything(broker, "b") == [2]
 
 
-async def test_one_subscription_keeps_what_another_gets_later(mock_clock: MockClock) -> None:
-    """B1: in retry under its old time at a, moved for b, on disk and in between."""
+async def test_reschedule_leaves_a_message_in_retry_at_its_old_time(mock_clock: MockClock) -> None:
+    """B1: the message is in retry for a and rescheduled for b, across two checkpoints."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 2, "a", "b")
         async with broker.consumer("t", "a") as inbox:
@@ -152,10 +152,10 @@ async def test_one_subscription_keeps_what_another_gets_later(mock_clock: MockCl
         assert await everything(broker, "a") == []
 
 
-async def test_what_is_ready_is_withdrawn_and_a_backlog_is_read_past_it(
+async def test_ready_messages_and_backlog_are_rescheduled(
     mock_clock: MockClock,
 ) -> None:
-    """B1: in ready, and behind the read mark."""
+    """B1: ready messages, and messages beyond the read position."""
     async with testing.start(config=SMALL) as world, world.connect() as broker:
         await publish(broker, 40, "s")
         async with broker.consumer("t", "s") as inbox:
@@ -170,10 +170,10 @@ async def test_what_is_ready_is_withdrawn_and_a_backlog_is_read_past_it(
         assert sorted(await everything(broker, "s")) == sorted(moved)
 
 
-async def test_a_later_subscription_gets_a_moved_message_at_its_new_time(
+async def test_new_subscription_gets_a_rescheduled_message_at_its_new_time(
     mock_clock: MockClock,
 ) -> None:
-    """B1: from the index, from the log, and in an ordered subscription, which ignores times."""
+    """B1: from the index and from the log. Ordered subscriptions ignore due times."""
     async with testing.start() as world, world.connect() as broker:
         await publish(broker, 3, delay=HOUR)
         assert (await broker.reschedule([1], delay=2 * HOUR, topic="t")).done.all()
@@ -189,8 +189,8 @@ async def test_a_later_subscription_gets_a_moved_message_at_its_new_time(
         assert await everything(broker, "again", position="earliest") == [0, 2, 1]
 
 
-async def test_times_that_are_not_allowed_change_nothing(mock_clock: MockClock) -> None:
-    """B1, P2: disabled delays, the maximum delay, no time at all."""
+async def test_refused_due_times_change_nothing(mock_clock: MockClock) -> None:
+    """B1, P2: disabled delays, a delay above the maximum, no time at all."""
     async with testing.start() as world, world.connect() as broker:
         await publish(broker, 2, "s", delay=HOUR)
         with pytest.raises(InvalidRequest):
@@ -206,11 +206,13 @@ async def test_times_that_are_not_allowed_change_nothing(mock_clock: MockClock) 
         assert await everything(broker, "s") == [0]
 
 
-# -- moments ---------------------------------------------------------------------------------
+# -- races -----------------------------------------------------------------------------------
 
 
-async def test_what_falls_due_while_it_is_being_moved_is_withheld(mock_clock: MockClock) -> None:
-    """B1: its old time comes between the decision and the commit."""
+async def test_message_that_falls_due_during_its_reschedule_is_withheld(
+    mock_clock: MockClock,
+) -> None:
+    """B1: the old due time passes between the decision and the commit."""
     held = Held()
     async with testing.start(run=held) as world, world.connect() as broker:
         await publish(broker, 3, "s", delay=HOUR)
@@ -235,8 +237,10 @@ async def test_what_falls_due_while_it_is_being_moved_is_withheld(mock_clock: Mo
         assert await everything(broker, "s") == [1]
 
 
-async def test_cancelled_while_it_is_being_moved(mock_clock: MockClock) -> None:
-    """B1: first the one, then the other: it never comes."""
+async def test_message_cancelled_during_its_reschedule_is_never_delivered(
+    mock_clock: MockClock,
+) -> None:
+    """B1: the cancel takes effect after the reschedule."""
     held = Held()
     async with testing.start(run=held) as world, world.connect() as broker:
         await publish(broker, 2, "s", delay=HOUR)
@@ -259,8 +263,8 @@ async def test_cancelled_while_it_is_being_moved(mock_clock: MockClock) -> None:
         assert await everything(broker, "s") == [0]
 
 
-async def test_of_two_that_move_it_at_once_the_later_wins(mock_clock: MockClock) -> None:
-    """B1: the second waits for the first."""
+async def test_later_of_two_concurrent_reschedules_wins(mock_clock: MockClock) -> None:
+    """B1: the second reschedule waits for the first."""
     held = Held()
     async with testing.start(run=held) as world, world.connect() as broker:
         await publish(broker, 2, "s", delay=HOUR)
@@ -283,10 +287,10 @@ async def test_of_two_that_move_it_at_once_the_later_wins(mock_clock: MockClock)
 
 @pytest.mark.parametrize("checkpoint", ["none", "before", "between", "after"])
 @pytest.mark.parametrize("index", ["kept", "lost"])
-async def test_a_crash_forgets_no_new_time_and_no_delivery(
+async def test_new_due_times_and_deliveries_survive_a_crash(
     mock_clock: MockClock, checkpoint: str, index: str
 ) -> None:
-    """B1, invariant 7: what was answered holds, for each subscription as it was answered."""
+    """B1, invariant 7: every reported outcome holds, for each subscription."""
     async with testing.start(config=TWO_AT_ONCE) as world:
         async with world.connect() as broker:
             await publish(broker, 5, "a", "b")
@@ -320,8 +324,8 @@ async def test_a_crash_forgets_no_new_time_and_no_delivery(
             assert await everything(broker, "b") == [2]
 
 
-async def test_refused_it_stays_where_it_was(mock_clock: MockClock) -> None:
-    """B1: the database goes away between the decision and the commit; no traffic follows."""
+async def test_refused_reschedule_keeps_the_old_due_time(mock_clock: MockClock) -> None:
+    """B1: the database becomes read-only before the commit, without later traffic."""
     outage = Outage()
     patient = Settings(heartbeat_s=None, request_timeout_s=86_400)
     async with (
@@ -338,7 +342,7 @@ async def test_refused_it_stays_where_it_was(mock_clock: MockClock) -> None:
 
 
 async def test_an_answer_waits_for_a_commit_whose_reply_was_lost(mock_clock: MockClock) -> None:
-    """B1: withheld until it is read back, then answered once."""
+    """B1: the outcome is withheld until the commit is confirmed by reading it back."""
     engine = FaultyEngine(SqliteEngine.in_memory())
     async with testing.start(engine=engine) as world, world.connect() as broker:
         await publish(broker, 3, "s", delay=HOUR)
@@ -352,8 +356,8 @@ async def test_an_answer_waits_for_a_commit_whose_reply_was_lost(mock_clock: Moc
         assert await everything(broker, "s") == [1]
 
 
-async def test_a_crash_before_the_commit_leaves_it_where_it_was(mock_clock: MockClock) -> None:
-    """B1: who has no answer may ask again."""
+async def test_crash_before_the_commit_keeps_the_old_due_time(mock_clock: MockClock) -> None:
+    """B1: the client gets no answer and can repeat its request."""
     held = Held()
     async with testing.start(run=held) as world:
         async with world.connect() as broker:
@@ -384,14 +388,14 @@ async def test_a_crash_before_the_commit_leaves_it_where_it_was(mock_clock: Mock
             assert sorted(first + await everything(broker, "s")) == [0, 1]
 
 
-async def test_many_that_are_moved_one_by_one_share_reads_and_commits(
+async def test_concurrent_reschedules_share_reads_and_commits(
     mock_clock: MockClock,
 ) -> None:
-    """B1: who comes while others are read is read with the rest, and committed with the rest."""
+    """B1: requests that arrive during a read share the next read and the next commit."""
     count = 300
     counting = Counting()
     async with testing.start(config=PATIENT, run=counting) as world, AsyncExitStack() as stack:
-        # A connection has 64 requests under way.
+        # A connection allows 64 requests at a time.
         clients = [await stack.enter_async_context(world.connect()) for _ in range(5)]
         broker = clients[0]
         await publish(broker, count, "s", delay=2 * DAY)
@@ -423,8 +427,8 @@ async def test_many_that_are_moved_one_by_one_share_reads_and_commits(
         assert order == sorted(range(count), key=lambda offset: (offset % 7, offset))
 
 
-async def test_those_moved_one_after_the_other_read_their_row_once(mock_clock: MockClock) -> None:
-    """B1: what was published together is in hand for the next who asks."""
+async def test_successive_reschedules_read_their_log_row_once(mock_clock: MockClock) -> None:
+    """B1: a log row that was read stays in memory for the next request."""
     counting = Counting()
     async with testing.start(config=PATIENT, run=counting) as world, world.connect() as broker:
         await publish(broker, 20, "s", delay=2 * DAY)
@@ -439,10 +443,10 @@ async def test_those_moved_one_after_the_other_read_their_row_once(mock_clock: M
             assert await everything(broker, "s") == [offset]
 
 
-async def test_who_gives_up_waiting_for_messages_leaves_the_others_theirs(
+async def test_cancelling_one_of_several_shared_reads_leaves_the_others(
     mock_clock: MockClock,
 ) -> None:
-    """B1: also the one who reads for all of them."""
+    """B1: also if the request that reads for all is cancelled."""
     held = Held()
     async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
         await publish(broker, 5, "s", delay=DAY)
@@ -457,7 +461,7 @@ async def test_who_gives_up_waiting_for_messages_leaves_the_others_theirs(
                 )
                 found[offset] = answer.offsets.tolist(), answer.batch.payloads.to_list(), count
 
-        for given_up in ([0], [1], [0, 1, 3], [4], [0, 1, 2, 3, 4]):
+        for cancelled in ([0], [1], [0, 1, 3], [4], [0, 1, 2, 3, 4]):
             found.clear()
             scopes = [trio.CancelScope() for _ in range(5)]
             async with trio.open_nursery() as nursery:
@@ -465,17 +469,17 @@ async def test_who_gives_up_waiting_for_messages_leaves_the_others_theirs(
                     for offset in range(5):
                         nursery.start_soon(look, offset)
                         await trio.testing.wait_all_tasks_blocked()
-                    for offset in given_up:
+                    for offset in cancelled:
                         scopes[offset].cancel()
                     await trio.testing.wait_all_tasks_blocked()
-            kept = {n: ([n], [b"%d" % n], 1) for n in range(5) if n not in given_up}
+            kept = {n: ([n], [b"%d" % n], 1) for n in range(5) if n not in cancelled}
             assert {n: found[n] for n in kept} == kept
 
 
-async def test_what_is_run_in_the_millisecond_in_which_a_subscription_begins_comes(
+async def test_message_run_in_the_first_millisecond_of_a_subscription_is_delivered(
     mock_clock: MockClock,
 ) -> None:
-    """B1: what is due in that millisecond is not for it, but it waited for this."""
+    """B1: a new subscription skips messages due in that millisecond, but not a rescheduled one."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("t")
         receipt = await producer.send(b"x", delay=HOUR)
