@@ -1,12 +1,11 @@
-"""Fixtures for whatever needs a database.
+"""Fixtures for tests that need a database.
 
-``engine`` runs a test on both engines; ``mysql_url`` is a fresh database on the
-session's server, ``mysql_to_break`` a server that a test may stop, kill and freeze.
-The server is started once, when the first test asks for it. With
-``ESCAPEMENT_TEST_MYSQL_URL`` an existing server is used wherever nothing is done to
-it but SQL. Without a server these tests fail: they are never skipped.
+``engine`` runs a test on both engines. ``mysql_url`` is a new database on the session's
+server. ``mysql_to_break`` is a server that a test may stop, kill and freeze. The server
+starts when the first test asks for it. With ``ESCAPEMENT_TEST_MYSQL_URL``, tests that only
+use SQL run on an existing server. Without a server these tests fail; they are never skipped.
 
-No example of a property has a time limit: on a busy machine any of them may be slow.
+Hypothesis examples have no time limit, because any of them may be slow on a busy machine.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start.
+# Processes that a shell starts in the background ignore Ctrl-C, and so do their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 URL_VARIABLE = "ESCAPEMENT_TEST_MYSQL_URL"
 SPARK_TESTS = "tests/spark/"
-NO_SUCH_THREAD = 1094  # KILL of a connection that is gone by itself
+NO_SUCH_THREAD = 1094  # KILL of a connection that has already ended
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Tests start many processes of ours, and each would compile what nothing keeps compiled."""
+    """Compile the package once, because tests start many processes that would each compile it."""
     if not hasattr(session.config, "workerinput"):
         compileall.compile_dir(Path(escapement.__file__).parent, quiet=2)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests run on several processes, those with Spark run on one: they share a session.
+    """Run all tests with a Spark session in the same process, because they share the session.
 
-    It takes longer than all others beside it, so it gets no file that needs no session.
+    That process takes the longest, so tests without a session run in the others.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -90,14 +89,14 @@ def _existing(url: str) -> SqlServer:
 
 @pytest.fixture(scope="session")
 def private_mysql() -> Iterator[MysqlServer]:
-    """The session's private server."""
+    """Start the private server of the session."""
     with private_server() as server:
         yield server
 
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Ctrl-C interrupts as Python has it; where this process has a Spark session it is Spark's."""
+    """Restore Python's handler of Ctrl-C, which a Spark session in this process replaces."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -105,7 +104,7 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.fixture
 def mysql_to_break(private_mysql: MysqlServer) -> Iterator[MysqlServer]:
-    """A server to stop, kill, freeze or set read-only; restored after the test."""
+    """Return a server to stop, kill, freeze or set read-only, and restore it after the test."""
     yield private_mysql
     private_mysql.restore()
     private_mysql.admin("SET GLOBAL read_only = 0")
@@ -113,7 +112,7 @@ def mysql_to_break(private_mysql: MysqlServer) -> Iterator[MysqlServer]:
 
 @pytest.fixture(scope="session")
 def mysql_server(request: pytest.FixtureRequest) -> SqlServer:
-    """The server that tests share for their SQL."""
+    """Return the server that tests share for SQL."""
     if url := os.environ.get(URL_VARIABLE):
         return _existing(url)
     server: MysqlServer = request.getfixturevalue("private_mysql")
@@ -124,7 +123,7 @@ def _fresh_database(server: SqlServer) -> Iterator[str]:
     name = f"escapement_test_{uuid.uuid4().hex[:12]}"
     server.admin(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
     yield server.url(name)
-    # A connection that a test left behind may hold locks that DROP would wait for.
+    # A connection that a test left open may hold locks that block DROP.
     mine = f"SELECT ID FROM information_schema.PROCESSLIST WHERE DB = '{name}'"
     for (connection_id,) in server.admin(mine):
         try:
@@ -137,19 +136,19 @@ def _fresh_database(server: SqlServer) -> Iterator[str]:
 
 @pytest.fixture
 def mysql_url(mysql_server: SqlServer) -> Iterator[str]:
-    """The URL of a database that only this test has."""
+    """Return the URL of a database for this test only."""
     yield from _fresh_database(mysql_server)
 
 
 @pytest.fixture(scope="module")
 def mysql_url_of_module(mysql_server: SqlServer) -> Iterator[str]:
-    """The URL of a database that only the tests of one file have."""
+    """Return the URL of a database for the tests of one file."""
     yield from _fresh_database(mysql_server)
 
 
 @pytest.fixture(params=["sqlite", "mysql"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """An empty database on each engine."""
+    """Run a test on an empty database of each engine."""
     url = request.getfixturevalue("mysql_url") if request.param == "mysql" else None
     opened = open_engine(url, tmp_path)
     yield opened
@@ -158,7 +157,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def connection(engine: Engine) -> Iterator[Connection]:
-    """A connection to a database with all of our tables."""
+    """Return a connection to a database with all of our tables."""
     schema.migrate(engine)
     connection = engine.connect()
     yield connection

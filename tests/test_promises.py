@@ -1,4 +1,4 @@
-"""Every promise in docs/features.md names tests that prove it, or says why it is not built."""
+"""Checks that promises in docs/features.md name their tests, or say why they are not built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker in a process of its own for the tests of a file, and command lines that ask it."""
+"""A broker in its own process for the tests of a file, and command lines to it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def say(
     monkeypatch: pytest.MonkeyPatch,
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> Say:
-    """Carries out a command line; returns its stdout, or its stderr where it is to fail.
+    """Return a function that runs a command line.
 
-    What it says on stderr though it does not fail is named by ``notes``.
+    The function returns stdout, or stderr if the command is to fail with exit code ``fails``.
+    ``notes`` is a part of stderr that the command prints without failing.
     """
     monkeypatch.setenv("ESCAPEMENT_BROKER", f"127.0.0.1:{broker.port}")
 
-    def carry_out(*words: str, fails: int = 0, notes: str = "") -> str:
+    def run_command(*words: str, fails: int = 0, notes: str = "") -> str:
         code = run(words)
         out, err = (text.decode() for text in capsysbinary.readouterr())
         assert code == fails, err
         assert out == "" if fails else (notes in err and bool(notes) == bool(err))
         return err if fails else out
 
-    return carry_out
+    return run_command

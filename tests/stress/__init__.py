@@ -2,6 +2,6 @@
 
 Begin with ``run.py``, which puts a run together. Clients (``producing.py``, ``consuming.py``,
 ``amending.py``, ``redriving.py``) record receipts, answers and deliveries in
-``history.py``. ``troubles.py`` kills and damages meanwhile. At the end ``rules.py`` holds the
-history against what the broker promises.
+``history.py``. ``troubles.py`` kills and damages meanwhile. At the end ``rules.py`` compares
+the history with the promises of the broker.
 """

@@ -24,7 +24,7 @@ PERMITS: Final = 100
 
 
 async def consume(world: World, subscription: str) -> None:
-    """Consume until cancelled, with a new consumer each time one has left."""
+    """Consume until cancelled, with a new consumer after each one that leaves."""
     async with escapement.connect(world.broker.url, settings=PATIENT) as client:
         topic = SUBSCRIPTIONS[subscription]
         while True:

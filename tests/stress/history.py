@@ -142,7 +142,7 @@ class History:
         return course
 
     def list_dead_letters(self, subscription: str, listed: dict[int, tuple[int, int]]) -> None:
-        """Note a full listing: (number, original offset) by offset of the letter."""
+        """Note a full listing: (number, original offset) by offset of the dead letter."""
         dead_letters = self.dead_letters[subscription]
         self.counts["dead letters"] += len(listed.keys() - dead_letters.seen.keys())
         dead_letters.seen |= listed

@@ -1,4 +1,4 @@
-"""A client that lists dead letters and sends some of them back."""
+"""A client that lists dead letters and redrives some of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from support.broker_processes import PATIENT
 
 
 async def list_dead_letters(world: World, client: escapement.Broker) -> None:
-    """Note all dead letters that there are."""
+    """Note all dead letters."""
     for name, topic in WITH_DEAD_LETTERS.items():
         rows = await client.admin("dlq.list", topic=topic, subscription=name, count=1_000)
-        assert len(rows) < 1_000, "more letters than one listing shows"
+        assert len(rows) < 1_000, "more dead letters than one listing shows"
         listed = {
             row["offset"]: (number_of(row["payload"]), row["original_offset"]) for row in rows
         }
@@ -23,7 +23,7 @@ async def list_dead_letters(world: World, client: escapement.Broker) -> None:
 
 
 async def redrive(world: World) -> None:
-    """Send half of the letters back, again and again."""
+    """Redrive half of the dead letters, again and again."""
     async with escapement.connect(world.broker.url, settings=PATIENT) as client:
         while not world.over:
             await trio.sleep(world.chance.uniform(0, 3))

@@ -25,7 +25,7 @@ def unfinished(history: History) -> Iterator[str]:
             if message.offset >= 0 and message.offset not in history.courses[name]:
                 yield f"lost: message {number} never came to {name}"
             elif not copies[number]:
-                yield f"lost: message {number} never came to anybody"
+                yield f"lost: message {number} never came to any subscription"
     for name, courses in history.courses.items():
         dead_lettered = _dead_lettered(history, name)
         for offset, course in courses.items():
@@ -89,7 +89,7 @@ def _copies(history: History) -> dict[int, set[int]]:
 
 
 def _redriven(history: History) -> Counter[int]:
-    """Return how many dead letters of each message were sent back."""
+    """Return how many dead letters of each message were redriven."""
     return Counter(
         number
         for dead_letters in history.dead_letters.values()
@@ -142,16 +142,16 @@ def _wrong_dead_letters(history: History, name: str) -> Iterator[str]:
             yield f"doubled: offset {original} of {name} has {count} dead letters"
         course = history.courses[name].get(original)
         if course is None:
-            yield f"letter: offset {original} of {name} has a dead letter and never came"
+            yield f"unknown: offset {original} of {name} has a dead letter and was never delivered"
     for offset in dead_letters.seen.keys() - dead_letters.remaining - dead_letters.asked:
-        yield f"lost: dead letter {offset} of {name} is gone, and nobody asked for it"
+        yield f"lost: dead letter {offset} of {name} is gone, and no client redrove it"
 
 
 def _out_of_order(history: History, name: str) -> Iterator[str]:
     """Find messages that came after one of their key that was due later.
 
     The broker can only order durable messages. So a message may come late if it was confirmed
-    after the other one was handed out, which is up to ``OVERTAKE_MS`` before that was received.
+    after the other one was delivered, which is up to ``OVERTAKE_MS`` before that was received.
     """
     latest: dict[str, Arrival] = {}
     for arrival in history.arrivals[name]:

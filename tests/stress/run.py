@@ -1,4 +1,4 @@
-"""One run: traffic and troubles for some minutes, quiet until all is done, the verdict."""
+"""One run: minutes of traffic and troubles, quiet until all is done, then the check."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def _traffic(world: World, database: MysqlServer | None, seconds: float) -
 
 
 async def _settle(world: World, client: escapement.Broker) -> None:
-    """Wait until nothing is unfinished, or patience is over."""
+    """Wait until nothing is unfinished, or for ``TIMEOUT_S``."""
     with trio.move_on_after(TIMEOUT_S):
         while True:
             await trio.sleep(2)
@@ -138,4 +138,4 @@ def _count_log(world: World, log: Path) -> None:
     text = log.read_text(errors="replace")
     world.history.counts["generations begun"] = text.count("the log goes on in generation")
     world.history.counts["generations forgotten"] = text.count("is forgotten")
-    world.history.counts["indexes built again"] = text.count("index again from the log")
+    world.history.counts["indexes built again"] = text.count("from the log:")

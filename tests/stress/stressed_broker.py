@@ -1,4 +1,4 @@
-"""Run one broker whose log rolls and forgets often, and whose commits are sometimes slow."""
+"""Run one broker that rolls and deletes log generations often, with some slow commits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SLOW_S: Final = (0.2, 3.0)
 
 
 def sometimes_slow(step: str) -> None:
-    """Wait before some transactions, as behind a busy disk."""
+    """Wait before some transactions, as on a busy disk."""
     if step == "begin" and random.random() < SLOW_SHARE:
         time.sleep(random.uniform(*SLOW_S))
 
 
 def main() -> None:
-    """Serve what the one argument, a JSON object, asks for."""
+    """Serve with the configuration in the only argument, a JSON object."""
     forgetter.ROUND_S = 4.0  # type: ignore[misc]
     forgetter._NEXT_MS = 5_000  # type: ignore[misc]
     housekeeper.ROUND_S = 2.0  # type: ignore[misc]

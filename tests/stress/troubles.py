@@ -15,11 +15,11 @@ from support.damaged_bytes import scramble
 from support.database_servers import MysqlServer
 
 # Troubles that a broker must survive without a restart.
-_BROKER_LIVES_ON: Final = ("damaged index", "database killed", "database paused")
+_BROKER_KEEPS_RUNNING: Final = ("damaged index", "database killed", "database paused")
 
 
 class Troubles:
-    """Does something bad every few seconds; the broker runs again afterwards."""
+    """A kill, damage or outage every few seconds. The broker runs again after each."""
 
     def __init__(self, world: World, database: MysqlServer | None) -> None:
         self._world = world
@@ -41,7 +41,7 @@ class Troubles:
             }
 
     async def run(self) -> None:
-        """Go on until the run is over; the first kind is as frequent as all others."""
+        """Cause troubles until the run is over. The first kind is as frequent as all others."""
         chance, counts = self._world.chance, self._world.history.counts
         while not self._world.over:
             await trio.sleep(chance.uniform(1, 8))
@@ -53,7 +53,7 @@ class Troubles:
             await trio.sleep(chance.uniform(0, 2))
             if self._database is not None:
                 await trio.to_thread.run_sync(self._database.restore)
-            if kind in _BROKER_LIVES_ON:
+            if kind in _BROKER_KEEPS_RUNNING:
                 await self._restart_if_ended()
             else:
                 await trio.to_thread.run_sync(self._broker.start)

@@ -13,7 +13,7 @@ from support.broker_processes import BrokerProcess
 
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"
-# Topics by subscription. The first two have a bound of deliveries and so dead letters.
+# Topics by subscription. The first two bound deliveries, and so have dead letters.
 WITH_DEAD_LETTERS: Final = {"p": PLAIN, "k": KEYED}
 WITHOUT_DEAD_LETTERS: Final = {"q": PLAIN}
 SUBSCRIPTIONS: Final = WITH_DEAD_LETTERS | WITHOUT_DEAD_LETTERS
@@ -31,7 +31,7 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
 
 
 def passes(error: EscapementError) -> bool:
-    """Return whether a client may meet this error while the broker dies or repairs itself."""
+    """Return whether a client may meet this error while the broker crashes or repairs itself."""
     return error.retryable or isinstance(error, IndexDamaged)
 
 
@@ -63,7 +63,7 @@ class World:
 
 
 async def set_up(client: escapement.Broker) -> None:
-    """Create topics and subscriptions; the log is forgotten as soon as it may be."""
+    """Create topics and subscriptions, with the shortest retention of the log."""
     namespace = "public/default"
     for name, topic in SUBSCRIPTIONS.items():
         await client.admin(

@@ -1,9 +1,9 @@
-"""Random lives of groups, held against a naive model that knows who has done what (Q10).
+"""Random workloads of groups, compared with a naive model of all acknowledgements (Q10).
 
-A life is a seed: messages are published into groups and none, acknowledged, cancelled, groups
-closed and deleted, subscriptions sought, deleted and made again, checkpoints written, and the
-broker dies in the middle of any of it. After each step exactly the follow-ups have fired that
-the model says, each once. ``ESCAPEMENT_SEED=n`` replays one.
+Each seed is a workload: messages with and without a group are published, acknowledged and
+cancelled, groups are closed and deleted, subscriptions seek, are deleted and created again,
+checkpoints are written, and the broker crashes during any of these steps. After each step exactly
+the follow-ups of the model have fired, each once. ``ESCAPEMENT_SEED=n`` replays one workload.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ NEVER_MS = 1 << 62
 
 @dataclass
 class Subscription:
-    """What it has done; a seek or a new one of its name makes another."""
+    """One subscription. A seek, or a new subscription of its name, replaces it by another."""
 
     kind: str
     start_offset: int
     start_due_ms: int
     acked: set[int] = field(default_factory=set)
-    kept: set[int] = field(default_factory=set)  # cancelled, but it was handed them
+    kept: set[int] = field(default_factory=set)  # cancelled after their delivery
 
 
 @dataclass
 class Completion:
     subscription: str
-    serves: Subscription | None  # None: void
+    serves: Subscription | None  # None: its subscription was deleted
     number: int
     fired: bool = False
 
@@ -93,7 +93,7 @@ class Model:
 
 
 class Workload:
-    """The broker and the model beside it."""
+    """The broker and its model."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world = world
@@ -103,7 +103,7 @@ class Workload:
         self.number = 0
 
     async def do(self, work: Callable[[escapement.Broker], Awaitable[None]]) -> None:
-        """Something that may be done twice: perhaps the broker dies in the middle, first."""
+        """Run idempotent work, sometimes after an attempt that a crash interrupts."""
         if self.rng.random() < 0.3:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._attempt, work)
@@ -120,7 +120,7 @@ class Workload:
             async with self.world.connect(settings=HURRIED) as broker:
                 await work(broker)
 
-    # -- what may happen -------------------------------------------------------
+    # -- steps -----------------------------------------------------------------
 
     async def publish(self) -> None:
         count = self.rng.randrange(1, 6)
@@ -241,7 +241,7 @@ class Workload:
         new = Subscription(KINDS[name], offset, start_due_ms)
         self.model.replace(name, new, sought=True)
 
-    async def come_and_go(self) -> None:
+    async def add_or_delete_subscription(self) -> None:
         name = self.rng.choice(list(KINDS))
         if name in self.model.subscriptions:
 
@@ -269,7 +269,7 @@ class Workload:
     async def checkpoint(self) -> None:
         await self.world.checkpoint()
 
-    # -- what must hold ----------------------------------------------------------
+    # -- check -------------------------------------------------------------------
 
     async def check(self) -> None:
         self.model.fire()
@@ -302,7 +302,7 @@ WEIGHTED = {
     "close": 5,
     "delete": 2,
     "seek": 2,
-    "come_and_go": 2,
+    "add_or_delete_subscription": 2,
     "pass_time": 3,
     "checkpoint": 2,
 }
@@ -322,5 +322,5 @@ async def test_random_workload_of_groups_fires_the_expected_follow_ups(
             policy = {"group_retention_ms": "366d"}
             await broker.admin("topics.update", topic="t", policy=policy)
         for _ in range(2):
-            await workload.come_and_go()
+            await workload.add_or_delete_subscription()
         await play(seed, rng, workload, WEIGHTED, STEPS, workload.check)

@@ -1,4 +1,4 @@
-"""In random lives nothing leaves the log that is not archived, and nothing waits for ever."""
+"""Random workloads: the log deletes only archived messages, and keeps no done messages forever."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEPS = 60
 
 
 class Workload:
-    """What one topic lives through, and what became of all that was published."""
+    """One topic with a random workload."""
 
     def __init__(self, engine: Engine, data: Path, world: World, seed: int) -> None:
         self.engine = engine
@@ -49,12 +49,12 @@ class Workload:
         self.runs = 0
 
     def read(self) -> list[int]:
-        """The offsets that a read of what is live gives."""
+        """Return the offsets of a read without archived messages."""
         options = {"data": str(self.data), "topic": TOPIC, "archived": "false"}
         return self.offsets(BatchPlan(Options(options), ["offset"]).parts())
 
     def offsets(self, parts: Iterable[Any]) -> list[int]:
-        """What the tasks of these parts give."""
+        """Return the offsets that the tasks of these parts read."""
         batches = (batch for part in parts for batch in read_part(self.engine, part, SCHEMA))
         return [offset for batch in batches for offset in batch["offset"].to_pylist()]
 
@@ -67,7 +67,7 @@ class Workload:
             connection.close()
 
     def archive(self, share: float) -> None:
-        """Some of what the job would take is archived."""
+        """Archive a random share of the messages that the job would archive."""
         connection = self.engine.connect()
         now_ms = int(time.time() * 1000)
         name, since = TopicName.parse(TOPIC), self.random.randrange(self.published + 1)
@@ -90,7 +90,7 @@ class Workload:
         connection.close()
 
     def check(self) -> None:
-        """Each message is in the log or archived, and the log says it once."""
+        """Check that each message is in the log once, or archived."""
         live = self.read()
         assert len(live) == len(set(live))
         assert set(live) | set(self.archived()) == set(range(self.published))
@@ -153,7 +153,7 @@ class Workload:
         self.check()
 
     async def end(self) -> None:
-        """All is taken and archived: nothing keeps the log but what came last."""
+        """Acknowledge and archive all messages, and check that only the last generation remains."""
         await self.world.clock.advance(days=25)
         async with self.world.connect() as broker:
             while await self.take(broker, 1.0):
@@ -174,13 +174,13 @@ class Workload:
 def test_random_workload_archives_every_message_before_its_deletion(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N8, P11: acknowledged, tried, cancelled, moved and relocated messages, and crashes."""
-    # What is live is relocated however much it is.
+    """N8, P11: acknowledge, retry, cancel, reschedule and relocate messages, and crash."""
+    # Relocate pending messages however many there are.
     monkeypatch.setattr(forgetter, "_SPARSE", 0)
     engine = SqliteEngine(tmp_path / FILE_NAME)
 
-    async def live() -> None:
-        # A read goes by the real clock: by that one, all has passed.
+    async def run_workload() -> None:
+        # Reads use the real clock. By that clock, all due times are past.
         start_ms = int(time.time() * 1000) - 365 * DAY_MS
         async with testing.start(config=CONFIG, engine=engine, start_ms=start_ms) as world:
             workload = Workload(engine, tmp_path, world, seed)
@@ -193,5 +193,5 @@ def test_random_workload_archives_every_message_before_its_deletion(
                 await workload.step()
             await workload.end()
 
-    testing.run(live)
+    testing.run(run_workload)
     engine.close()

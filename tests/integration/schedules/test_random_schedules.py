@@ -1,8 +1,8 @@
-"""Random lives of schedules, held against a naive model that knows every occurrence.
+"""Random workloads of schedules, compared with a naive model that knows every occurrence.
 
-A life is a seed: time passes, the broker crashes, stops and stays away, the clock is set
-back, schedules are paused, resumed and looked at. At the end each topic has exactly the
-occurrences that the model says, each once, in order. ``ESCAPEMENT_SEED=n`` replays one.
+Each seed is a workload: time passes, the broker crashes, stops and stays away, the clock is set
+back, schedules are paused and resumed. At the end each topic has exactly the occurrences of the
+model, each once, in order. ``ESCAPEMENT_SEED=n`` replays one workload.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Test = Callable[[int], bool]
 
 @dataclass
 class Model:
-    """One schedule: which seconds it is due at, how far it has come, what it published."""
+    """The model of one schedule: its due seconds, its progress, and its occurrences."""
 
     name: str
     options: dict[str, Any]
     is_due: Test
     missed: str
-    done_ms: int  # everything up to here is decided
+    done_ms: int  # occurrences up to this time are published or skipped
     paused: bool = False
     published: list[int] = field(default_factory=list)
 
-    def come_to(self, now_ms: int, *, was_away: bool) -> None:
-        """The broker runs, and it is this late."""
+    def publish_until(self, now_ms: int, *, was_away: bool) -> None:
+        """Add the occurrences that a running broker publishes until ``now_ms``."""
         if self.paused or now_ms <= self.done_ms:
             return
         first_ms = self.done_ms // SECOND_MS * SECOND_MS + SECOND_MS
@@ -58,7 +58,7 @@ class Model:
 
 
 def models(now_ms: int) -> list[Model]:
-    """One of each kind; the world begins at a full hour."""
+    """Return one schedule of each kind. The world begins at a full hour."""
     assert now_ms % (60 * MINUTE_MS) == 0
     end_ms = now_ms + 20 * MINUTE_MS
     ending = {"every": "30s", "until": datetime.fromtimestamp(end_ms / 1000, UTC)}
@@ -73,7 +73,7 @@ def models(now_ms: int) -> list[Model]:
 
 
 class Workload:
-    """The broker and the model beside it. Times are whole seconds."""
+    """The broker and the models of its schedules. Times are whole seconds."""
 
     def __init__(
         self, world: World, mock_clock: trio.testing.MockClock, rng: random.Random
@@ -93,31 +93,31 @@ class Workload:
                     **one.options,
                 )
 
-    def come(self, *, was_away: bool = False) -> None:
+    def update_models(self, *, was_away: bool = False) -> None:
         for one in self.models:
-            one.come_to(self.world.clock.now_ms(), was_away=was_away)
+            one.publish_until(self.world.clock.now_ms(), was_away=was_away)
 
     async def advance(self) -> None:
         await self.world.clock.advance(seconds=self.rng.choice([1, 9, 30, 61, 300, 2000]))
-        self.come()
+        self.update_models()
 
     async def crash(self) -> None:
-        """In the middle of something, and back within the minute: nothing is missed."""
+        """Crash a busy broker, and restart it within a minute: no occurrence is missed."""
         self.mock_clock.jump(self.rng.choice([0, 7, 20]))
         for _ in range(self.rng.randrange(25)):
             await trio.lowlevel.checkpoint()
         await self.world.crash()
         await self.world.clock.advance(seconds=self.rng.choice([0, 3, 30]))
-        await self._again()
-        self.come()
+        await self._restart()
+        self.update_models()
 
     async def stay_away(self) -> None:
         await (self.world.stop() if self.rng.random() < 0.5 else self.world.crash())
         await self.world.clock.advance(seconds=self.rng.choice([30, 61, 200, 3000]))
-        await self._again()
-        self.come(was_away=True)
+        await self._restart()
+        self.update_models(was_away=True)
 
-    async def _again(self) -> None:
+    async def _restart(self) -> None:
         await self.world.restart()
         await self.world.clock.settle()
 
