@@ -38,7 +38,7 @@ class EventGroups(Workload):
         async def ask() -> None:
             then = escapement.FollowUp(b"%d" % completion.number, AFTER)
             close = self.broker.groups.close
-            await self.retried(lambda: close(TOPIC, name, subscription, then))
+            await self.retry(lambda: close(TOPIC, name, subscription, then))
             if not known:
                 group.completions.append(completion)
 
@@ -51,20 +51,20 @@ class EventGroups(Workload):
         group = self.model.groups[name]
         self.model.deleted_completions += group.completions
 
-        async def forget() -> None:
+        async def delete() -> None:
             # The group may have no messages, or it was deleted before the broker crashed.
             with suppress(escapement.NotFound):
                 await self.broker.groups.delete(TOPIC, name)
 
         async def ask() -> None:
-            await self.retried(forget)
+            await self.retry(delete)
             del self.model.groups[name]
 
         await self.ask_again_after_crash(ask)
 
     async def see_follow_ups(self) -> None:
         """Check that each completed group, and no other, has published its follow-up once."""
-        self.model.fired += await self.retried(self._new_follow_ups)
+        self.model.fired += await self.retry(self._new_follow_ups)
         fired = self.model.fired
         assert len(set(fired)) == len(fired), "a group has fired twice"
         await self.read_all_dead_letters()  # dead-lettered messages are done

@@ -16,14 +16,14 @@ def note_passed(model: Model, arrival: Arrival) -> None:
     assert arrival.is_active is not False, f"{offset} came to a consumer that is not active"
     if arrival.is_active is None:
         return  # the consumer is leaving
-    waits = {
+    in_retry = {
         o for o, wait in expectation.retries.items() if wait.until_ms + LATE_MS > arrival.now_ms
     }
     tried = expectation.delivered.keys() - expectation.returned - expectation.retries.keys()
     passed = {
         other
         for other in range(expectation.since_offset, offset)
-        if other not in expectation.in_flight and other not in waits and other not in tried
+        if other not in expectation.in_flight and other not in in_retry and other not in tried
     }
     if passed:
         expectation.passed_in_log.append(

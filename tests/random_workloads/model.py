@@ -106,9 +106,8 @@ class Expectation:
     kind: str
     cancelled: set[int]  # for this subscription, before their delivery
     acked: dict[int, int] = field(default_factory=dict)  # confirmed: the moment of the receipt
-    delivered: dict[int, int] = field(
-        default_factory=dict
-    )  # the number of crashes before the last delivery
+    # The number of crashes before the last delivery.
+    delivered: dict[int, int] = field(default_factory=dict)
     # Messages due by this time may have been delivered to a consumer that left without receiving.
     left_ms: int = -1
     # The due time that a message keeps, because it was rescheduled after its delivery.
@@ -120,22 +119,20 @@ class Expectation:
     optional: set[int] = field(default_factory=set)
     # Deleted from the log before the subscription began.
     deleted: set[int] = field(default_factory=set)
-    # Perhaps expired, or perhaps acknowledged, because the receipt was lost.
+    # Perhaps expired, or acknowledged without a receipt.
     maybe_done: set[int] = field(default_factory=set)
     # Dead-letter topic and offset in it -> original offset.
     dead_lettered: dict[tuple[str, int], int] = field(default_factory=dict)
-    dead_letter_topics: set[str] = field(
-        default_factory=set
-    )  # topics that may have its dead letters
+    # Topics that may have its dead letters.
+    dead_letter_topics: set[str] = field(default_factory=set)
     in_flight: dict[int, Delivery] = field(default_factory=dict)
     retries: dict[int, Delivery] = field(default_factory=dict)  # returned messages, in retry
     # The attempts of messages that were in flight at a crash, and whose delivery was recorded.
     recorded_attempts: dict[int, int] = field(default_factory=dict)
     # Messages that were in flight at a crash, recorded or not.
     in_flight_at_crash: set[int] = field(default_factory=set)
-    deliveries_ms: list[int] = field(
-        default_factory=list
-    )  # times of deliveries since the rate was set
+    # Times of deliveries since the rate was set.
+    deliveries_ms: list[int] = field(default_factory=list)
     ordered_from: int = 0  # earlier offsets may come in any order
     # Messages that certainly were in the ready queue between two steps, with their due times.
     ready: dict[int, int] = field(default_factory=dict)
@@ -146,16 +143,15 @@ class Expectation:
     dropped: set[int] = field(default_factory=set)  # by a quota
     # Undelivered messages that were pending between two steps.
     at_rest: set[int] = field(default_factory=set)
-    changes: int = 0  # the number of changes at that time, to notice others
+    changes: int = 0  # the number of changes at that time, to notice later ones
     # In log order: the moment of an arrival, the messages that should perhaps have come before it,
     # those of them that had been delivered before, and the offset of the arrival.
     passed_in_log: list[tuple[int, set[int], set[int], int]] = field(default_factory=list)
     # The offset of an arrival, and the messages of its key that should perhaps have come before it,
     # with their due times.
     passed_of_key: list[tuple[int, dict[int, int]]] = field(default_factory=list)
-    delivered_before_order: set[int] = field(
-        default_factory=set
-    )  # before the present order was set
+    # Delivered before the present order was set.
+    delivered_before_order: set[int] = field(default_factory=set)
 
     @property
     def in_log_order(self) -> bool:
@@ -468,13 +464,13 @@ class Model:
         counts = [ahead]
         for name, expectation in self.expectations.items():
             if not self.policy(name, "max_deliveries"):
-                waits = [
+                counted = [
                     o
                     for o in self.open(expectation)
-                    if self.waits_since_ms(expectation, o) <= until_ms
+                    if self.counts_since_ms(expectation, o) <= until_ms
                 ]
                 # In log order, delayed messages are pending, too.
-                counts.append(len(waits) + (0 if expectation.in_log_order else ahead))
+                counts.append(len(counted) + (0 if expectation.in_log_order else ahead))
         return max(counts)
 
     def ahead(self, known_ms: int, lately_ms: int = 0) -> set[int]:
@@ -491,7 +487,7 @@ class Model:
             and offset not in self.cancelled
         }
 
-    def waits_since_ms(self, expectation: Expectation, offset: int) -> int:
+    def counts_since_ms(self, expectation: Expectation, offset: int) -> int:
         """Return since when a quota counts a message: its due time, or in log order its publish."""
         message = self.stored[offset]
         assert message is not None

@@ -42,7 +42,7 @@ class Quotas(Workload):
     async def neighbour(self) -> None:
         """Publish to the second topic, or acknowledge all of its messages."""
         names = {"topic": NEIGHBOUR, "subscription": "y"}
-        if not await self.waiting_next_door():
+        if not await self.neighbour_backlog():
             with suppress(escapement.AlreadyExists):
                 await self.broker.admin("subscriptions.create", **names, kind="shared")
         if self.rng.random() < 0.3:
@@ -55,7 +55,7 @@ class Quotas(Workload):
             await producer.send_many([b"y"] * self.rng.choice([2, 15]))
         await producer.aclose()
 
-    async def waiting_next_door(self) -> int:
+    async def neighbour_backlog(self) -> int:
         """Return the backlog of the second topic."""
         try:
             rows = await self.broker.admin("subscriptions.list", topic=NEIGHBOUR)
@@ -87,7 +87,7 @@ class Quotas(Workload):
         for expectation in model.expectations.values():
             open_ = model.open(expectation) - expectation.delivered.keys()
             expectation.at_rest = {
-                o for o in open_ if model.waits_since_ms(expectation, o) + LATE_MS <= self.now_ms
+                o for o in open_ if model.counts_since_ms(expectation, o) + LATE_MS <= self.now_ms
             }
             expectation.changes = self._changes(expectation)
 
@@ -115,11 +115,11 @@ class Quotas(Workload):
         if not expectation.in_log_order:
             stayed = {o for o in stayed if o >= expectation.ordered_from}
         since_ms = model.quiet_since_ms
-        gone = {o for o in dropped if self._unmoved(o, since_ms)}
+        oldest = {o for o in dropped if self._unmoved(o, since_ms)}
         stayed = {o for o in stayed if self._unmoved(o, since_ms)}
         last, first = (
             [(0 if expectation.in_log_order else model.due_ms(expectation, o), o) for o in some]
-            for some in (gone, stayed)
+            for some in (oldest, stayed)
         )
         assert not last or not first or max(last) < min(first), (
             f"{max(last)} was dropped and {min(first)} was not"
@@ -146,15 +146,15 @@ class Quotas(Workload):
             assert least_left <= quota.full or not at_rest, f"{least_left} were left"
 
     async def _check_sum(self, any_dropped: bool, quota: Quota) -> None:
-        model, others, most = self.model, await self.waiting_next_door(), quota.least
+        model, others, most = self.model, await self.neighbour_backlog(), quota.least
         left = [self._left(expectation, quota) for expectation in model.expectations.values()]
         settled = all(self._changes(c) == c.changes for c in model.expectations.values())
         most_left = max((found[1] for found in left), default=0) + others
         if any_dropped and settled and model.quotas_now()[0] == NO_QUOTA:
             assert most_left >= most, f"only {most_left} were left in the namespace"
         # Each of two topics may keep half, so messages in flight do not delay a drop.
-        in_hands = [len(model.open(c) & c.delivered.keys()) for c in model.expectations.values()]
-        stays = max(in_hands, default=0) + (
+        in_flight = [len(model.open(c) & c.delivered.keys()) for c in model.expectations.values()]
+        stays = max(in_flight, default=0) + (
             len(model.ahead(self.now_ms)) if quota.counts_all else 0
         )
         if self._was_quiet() and stays <= most // 2:
@@ -169,19 +169,19 @@ class Quotas(Workload):
         model, now_ms = self.model, self.now_ms
         known_ms = now_ms - LATE_MS
         certain = {
-            o for o in model.open(expectation) if model.waits_since_ms(expectation, o) <= known_ms
+            o for o in model.open(expectation) if model.counts_since_ms(expectation, o) <= known_ms
         }
         perhaps = {
             o
             for o in model.wanted(expectation) - expectation.done()
             if expectation.in_log_order or model.due_ms(expectation, o) <= now_ms
         }
-        in_hands = {
+        in_flight = {
             o for o, delivery in expectation.in_flight.items() if delivery.until_ms > known_ms
         }
         if expectation.left_ms > known_ms:  # a consumer may have had them until then
-            in_hands |= expectation.delivered.keys()
-        least, most, may_go = len(certain), len(perhaps), len(certain - in_hands)
+            in_flight |= expectation.delivered.keys()
+        least, most, may_go = len(certain), len(perhaps), len(certain - in_flight)
         if not quota.counts_all:
             return least, most, may_go
         ahead = len(model.ahead(known_ms))

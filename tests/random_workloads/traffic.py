@@ -146,7 +146,7 @@ class Traffic(Consuming):
             for value, at_ms in zip(values, times, strict=True):
                 self.model.sent[value] = Sent(at_ms=at_ms)
             posted += values
-        await self.retried(lambda: post(self.world, entries))
+        await self.retry(lambda: post(self.world, entries))
         for value in posted:
             self.model.sent[value].least = 1
 
@@ -157,10 +157,10 @@ class Traffic(Consuming):
         await self.catch_up()
 
         async def ask() -> None:
-            outcomes = await self.retried(
+            outcomes = await self.retry(
                 lambda: self.broker.reschedule(named, at=moment(due_ms), topic=TOPIC)
             )
-            await self.retried(self.read_log)  # messages may have been deleted meanwhile
+            await self.retry(self.read_log)  # messages may have been deleted meanwhile
             for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
                 self.note_rescheduled(outcome, due_ms)
 
@@ -208,8 +208,8 @@ class Traffic(Consuming):
         named, end = self.random_offsets(), self.model.end
 
         async def ask() -> None:
-            outcomes = await self.retried(lambda: self.broker.cancel(named, topic=TOPIC))
-            await self.retried(self.read_log)  # an inbox entry may have been moved meanwhile
+            outcomes = await self.retry(lambda: self.broker.cancel(named, topic=TOPIC))
+            await self.retry(self.read_log)  # an inbox entry may have been moved meanwhile
             for outcome in outcomes:
                 assert (
                     outcome.id.offset >= end or outcome.status is not escapement.AmendStatus.UNKNOWN
@@ -295,7 +295,7 @@ class Traffic(Consuming):
                 nursery.start_soon(ask)
             for name, inbox, _ in self.inboxes:
                 nursery.start_soon(self.acknowledge_all, name, inbox)
-        await self.retried(self.read_log)
+        await self.retry(self.read_log)
         named = {outcome.id.offset for outcome in cancelled}
         assert pending <= named, f"{sorted(pending - named)} with this key were not found"
         for outcome in cancelled + rescheduled:
@@ -342,7 +342,7 @@ class Traffic(Consuming):
 
         self.unanswered.append(see)
         offsets = list(wanted)
-        await self.retried(lambda: self.broker.admin(verb, **names, offsets=offsets))
+        await self.retry(lambda: self.broker.admin(verb, **names, offsets=offsets))
         self.unanswered.remove(see)
         await see()
 

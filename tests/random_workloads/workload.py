@@ -211,7 +211,7 @@ class Workload:
 
     async def catch_up(self) -> None:
         """Read the log and check all arrivals since the last check."""
-        await self.retried(self.read_log)
+        await self.retry(self.read_log)
         self.check()
 
     def check(self) -> None:
@@ -269,7 +269,7 @@ class Workload:
                 if self.world.clock.lease_ms() >= self.outage_end_ms:
                     self.outage.over()
 
-    async def retried(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to an idempotent request; repeat it while it fails retryably."""
         while True:
             try:
@@ -323,7 +323,7 @@ class Workload:
             names = {"topic": TOPIC, "subscription": name, "dead_letter_topic": dead_letter_topic}
             ask = partial(self.broker.admin, "dlq.list", **names, count=1000)
             try:
-                rows: list[dict[str, Any]] = await self.retried(ask)
+                rows: list[dict[str, Any]] = await self.retry(ask)
             except escapement.NotFound:
                 continue  # it has no dead letters
             assert expectation is not None

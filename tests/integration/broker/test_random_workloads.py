@@ -12,7 +12,7 @@ The workload draws random steps on the virtual clock:
   owner that keeps trying.
 
 The bounds are so small that the workload reaches all of them. The model
-(``tests/random_workloads``) knows which messages each subscription must get, their order, and its
+(``tests/random_workloads``) has the messages that each subscription must get, their order, and its
 durable acknowledgements. The test compares every delivery, drop and follow-up, and the final state.
 
 A failure prints its seed. ``ESCAPEMENT_SEED=n`` replays it. ``ESCAPEMENT_WORKLOADS=a-b`` runs a
