@@ -1,6 +1,6 @@
-"""An owner is killed again and again while it takes a bulk write into its topics.
+"""Repeated kills of a broker while it adopts a bulk job into its topics.
 
-A real process on MariaDB or MySQL.
+Real broker processes on MariaDB or MySQL.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from support.staged_jobs import commit, stage_entries
 TOPICS: Final = 2
 ENTRIES: Final = 100
 KILLS: Final = 3
-# So small that a kill finds most of it still to be done.
+# Small steps, so that each kill interrupts the adoption.
 SMALL: Final[dict[str, Any]] = {"inbox_step_bytes": 2_000, "inbox_round_bytes": 4_000}
 
 
-async def kill_half_way(process: BrokerProcess, connection: Connection) -> None:
-    """Kill the owner each time that it has moved a part of what was left."""
+async def kill_during_adoption(process: BrokerProcess, connection: Connection) -> None:
+    """Kill the broker each time that it has moved a part of the remaining entries."""
     left = waiting(connection)
     for kill in range(KILLS):
         goal = left - left // (KILLS + 1 - kill)
         with trio.fail_after(60):
-            while waiting(connection) > goal:  # noqa: ASYNC110 (it is elsewhere)
+            while waiting(connection) > goal:  # noqa: ASYNC110 (another process changes it)
                 await trio.sleep(0.002)
         process.kill()
         left = waiting(connection)
@@ -39,14 +39,14 @@ async def kill_half_way(process: BrokerProcess, connection: Connection) -> None:
 
 
 def waiting(connection: Connection) -> int:
-    return sum(one.inbox_entries for one in inbox.waiting(connection, 99))
+    return sum(one.entries for one in inbox.waiting(connection, 99))
 
 
 async def received(broker: escapement.Broker, topic: str) -> list[int]:
     return [int(one.payload) async for page in broker.read(topic) for one in page]
 
 
-async def test_an_owner_killed_half_way_through_adopting_a_job_adds_nothing_twice(
+async def test_broker_killed_while_adopting_a_job_adds_nothing_twice(
     mysql_url: str, tmp_path: Path
 ) -> None:
     """B7, P6."""
@@ -62,7 +62,7 @@ async def test_an_owner_killed_half_way_through_adopting_a_job_adds_nothing_twic
         ]
         counted = stage_entries(engine, connection, load, 0, "a", inbox_entries)
         commit(engine, connection, load, counted)
-        await kill_half_way(process, connection)
+        await kill_during_adoption(process, connection)
         async with escapement.connect(process.url, settings=PATIENT) as broker:
             with trio.fail_after(60):
                 while (await broker.admin("jobs.list"))[0]["state"] != "adopted":  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""A broker dies while messages are cancelled and rescheduled: what was answered holds."""
+"""Kills of a broker while messages are cancelled and rescheduled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR = timedelta(hours=1)
 
 
 async def change(process: BrokerProcess, cancelled: np.ndarray, rng: random.Random) -> None:
-    """Cancel and move some at a time, until told to stop; each call ends with an answer."""
+    """Cancel and reschedule some messages at a time until cancelled. Record answered cancels."""
     async with escapement.connect(process.url, settings=PATIENT) as client:
         while True:
             low = rng.randrange(COUNT)
@@ -44,10 +44,10 @@ async def kill_again_and_again(process: BrokerProcess, rng: random.Random) -> No
 
 
 @pytest.mark.parametrize("database", ["sqlite", "mysql"])
-async def test_what_was_answered_holds_though_the_broker_is_killed(
+async def test_answered_cancels_and_reschedules_survive_kills(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """B1: none that was cancelled comes, no other is lost, and the index can be made again."""
+    """B1: no cancelled message is delivered and no other is lost, also after an index rebuild."""
     url = request.getfixturevalue("mysql_url") if database == "mysql" else None
     cancelled = np.zeros(COUNT, bool)
     with broker_process(tmp_path / "data", url) as process:
@@ -59,7 +59,7 @@ async def test_what_was_answered_holds_though_the_broker_is_killed(
             for seed in range(3):
                 nursery.start_soon(change, process, cancelled, random.Random(seed))
             await kill_again_and_again(process, random.Random(7))
-            # What is under way has no answer; whether it happened, the broker knows.
+            # Requests in progress have no answer. The broker may have carried them out.
             nursery.cancel_scope.cancel()
         process.kill()
         shutil.rmtree(process.index)
@@ -71,7 +71,7 @@ async def test_what_was_answered_holds_though_the_broker_is_killed(
             assert len(selection) == left.sum()
             assert cancelled.any()
             assert not (left & cancelled).any(), "an answered cancellation was forgotten"
-            # Of each of the three, one request may have happened without its answer.
+            # Each of the three tasks may have had one unanswered request at each kill.
             assert (~left & ~cancelled).sum() <= 3 * 50 * (KILLS + 1)
             assert (await client.run_now(selection)).done.all()
             delivered = np.zeros(COUNT, np.int64)
@@ -86,10 +86,10 @@ async def test_what_was_answered_holds_though_the_broker_is_killed(
 
 
 @pytest.mark.parametrize("database", ["sqlite", "mysql"])
-async def test_what_consumers_held_when_the_broker_was_killed_was_fired(
+async def test_message_in_flight_at_a_kill_is_fired(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Q2, V4, B1: that and how often is on record."""
+    """Q2, V4, B1: the broker has recorded the delivery and its attempt."""
     url = request.getfixturevalue("mysql_url") if database == "mysql" else None
     held, all_of_them = np.arange(HELD), np.arange(2 * HELD)
     with broker_process(tmp_path / "data", url) as process:
@@ -102,13 +102,13 @@ async def test_what_consumers_held_when_the_broker_was_killed_was_fired(
             async with client.consumer("t", "s", ack_wait=HOUR) as inbox:
                 for _ in range(HELD):
                     assert (await anext(inbox)).attempt == 1
-                await trio.sleep(0.2)  # a moment and a commit
+                await trio.sleep(0.2)  # time for a commit
                 process.kill()
             await trio.to_thread.run_sync(process.start)
         async with escapement.connect(process.url, settings=PATIENT) as client:
-            life = await client.show(HELD - 1, "t")
-            assert (life.state, life.subscriptions[0].attempts) == ("fired", 1)
-            # After a crash all that was due by then may have been delivered, and is kept.
+            history = await client.show(HELD - 1, "t")
+            assert (history.state, history.subscriptions[0].attempts) == ("fired", 1)
+            # After a crash, all due messages may have been delivered, so none is cancelled.
             outcomes = await client.cancel(all_of_them, topic="t")
             assert (outcomes.statuses == escapement.AmendStatus.DELIVERED).all()
             assert outcomes.handed_to("s").all()

@@ -1,8 +1,8 @@
-"""What a broker hears that it should not: a clear error for whoever said it, nothing else.
+"""Invalid input from a peer: it gets a clear error, and no other client is disturbed.
 
-Every test talks to one real broker over TCP, byte by byte where the protocol's own
-objects would not say such a thing. While it does, a well-behaved client publishes and
-receives on a connection of its own, which must notice nothing.
+Every test talks to one real broker over TCP, and sends raw bytes if the protocol objects cannot
+produce the input. Meanwhile a second client publishes and receives on its own connection, which
+must not notice anything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TWO: Final = escapement.MessageBatch(escapement.Blobs.of([b"x", b"y"])).encode()
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all that is thrown at it: it has to stand it all."""
+    """One broker for all tests, which has to survive all of their input."""
     data = tmp_path_factory.mktemp("bad-input") / "broker"
     with broker_process(data, None, "--max-delay", "1d") as process:
         yield process
@@ -42,7 +42,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 class Peer:
-    """A connection of which a test decides what it says."""
+    """A connection on which a test sends any commands or bytes."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
@@ -56,7 +56,7 @@ class Peer:
         await self.stream.send_all(b"".join([b"".join(self.protocol.send(c)) for c in commands]))
 
     async def hear(self) -> Any:
-        """The next command, or None when the broker has closed the connection."""
+        """Return the next command, or None when the broker has closed the connection."""
         with trio.fail_after(TIMEOUT_S):
             while True:
                 event = self.protocol.next_event()
@@ -70,7 +70,7 @@ class Peer:
                     return None
 
     async def last_words(self) -> list[wire.Command]:
-        """Everything until the broker closes the connection."""
+        """Return all commands until the broker closes the connection."""
         said = []
         while (command := await self.hear()) is not None:
             said.append(command)
@@ -88,7 +88,7 @@ async def peer_of(broker: BrokerProcess, *, greeted: bool = True) -> AsyncIterat
 
 @asynccontextmanager
 async def undisturbed(broker: BrokerProcess) -> AsyncIterator[None]:
-    """A client beside, whose one connection lives through whatever the block does."""
+    """Check that another client keeps its connection while the block runs."""
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         producer = await client.producer("calm")
         async with client.consumer("calm", "calm") as inbox:
@@ -133,10 +133,10 @@ GARBAGE: Final = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-async def test_garbage_is_refused_with_a_reason_and_disturbs_nobody(
+async def test_garbage_is_refused_with_a_reason_and_disturbs_no_other_client(
     broker: BrokerProcess, what: str
 ) -> None:
-    """Bytes that are no command end their connection, with an error that says why."""
+    """Bytes that are not a command end their connection with an error that says why."""
     async with undisturbed(broker):
         async with peer_of(broker) as peer:
             await peer.stream.send_all(GARBAGE[what])
@@ -150,7 +150,7 @@ async def test_garbage_is_refused_with_a_reason_and_disturbs_nobody(
 async def test_garbage_before_the_handshake_is_refused_too(
     broker: BrokerProcess, what: str
 ) -> None:
-    """The same from somebody who has not even said hello."""
+    """Garbage instead of a hello also ends the connection."""
     async with undisturbed(broker):
         async with peer_of(broker, greeted=False) as peer:
             await peer.stream.send_all(GARBAGE[what])
@@ -159,7 +159,7 @@ async def test_garbage_before_the_handshake_is_refused_too(
                 pass
 
 
-async def test_a_wrong_version_is_told_which_one_is_right(broker: BrokerProcess) -> None:
+async def test_wrong_protocol_version_is_refused_with_the_right_one(broker: BrokerProcess) -> None:
     async with undisturbed(broker), peer_of(broker, greeted=False) as peer:
         hello = msgpack.packb([1, PROTOCOL_VERSION + 41, "from the future", {}])
         await peer.stream.send_all(framed(hello))
@@ -170,9 +170,7 @@ async def test_a_wrong_version_is_told_which_one_is_right(broker: BrokerProcess)
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 5, 20])
-async def test_a_frame_cut_off_by_the_end_of_the_connection(
-    broker: BrokerProcess, cut: int
-) -> None:
+async def test_incomplete_frame_disturbs_no_other_client(broker: BrokerProcess, cut: int) -> None:
     async with undisturbed(broker), peer_of(broker) as peer:
         whole = framed(msgpack.packb([40, 1, "broker.stats", {}]))
         await peer.stream.send_all(whole[:cut])
@@ -180,10 +178,10 @@ async def test_a_frame_cut_off_by_the_end_of_the_connection(
         await peer.last_words()
 
 
-async def test_a_peer_that_vanishes_while_its_requests_wait_disturbs_nobody(
+async def test_peer_that_disconnects_during_its_requests_disturbs_no_other_client(
     broker: BrokerProcess,
 ) -> None:
-    """Subscriptions and producers that become durable when nobody wants them any more."""
+    """The subscriptions and producers become durable after their peer has disconnected."""
     async with undisturbed(broker):
         for attempt in range(20):
             async with peer_of(broker) as peer:
@@ -199,10 +197,10 @@ async def test_a_peer_that_vanishes_while_its_requests_wait_disturbs_nobody(
                     pass
 
 
-async def test_one_id_for_two_consumers_is_refused_and_leaves_none_behind(
+async def test_duplicate_consumer_and_producer_ids_are_refused(
     broker: BrokerProcess,
 ) -> None:
-    """Also while the first of them is not there yet."""
+    """Also while the request with the same id is still being handled."""
     async with undisturbed(broker):
         async with peer_of(broker) as peer:
             await peer.say(
@@ -219,7 +217,7 @@ async def test_one_id_for_two_consumers_is_refused_and_leaves_none_behind(
             assert stats["consumers"] == []
 
 
-async def test_a_message_numbered_past_the_last_number_is_refused(broker: BrokerProcess) -> None:
+async def test_sequence_beyond_the_maximum_is_refused(broker: BrokerProcess) -> None:
     async with undisturbed(broker), peer_of(broker) as peer:
         await peer.say(wire.OpenProducer(1, 1, "numbers", "p", -1))
         assert isinstance(await peer.hear(), wire.ProducerReady)
@@ -248,10 +246,10 @@ TIMES: Final = {
 
 
 @pytest.mark.parametrize("what", TIMES)
-async def test_times_that_cannot_be_meant_are_refused_by_name(
+async def test_invalid_due_times_are_refused_with_their_error_code(
     broker: BrokerProcess, what: str
 ) -> None:
-    """P1: each with an error that says what is wrong."""
+    """P1: negative due times, and due times beyond the maximum delay."""
     name, value, code = TIMES[what]
     publish = replace(
         wire.Publish(1, 0, -1, None, None, ONE), **{name: np.array([value], np.int64)}
@@ -262,7 +260,7 @@ async def test_times_that_cannot_be_meant_are_refused_by_name(
         assert reply.code == code
 
 
-async def test_a_batch_of_lies_about_its_own_columns(broker: BrokerProcess) -> None:
+async def test_batch_with_wrong_column_lengths_is_refused(broker: BrokerProcess) -> None:
     bodies = [
         b"",
         ONE[:-1],
@@ -283,8 +281,8 @@ async def test_a_batch_of_lies_about_its_own_columns(broker: BrokerProcess) -> N
                     assert isinstance((await peer.last_words())[-1], wire.Refused)
 
 
-async def test_acks_of_what_was_never_sent_or_does_not_exist(broker: BrokerProcess) -> None:
-    """They take no effect; what comes later is delivered all the same."""
+async def test_acks_of_undelivered_messages_have_no_effect(broker: BrokerProcess) -> None:
+    """A message that is published later is delivered nevertheless."""
     async with undisturbed(broker), peer_of(broker) as peer:
         everything = np.array([0, 5, MAX_INT64 - 1], np.int64)
         first, last = np.array([0], np.int64), np.array([MAX_INT64], np.int64)
@@ -314,7 +312,7 @@ async def test_acks_of_what_was_never_sent_or_does_not_exist(broker: BrokerProce
         assert (await peer.hear()).count == 1
 
 
-async def test_names_and_verbs_that_cannot_be_meant(broker: BrokerProcess) -> None:
+async def test_invalid_names_and_verbs_are_refused(broker: BrokerProcess) -> None:
     requests = [
         wire.Subscribe(1, 1, "a/b/c/d", "s", "shared", "latest", 0, ""),
         wire.Subscribe(2, 1, "", "s", "shared", "latest", 0, ""),
@@ -336,13 +334,15 @@ async def test_names_and_verbs_that_cannot_be_meant(broker: BrokerProcess) -> No
             try:
                 await peer.say(request)
             except escapement.ProtocolError:
-                continue  # our own end does not even say such a thing
+                continue  # the client's protocol object refuses it
             reply = await peer.hear()
             assert isinstance(reply, wire.Refused), (request, reply)
             assert not reply.retryable
 
 
-async def test_random_bytes_and_mangled_frames_bring_nobody_down(broker: BrokerProcess) -> None:
+async def test_random_bytes_and_mangled_frames_disturb_no_other_client(
+    broker: BrokerProcess,
+) -> None:
     chance = np.random.default_rng(20_26)
     frames = [
         framed(msgpack.packb([12, 1, 0, -1, None, None, ONE])),

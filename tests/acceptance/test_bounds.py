@@ -1,7 +1,7 @@
-"""Memory follows the configuration, not what is waiting; and nothing waits for ever.
+"""Memory follows the configuration, not the backlog, and every message is delivered.
 
-Absent consumers, slow consumers, messages of all sizes, many topics: the broker's
-resident memory is read from the kernel while all of it is delivered.
+The tests read the broker's resident memory from the kernel, with absent and slow consumers, small
+and large messages, and many topics.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT_S: Final = 120
 async def receive_all(
     client: escapement.Broker, count: int, *, permits: int = 5_000, **options: str
 ) -> list[int]:
-    """Receive and acknowledge until ``count`` different messages are there; the order."""
+    """Receive and acknowledge ``count`` different messages, and return their order of delivery."""
     order: list[int] = []
     seen: set[int] = set()
     async with client.consumer("t", "s", permits=permits, **options) as inbox:
@@ -37,14 +37,14 @@ async def receive_all(
                 seen.update(batch.offsets.tolist())
                 await inbox.ack(batch.offsets)
         await inbox.flush_acks()
-    assert len(seen) == count, f"{count - len(seen)} of {count} never came"
+    assert len(seen) == count, f"{count - len(seen)} of {count} were not delivered"
     return order
 
 
-async def test_a_backlog_of_ten_times_what_is_kept_ready_is_delivered(
+async def test_backlog_of_ten_times_the_ready_limit_is_delivered(
     tmp_path: Path, mysql_url: str
 ) -> None:
-    """Invariant 4: no consumer is there, and messages with past times keep arriving."""
+    """Invariant 4: messages with past due times arrive without any consumer."""
     ready, rounds = 1_000, 40
     chance = np.random.default_rng(7)
     with broker_process(tmp_path / "broker", mysql_url, "--ready-messages", str(ready)) as broker:
@@ -62,7 +62,7 @@ async def test_a_backlog_of_ten_times_what_is_kept_ready_is_delivered(
                 await producer.send_many([b"past"] * 50, at=past_ms)
                 total += 50
                 await trio.sleep(0.04)
-            # Somebody who is there for a moment, and while more arrives.
+            # A consumer that leaves soon, while more messages arrive.
             async with client.consumer("t", "s", permits=700) as inbox:
                 batch = await inbox.next_batch()
                 assert batch is not None
@@ -74,7 +74,7 @@ async def test_a_backlog_of_ten_times_what_is_kept_ready_is_delivered(
 
 
 async def test_absent_and_slow_consumers_leave_memory_bounded(tmp_path: Path) -> None:
-    """Invariant 9: 300,000 messages of 300 bytes wait, in an index of 16 MiB."""
+    """Invariant 9: 300,000 messages of 300 bytes are pending with 16 MiB of index memory."""
     count = 300_000
     options = ("--index-memory", "16MiB", "--ready-messages", "5000")
     with broker_process(tmp_path / "broker", None, *options) as broker:
@@ -93,15 +93,15 @@ async def test_absent_and_slow_consumers_leave_memory_bounded(tmp_path: Path) ->
             order = await receive_all(client, count)
             most = max(most, broker.rss_bytes())
             assert len(order) < count + 5_000
-            # Payloads alone are 90 MiB. Index and cache have bounds of 16 and 32 MiB; the
-            # rest is for frames, groups and checkpoints under way.
+            # Payloads alone are 90 MiB. Index and cache have bounds of 16 and 32 MiB. The
+            # rest is for frames, group commits and checkpoints in progress.
             grown = (most - before) / MIB
             print(f"resident memory grew by {grown:.0f} MiB to {most / MIB:.0f} MiB")
             assert grown < 160
 
 
 async def test_large_messages_neither_stall_nor_fill_memory(tmp_path: Path) -> None:
-    """Invariant 9: credit is counted in messages, memory in bytes."""
+    """Invariant 9: permits count messages, but memory is bounded in bytes."""
     count, size = 240, 512 * 1024
     with broker_process(tmp_path / "broker") as broker:
         async with escapement.connect(broker.url, settings=PATIENT) as client:
@@ -129,7 +129,7 @@ async def watch_memory(broker: BrokerProcess, most: list[int]) -> None:
 
 
 async def test_exclusive_reads_the_log_in_order_and_ignores_delays(tmp_path: Path) -> None:
-    """P7: also across a kill, from where it was."""
+    """P7: also across a kill, after which it continues at its position."""
     with broker_process(tmp_path / "broker") as broker:
         async with escapement.connect(broker.url, settings=PATIENT) as client:
             await client.admin(
@@ -161,18 +161,18 @@ async def test_exclusive_reads_the_log_in_order_and_ignores_delays(tmp_path: Pat
             assert rest == list(range(len(got), 5_000))
 
 
-async def test_failover_hands_on_without_a_gap(tmp_path: Path) -> None:
-    """P7: three stand by, each leaves in its turn; what was not acknowledged comes again."""
+async def test_failover_continues_without_a_gap(tmp_path: Path) -> None:
+    """P7: three consumers take over in turn. Unacknowledged messages are redelivered."""
     count = 3_000
     with broker_process(tmp_path / "broker") as broker:
         done: set[int] = set()
-        lives: list[list[int]] = []
+        by_consumer: list[list[int]] = []
 
         async def one(client: escapement.Broker, most: int) -> None:
-            """Acknowledges up to ``most`` messages and drops the connection with more in hand."""
+            """Acknowledge up to ``most`` messages, and disconnect with more messages in flight."""
             async with client.consumer("t", "s", kind="failover", permits=200) as inbox:
                 mine: list[int] = []
-                lives.append(mine)
+                by_consumer.append(mine)
                 while len(done) < count:
                     batch = await inbox.next_batch(timeout_s=0.2)
                     if batch is None:
@@ -199,13 +199,13 @@ async def test_failover_hands_on_without_a_gap(tmp_path: Path) -> None:
                         nursery.start_soon(member, most)
                         await trio.sleep(0.1)
         assert done == set(range(count))
-        for mine in lives:
+        for mine in by_consumer:
             assert mine == sorted(mine), "out of order within one consumer"
 
 
 @pytest.mark.long
-async def test_a_hundred_thousand_topics(tmp_path: Path) -> None:
-    """Invariant 9: most are idle; they cost no task, and the broker starts in seconds."""
+async def test_broker_with_a_hundred_thousand_topics_starts_and_delivers(tmp_path: Path) -> None:
+    """Invariant 9: passive topics cost no task."""
     count = 100_000
     with broker_process(tmp_path / "broker") as broker:
         async with escapement.connect(broker.url, settings=PATIENT) as client:

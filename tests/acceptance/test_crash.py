@@ -1,9 +1,8 @@
-"""Kill -9 in the middle of publishing and delivering; nothing is lost, early or doubled.
+"""Kills of a broker during publishing and delivery: no message is lost, early or stored twice.
 
-Real processes, a real database, TCP. Several producers publish, several consumers of one
-shared subscription receive, and the broker is killed at random times. What every producer
-was told and what every consumer saw is written down; at the end the record is held
-against the invariants of docs/architecture.md.
+Real processes, a real database and TCP. Several producers publish, several consumers of one shared
+subscription receive, and the broker is killed at random times. A record keeps every receipt and
+every delivery. At the end it is checked against the invariants of docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ TOPIC: Final = "shop/eu/orders"
 SUBSCRIPTION: Final = "billing"
 ID: Final = struct.Struct("<II")  # producer, number
 LONGEST_DELAY_MS: Final = 3_000
-# Receipts and deliveries travel over different connections: so much one may overtake the other.
+# Receipts and deliveries use different connections, so either may overtake the other by this much.
 OVERTAKE_MS: Final = 1_000
 TIMEOUT_S: Final = 120
 
@@ -46,27 +45,27 @@ def now_ms() -> int:
 
 @dataclass(frozen=True)
 class Seen:
-    """Some messages as a consumer got them, in columns."""
+    """A batch as a consumer received it, in columns."""
 
     at_ms: int
     consumer: int
     ids: np.ndarray
     offsets: np.ndarray
     due_ms: np.ndarray
-    again: np.ndarray  # marked redelivered, or counted as a further attempt
+    again: np.ndarray  # marked redelivered, or with an attempt above 1
 
 
 @dataclass
 class Record:
-    """What happened, as it was seen from outside."""
+    """All receipts, deliveries and kills, as the clients saw them."""
 
-    wanted_ms: dict[int, int] = field(default_factory=dict)  # id: not before this
+    wanted_ms: dict[int, int] = field(default_factory=dict)  # id: the earliest delivery
     confirmed: set[int] = field(default_factory=set)
     seen: list[Seen] = field(default_factory=list)
     got: set[int] = field(default_factory=set)
-    acked: list[tuple[int, np.ndarray]] = field(default_factory=list)  # receipts, with times
-    given_back: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
-    left: list[tuple[int, int]] = field(default_factory=list)  # times at which consumers left
+    acked: list[tuple[int, np.ndarray]] = field(default_factory=list)  # receipt ms, offsets
+    nacked: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
+    left: list[tuple[int, int]] = field(default_factory=list)  # time, consumer
     killed_ms: list[int] = field(default_factory=list)
     ready_ms: list[int] = field(default_factory=list)
 
@@ -80,7 +79,7 @@ class Record:
         self.got.update(ids.tolist())
 
 
-# -- those who publish ------------------------------------------------------------------
+# -- producers --------------------------------------------------------------------------
 
 
 def ids_of(producer: int, first: int, count: int) -> list[bytes]:
@@ -94,7 +93,7 @@ def as_numbers(payloads: list[bytes]) -> list[int]:
 async def publish_batches(
     broker: escapement.Broker, record: Record, number: int, batches: int, size: int, seed: int
 ) -> None:
-    """A named producer that numbers its messages itself; delays of all kinds."""
+    """Publish batches with delays of all kinds, by a named producer with its own sequence."""
     chance = np.random.default_rng(seed)
     producer = await broker.producer(TOPIC, name=f"named-{number}")
     for batch in range(batches):
@@ -123,7 +122,7 @@ async def publish_batches(
 async def publish_singly(
     broker: escapement.Broker, record: Record, number: int, count: int, seed: int
 ) -> None:
-    """Single messages, many at once, each again by another producer, under its dedup key."""
+    """Publish single messages concurrently, each twice under its dedup key by two producers."""
     chance = random.Random(seed)
     producer, other = await broker.producer(TOPIC), await broker.producer(TOPIC)
 
@@ -145,11 +144,11 @@ async def publish_singly(
         await trio.sleep(chance.uniform(0, 0.02))
 
 
-# -- those who receive --------------------------------------------------------------------
+# -- consumers ----------------------------------------------------------------------------
 
 
 async def consume(url: str, record: Record, number: int, seed: int) -> None:
-    """Acknowledges some batches durably, others casually, and gives some messages back."""
+    """Acknowledge some batches durably and others not, and nack some messages."""
     chance = np.random.default_rng(seed)
     async with escapement.connect(url, settings=PATIENT) as broker:
         async with broker.consumer(TOPIC, SUBSCRIPTION, permits=3_000, ack_wait=(2, "m")) as inbox:
@@ -158,7 +157,7 @@ async def consume(url: str, record: Record, number: int, seed: int) -> None:
                     record.received(batch, number)
                     back = (chance.random(len(batch)) < 0.02) & ~batch.redelivered
                     if back.any():
-                        record.given_back.append((now_ms(), number, batch.offsets[back]))
+                        record.nacked.append((now_ms(), number, batch.offsets[back]))
                         delay = (50, "ms") if chance.random() < 0.5 else (1, "s")
                         await inbox.nack(batch.offsets[back], delay=delay)
                     offsets = batch.offsets[~back]
@@ -174,7 +173,7 @@ async def acknowledge(inbox: escapement.Inbox, record: Record, offsets: np.ndarr
 
 
 async def consume_and_vanish(url: str, record: Record, number: int, seed: int) -> None:
-    """Takes messages, acknowledges few of them, and drops the connection, again and again."""
+    """Receive messages, acknowledge few of them, and disconnect, repeatedly."""
     chance = random.Random(seed)
     while True:
         with trio.move_on_after(chance.uniform(0.2, 1.0)) as patience:
@@ -192,7 +191,7 @@ async def consume_and_vanish(url: str, record: Record, number: int, seed: int) -
             await trio.sleep(chance.uniform(0, 0.2))
 
 
-# -- he who kills -------------------------------------------------------------------------
+# -- kills --------------------------------------------------------------------------------
 
 
 async def kill_at_times(broker: BrokerProcess, record: Record, kills: int, seed: int) -> None:
@@ -205,11 +204,11 @@ async def kill_at_times(broker: BrokerProcess, record: Record, kills: int, seed:
         record.ready_ms.append(now_ms())
 
 
-# -- the judgement ------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------
 
 
-def judge(record: Record) -> None:
-    """Hold the record against the invariants."""
+def check_record(record: Record) -> None:
+    """Check the record against the invariants."""
     ids = np.concatenate([seen.ids for seen in record.seen])
     offsets = np.concatenate([seen.offsets for seen in record.seen])
     due_ms = np.concatenate([seen.due_ms for seen in record.seen])
@@ -226,13 +225,17 @@ def judge(record: Record) -> None:
 def none_unwanted_or_lost(record: Record, ids: np.ndarray) -> None:
     lost = record.confirmed - set(ids.tolist())
     assert not lost, f"{len(lost)} confirmed messages were never delivered: {sorted(lost)[:5]}"
-    assert set(ids.tolist()) <= record.wanted_ms.keys(), "something was delivered that nobody sent"
+    assert set(ids.tolist()) <= record.wanted_ms.keys(), (
+        "a message was delivered that was not published"
+    )
 
 
 def none_early(record: Record, ids: np.ndarray, due_ms: np.ndarray, at_ms: np.ndarray) -> None:
-    assert (due_ms <= at_ms).all(), f"{(due_ms > at_ms).sum()} messages came before their time"
+    assert (due_ms <= at_ms).all(), (
+        f"{(due_ms > at_ms).sum()} messages were delivered before they were due"
+    )
     wanted_ms = np.array([record.wanted_ms[id] for id in ids.tolist()])
-    assert (wanted_ms <= due_ms).all(), "a due time lies before the time that was asked for"
+    assert (wanted_ms <= due_ms).all(), "a due time is before the requested time"
 
 
 def none_stored_twice(ids: np.ndarray, offsets: np.ndarray) -> None:
@@ -243,7 +246,7 @@ def none_stored_twice(ids: np.ndarray, offsets: np.ndarray) -> None:
 
 
 def none_after_its_receipt(record: Record, offsets: np.ndarray, at_ms: np.ndarray) -> None:
-    """Acknowledged durably: not delivered by a broker started later, nor by this one."""
+    """Check that no durably acknowledged message is redelivered, also not after a restart."""
     receipt_ms = np.full(int(offsets.max()) + 1, np.iinfo(np.int64).max)
     for acked_ms, acked in record.acked:
         receipt_ms[acked] = np.minimum(receipt_ms[acked], acked_ms)
@@ -251,7 +254,7 @@ def none_after_its_receipt(record: Record, offsets: np.ndarray, at_ms: np.ndarra
     assert not after.any(), f"{after.sum()} messages were delivered after their receipts"
     for killed_ms, ready_ms in zip(record.killed_ms, record.ready_ms, strict=True):
         after = (receipt_ms[offsets] < killed_ms) & (at_ms > ready_ms)
-        assert not after.any(), f"{after.sum()} acknowledged messages came back after a kill"
+        assert not after.any(), f"{after.sum()} acknowledged messages were redelivered after a kill"
 
 
 def repeats_explained(
@@ -261,17 +264,17 @@ def repeats_explained(
     consumer: np.ndarray,
     again: np.ndarray,
 ) -> None:
-    """Twice delivered: because of a kill, a nack or a lost consumer; and marked as such."""
+    """Check that each redelivery is marked, and follows a kill, a nack or a lost consumer."""
     order = np.lexsort((at_ms, offsets))
     same = np.flatnonzero(offsets[order][1:] == offsets[order][:-1])
     earlier, later = order[same], order[same + 1]
     unmarked = ~again[later]
-    # Which of two deliveries in the same millisecond came first is not known.
+    # The order of two deliveries in the same millisecond is not known.
     unmarked &= ~(again[earlier] & (at_ms[later] - at_ms[earlier] <= OVERTAKE_MS))
     assert not unmarked.any(), f"{unmarked.sum()} repeated deliveries are not marked redelivered"
     killed_ms = np.array(record.killed_ms)
     back: dict[tuple[int, int], list[int]] = {}
-    for gave_ms, who, given in record.given_back:
+    for gave_ms, who, given in record.nacked:
         for offset in given.tolist():
             back.setdefault((offset, who), []).append(gave_ms)
     left = {who: np.array([at for at, one in record.left if one == who]) for _, who in record.left}
@@ -294,7 +297,7 @@ def repeats_explained(
         if not explained(a, b)
     ]
     assert not strange, (
-        f"{len(strange)} messages were in two hands for no reason (offset, first, second, ms): "
+        f"{len(strange)} messages were in flight twice for no reason (offset, first, second, ms): "
         f"{strange[:5]}"
     )
 
@@ -326,7 +329,7 @@ async def create_subscription(url: str) -> None:
 async def work_under_kills(
     broker: BrokerProcess, *, batches: int, singles: int, kills: int, seed: int
 ) -> Record:
-    """Two producers of batches and one of single messages, three consumers, some kills."""
+    """Run two producers of batches, one of single messages and three consumers, with kills."""
     record = Record()
     url = broker.url
     await create_subscription(url)
@@ -343,15 +346,15 @@ async def work_under_kills(
                     lambda: kill_at_times(broker, record, kills, seed + 6),
                 ]
             )
-        # From here on nobody says anything to the broker but acknowledgements.
+        # From here on the broker receives only acknowledgements.
         with contextlib.suppress(trio.TooSlowError):
             await until(lambda: record.confirmed <= record.got, TIMEOUT_S)
         consumers.cancel_scope.cancel()
     return record
 
 
-async def nothing_is_left(broker: BrokerProcess) -> None:
-    """Whatever is still unacknowledged comes once more, and then never again."""
+async def check_nothing_is_left(broker: BrokerProcess) -> None:
+    """Acknowledge the remaining messages, and check that none is redelivered after a restart."""
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         async with client.consumer(TOPIC, SUBSCRIPTION, permits=10_000) as inbox:
             with trio.fail_after(TIMEOUT_S):
@@ -360,19 +363,19 @@ async def nothing_is_left(broker: BrokerProcess) -> None:
                     if batch is not None:
                         await inbox.ack(batch.offsets, durable=True)
             last = (await client.admin("topics.stats", topic=TOPIC))["next_offset"] - 1
-            # Answered when what others acknowledged casually is durable as well.
+            # The answer arrives when the plain acks of other consumers are durable as well.
             assert await inbox.ack_range(0, last, durable=True) == 0
     await trio.to_thread.run_sync(broker.kill)
     await trio.to_thread.run_sync(broker.start)
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         left = await unacknowledged(client)
-        assert left == 0, f"{left} messages are open although all had been acknowledged durably"
+        assert left == 0, f"{left} messages are pending although all were acknowledged durably"
         async with client.consumer(TOPIC, SUBSCRIPTION) as inbox:
-            assert await inbox.next_batch(timeout_s=0.5) is None, "something came again"
+            assert await inbox.next_batch(timeout_s=0.5) is None, "a message was redelivered"
 
 
-def counted_once(data: Path, log_url: str | None) -> None:
-    """The lag has each message that was acknowledged once, whatever was killed when."""
+def check_lag_counts(data: Path, log_url: str | None) -> None:
+    """Check that the lag counts each acknowledged message once, across all kills."""
     engine = open_engine(log_url, data)
     connection = engine.connect()
     try:
@@ -384,11 +387,11 @@ def counted_once(data: Path, log_url: str | None) -> None:
     total = Tally.sum([hour.tally for hour in hours])
     tried, unseen = (int(total.of_kind(kind)[1].sum()) for kind in (TRIED, UNSEEN))
     assert tried + unseen == len(state.subscription(SUBSCRIPTION).acked)
-    assert tried > unseen, "most were acknowledged while they were in hands"
+    assert tried > unseen, "most messages were acknowledged while in flight"
 
 
 async def unacknowledged(client: escapement.Broker) -> int:
-    """How many messages the subscription has yet to be done with, by the broker's count."""
+    """Return the broker's count of unacknowledged messages."""
     (stats,) = await client.admin("subscriptions.list", topic=TOPIC)
     count: int = stats["unacknowledged"]
     return count
@@ -405,9 +408,9 @@ async def crash_test(
         )
         print(f"{len(record.confirmed)} confirmed, {sum(len(s.ids) for s in record.seen)} seen")
         assert len(record.confirmed) == 2 * 300 * batches + singles
-        judge(record)
-        await nothing_is_left(broker)
-        counted_once(data, log_url)
+        check_record(record)
+        await check_nothing_is_left(broker)
+        check_lag_counts(data, log_url)
         errors = broker.complaints()
         assert "Traceback" not in errors, errors
 
@@ -418,11 +421,13 @@ async def test_kill_minus_nine_loses_nothing_on_mysql(tmp_path: Path, mysql_url:
 
 
 async def test_kill_minus_nine_loses_nothing_on_sqlite(tmp_path: Path) -> None:
-    """P6, N1, N2, N4, V2, B3: the same on the embedded log."""
+    """P6, N1, N2, N4, V2, B3: invariants 1 to 6 on SQLite."""
     await crash_test(tmp_path / "broker", None, batches=40, singles=2_000, kills=2)
 
 
 @pytest.mark.long
-async def test_kill_minus_nine_again_and_again(tmp_path: Path, mysql_url: str) -> None:
+async def test_forty_kills_lose_nothing_of_a_million_messages(
+    tmp_path: Path, mysql_url: str
+) -> None:
     """P6, N1, N2, N4, V2, B3: a million messages and forty kills."""
     await crash_test(tmp_path / "broker", mysql_url, batches=1_600, singles=40_000, kills=40)

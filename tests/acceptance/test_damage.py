@@ -1,4 +1,4 @@
-"""The delayed index is damaged or gone: it is built again from the log, by itself."""
+"""A damaged or missing delayed index: the broker rebuilds it from the log by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.database_servers import MysqlServer
 
 COUNT: Final = 6_000
 SEGMENTS: Final = "*.segment"
-# Segments soon, and nothing of them kept in memory.
+# Frequent checkpoints write segments soon, and no cache hides damage to them.
 LIMITS: Final[dict[str, Any]] = {"checkpoint_interval_s": 0.2, "index_cache_bytes": 0}
 TIMEOUT_S: Final = 60
 REPAIR: Final = "rebuilding the delayed index"
@@ -35,7 +35,7 @@ def payloads(count: int) -> list[bytes]:
 
 
 async def prepare(broker: BrokerProcess, delay_ms: int) -> np.ndarray:
-    """Half of ``COUNT`` due at once, half later, a tenth acknowledged; its offsets."""
+    """Publish ``COUNT`` messages, half of them delayed. Return the acknowledged offsets."""
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         await client.admin("subscriptions.create", topic="t", subscription="s")
         producer = await client.producer("t")
@@ -50,7 +50,7 @@ async def prepare(broker: BrokerProcess, delay_ms: int) -> np.ndarray:
 
 
 async def take(inbox: escapement.Inbox, want: set[int]) -> None:
-    """Receive until every offset of ``want`` is there; nothing else may come, nor early."""
+    """Receive the offsets of ``want``. No other message may arrive, and none early."""
     got: set[int] = set()
     with trio.move_on_after(TIMEOUT_S):
         while got != want:
@@ -68,7 +68,7 @@ def flip_a_byte_in_the_middle(index: Path) -> None:
     for path in index.glob(SEGMENTS):
         size = path.stat().st_size
         if not size:
-            continue  # it was just being written
+            continue  # the broker is still writing it
         with path.open("r+b") as file:
             file.seek(size // 3)
             byte = file.read(1)
@@ -104,12 +104,12 @@ def database_of_its_own(server: MysqlServer) -> Iterator[str]:
 
 
 async def kill_the_database_in_a_repair(broker: BrokerProcess, server: MysqlServer) -> None:
-    """Damage the index, and kill the database when the broker begins to build it again."""
+    """Damage the index, and kill the database when the broker begins to rebuild it."""
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         producer = await client.producer("other")
         async with client.consumer("other", "s"):
-            for _ in range(50):  # the broker may be quicker than the kill
-                # Something to read from a segment, so that the damage is met.
+            for _ in range(50):  # the broker may finish its rebuild before the kill
+                # The broker reads this message from a segment and finds the damage.
                 await producer.send(b"", delay=timedelta(milliseconds=500))
                 repairs = broker.complaints().count(REPAIR)
                 while broker.complaints().count(REPAIR) == repairs:
@@ -123,10 +123,10 @@ async def kill_the_database_in_a_repair(broker: BrokerProcess, server: MysqlServ
     raise AssertionError("no kill of the database met a repair")
 
 
-async def test_outage_while_the_index_is_built_again_is_waited_for(
+async def test_index_rebuild_waits_for_the_end_of_a_database_outage(
     tmp_path: Path, mysql_to_break: MysqlServer
 ) -> None:
-    """Q8, P5: the same process goes on when the database is back, and loses nothing."""
+    """Q8, P5: the same process continues when the database is back, and loses nothing."""
     with (
         database_of_its_own(mysql_to_break) as url,
         broker_process(tmp_path / "broker", url, limits=LIMITS) as broker,
@@ -146,7 +146,7 @@ async def test_outage_while_the_index_is_built_again_is_waited_for(
 async def test_broker_stops_while_its_repair_waits_for_the_database(
     tmp_path: Path, mysql_to_break: MysqlServer
 ) -> None:
-    """Q8: SIGTERM ends the wait for a database that stays away."""
+    """Q8: SIGTERM ends the wait for an unreachable database."""
     with (
         database_of_its_own(mysql_to_break) as url,
         broker_process(tmp_path / "broker", url, limits=LIMITS) as broker,
@@ -159,7 +159,7 @@ async def test_broker_stops_while_its_repair_waits_for_the_database(
 async def test_full_disk_ends_the_broker_with_the_name_of_the_file(
     tmp_path: Path, mysql_url: str
 ) -> None:
-    """The rule "the disk of the index: full": room, then a start, and nothing is lost."""
+    """The rule "the disk of the index: full": after a restart with free space, nothing is lost."""
     with broker_process(tmp_path / "broker", mysql_url, limits=LIMITS) as broker:
         acked = await prepare(broker, delay_ms=2_000)
         before = {path.name for path in broker.index.iterdir()}
@@ -198,7 +198,7 @@ DAMAGES: Final = (
 async def test_damage_between_two_runs_loses_nothing(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    """V2, P5, invariants 4 and 7: whatever became of the files."""
+    """V2, P5, invariants 4 and 7: for each kind of damage to the files."""
     with broker_process(tmp_path / "broker", limits=LIMITS) as broker:
         acked = await prepare(broker, delay_ms=1_000)
         broker.kill()
@@ -211,7 +211,7 @@ async def test_damage_between_two_runs_loses_nothing(
 
 
 async def test_an_index_is_rebuilt_from_mysql(tmp_path: Path, mysql_url: str) -> None:
-    """V2, P5: the same where the log is a server's."""
+    """V2, P5: from a log on MySQL."""
     with broker_process(tmp_path / "broker", mysql_url, limits=LIMITS) as broker:
         acked = await prepare(broker, delay_ms=1_000)
         broker.kill()
@@ -223,7 +223,7 @@ async def test_an_index_is_rebuilt_from_mysql(tmp_path: Path, mysql_url: str) ->
 
 
 async def test_a_segment_damaged_under_a_running_broker_is_rebuilt(tmp_path: Path) -> None:
-    """Invariant 4: the same process goes on, on the same port, and clients find it again."""
+    """Invariant 4: the same process continues on the same port, and clients reconnect."""
     with broker_process(tmp_path / "broker", limits=LIMITS) as broker:
         acked = await prepare(broker, delay_ms=1_500)
         pid = broker.process.pid

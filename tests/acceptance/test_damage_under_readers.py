@@ -1,4 +1,4 @@
-"""The index is damaged while clients read by offset: the broker repairs itself each time."""
+"""Damage to the index while clients read by offset: the broker rebuilds it each time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from support.broker_processes import PATIENT, BrokerProcess, broker_process, unt
 from support.damaged_bytes import scramble
 
 READERS: Final = 6
-# Segments soon, and nothing of them kept in memory: a damage is met with the next delivery.
+# Frequent checkpoints and no cache: the next delivery finds the damage.
 LIMITS: Final[dict[str, Any]] = {"checkpoint_interval_s": 0.05, "index_cache_bytes": 0}
 
 
 def repairs(broker: BrokerProcess) -> int:
-    """How often this process has discarded its index and built it again."""
+    """Return how often this process has discarded and rebuilt its index."""
     errors = broker.data.with_name(broker.data.name + ".err").read_text(errors="replace")
     return errors.count("rebuilding the delayed index")
 
@@ -72,7 +72,7 @@ async def damage_again_and_again(broker: BrokerProcess, times: int) -> None:
 
 
 async def test_broker_survives_damage_while_clients_read(tmp_path: Path) -> None:
-    """P6, invariant 4: no call of a session finds its connection closed."""
+    """P6, invariant 4: the broker closes no database connection during a session's call."""
     with broker_process(tmp_path / "broker", limits=LIMITS) as broker:
         await damage_again_and_again(broker, times=5)
         assert broker.stop() == 0
@@ -80,7 +80,7 @@ async def test_broker_survives_damage_while_clients_read(tmp_path: Path) -> None
 
 @pytest.mark.long
 async def test_broker_survives_two_hundred_damages_while_clients_read(tmp_path: Path) -> None:
-    """P6, invariant 4: the same, often enough to meet what happens once in ten times."""
+    """P6, invariant 4: two hundred times, to find rare races."""
     with broker_process(tmp_path / "broker", limits=LIMITS) as broker:
         await damage_again_and_again(broker, times=200)
         assert broker.stop() == 0
@@ -88,7 +88,7 @@ async def test_broker_survives_two_hundred_damages_while_clients_read(tmp_path: 
 
 @pytest.mark.long
 async def test_broker_stops_while_clients_read(tmp_path: Path) -> None:
-    """P6: SIGTERM under readers ends with code 0, each of a hundred times."""
+    """P6: SIGTERM ends the broker with exit code 0, a hundred times."""
     with broker_process(tmp_path / "broker", limits=LIMITS) as broker:
         async with escapement.connect(broker.url, settings=PATIENT) as client:
             await (await client.producer("t")).send_many([bytes(1_000)] * 20_000)

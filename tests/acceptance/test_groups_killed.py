@@ -1,4 +1,4 @@
-"""A broker is killed again and again while groups are filled, closed and done (Q10).
+"""Repeated kills of a broker while groups are filled, closed and completed (Q10).
 
 Real processes on MariaDB or MySQL.
 """
@@ -30,7 +30,7 @@ async def kill_again_and_again(
 
 
 async def import_until(client: escapement.Broker, over: trio.Event, closed: list[int]) -> None:
-    """One group after the other, each of which ends while the next ones begin."""
+    """Publish and close groups until ``over`` is set. Groups complete while the next ones begin."""
     async with await client.producer("work") as producer:
         while not over.is_set():
             group = f"import-{len(closed)}"
@@ -40,19 +40,19 @@ async def import_until(client: escapement.Broker, over: trio.Event, closed: list
 
 
 async def work(client: escapement.Broker) -> None:
-    """Acknowledge whatever comes, for ever."""
+    """Acknowledge all messages, forever."""
     async with client.consumer("work", "s") as inbox:
         async for message in inbox:
             await message.ack()
 
 
 async def fired(client: escapement.Broker) -> int:
-    """How many follow-ups there are."""
+    """Return the number of follow-ups."""
     count: int = (await client.admin("topics.stats", topic="after"))["next_offset"]
     return count
 
 
-async def test_killed_at_any_time_a_broker_fires_each_follow_up_once(
+async def test_broker_killed_at_any_time_fires_each_follow_up_once(
     mysql_url: str, tmp_path: Path
 ) -> None:
     """Q10."""
@@ -68,9 +68,9 @@ async def test_killed_at_any_time_a_broker_fires_each_follow_up_once(
                     nursery.start_soon(import_until, client, over, closed)
                     nursery.start_soon(kill_again_and_again, process, random.Random(7), over)
                 with trio.fail_after(TIMEOUT_S):
-                    while await fired(client) < len(closed):  # noqa: ASYNC110 (it is elsewhere)
+                    while await fired(client) < len(closed):  # noqa: ASYNC110 (another process changes it)
                         await trio.sleep(0.1)
-                await trio.sleep(0.5)  # what comes twice comes soon
+                await trio.sleep(0.5)  # a second follow-up would arrive soon
                 workers.cancel_scope.cancel()
             found = [int(m.payload) async for page in client.read("after") for m in page]
             assert sorted(found) == closed

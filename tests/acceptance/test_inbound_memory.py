@@ -1,4 +1,4 @@
-"""Peers that leave frames unfinished, or come and go, take no memory beyond the bound."""
+"""Peers with incomplete frames, and peers that disconnect, use only bounded memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def begin_a_large_frame(broker: BrokerProcess) -> socket.socket:
-    """Connect, greet, and send as much as is taken of a frame that lacks its end."""
+    """Connect, send a hello, and begin to send a large frame."""
     peer = socket.create_connection(("127.0.0.1", broker.port))
     protocol = Connection("client")
     peer.sendall(b"".join(protocol.send(wire.Hello(PROTOCOL_VERSION, "unfinished", {}))))
@@ -31,7 +31,7 @@ def begin_a_large_frame(broker: BrokerProcess) -> socket.socket:
 
 
 def send_on(peer: socket.socket, data: bytes = bytes(MIB)) -> int:
-    """Send what the kernel takes; how much that was."""
+    """Send as much as the kernel accepts, and return its size in bytes."""
     try:
         return peer.send(data)
     except (BlockingIOError, ConnectionError):
@@ -39,7 +39,7 @@ def send_on(peer: socket.socket, data: bytes = bytes(MIB)) -> int:
 
 
 async def test_unfinished_frames_are_bounded_while_a_good_client_goes_on(tmp_path: Path) -> None:
-    """Invariant 9: 120 peers that each send 15.9 MiB and not the end."""
+    """Invariant 9: 120 peers each send 15.9 MiB of a frame without its end."""
     with broker_process(tmp_path / "broker") as broker:
         before = most = broker.rss_bytes()
         async with escapement.connect(broker.url, settings=PATIENT) as client:
@@ -56,7 +56,7 @@ async def test_unfinished_frames_are_bounded_while_a_good_client_goes_on(tmp_pat
                     assert message is not None
                     await message.ack()
                     most = max(most, broker.rss_bytes())
-                    # A frame of several reads, each of which may have to wait.
+                    # The broker needs several reads for this frame, and each may have to wait.
                     await producer.send_many([bytes(1_000)] * 300, delay=timedelta(days=1))
         for peer in peers:
             peer.close()
@@ -65,7 +65,7 @@ async def test_unfinished_frames_are_bounded_while_a_good_client_goes_on(tmp_pat
 
 
 async def test_buffers_end_with_their_session(tmp_path: Path) -> None:
-    """Invariant 9: peers that come and go leave nothing to the garbage collector."""
+    """Invariant 9: buffers of disconnected peers do not wait for the garbage collector."""
     with broker_process(tmp_path / "broker") as broker:
         sizes = []
         for _ in range(9):

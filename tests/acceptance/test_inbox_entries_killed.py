@@ -1,8 +1,8 @@
-"""Brokers die while letters arrive and schedules fire: each reaches its topic once.
+"""Kills of a broker while inbox entries arrive and schedules fire: each is published once.
 
-Real processes on MariaDB or MySQL. Another program writes letters straight into the
-database; a schedule fires every second; the broker is killed again and again, or hangs until
-another has taken over.
+Real processes on MariaDB or MySQL. Another program writes inbox entries directly into the
+database, and a schedule fires every second. The broker is killed repeatedly, or hangs until another
+broker has taken over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT_S: Final = 60
 
 
 def write_entries(url: str, data: Path) -> None:
-    """Some letters at a time, in a transaction of this program's; every one of them twice."""
+    """Write inbox entries, some in each transaction and each entry twice."""
     engine = open_engine(url, data)
     connection = engine.connect()
     for number in range(ROUNDS):
@@ -43,7 +43,7 @@ def write_entries(url: str, data: Path) -> None:
 
 
 def written(engine: Engine, connection: Connection, some: list[InboxEntry]) -> bool:
-    """Once and again, unless a lock that a hanging broker holds ended the transaction."""
+    """Insert entries twice. Return False if a lock of a hanging broker aborted the transaction."""
     connection.begin()
     try:
         inbox.insert(engine, connection, some, 0)
@@ -63,7 +63,7 @@ async def kill_again_and_again(broker: BrokerProcess, rng: random.Random) -> Non
 
 
 async def received(broker: escapement.Broker, topic: str) -> list[escapement.Message]:
-    """All that a topic's log has, in order."""
+    """Return all messages in the log of a topic, in order."""
     count = (await broker.admin("topics.stats", topic=topic))["next_offset"]
     found: list[escapement.Message] = []
     with trio.fail_after(TIMEOUT_S):
@@ -78,14 +78,14 @@ async def received(broker: escapement.Broker, topic: str) -> list[escapement.Mes
 
 
 async def check_everything(broker: escapement.Broker, made: escapement.Schedule) -> None:
-    """Stop the schedule, wait for the inbox to be empty, and look at all topics."""
+    """Pause the schedule, wait for an empty inbox, and check the messages of all topics."""
     ended = await broker.schedules.pause("beat")
     with trio.fail_after(TIMEOUT_S):
-        while await broker.admin("inbox.list"):  # noqa: ASYNC110 (it is elsewhere)
+        while await broker.admin("inbox.list"):  # noqa: ASYNC110 (another process changes it)
             await trio.sleep(0.1)
     for n in range(TOPICS):
         values = [int(m.payload) for m in await received(broker, f"shop/eu/{n}")]
-        assert values == list(range(ROUNDS)), "lost, doubled or out of order"
+        assert values == list(range(ROUNDS)), "lost, duplicated or out of order"
     beats = await received(broker, "shop/eu/beats")
     times = [beat.properties["occurrence_ms"] for beat in beats]
     assert len(times) == ended.published > 0
@@ -98,10 +98,10 @@ async def create(process: BrokerProcess) -> escapement.Schedule:
         return await broker.schedules.create("beat", "shop/eu/beats", every="1s", missed="all")
 
 
-async def test_killed_at_any_time_a_broker_moves_every_letter_and_occurrence_once(
+async def test_broker_killed_at_any_time_moves_each_inbox_entry_and_occurrence_once(
     mysql_url: str, tmp_path: Path
 ) -> None:
-    """B2, and what N7 and B7 will stand on."""
+    """B2, and the basis of N7 and B7."""
     with broker_process(tmp_path / "data", mysql_url) as process:
         made = await create(process)
         async with trio.open_nursery() as nursery:
@@ -111,21 +111,21 @@ async def test_killed_at_any_time_a_broker_moves_every_letter_and_occurrence_onc
             await check_everything(broker, made)
 
 
-async def test_a_successor_goes_on_and_a_zombie_moves_nothing(
+async def test_successor_continues_and_the_fenced_broker_moves_nothing(
     mysql_url: str, tmp_path: Path
 ) -> None:
-    """B2 across a take-over, B8."""
+    """B2 across a takeover, B8."""
     successor = BrokerProcess(tmp_path / "second", mysql_url, limits=SHORT_LEASE)
     try:
-        with broker_process(tmp_path / "first", mysql_url, limits=SHORT_LEASE) as zombie:
-            made = await create(zombie)
+        with broker_process(tmp_path / "first", mysql_url, limits=SHORT_LEASE) as fenced:
+            made = await create(fenced)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trio.to_thread.run_sync, write_entries, mysql_url, tmp_path)
                 await trio.sleep(1.3)
-                zombie.pause()
+                fenced.pause()
                 await until_it_starts(successor)
-                zombie.resume()
-                await until(lambda: not zombie.running)
+                fenced.resume()
+                await until(lambda: not fenced.running)
         async with escapement.connect(successor.url, settings=PATIENT) as broker:
             await check_everything(broker, made)
     finally:

@@ -1,4 +1,4 @@
-"""A broker dies while messages expire and are dropped: each is a dead letter once, or waits."""
+"""Kills of a broker while messages expire and are dropped to the dead-letter topic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT: Final = 100
 KILLS: Final = 3
 TIMEOUT_S: Final = 60
 LIMITED: Final = {"expired_to_dead_letter": "yes", "dropped_to_dead_letter": "yes"}
-# What of a topic may wait, and for how long.
+# Limits on the time and the number of pending messages of a topic.
 POLICIES: Final[dict[str, dict[str, Any]]] = {
     "short": {"ttl_ms": "300ms"},
     "few": {"quota_messages": KEPT, "quota_action": "drop_oldest"},
@@ -26,7 +26,7 @@ WHERE: Final = [(topic, kind) for topic in POLICIES for kind in ("shared", "excl
 
 
 async def prepare(url: str) -> None:
-    """A topic of each kind, with a subscription that nobody reads."""
+    """Create the topics, each with a subscription without consumers."""
     async with escapement.connect(url, settings=PATIENT) as broker:
         for name, kind in WHERE:
             topic = f"t/n/{name}-{kind}"
@@ -37,7 +37,7 @@ async def prepare(url: str) -> None:
 
 
 async def publish(url: str, topic: str) -> None:
-    """All of it, whatever becomes of the broker meanwhile."""
+    """Publish all messages, across all kills of the broker."""
     async with escapement.connect(url, settings=PATIENT) as broker:
         producer = await broker.producer(topic, name="p", send_timeout="60s")
         for batch in range(BATCHES):
@@ -54,14 +54,14 @@ async def kill_again_and_again(broker: BrokerProcess, rng: random.Random) -> Non
 
 
 async def waiting(broker: escapement.Broker, topic: str) -> int:
-    """How many messages the subscription is still to be done with."""
+    """Return the number of unacknowledged messages of the subscription."""
     (row,) = await broker.admin("subscriptions.list", topic=topic)
     count: int = row["unacknowledged"]
     return count
 
 
 async def values(broker: escapement.Broker, topic: str, count: int) -> list[int]:
-    """The first so many messages of a topic's log."""
+    """Return the first ``count`` messages in the log of a topic."""
     found: list[int] = []
     async with broker.consumer(topic, "look", kind="exclusive", position="earliest") as inbox:
         while len(found) < count:
@@ -70,16 +70,16 @@ async def values(broker: escapement.Broker, topic: str, count: int) -> list[int]
 
 
 async def left(broker: escapement.Broker, topic: str, kind: str) -> list[int]:
-    """What the subscription hands out, now that there is somebody."""
+    """Consume the pending messages of the subscription, and return their values."""
     count = await waiting(broker, topic)
     async with broker.consumer(topic, "s", kind=kind) as inbox:
         return [int((await inbox.receive()).value) for _ in range(count)]
 
 
-async def test_killed_while_messages_expire_and_are_dropped_each_is_a_dead_letter_once(
+async def test_expired_and_dropped_messages_have_one_dead_letter_each_across_kills(
     mysql_url: str, tmp_path: Path
 ) -> None:
-    """P6, P10: those that are no dead letters wait: the newest, and as many as may."""
+    """P6, P10: the newest messages within the quota stay pending."""
     with broker_process(tmp_path / "data", mysql_url) as process:
         await prepare(process.url)
         async with trio.open_nursery() as nursery:
@@ -91,11 +91,11 @@ async def test_killed_while_messages_expire_and_are_dropped_each_is_a_dead_lette
                 for name, kind in WHERE:
                     kept, topic = (KEPT if name == "few" else 0), f"t/n/{name}-{kind}"
                     dead = f"{topic}-s-DLQ"
-                    while await waiting(broker, topic) > kept:  # noqa: ASYNC110 (it is elsewhere)
+                    while await waiting(broker, topic) > kept:  # noqa: ASYNC110 (another process changes it)
                         await trio.sleep(0.1)
                     gone = await values(broker, dead, BATCHES * BATCH - kept)
                     ends = (await broker.admin("topics.stats", topic=dead))["next_offset"]
-                    assert ends == len(gone), "a letter came twice"
+                    assert ends == len(gone), "a message has two dead letters"
                     assert sorted(gone) == list(range(BATCHES * BATCH - kept))
                     if kept:
                         rest = await left(broker, topic, kind)

@@ -1,7 +1,7 @@
-"""The database is killed, or takes no writes: nothing confirmed is lost, and work goes on.
+"""Outages of the database: nothing confirmed is lost, and work continues.
 
-The broker is never restarted here; whatever happens to the server, the same process goes
-on when it is back.
+The database is killed, frozen or read-only. The broker is not restarted: the same process continues
+when the database is back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEASE_MS: Final = 3_000
 LIMITS: Final[dict[str, Any]] = {"lease_ms": LEASE_MS, "checkpoint_interval_s": 0.5}
 USER: Final = "broker"
 TIMEOUT_S: Final = 60
-# So much must be overdue before it counts that nothing of it came.
+# This many messages must be overdue to show that dispatch has stopped.
 OVERDUE: Final = 200
 
 
@@ -39,7 +39,7 @@ def now_ms() -> int:
 
 @pytest.fixture
 def url(mysql_to_break: MysqlServer) -> Iterator[str]:
-    """A database on a server to be broken, for a user whom ``read_only`` binds."""
+    """A database on a server that tests may break, with a user that ``read_only`` affects."""
     name = f"escapement_outage_{uuid.uuid4().hex[:8]}"
     mysql_to_break.admin(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
     mysql_to_break.admin(f"CREATE OR REPLACE USER {USER}@'%' IDENTIFIED BY 'secret'")
@@ -51,12 +51,12 @@ def url(mysql_to_break: MysqlServer) -> Iterator[str]:
 
 
 class Watcher:
-    """A consumer that acknowledges all it gets, and what that was."""
+    """A consumer that acknowledges all messages and records them."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
         self.latest_due_ms = 0
-        self.repeated = 0  # came again, marked
+        self.repeated = 0  # redelivered and marked
 
     async def run(
         self, client: escapement.Broker, task_status: trio.TaskStatus[escapement.Inbox]
@@ -66,23 +66,25 @@ class Watcher:
             async for batch in inbox.batches():
                 assert (batch.due_ms <= now_ms()).all()
                 known = np.isin(batch.offsets, self.offsets)
-                assert batch.redelivered[known].all(), "something came again, unmarked"
+                assert batch.redelivered[known].all(), "a redelivery is not marked"
                 self.repeated += int(known.sum())
                 self.offsets += batch.offsets.tolist()
                 self.latest_due_ms = max(self.latest_due_ms, int(batch.due_ms.max()))
                 await inbox.ack(batch.offsets)
 
-    async def gets_nothing_while_more_falls_due(self, due_ms: np.ndarray) -> None:
-        """To be called when a reply on its connection has said that dispatch stands still.
+    async def check_dispatch_has_stopped(self, due_ms: np.ndarray) -> None:
+        """Check that overdue messages are not delivered.
+
+        Call this after a reply on the same connection has shown that dispatch has stopped.
 
         Args:
-          due_ms: when each message is due, or some time later.
+          due_ms: due time of each message, or some time later.
         """
-        # What was sent before that reply is here, and is taken out now.
+        # Messages sent before that reply have arrived. The consumer handles them now.
         await wait_all_tasks_blocked()
         before = len(self.offsets)
         await until(lambda: (due_ms <= now_ms()).sum() >= before + OVERDUE, TIMEOUT_S)
-        assert len(self.offsets) == before, "something was delivered all the same"
+        assert len(self.offsets) == before, "a message was delivered during the outage"
 
 
 async def tick_finely(client: escapement.Broker) -> None:
@@ -91,7 +93,7 @@ async def tick_finely(client: escapement.Broker) -> None:
 
 
 async def refusal(producer: escapement.Producer) -> StorageUnavailable:
-    """What the broker says of a publish, and not that its time was up meanwhile."""
+    """Publish until the broker refuses, and return its error. Timeouts do not count."""
     with trio.fail_after(TIMEOUT_S):
         while True:
             try:
@@ -100,23 +102,23 @@ async def refusal(producer: escapement.Producer) -> StorageUnavailable:
                 return error
             except escapement.Disconnected:
                 continue
-            raise AssertionError("a database that takes no writes has taken one")
+            raise AssertionError("the database accepted a write during its outage")
 
 
 async def until_the_lease_has_run_out(client: escapement.Broker) -> None:
     with trio.fail_after(TIMEOUT_S):
         while True:
-            # A connection in which messages wait for their way out is cut by then.
+            # The broker has closed a connection with unsent messages by then.
             with suppress(escapement.Disconnected):
                 if not (await client.admin("broker.stats"))["lease_held"]:
                     return
             await trio.sleep(0.05)
 
 
-async def test_a_killed_server_loses_nothing_and_work_goes_on(
+async def test_killed_database_loses_nothing_and_work_continues(
     tmp_path: Path, mysql_to_break: MysqlServer, url: str
 ) -> None:
-    """Q8, invariant 1: the design's rule "When MySQL fails", unreachable."""
+    """Q8, invariant 1: the rule "When MySQL fails", unreachable."""
     watcher = Watcher()
     with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
         pid = broker.process.pid
@@ -139,14 +141,14 @@ async def test_a_killed_server_loses_nothing_and_work_goes_on(
                 await hasty.send(b"hasty")
             assert refused.value.retryable
             waiting = await patient.submit(b"patient")
-            # What is due goes on being delivered while the lease is held.
+            # Due messages are delivered while the broker holds its lease.
             await until(lambda: watcher.latest_due_ms > killed_ms, TIMEOUT_S)
             with trio.move_on_after(0.3) as patience:
                 await inbox.ack(np.array([0], np.int64), durable=True)
                 await inbox.ack(np.array([max(watcher.offsets)], np.int64), durable=True)
-            assert patience.cancelled_caught, "an acknowledgement was confirmed by nobody"
+            assert patience.cancelled_caught, "an acknowledgement was confirmed during the outage"
             await until_the_lease_has_run_out(client)
-            await watcher.gets_nothing_while_more_falls_due(due_ms)
+            await watcher.check_dispatch_has_stopped(due_ms)
             mysql_to_break.start()
             receipt = await waiting
             assert receipt.id is not None
@@ -156,7 +158,7 @@ async def test_a_killed_server_loses_nothing_and_work_goes_on(
             await patient.send(b"again")
             nursery.cancel_scope.cancel()
         if "the lease has ended: cutting off" not in broker.complaints():
-            assert not watcher.repeated, "messages came twice though no connection was lost"
+            assert not watcher.repeated, "messages were redelivered although no connection was lost"
         assert broker.running
         assert broker.process.pid == pid
         broker.kill()
@@ -164,7 +166,7 @@ async def test_a_killed_server_loses_nothing_and_work_goes_on(
         async with escapement.connect(broker.url, settings=PATIENT) as client:
             async with client.consumer("t", "s") as inbox:
                 message = await inbox.receive(timeout_s=3)
-                if message is not None:  # the last one was not taken out by anybody
+                if message is not None:  # the last message had no consumer
                     assert message.value in (b"again", b"hasty")
         assert "Traceback" not in broker.complaints()
 
@@ -172,7 +174,7 @@ async def test_a_killed_server_loses_nothing_and_work_goes_on(
 async def test_a_read_only_server_stops_dispatch_until_it_takes_writes(
     tmp_path: Path, mysql_to_break: MysqlServer, url: str
 ) -> None:
-    """Q8, invariant 1: the design's rule "When MySQL fails", read-only."""
+    """Q8, invariant 1: the rule "When MySQL fails", read-only."""
     watcher = Watcher()
     with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
         async with (
@@ -194,8 +196,8 @@ async def test_a_read_only_server_stops_dispatch_until_it_takes_writes(
             waiting = await patient.submit(b"patient")
             with trio.move_on_after(0.5) as patience:
                 await inbox.ack(np.arange(1_900, 1_905), durable=True)
-            assert patience.cancelled_caught, "an acknowledgement was stored by nobody"
-            await watcher.gets_nothing_while_more_falls_due(due_ms)
+            assert patience.cancelled_caught, "an acknowledgement was confirmed while read-only"
+            await watcher.check_dispatch_has_stopped(due_ms)
             mysql_to_break.admin("SET GLOBAL read_only = 0")
             assert (await waiting).id is not None
             want = set(receipts.offsets.tolist()) - set(range(1_900, 1_905))
@@ -203,15 +205,15 @@ async def test_a_read_only_server_stops_dispatch_until_it_takes_writes(
             await patient.send(b"again")
             await inbox.flush_acks()
             nursery.cancel_scope.cancel()
-        assert len(watcher.offsets) == len(set(watcher.offsets)), "something came twice"
+        assert len(watcher.offsets) == len(set(watcher.offsets)), "a message was delivered twice"
         assert broker.running
         assert "Traceback" not in broker.complaints()
 
 
-async def test_a_frozen_server_is_waited_for(
+async def test_broker_waits_for_a_frozen_database(
     tmp_path: Path, mysql_to_break: MysqlServer, url: str
 ) -> None:
-    """Q8: it answers nothing for longer than a lease, and then goes on as if nothing were."""
+    """Q8: the database does not answer for longer than a lease, and then continues."""
     with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
         async with escapement.connect(broker.url, settings=PATIENT) as client:
             producer = await client.producer("t", send_timeout=(60, "s"))
@@ -243,9 +245,9 @@ async def test_a_frozen_server_is_waited_for(
 async def test_a_stop_does_not_wait_for_a_database_that_hangs(
     tmp_path: Path, mysql_to_break: MysqlServer, url: str
 ) -> None:
-    """SIGTERM ends in exit code 0 within ten seconds, and what was confirmed is there after.
+    """SIGTERM ends the broker with exit code 0 within ten seconds, without losing messages.
 
-    The broker's patience is shorter here than usual, which is less than ten seconds too.
+    The stop timeout is shorter here than its default, which is below ten seconds too.
     """
     assert DEFAULT_LIMITS.stop_timeout_s + LEAVE_S < 10
     with broker_process(tmp_path / "broker", url, limits={"stop_timeout_s": 2.0}) as broker:
@@ -265,10 +267,10 @@ async def test_a_stop_does_not_wait_for_a_database_that_hangs(
             assert [message.value for message in found] == [b"confirmed", b"under way"]
 
 
-async def test_a_read_only_server_is_noticed_though_nobody_writes(
+async def test_read_only_database_is_noticed_without_writes(
     tmp_path: Path, mysql_to_break: MysqlServer, url: str
 ) -> None:
-    """Q8: the lease's renewal meets it, while most of the lease is left."""
+    """Q8: the renewal of the lease notices it long before the lease expires."""
     limits = LIMITS | {"lease_ms": 15_000, "checkpoint_interval_s": 3_600}
     got: list[int] = []
     with broker_process(tmp_path / "broker", url, limits=limits) as broker:
@@ -282,7 +284,7 @@ async def test_a_read_only_server_is_noticed_though_nobody_writes(
             await producer.send_many([b"m"] * 6_000, delay=delays)
 
             async def watch() -> None:
-                """Take what comes and say nothing."""
+                """Receive messages without acknowledging them."""
                 async with client.consumer("t", "s", permits=10_000) as inbox:
                     async for batch in inbox.batches():
                         got.extend(batch.offsets.tolist())
@@ -300,7 +302,7 @@ async def test_a_read_only_server_is_noticed_though_nobody_writes(
             with trio.fail_after(TIMEOUT_S):
                 stats = await database_is("read_only")
             assert stats["lease_held"]
-            # What was sent before that reply is here, and is taken out now.
+            # Messages sent before that reply have arrived. The consumer handles them now.
             await wait_all_tasks_blocked()
             stopped = len(got)
             await trio.sleep(1.0)
@@ -309,5 +311,5 @@ async def test_a_read_only_server_is_noticed_though_nobody_writes(
             await until(lambda: len(got) > stopped)
             await database_is("up")
             nursery.cancel_scope.cancel()
-        assert len(got) == len(set(got)), "something came twice"
+        assert len(got) == len(set(got)), "a message was delivered twice"
         assert "Traceback" not in broker.complaints()

@@ -1,4 +1,4 @@
-"""One broker owns a database at a time, however its processes end, hang and come back."""
+"""One broker owns a database at a time, across kills, hangs and restarts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from escapement.storage.engine.address import MysqlAddress
 from support.broker_processes import PATIENT, BrokerProcess, broker_process, until, until_it_starts
 
 SHORT_LEASE: Final[dict[str, Any]] = {"lease_ms": 1_500}
-# Nobody who waits for its end is ready before patience is.
+# Longer than the test timeout, so a test that waits for its end fails.
 LONG_LEASE: Final[dict[str, Any]] = {"lease_ms": 600_000}
 TIMEOUT_S: Final = 60
 
 
 def log_rows(url: str) -> dict[int, int]:
-    """How many rows each epoch has written to the log and the journal."""
+    """Return the number of log rows that each epoch has written."""
     to = MysqlAddress.parse(url)
     found: dict[int, int] = {}
     with pymysql.connect(
@@ -38,21 +38,23 @@ def log_rows(url: str) -> dict[int, int]:
 
 @pytest.fixture
 def second(tmp_path: Path, mysql_url: str) -> Iterator[BrokerProcess]:
-    """Another broker on the same database, not started."""
+    """A second broker on the same database, not started."""
     broker = BrokerProcess(tmp_path / "second", mysql_url, limits=SHORT_LEASE)
     yield broker
     broker.remove()
 
 
 def test_a_killed_broker_takes_its_own_lease_back_at_once(tmp_path: Path, mysql_url: str) -> None:
-    """B8: long before the lease of ten minutes has run out."""
+    """B8: long before the lease of ten minutes expires."""
     with broker_process(tmp_path / "broker", mysql_url, limits=LONG_LEASE) as broker:
         for _ in range(2):
             broker.kill()
             broker.start()
 
 
-def test_a_second_broker_is_refused_and_told_who_is_first(tmp_path: Path, mysql_url: str) -> None:
+def test_second_broker_is_refused_with_the_address_of_the_owner(
+    tmp_path: Path, mysql_url: str
+) -> None:
     with broker_process(tmp_path / "first", mysql_url, limits=LONG_LEASE) as first:
         second = BrokerProcess(tmp_path / "second", mysql_url)
         second.launch()
@@ -65,7 +67,7 @@ def test_a_second_broker_is_refused_and_told_who_is_first(tmp_path: Path, mysql_
             second.remove()
         assert first.running
         assert first.stop() == 0
-        # Who stops in good order leaves the database to whoever comes next.
+        # After a clean stop, another broker can own the database at once.
         second.start()
         assert second.stop() == 0
 
@@ -89,7 +91,7 @@ def test_a_data_directory_and_a_port_have_one_broker_each(tmp_path: Path) -> Non
 async def test_a_stale_broker_writes_nothing_and_ends(
     tmp_path: Path, mysql_url: str, second: BrokerProcess
 ) -> None:
-    """Invariant 8: frozen past its lease, replaced, and awake again."""
+    """Invariant 8: it hangs beyond its lease, another broker takes over, and it resumes."""
     with broker_process(tmp_path / "first", mysql_url, limits=SHORT_LEASE) as first:
         async with (
             trio.open_nursery() as nursery,
@@ -127,5 +129,5 @@ async def test_a_stale_broker_writes_nothing_and_ends(
             values = [message.value for message in got]
             assert values == [b"first"] * 100 + [b"second"] * 200
         (error,) = outcome
-        # Which one goes by how far the broker had come in its end when the publish gave up.
+        # The error depends on how far the broker had stopped when the publish timed out.
         assert error.retryable

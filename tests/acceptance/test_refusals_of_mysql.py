@@ -1,7 +1,7 @@
-"""The database refuses: what room ends is waited for, what only an operator can mend is said.
+"""Refusals of the database: the broker waits for some, and exits with a clear error for others.
 
-Nothing confirmed is lost either way. How a server that is gone, hangs or is read-only is borne
-stands in ``test_outage.py``.
+Nothing confirmed is lost either way. ``test_outage.py`` has the tests of a database that is killed,
+frozen or read-only.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ LIMITS: Final[dict[str, Any]] = {"lease_ms": 3_000, "checkpoint_interval_s": 0.5
 USER: Final = "somebody"
 TIMEOUT_S: Final = 60
 BATCH: Final = [bytes(20_000)] * 20
-# All tables in two files that do not grow, the first as large as the server makes it.
+# All tables are in two files of fixed size. The server chooses the size of the first.
 FULL: Final = ("--innodb-file-per-table=0", "--innodb-data-file-path=ibdata1:12M;ibdata2:16M")
 WITH_ROOM: Final = f"{FULL[1]};ibdata3:12M:autoextend"
-# Of which each fills half a page.
+# Each row fills half a page.
 ROWS: Final = ", ".join(["(REPEAT('.', 7000))"] * 20)
 
 
 @pytest.fixture
 def url(mysql_to_break: MysqlServer) -> Iterator[str]:
-    """A database on a server to be broken, of a user who may be locked out."""
+    """A database on a server that tests may break, with a user that they may lock out."""
     name = f"escapement_refused_{uuid.uuid4().hex[:8]}"
     mysql_to_break.admin(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
     mysql_to_break.admin(f"CREATE OR REPLACE USER {USER}@'%' IDENTIFIED BY 'secret'")
@@ -46,7 +46,7 @@ def url(mysql_to_break: MysqlServer) -> Iterator[str]:
 
 
 def cut_off(server: MysqlServer, spared: int = 0) -> None:
-    """End the user's connections but one; some may end by themselves meanwhile."""
+    """Kill the connections of the user except one. Some may have closed already."""
     mine = f"user = '{USER}' AND id <> {spared}"
     asked = f"SELECT id FROM information_schema.processlist WHERE {mine}"
     for (id,) in server.admin(asked):
@@ -56,7 +56,7 @@ def cut_off(server: MysqlServer, spared: int = 0) -> None:
 
 @dataclass
 class Traffic:
-    """What was confirmed, and what a consumer got of it."""
+    """The confirmed messages, and the messages that a consumer received."""
 
     batch: list[bytes] = field(default_factory=BATCH.copy)
     confirmed: set[int] = field(default_factory=set)
@@ -67,13 +67,13 @@ class Traffic:
         self.confirmed |= set(receipts.offsets.tolist())
 
     async def go_on(self, producer: escapement.Producer) -> None:
-        """Publish for ever, whatever is said."""
+        """Publish forever, and ignore errors."""
         while True:
             with suppress(escapement.EscapementError):
                 await self.publish(producer)
 
     async def refusal(self, producer: escapement.Producer) -> escapement.EscapementError:
-        """Publish until that is refused, and not because its time was up."""
+        """Publish until the broker refuses, and return its error. Timeouts do not count."""
         with trio.fail_after(TIMEOUT_S):
             while True:
                 try:
@@ -83,8 +83,8 @@ class Traffic:
                 except escapement.EscapementError as error:
                     return error
 
-    async def all_come(self, client: escapement.Broker) -> None:
-        """Everything that was confirmed is delivered."""
+    async def receive_all(self, client: escapement.Broker) -> None:
+        """Receive all confirmed messages."""
         async with client.consumer("t", "s", permits=10_000) as inbox:
             with trio.fail_after(TIMEOUT_S):
                 while not self.got >= self.confirmed:
@@ -94,10 +94,10 @@ class Traffic:
                     await batch.ack(durable=True)
 
 
-async def goes_on_without_a_start(
+async def check_broker_recovers(
     broker: BrokerProcess, break_it: Any, mend_it: Any, says: str, traffic: Traffic | None = None
 ) -> None:
-    """It refuses with the server's words, and takes more as soon as the server does."""
+    """Check that the broker refuses with the database's error, and recovers with the database."""
     traffic, process = traffic or Traffic(), broker.process
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         await client.admin("subscriptions.create", topic="t", subscription="s")
@@ -110,24 +110,24 @@ async def goes_on_without_a_start(
         mend_it()
         patient = await client.producer("t", send_timeout="60s")
         await traffic.publish(patient)
-        await traffic.all_come(client)
+        await traffic.receive_all(client)
     assert broker.running
     assert broker.process is process
     assert says in broker.complaints()
 
 
 @pytest.mark.long
-async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
-    """Q8, invariant 1: the database has no room for another row until somebody makes some."""
+async def test_broker_waits_while_the_disk_of_the_database_is_full(tmp_path: Path) -> None:
+    """Q8, invariant 1: the database has no space for another row until an operator adds some."""
     with private_server(*FULL) as server:
         server.admin("CREATE DATABASE full CHARACTER SET utf8mb4")
         server.admin("CREATE TABLE full.filler (id INT AUTO_INCREMENT PRIMARY KEY, data BLOB)")
 
         def fill() -> None:
-            """To the last page, and by rows that lie in one, as those of the broker do then.
+            """Fill the last page, with rows that fit into one page, as the broker's rows do.
 
-            Of a longer row that found no room InnoDB needs room to take it back; MariaDB tries for
-            five seconds, and then ends itself.
+            InnoDB needs free space to roll back a longer row. MariaDB tries for five seconds, and
+            then aborts.
             """
             with suppress(pymysql.err.OperationalError):  # the table is full
                 while True:
@@ -139,13 +139,13 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
 
         small = Traffic([b"."] * 20)
         with broker_process(tmp_path / "broker", server.url("full"), limits=LIMITS) as broker:
-            await goes_on_without_a_start(broker, fill, make_room, "is full (1114)", small)
+            await check_broker_recovers(broker, fill, make_room, "is full (1114)", small)
 
 
-async def test_too_few_connections_are_waited_for(
+async def test_broker_waits_for_free_database_connections(
     tmp_path: Path, mysql_to_break: MysqlServer, url: str
 ) -> None:
-    """Q8: others have them all, and the broker's own broke."""
+    """Q8: the broker loses its connections, and another client has all that are allowed."""
 
     def limit(most: int) -> None:
         mysql_to_break.admin(f"ALTER USER {USER}@'%' WITH MAX_USER_CONNECTIONS {most}")
@@ -155,7 +155,7 @@ async def test_too_few_connections_are_waited_for(
     with ExitStack() as held:
 
         def break_it() -> None:
-            # Only connections count that are made under a limit: the first is another's.
+            # The limit counts only connections opened after it is set, so another client opens one.
             limit(1)
             other = pymysql.connect(host=to.host, port=to.port, **whose)
             held.enter_context(closing(other))
@@ -163,7 +163,7 @@ async def test_too_few_connections_are_waited_for(
 
         with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
             says = "max_user_connections"
-            await goes_on_without_a_start(broker, break_it, lambda: limit(0), says)
+            await check_broker_recovers(broker, break_it, lambda: limit(0), says)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +182,10 @@ async def test_too_few_connections_are_waited_for(
     ],
     ids=["password", "packet"],
 )
-async def test_what_an_operator_must_mend_ends_the_broker_with_the_reason(
+async def test_error_that_an_operator_must_fix_ends_the_broker_with_its_reason(
     tmp_path: Path, mysql_to_break: MysqlServer, url: str, break_it: str, mend_it: str, says: str
 ) -> None:
-    """Q8, invariant 1: "anything else"; nothing confirmed is lost, and the next start goes on."""
+    """Q8, invariant 1: the rule "anything else". Nothing confirmed is lost after the next start."""
     traffic = Traffic()
     with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
         async with escapement.connect(broker.url, settings=PATIENT) as client:
@@ -205,4 +205,4 @@ async def test_what_an_operator_must_mend_ends_the_broker_with_the_reason(
             assert broker.complaints().splitlines()[-1].startswith("error: ")
             assert says in broker.complaints().splitlines()[-1]
             broker.start()
-            await traffic.all_come(client)
+            await traffic.receive_all(client)

@@ -1,4 +1,4 @@
-"""kill -9 while subscriptions are sought: each seek happened as a whole, or not at all."""
+"""Kills of a broker during seeks: each seek takes effect as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def log_url(request: pytest.FixtureRequest) -> str | None:
 
 
 async def take(client: escapement.Broker, name: str, count: int) -> list[int]:
-    """The next ``count`` messages of a subscription, acknowledged durably."""
+    """Receive and durably acknowledge ``count`` messages, and return their offsets."""
     found: list[int] = []
     async with client.consumer("t", name) as inbox:
         with trio.fail_after(60):
@@ -33,7 +33,7 @@ async def take(client: escapement.Broker, name: str, count: int) -> list[int]:
 
 
 async def seek(client: escapement.Broker, name: str, place: int, answered: set[str]) -> None:
-    """Ask for it, and note if an answer came."""
+    """Seek to an offset, and add the name to ``answered`` if the broker answers."""
     asked = {"topic": "t", "subscription": name, "position": f"offset:{place}"}
     with contextlib.suppress(escapement.Disconnected):
         await client.admin("subscriptions.seek", **asked)
@@ -41,13 +41,13 @@ async def seek(client: escapement.Broker, name: str, place: int, answered: set[s
 
 
 async def unacknowledged(client: escapement.Broker) -> dict[str, int]:
-    """By subscription; one that was sought has nothing acknowledged."""
+    """Return the number of unacknowledged messages by subscription."""
     rows = await client.admin("subscriptions.list", topic="t")
     return {row["subscription"]: row["unacknowledged"] for row in rows}
 
 
-async def test_a_seek_is_whole_across_kill_minus_nine(tmp_path: Path, log_url: str | None) -> None:
-    """N3, P6: either all stays acknowledged, or all from the new place on comes again."""
+async def test_seek_is_atomic_across_a_kill(tmp_path: Path, log_url: str | None) -> None:
+    """N3, P6: all messages stay acknowledged, or all from the new position are redelivered."""
     chance = np.random.default_rng(5)
     names = ["a", "b", "c"]
     with broker_process(tmp_path / "broker", log_url) as broker:
@@ -68,7 +68,7 @@ async def test_a_seek_is_whole_across_kill_minus_nine(tmp_path: Path, log_url: s
                     await trio.sleep(chance.uniform(0, 0.01))
                     broker.kill()
             broker.start()
-            # A connection of its own: the old one may not have noticed the kill yet.
+            # A new connection, because the old one may not have noticed the kill yet.
             async with escapement.connect(broker.url, settings=PATIENT) as client:
                 left = await unacknowledged(client)
                 for name, place in places.items():
@@ -76,7 +76,7 @@ async def test_a_seek_is_whole_across_kill_minus_nine(tmp_path: Path, log_url: s
                     if left[name]:
                         expected = list(range(place, COUNT))
                         assert await take(client, name, COUNT - place) == expected
-                # What lies before the place is not to come: it counts as done from here on.
+                # Acknowledge the messages before the new position too, for the next round.
                 for name in names:
                     async with client.consumer("t", name) as inbox:
                         await inbox.ack_range(0, COUNT - 1, durable=True)

@@ -273,13 +273,13 @@ def test_interrupt_in_any_task_raises_keyboard_interrupt(broker: BrokerProcess) 
 
     async def work(client: escapement.Broker) -> None:
         producer = await client.producer("interrupt")
-        heard = producer.heard
+        heard = producer._heard
 
         def interrupted(command: wire.Command) -> None:
             signal.raise_signal(signal.SIGINT)
             heard(command)
 
-        producer.heard = interrupted  # type: ignore[method-assign]
+        producer._heard = interrupted  # type: ignore[method-assign]
         await producer.submit(b"c")
         while True:
             await client.admin("topics.list")

@@ -376,7 +376,7 @@ def test_limits_are_set_and_shown_with_units(say: Say) -> None:
     shown = say(*topic, "--ttl", "3d", "--quota-bytes", "64MiB", "--max-publish-rate", "2.5")
     assert "3d" in shown
     assert "2.5" in shown
-    assert "no rate" in say(*topic, "--max-publish-rate", "-1", fails=2)
+    assert "not a valid rate" in say(*topic, "--max-publish-rate", "-1", fails=2)
     subscription = ["admin", "subscriptions", "update", "limited", "s"]
     shown = say(*subscription, "--dispatch", "least_busy", "--expired-to-dead-letter", "yes")
     assert "least_busy" in shown

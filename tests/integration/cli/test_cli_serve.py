@@ -232,7 +232,7 @@ def test_a_newer_schema_is_refused(
         database = MysqlAddress.parse(log_url).database
         mysql_server.admin(newer.format(f"{database}.schema_migrations"))
         said = refused("--data", data, "--listen", "127.0.0.1:0", ESCAPEMENT_LOG=log_url)
-    assert "newer program" in said
+    assert "newer version of the program" in said
 
 
 def test_broker_that_lost_its_lease_exits_with_one_line(
