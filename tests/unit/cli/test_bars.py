@@ -1,4 +1,4 @@
-"""Forecasts, drawn."""
+"""Bar charts of forecasts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DAY_MS = 86_400_000
 
 
 @given(st.integers(0, 10**6), st.integers(1, 500), st.integers(1, 10**4), st.integers(-1000, 10**6))
-def test_spans_cover_all_that_is_ahead_and_begin_where_they_are_asked_to(
+def test_spans_cover_the_whole_period_and_are_aligned_with_the_origin(
     now_ms: int, by_ms: int, within_ms: int, origin_ms: int
 ) -> None:
     """B6."""
     spans = Spans.after(now_ms, by_ms=by_ms, within_ms=within_ms, origin_ms=origin_ms)
     assert (spans.first_ms - origin_ms) % by_ms == 0
-    # What is due after this moment; the end is excluded.
+    # Spans hold messages due after now_ms; the end is excluded.
     assert spans.begins_ms(0) <= now_ms + 1 < spans.begins_ms(1)
     if spans.count:
         assert spans.begins_ms(spans.count - 1) < spans.until_ms <= spans.begins_ms(spans.count)
@@ -36,12 +36,12 @@ def test_too_many_spans_are_refused() -> None:
         Spans.after(0, by_ms=1, within_ms=MAX_SPANS + 2)
 
 
-def test_what_finds_no_room_in_a_span_goes_on_to_the_next() -> None:
+def test_messages_over_the_capacity_of_a_span_move_to_the_next() -> None:
     """B6."""
     assert left_over([5, 30, 0, 0, 12], [10, 10, 10, 10, 10]) == [0, 20, 10, 0, 2]
 
 
-def test_a_drawing_marks_the_capacity_and_what_is_over_it(
+def test_drawing_marks_the_capacity_and_the_messages_over_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """B6."""
@@ -49,7 +49,7 @@ def test_a_drawing_marks_the_capacity_and_what_is_over_it(
     counts = [5, 30, 0, 0, 0, 0, 0, 0, 12]
     draw(spans, counts, "%S", [10] * 9)
     lines = capsys.readouterr().out.splitlines()
-    # A span in which nothing falls due is shown while something is left over.
+    # A span in which nothing falls due is shown while messages are left over.
     assert [line.split()[0] for line in lines] == [
         *("from", "00", "01", "02", "...", "08", "47", "2")
     ]
@@ -60,10 +60,10 @@ def test_a_drawing_marks_the_capacity_and_what_is_over_it(
     assert lines[-1] == "2 spans are over the capacity; 20 messages left over at most"
 
 
-def test_days_keep_their_names_when_the_clocks_are_changed(
+def test_days_keep_their_names_when_the_clocks_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """B6: they begin at 23 or 1 o'clock then."""
+    """B6: 24-hour spans begin at 23:00 or 1:00 after the change."""
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     try:

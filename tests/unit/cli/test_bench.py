@@ -1,4 +1,4 @@
-"""What the bench counts, how it sums up, and which command lines it refuses."""
+"""Counts and summaries of the bench, and the command lines that it refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escapement.bench.tally import Tally
 from escapement.cli.main import run
 from escapement.errors import InvalidRequest
 
-# What every command takes, each with a value that it could mean.
+# The options of every command, each with a valid value.
 COMMON = {
     "--log": "mysql://localhost/bench",
     "--data": "bench-data",
@@ -37,21 +37,21 @@ def column(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(values, np.int64)
 
 
-def test_a_message_that_is_there_before_it_is_due_is_early() -> None:
+def test_message_received_before_it_is_due_is_early() -> None:
     tally = Tally()
     tally.add(column(0, 1), column(now_ms() + 60_000, now_ms() - 60_000))
     tally.add_one(2, now_ms() + 60_000, b"")
     assert tally.early() == 2
 
 
-def test_a_message_due_before_it_was_wanted_is_early() -> None:
+def test_message_with_an_earlier_due_time_than_requested_is_early() -> None:
     tally = Tally()
     tally.sent(column(0, 1), column(now_ms() + 60_000, now_ms() - 60_000))
     tally.add(column(1, 0), column(now_ms() - 1, now_ms() - 1))
     assert tally.early() == 1
 
 
-def test_what_did_not_arrive_is_lost_and_what_came_twice_is_a_duplicate() -> None:
+def test_missing_message_is_lost_and_repeated_message_is_a_duplicate() -> None:
     tally = Tally()
     tally.sent(column(0, 1, 2, 3), column(1, 1, 1, 1))
     tally.add(column(3, 1), column(1, 1))
@@ -61,8 +61,8 @@ def test_what_did_not_arrive_is_lost_and_what_came_twice_is_a_duplicate() -> Non
     assert tally.duplicates() == 1
 
 
-def test_what_nobody_sent_is_a_duplicate_and_what_is_early_is_not() -> None:
-    """As a message stored twice, or one that was acknowledged before, would be."""
+def test_message_that_was_never_sent_is_a_duplicate() -> None:
+    """A message stored twice, or redelivered after its acknowledgement, would look like this."""
     tally = Tally()
     tally.sent(column(5, 3), column(1, 1))
     tally.add(column(3, 5, 4), column(1, 1, 1))
@@ -89,10 +89,10 @@ def test_arrivals_are_counted_within_a_span_of_time() -> None:
     assert tally.arrived(until_ms, until_ms + 1000) == 0
 
 
-async def test_what_comes_twice_does_not_stand_for_what_is_missing(
+async def test_duplicate_does_not_count_as_a_missing_message(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Taking goes on until each message was there, however many arrivals that takes."""
+    """The bench receives until each message has arrived, however many arrivals that takes."""
     async with testing.start() as world, world.connect() as broker:
         async with broker.consumer("x", "s", permits=1) as inbox:
             producer = await broker.producer("x")
@@ -104,7 +104,7 @@ async def test_what_comes_twice_does_not_stand_for_what_is_missing(
             assert (tally.received, tally.lost(), tally.duplicates()) == (5, 0, 2)
 
 
-async def test_what_never_comes_is_lost_when_patience_ends(
+async def test_message_that_never_arrives_is_lost_after_the_timeout(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with testing.start() as world, world.connect() as broker:
@@ -126,7 +126,7 @@ def test_lateness_is_arrival_less_due_time() -> None:
     assert 5_000 <= late.p50 == late.p99 == late.max < 30_000
 
 
-def test_an_outcome_has_medians_of_figures_and_sums_of_mishaps() -> None:
+def test_outcome_has_medians_of_figures_and_sums_of_errors() -> None:
     runs = [Run(100, seconds, lost=1, early=0, duplicates=0) for seconds in (1.0, 4.0, 2.0)]
     found = Outcome("burst", "sqlite", {}, runs).as_json()
     assert found["messages_per_second"] == 50
@@ -136,7 +136,7 @@ def test_an_outcome_has_medians_of_figures_and_sums_of_mishaps() -> None:
     assert "lateness_ms" not in found
 
 
-def test_seconds_that_are_not_what_the_messages_took_give_no_rate() -> None:
+def test_run_that_does_not_measure_a_rate_has_no_rate() -> None:
     figures = Run(100, 2.0, is_rate=False).figures()
     assert figures == {"messages": 100, "seconds": 2.0}
 
@@ -152,14 +152,14 @@ def test_payloads_have_the_sizes_asked_for(text: str, size: tuple[int, int]) -> 
 
 
 @pytest.mark.parametrize("text", ["", "-", "5-", "500-50", "-1", "ten"])
-def test_sizes_that_cannot_be_meant_are_refused(text: str) -> None:
+def test_invalid_payload_sizes_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="size"):
         PayloadSize.parse(text)
 
 
 @pytest.mark.parametrize("name", sorted(bench.commands))
 def test_every_command_has_every_common_option(name: str) -> None:
-    """Each reads its value, or refuses it and names the commands that have a use for it."""
+    """Each command reads the value, or refuses it and names the commands that use the option."""
     for flag, value in COMMON.items():
         only_lateness = flag in ("--rate", "--seconds") and name != "lateness"
         if only_lateness or (name == "topics" and flag in ("--messages", "--window-ms")):
@@ -191,7 +191,7 @@ def test_every_command_has_every_common_option(name: str) -> None:
         ("burst --restart --broker escapement://x", "leave out --broker"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_line(
+def test_invalid_command_line_is_refused_in_one_line(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["bench", *words.split()]) == 2

@@ -1,4 +1,4 @@
-"""What `import escapement` offers, and what it costs."""
+"""The public names of the package, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 import escapement
 from escapement.cli.main import escapement as commands
 
-# What takes most of a start's time, and who needs it.
+# The packages that take most of the import time.
 HEAVY: Final = {"numpy", "trio", "anyio", "pymysql", "rich"}
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The modules that a fresh interpreter has after a statement."""
+    """Return the modules that a new interpreter has loaded after a statement."""
     script = f"import sys\n{statement}\nprint(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
@@ -30,7 +30,7 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stderr.split())
 
 
-def test_every_name_is_there_and_is_the_one_that_its_module_has() -> None:
+def test_every_public_name_is_the_object_of_its_module() -> None:
     tree = ast.parse(Path(escapement.__file__).read_text())
     imported = {
         alias.name: node.module
@@ -44,12 +44,12 @@ def test_every_name_is_there_and_is_the_one_that_its_module_has() -> None:
         assert getattr(escapement, name) is getattr(import_module(home), name)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         escapement.nothing  # noqa: B018
 
 
-def test_help_needs_none_of_the_heavy_parts() -> None:
+def test_help_imports_no_heavy_packages() -> None:
     loaded = loaded_by("from escapement.cli.main import run\nassert run(['--help']) == 0")
     assert "escapement.cli.main" in loaded
     assert not loaded & HEAVY
@@ -61,7 +61,7 @@ def test_producing_does_not_import_the_broker_or_a_database() -> None:
     assert not loaded & {"pymysql", "rich", "escapement.broker.broker", "escapement.storage"}
 
 
-def test_every_command_is_where_the_command_line_looks_for_it() -> None:
+def test_every_command_is_found_by_its_name() -> None:
     context = click.Context(commands)
     for name in [*commands.list_commands(context), "send"]:
         found = commands.get_command(context, name)
@@ -74,7 +74,7 @@ def test_every_command_is_where_the_command_line_looks_for_it() -> None:
 def test_an_interrupt_while_modules_are_imported_leaves_no_traceback(
     module: str, tmp_path: Path
 ) -> None:
-    """It falls into a class body, where an exception would become another."""
+    """The interrupt arrives in a class body, where Python turns an exception into another one."""
     (tmp_path / f"{module}.py").write_text(
         "import os, signal\n"
         "class Late:\n"
@@ -84,7 +84,7 @@ def test_an_interrupt_while_modules_are_imported_leaves_no_traceback(
         "    late = Late()\n"
     )
     command = [sys.executable, "-m", "escapement", "peek", "orders"]
-    # What whoever runs the tests ignores, it would ignore, too.
+    # Restore the default handler: a child process inherits an ignored SIGINT.
     ended = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

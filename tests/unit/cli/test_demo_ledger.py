@@ -1,4 +1,4 @@
-"""The demo's judge: what it calls lost, early, or delivered again."""
+"""The demo's ledger: which messages count as lost, early or duplicated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from escapement.cli.demo.ledger import Arrival, Ledger, Outage
 
 
 def ledger_of(count: int) -> Ledger:
-    """Messages 0 to count - 1, confirmed, due at 1000 each."""
+    """Return a ledger of the confirmed messages 0 to count - 1, each due at 1000."""
     ledger = Ledger()
     for number in range(count):
         ledger.asked(number, 1000)
@@ -14,7 +14,7 @@ def ledger_of(count: int) -> Ledger:
     return ledger
 
 
-def test_all_is_kept_when_each_arrives_once_and_in_time() -> None:
+def test_promises_are_kept_when_each_message_arrives_once_and_in_time() -> None:
     ledger = ledger_of(3)
     for number in range(3):
         ledger.arrived(Arrival(number, number, 1000, 1000 + number))
@@ -25,7 +25,7 @@ def test_all_is_kept_when_each_arrives_once_and_in_time() -> None:
     assert ledger.lateness_ms(None) == (1.0, 1.98, 2.0)
 
 
-def test_what_is_confirmed_and_does_not_arrive_is_lost() -> None:
+def test_confirmed_message_that_does_not_arrive_is_lost() -> None:
     ledger = ledger_of(2)
     ledger.arrived(Arrival(0, 0, 1000, 1000))
     assert ledger.pending == 1
@@ -33,22 +33,22 @@ def test_what_is_confirmed_and_does_not_arrive_is_lost() -> None:
     assert not ledger.settled
 
 
-def test_what_was_sent_without_a_receipt_is_not_lost() -> None:
+def test_message_sent_without_a_receipt_is_not_lost() -> None:
     ledger = ledger_of(0)
     ledger.asked(0, 1000)
     assert ledger.kept
     assert not ledger.settled
 
 
-def test_early_is_measured_by_what_was_asked_and_by_what_the_broker_says() -> None:
+def test_message_is_early_by_its_requested_and_by_its_reported_due_time() -> None:
     ledger = ledger_of(2)
-    ledger.arrived(Arrival(0, 0, 900, 999))  # the broker thought it due too soon
-    ledger.arrived(Arrival(1, 1, 1100, 1099))  # the broker did not wait
+    ledger.arrived(Arrival(0, 0, 900, 999))  # the broker reports too early a due time
+    ledger.arrived(Arrival(1, 1, 1100, 1099))  # the broker delivered before the due time
     assert ledger.early == 2
     assert not ledger.kept
 
 
-def test_only_what_was_in_flight_at_the_kill_may_come_again() -> None:
+def test_only_messages_in_flight_at_the_kill_may_be_redelivered() -> None:
     ledger = ledger_of(2)
     for number in range(2):
         ledger.arrived(Arrival(number, number, 1000, 1000))
@@ -70,7 +70,7 @@ def test_a_message_stored_twice_is_a_duplicate_even_after_a_kill() -> None:
     assert ledger.duplicates == 1
 
 
-def test_what_an_outage_held_up_is_counted_apart() -> None:
+def test_messages_delayed_by_an_outage_are_counted_separately() -> None:
     ledger = ledger_of(3)
     outage = Outage(killed_ms=1500, back_ms=2500)
     before = Arrival(0, 0, 1400, 1404)

@@ -1,4 +1,4 @@
-"""Ctrl-C while something is started."""
+"""Ctrl-C inside a block that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def interrupted(times: int, error: Exception | None = None) -> list[str]:
-    """What is reached in the meantime."""
+    """Interrupt a protected block some times. Return the points that it reached."""
     reached = []
 
     def within() -> None:
@@ -29,33 +29,33 @@ def interrupted(times: int, error: Exception | None = None) -> list[str]:
     return reached
 
 
-def test_an_interruption_waits_for_the_end_of_what_must_not_be_left() -> None:
-    """B7: whatever else ends it."""
+def test_interrupt_waits_for_the_end_of_the_protected_block() -> None:
+    """B7: also if the block fails."""
     assert interrupted(1) == ["the end"]
-    assert interrupted(1, ValueError("it has failed besides")) == ["the end"]
+    assert interrupted(1, ValueError("failed too")) == ["the end"]
     with put_off():
         pass
 
 
-def test_who_interrupts_again_does_not_wait() -> None:
+def test_second_interrupt_does_not_wait() -> None:
     """B7."""
     assert interrupted(2) == []
 
 
-def test_who_handles_interruptions_himself_goes_on_doing_so() -> None:
-    """B7: from before, or from within on, as Spark does."""
-    came = []
-    theirs = signal.signal(signal.SIGINT, lambda *_: came.append(1))
+def test_other_signal_handlers_stay_in_force() -> None:
+    """B7: handlers set before the block, or inside it as Spark does."""
+    seen = []
+    theirs = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
     try:
         with put_off():
             signal.raise_signal(signal.SIGINT)
-        assert came == [1]
+        assert seen == [1]
     finally:
         signal.signal(signal.SIGINT, theirs)
     try:
         with put_off():
-            signal.signal(signal.SIGINT, lambda *_: came.append(2))
+            signal.signal(signal.SIGINT, lambda *_: seen.append(2))
         signal.raise_signal(signal.SIGINT)
-        assert came == [1, 2]
+        assert seen == [1, 2]
     finally:
         signal.signal(signal.SIGINT, theirs)

@@ -1,4 +1,4 @@
-"""Spans of time, from what people write to integer milliseconds."""
+"""Durations, converted between text, numbers with a unit, and integer milliseconds."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_durations_are_read_and_written(text: str, expected_ms: int) -> None:
 
 
 @given(st.integers(0, MAX_DURATION_MS))
-def test_what_is_written_reads_as_the_same_duration(duration_ms: int) -> None:
+def test_formatted_duration_parses_to_the_same_duration(duration_ms: int) -> None:
     assert durations.parse(durations.format(duration_ms)) == duration_ms
 
 
 @given(st.integers(1, 10**6), st.sampled_from(sorted(UNITS)))
-def test_no_other_text_of_a_duration_is_shorter(count: int, unit: str) -> None:
+def test_duration_is_formatted_in_its_shortest_form(count: int, unit: str) -> None:
     assert len(durations.format(count * UNITS[unit])) <= len(f"{count}{unit}")
 
 
@@ -49,7 +49,7 @@ def test_no_other_text_of_a_duration_is_shorter(count: int, unit: str) -> None:
         *("1s\n", "٣s", "9" * 19 + "w", "9" * 5000 + "s"),
     ],
 )
-def test_other_texts_are_refused(text: str) -> None:
+def test_malformed_durations_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         durations.parse(text)
     assert len(str(refusal.value)) < 200
@@ -82,14 +82,14 @@ def test_a_number_and_a_unit_make_milliseconds(
 
 
 @given(st.timedeltas(min_value=timedelta(0)))
-def test_a_timedelta_is_never_shortened_and_grows_by_less_than_a_millisecond(
+def test_a_timedelta_is_rounded_up_to_whole_milliseconds(
     span: timedelta,
 ) -> None:
     rounded = timedelta(milliseconds=durations.of(span))
     assert span <= rounded < span + timedelta(milliseconds=1)
 
 
-def test_the_longest_timedelta_counts() -> None:
+def test_the_longest_timedelta_is_a_valid_duration() -> None:
     assert durations.of(timedelta.max - timedelta(days=1)) < MAX_DURATION_MS
 
 
@@ -117,6 +117,6 @@ def test_the_longest_timedelta_counts() -> None:
         (timedelta(seconds=1), "s"),
     ],
 )
-def test_what_is_no_duration_is_refused(value: object, unit: str | None) -> None:
+def test_values_that_are_not_durations_are_refused(value: object, unit: str | None) -> None:
     with pytest.raises(InvalidRequest):
         durations.of(value, unit)  # type: ignore[arg-type]

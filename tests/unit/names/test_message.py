@@ -1,4 +1,4 @@
-"""The columns a message travels in."""
+"""Message batches as columns, and their encoding."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_body_cut_or_extended_anywhere_is_refused(
 
 
 @given(st.binary(max_size=200))
-def test_garbage_raises_nothing_but_a_remote_protocol_error(body: bytes) -> None:
+def test_garbage_raises_only_remote_protocol_error(body: bytes) -> None:
     try:
         MessageBatch.decode(body)
     except RemoteProtocolError:
@@ -57,7 +57,7 @@ def test_garbage_raises_nothing_but_a_remote_protocol_error(body: bytes) -> None
 
 
 @given(values.filter(bool), st.data())
-def test_gather_equals_picking_one_by_one(payloads: list[bytes], data: st.DataObject) -> None:
+def test_gather_equals_taking_rows_one_by_one(payloads: list[bytes], data: st.DataObject) -> None:
     column = Blobs.of(payloads)
     rows = data.draw(st.lists(st.integers(0, len(payloads) - 1), max_size=100))
     taken = gather(column.data, column.starts(), column.lengths, np.array(rows, np.int64))
@@ -66,7 +66,9 @@ def test_gather_equals_picking_one_by_one(payloads: list[bytes], data: st.DataOb
 
 @pytest.mark.parametrize("widths", [(0, 0), (1, 1), (100, 100), (0, 9), (50, 500), (0, 5000)])
 @pytest.mark.parametrize("count", [2, 100, 3000])
-def test_gather_equals_picking_at_any_width_and_number(widths: tuple[int, int], count: int) -> None:
+def test_gather_equals_taking_rows_at_any_width_and_number(
+    widths: tuple[int, int], count: int
+) -> None:
     rng = np.random.default_rng(count)
     values = [rng.bytes(width) for width in rng.integers(widths[0], widths[1] + 1, 1000)]
     rows = rng.integers(0, len(values), count)
@@ -74,7 +76,7 @@ def test_gather_equals_picking_at_any_width_and_number(widths: tuple[int, int], 
 
 
 @given(values, st.data())
-def test_a_part_of_a_batch_is_its_rows(payloads: list[bytes], data: st.DataObject) -> None:
+def test_a_part_of_a_batch_contains_its_rows(payloads: list[bytes], data: st.DataObject) -> None:
     column = Blobs.of(payloads)
     batch = MessageBatch(column, column, None, np.arange(len(payloads), dtype=np.uint8))
     low = data.draw(st.integers(0, len(payloads)))
@@ -84,8 +86,8 @@ def test_a_part_of_a_batch_is_its_rows(payloads: list[bytes], data: st.DataObjec
     assert part.encode() == batch.take(np.arange(low, high)).encode()
 
 
-def test_due_is_never_before_acceptance() -> None:
-    """P1: relative and absolute times resolve once, at the owner."""
+def test_due_time_is_never_before_acceptance() -> None:
+    """P1: the broker that owns the topic resolves relative and absolute times once."""
     times = Times(
         delay_ms=np.array([-1, 500, -1, 0], np.int64), at_ms=np.array([-1, -1, 5, 2000], np.int64)
     )

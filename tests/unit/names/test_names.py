@@ -25,7 +25,7 @@ def test_a_topic_is_the_same_with_and_without_its_scheme(a: str, b: str, c: str)
 
 
 @given(names)
-def test_a_bare_name_stands_in_public_default(name: str) -> None:
+def test_bare_topic_name_is_in_public_default(name: str) -> None:
     assert TopicName.parse(name).full == f"public/default/{name}"
 
 
@@ -86,7 +86,7 @@ def test_the_longest_name_is_allowed_and_one_more_is_not() -> None:
         check_name("producer", "x" * (MAX_NAME_LENGTH + 1))
 
 
-def test_a_refusal_says_what_is_allowed_and_quotes_no_novel() -> None:
+def test_refusal_lists_allowed_characters_and_shortens_the_name() -> None:
     with pytest.raises(InvalidRequest) as refusal:
         check_name("subscription", "no spaces " * 1000)
     message = str(refusal.value)

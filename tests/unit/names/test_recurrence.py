@@ -1,4 +1,4 @@
-"""When what recurs is due: cron in time zones, intervals, and what was missed."""
+"""Due times of recurrences: cron in time zones, intervals, and missed occurrences."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DAY_MS = 24 * HOUR_MS
 
 
 def ms(text: str, zone: str = "Europe/Berlin") -> int:
-    """A wall-clock time, or a time with its offset, as Unix milliseconds."""
+    """Return a local time of a zone, or a time with its UTC offset, as Unix milliseconds."""
     at = datetime.fromisoformat(text)
     at = at if at.tzinfo else at.replace(tzinfo=ZoneInfo(zone))
     return round(at.timestamp() * 1000)
 
 
 def times(recurrence: Recurrence, after: str, count: int) -> list[str]:
-    """The next times, as clocks on the wall of its zone show them, with their offset."""
+    """Return the next occurrences in local time, with their UTC offset."""
     zone = ZoneInfo(recurrence.timezone)
     found = islice(recurrence.occurrences(ms(after, recurrence.timezone)), count)
     return [datetime.fromtimestamp(at / 1000, zone).isoformat(timespec="minutes") for at in found]
@@ -38,7 +38,7 @@ def berlin(cron: str) -> Recurrence:
     return Recurrence(cron, "Europe/Berlin")
 
 
-def test_a_time_of_day_stays_the_same_on_the_wall_when_summer_time_begins_and_ends() -> None:
+def test_time_of_day_stays_the_same_when_summer_time_begins_and_ends() -> None:
     """B2."""
     nine = berlin("0 9 * * mon-fri")
     assert times(nine, "2027-03-25T12:00", 3) == [
@@ -52,12 +52,12 @@ def test_a_time_of_day_stays_the_same_on_the_wall_when_summer_time_begins_and_en
     ]
 
 
-def test_a_time_that_summer_time_leaves_out_is_due_right_after_the_gap() -> None:
+def test_time_skipped_by_summer_time_is_due_right_after_the_gap() -> None:
     assert times(berlin("30 2 * * *"), "2027-03-27T12:00", 2) == [
         "2027-03-28T03:00+02:00",
         "2027-03-29T02:30+02:00",
     ]
-    # Two of them, and a third that is due then anyhow, are one.
+    # Two skipped times, and a third that is due at that moment anyway, are one occurrence.
     assert times(berlin("0,30 2,3 28 3 *"), "2027-03-28T00:00", 3) == [
         "2027-03-28T03:00+02:00",
         "2027-03-28T03:30+02:00",
@@ -65,11 +65,11 @@ def test_a_time_that_summer_time_leaves_out_is_due_right_after_the_gap() -> None
     ]
 
 
-def test_a_time_that_comes_twice_is_due_the_first_time_only() -> None:
+def test_time_that_occurs_twice_is_due_the_first_time_only() -> None:
     half_past_two = berlin("30 2 * * *")
     wanted = ["2027-10-31T02:30+02:00", "2027-11-01T02:30+01:00"]
     assert times(half_past_two, "2027-10-31T00:00", 2) == wanted
-    # Asked in the second of the two hours, before 2:30 comes again.
+    # Begin in the second of the two hours, before 2:30 occurs again.
     assert times(half_past_two, "2027-10-31T02:10+01:00", 1) == wanted[1:]
 
 
@@ -93,7 +93,7 @@ def test_every_counts_real_time_from_its_anchor() -> None:
     assert every.after(90_999) == 91_000
 
 
-def test_until_ends_it_and_includes_its_own_moment() -> None:
+def test_until_ends_a_recurrence_and_is_included() -> None:
     every = Recurrence(every_ms=1_000, anchor_ms=0, until_ms=3_000)
     assert list(every.occurrences(0)) == [1_000, 2_000, 3_000]
     assert every.after(3_000) is None
@@ -117,25 +117,23 @@ def test_until_ends_it_and_includes_its_own_moment() -> None:
         Recurrence("0 " * 300, "UTC"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong: Recurrence) -> None:
+def test_invalid_recurrence_is_refused(wrong: Recurrence) -> None:
     with pytest.raises(InvalidRequest):
         wrong.check()
 
 
-def test_what_never_comes_has_no_next_time() -> None:
+def test_recurrence_has_no_time_after_the_end_of_the_calendar() -> None:
     new_year = Recurrence("0 0 1 1 *", "Europe/Berlin")
     assert new_year.after(ms("2027-06-01T00:00")) == ms("2028-01-01T00:00")
-    assert new_year.after(ms("9999-06-01T00:00")) is None  # the calendar's end
+    assert new_year.after(ms("9999-06-01T00:00")) is None  # the end of the calendar
 
 
 @pytest.mark.parametrize(
     ("day", "hours"),
     [("2026-04-05", ["00:15", "06:15", "12:15", "18:15"]), ("2026-10-04", ["00:15", "06:15"])],
 )
-def test_where_clocks_are_shifted_by_half_an_hour_none_is_left_out(
-    day: str, hours: list[str]
-) -> None:
-    """B2: on Lord Howe Island, in autumn and in spring."""
+def test_no_time_is_skipped_where_clocks_shift_by_half_an_hour(day: str, hours: list[str]) -> None:
+    """B2: checked on Lord Howe Island, in autumn and in spring."""
     zone = ZoneInfo("Australia/Lord_Howe")
     begin = datetime.fromisoformat(f"{day}T00:00").replace(tzinfo=zone)
     recurrence = Recurrence("15 */6 * * *", zone.key)
@@ -144,7 +142,7 @@ def test_where_clocks_are_shifted_by_half_an_hour_none_is_left_out(
     assert at == [f"{day} {hour}" for hour in hours]
 
 
-# Where clocks are shifted in the middle of an hour, by half of one, at midnight, for a month only.
+# Zones whose clocks shift within an hour, by half an hour, at midnight, or for a month only.
 SHIFTED = some.sampled_from(
     [
         ("Pacific/Chatham", "2026-04-05"),
@@ -163,7 +161,7 @@ HOURS = some.sampled_from(["*", "*/2", "*/3", "0", "1", "2,3", "1-2", "23"])
 
 
 def naive(cron: str, zone: ZoneInfo, begin: datetime, minutes: int) -> list[datetime]:
-    """Every minute by itself: what is shown on the wall, and what was left out before it."""
+    """Return the due times minute by minute, with the local times that a clock shift skipped."""
     fields = [Field.MINUTE.parse(cron.split()[0]), Field.HOUR.parse(cron.split()[1])]
     at_times_of_day = not any(field.startswith("*") for field in cron.split()[:2])
     found = []
@@ -182,10 +180,10 @@ def naive(cron: str, zone: ZoneInfo, begin: datetime, minutes: int) -> list[date
 
 
 @given(SHIFTED, MINUTES, HOURS, some.integers(0, 24 * 60))
-def test_however_clocks_are_shifted_each_minute_counts_as_it_should(
+def test_every_clock_shift_gives_the_times_that_cron_gives(
     shifted: tuple[str, str], minute: str, hour: str, before: int
 ) -> None:
-    """B2: what Debian's cron does, minute by minute."""
+    """B2: the times are those of Debian's cron."""
     zone = ZoneInfo(shifted[0])
     begin = datetime.fromisoformat(f"{shifted[1]}T00:00").replace(tzinfo=zone)
     begin = (begin.astimezone(UTC) - timedelta(minutes=before)).astimezone(zone)
@@ -199,8 +197,8 @@ def test_however_clocks_are_shifted_each_minute_counts_as_it_should(
     ] == wanted
 
 
-def test_no_shift_of_clocks_keeps_one_looking_for_ever() -> None:
-    """cronsim by itself looks for 45 past 3, 6, 9, … by steps of an hour from 1:45 on."""
+def test_search_for_the_next_time_ends_at_every_clock_shift() -> None:
+    """cronsim alone searches for 3:45, 6:45, ... from 1:45 in steps of an hour, without end."""
     found = times(Recurrence("45 */3 * * *", "Pacific/Chatham"), "2026-04-05T02:00+13:45", 2)
     assert found == ["2026-04-05T03:45+12:45", "2026-04-05T06:45+12:45"]
 
@@ -213,7 +211,7 @@ MOMENTS = some.integers(ms("2026-01-01T00:00"), ms("2028-01-01T00:00"))
 
 
 @given(CRONS, ZONES, MOMENTS)
-def test_occurrences_ascend_and_are_the_same_wherever_one_begins(
+def test_occurrences_ascend_and_do_not_depend_on_the_start(
     cron: str, zone: str, begin_ms: int
 ) -> None:
     recurrence = Recurrence(cron, zone)
@@ -227,7 +225,7 @@ def test_occurrences_ascend_and_are_the_same_wherever_one_begins(
 
 
 @given(CRONS, ZONES, MOMENTS, some.integers(0, 40 * DAY_MS))
-def test_the_latest_is_the_last_of_all(cron: str, zone: str, since_ms: int, span_ms: int) -> None:
+def test_latest_is_the_last_occurrence(cron: str, zone: str, since_ms: int, span_ms: int) -> None:
     recurrence = Recurrence(cron, zone)
     first = recurrence.after(since_ms)
     assert first is not None
@@ -236,41 +234,41 @@ def test_the_latest_is_the_last_of_all(cron: str, zone: str, since_ms: int, span
     assert recurrence.latest(first, now_ms) == everything[-1]
 
 
-def test_the_latest_of_years_of_seconds_is_found_at_once() -> None:
+def test_latest_of_years_of_seconds_is_found_at_once() -> None:
     seconds = Recurrence("* * * * * *")
     now_ms = ms("2027-01-01T00:00")
     assert seconds.latest(now_ms - 3650 * DAY_MS, now_ms) == now_ms
 
 
-# -- what was missed -----------------------------------------------------------------
+# -- missed occurrences ----------------------------------------------------------------
 
 
 EVERY = Recurrence(every_ms=10_000, anchor_ms=0)
 
 
 @pytest.mark.parametrize("missed", ["skip", "last", "all"])
-def test_in_time_everything_is_published_whatever_the_policy(missed: Missed) -> None:
+def test_occurrences_in_time_are_published_under_every_policy(missed: Missed) -> None:
     assert due(EVERY, 10_000, 10_000, missed, 99) == ([10_000], 20_000)
     late_ms = 10_000 + MISSED_AFTER_MS
     every_one = list(range(10_000, late_ms + 1, 10_000))
     assert due(EVERY, 10_000, late_ms, missed, 99) == (every_one, late_ms + 10_000)
 
 
-def test_what_was_missed_is_skipped_or_its_last_one_or_all_published_in_steps() -> None:
+def test_missed_occurrences_are_skipped_or_published_as_the_policy_says() -> None:
     """B2."""
     now_ms = 1_000_005
     assert due(EVERY, 10_000, now_ms, "skip", 99) == ([], 1_010_000)
     assert due(EVERY, 10_000, now_ms, "last", 99) == ([1_000_000], 1_010_000)
     next_ms, found = 10_000, []
     while next_ms is not None and next_ms <= now_ms:
-        some_of_it, next_ms = due(EVERY, next_ms, now_ms, "all", 7)
-        assert len(some_of_it) <= 7
-        found += some_of_it
+        part, next_ms = due(EVERY, next_ms, now_ms, "all", 7)
+        assert len(part) <= 7
+        found += part
     assert found == list(range(10_000, now_ms, 10_000))
     assert next_ms == 1_010_000
 
 
-def test_the_end_is_kept_by_every_policy() -> None:
+def test_every_policy_respects_the_end() -> None:
     ended = Recurrence(every_ms=10_000, anchor_ms=0, until_ms=25_000)
     now_ms = 20_000 + MISSED_AFTER_MS + 5
     assert due(ended, 10_000, now_ms, "skip", 9) == ([], None)
@@ -278,7 +276,7 @@ def test_the_end_is_kept_by_every_policy() -> None:
     assert due(ended, 10_000, now_ms, "all", 9) == ([10_000, 20_000], None)
 
 
-def test_months_of_summer_and_winter_take_no_time_at_all() -> None:
+def test_daily_recurrence_of_a_year_across_summer_time_has_365_times() -> None:
     year = list(
         takewhile(
             lambda at: at < ms("2028-01-01T00:00"),

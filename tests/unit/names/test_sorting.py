@@ -1,4 +1,4 @@
-"""What sorts whole numbers agrees with Python's own, however they come."""
+"""Sorting of integers, compared with Python's own."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ from escapement.traits import (
     ],
 )
 def test_a_slot_never_changes(key: str, slot: int) -> None:
-    """V16: it is part of the protocol and of what is on disk; the first three are FNV's own."""
+    """V16: slots are part of the protocol and of files. The first three are FNV's test vectors."""
     assert slot_of(key) == slot_of(key.encode()) == slot
     assert slot_of("f" * HASHED_BYTES) == slot_of("f" * 300)
 
 
 @given(st.lists(st.binary(max_size=12) | st.binary(min_size=250, max_size=270), max_size=40))
-def test_keys_in_columns_have_the_slots_and_prints_they_have_alone(keys: list[bytes]) -> None:
+def test_keys_in_columns_have_the_same_slots_and_hashes_as_single_keys(keys: list[bytes]) -> None:
     traits = traits_of_keys(Blobs.of(keys))
     assert key_slots(traits).tolist() == [slot_of(key) for key in keys]
     assert slots_of_key_hashes(hash_keys(traits)).tolist() == [slot_of(key) for key in keys]
@@ -51,8 +51,8 @@ def test_keys_in_columns_have_the_slots_and_prints_they_have_alone(keys: list[by
     assert (priorities_of(traits) == DEFAULT_PRIORITY).all()
 
 
-def test_few_keys_share_their_print() -> None:
-    """Q9: those that do wait for each other."""
+def test_few_keys_share_their_hash() -> None:
+    """Q9: keys with equal hashes wait for each other."""
     key_hashes = hash_keys(traits_of_keys(Blobs.of([b"key-%d" % n for n in range(100_000)])))
     assert key_hashes.max() < KEY_HASHES
     assert 100_000 - len(np.unique(key_hashes)) < 1000
@@ -66,7 +66,7 @@ def test_few_keys_share_their_print() -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_traits_say_what_priority_and_key_are(
+def test_traits_contain_priority_and_key(
     rows: list[tuple[bytes, int]], keyed: bool, graded: bool
 ) -> None:
     """V5, V16."""
@@ -87,10 +87,10 @@ def test_traits_say_what_priority_and_key_are(
 
 
 @given(st.lists(st.binary(max_size=2), max_size=20), st.binary(max_size=2), st.integers(0, 255))
-def test_who_may_have_a_key_is_everybody_with_its_print(
+def test_every_message_with_the_hash_of_a_key_may_have_that_key(
     keys: list[bytes], sought: bytes, priority: int
 ) -> None:
-    """B1, B6: so that nobody who has it is missed."""
+    """B1, B6: no message with the key is missed."""
     priorities = np.full(len(keys), priority, np.uint8)
     batch = MessageBatch(Blobs.empty(len(keys)), Blobs.of(keys), None, priorities)
     found = may_have_key(traits_of(batch), sought, len(keys)).tolist()
@@ -100,7 +100,7 @@ def test_who_may_have_a_key_is_everybody_with_its_print(
         assert (row in found) == (key_hashes[row] == key_hashes[-1] and bool(key) == bool(sought))
 
 
-def test_columns_without_traits_count_as_zero_beside_others() -> None:
+def test_columns_without_traits_get_zeros_when_joined_with_others() -> None:
     traits = np.array([7, 8], np.uint32)
     assert concat_traits([(2, None), (1, None)]) is None
     joined = concat_traits([(1, None), (2, traits)])

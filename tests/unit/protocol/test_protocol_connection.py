@@ -1,4 +1,4 @@
-"""The state machine: who may say what and when, and that nothing but its errors come out."""
+"""The protocol's state machine: which side may send what and when, and which errors it raises."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DIGESTS = digests(["one", None, "three"])
 HELLO = c.Hello(limits.PROTOCOL_VERSION, "test", {"zstd": False})
 WELCOME = c.Welcome(limits.PROTOCOL_VERSION, "b", "b-1", {limits.LIMIT_FRAME_BYTES: 1 << 20})
 
-# One of every command, by who sends it.
+# At least one of every command.
 SAMPLES: list[c.Command] = [
     c.Ping(3),
     c.Pong(3),
@@ -119,7 +119,7 @@ def test_every_command_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
-def test_nobody_sends_or_takes_what_the_other_end_says(sample: c.Command) -> None:
+def test_command_of_the_wrong_side_is_neither_sent_nor_accepted(sample: c.Command) -> None:
     if len(sample.SENDERS) == 2:
         return
     client, broker = open_pair()
@@ -132,7 +132,7 @@ def test_nobody_sends_or_takes_what_the_other_end_says(sample: c.Command) -> Non
         other.next_event()
 
 
-def test_nothing_is_said_before_the_handshake_is_done() -> None:
+def test_commands_before_the_handshake_are_not_sent() -> None:
     client, broker = Connection("client"), Connection("broker")
     with pytest.raises(LocalProtocolError):
         client.send(c.Ping(1))
@@ -146,7 +146,7 @@ def test_nothing_is_said_before_the_handshake_is_done() -> None:
     assert client.state is State.HELLO
 
 
-def test_a_second_hello_kills_the_connection() -> None:
+def test_a_second_hello_ends_the_connection() -> None:
     client, broker = open_pair()
     stranger = Connection("client")
     for buffer in stranger.send(HELLO):
@@ -159,7 +159,7 @@ def test_a_second_hello_kills_the_connection() -> None:
     assert not client.closed
 
 
-def test_another_version_is_refused_with_a_reason_whatever_its_fields() -> None:
+def test_hello_of_another_version_is_refused_with_a_reason() -> None:
     client, broker = Connection("client"), Connection("broker")
     client.send(HELLO)
     packed = msgpack.packb([c.Hello.TYPE, 99, "fields", "we", "do", "not", "know"])
@@ -175,7 +175,7 @@ def test_another_version_is_refused_with_a_reason_whatever_its_fields() -> None:
     assert broker.last_words(caught.value) == []
 
 
-def test_a_stranger_gets_little_memory() -> None:
+def test_large_frame_before_the_handshake_is_refused() -> None:
     broker = Connection("broker")
     broker.receive_data((limits.MAX_HANDSHAKE_BYTES + 1).to_bytes(4, "big"))
     with pytest.raises(RemoteProtocolError, match="outside"):
@@ -189,7 +189,7 @@ def test_a_frame_past_the_brokers_limit_is_not_sent() -> None:
     client.send(c.Ping(1))
 
 
-def test_a_large_frame_of_plain_values_is_not_taken() -> None:
+def test_a_large_frame_of_plain_values_is_refused() -> None:
     _, broker = open_pair()
     packed = msgpack.packb([c.Admin.TYPE, 1, "v", {"a": bytes(limits.MAX_PLAIN_BYTES)}])
     broker.receive_data(len(packed).to_bytes(4, "big") + packed)
@@ -231,7 +231,7 @@ def test_a_large_frame_of_plain_values_is_not_taken() -> None:
     ],
     ids=repr,
 )
-def test_a_field_that_is_not_what_it_must_be_kills_the_connection(values: list[Any]) -> None:
+def test_invalid_field_ends_the_connection(values: list[Any]) -> None:
     _, broker = open_pair()
     packed = msgpack.packb(values)
     broker.receive_data(len(packed).to_bytes(4, "big") + packed)
@@ -239,7 +239,7 @@ def test_a_field_that_is_not_what_it_must_be_kills_the_connection(values: list[A
         broker.next_event()
 
 
-def test_what_does_not_fit_a_field_is_not_sent_and_changes_nothing() -> None:
+def test_command_with_an_invalid_field_is_not_sent_and_changes_nothing() -> None:
     client, broker = open_pair()
     for bad in (
         c.Ping(-1),
@@ -254,7 +254,7 @@ def test_what_does_not_fit_a_field_is_not_sent_and_changes_nothing() -> None:
     assert pump(client, broker, c.Ping(1)) == [c.Ping(1)]
 
 
-def test_a_body_of_another_height_than_its_columns_is_refused() -> None:
+def test_body_with_another_number_of_rows_than_its_columns_is_refused() -> None:
     short = MessageBatch(Blobs.of([b"x"])).encode()
     empty = MessageBatch(Blobs.of([])).encode()
     for publish in (
@@ -269,20 +269,20 @@ def test_a_body_of_another_height_than_its_columns_is_refused() -> None:
         c.Deliver(1, COLUMN, COLUMN, None, None, short).decode()
 
 
-def test_after_goodbye_a_side_says_nothing_more() -> None:
+def test_after_goodbye_a_side_sends_nothing_more() -> None:
     client, broker = open_pair()
     assert pump(client, broker, c.Goodbye("bye")) == [c.Goodbye("bye")]
     assert broker.next_event() is CLOSED
     assert broker.closed
     with pytest.raises(LocalProtocolError):
         client.send(c.Ping(1))
-    # The other direction is still open: answers may follow.
+    # The other direction is still open for answers.
     assert pump(broker, client, c.Receipt(1, 0, 1, 5, False))
     with pytest.raises(RemoteProtocolError):
         broker.receive_data(b"x")
 
 
-def test_an_end_between_frames_is_an_end_and_inside_one_an_error() -> None:
+def test_end_of_stream_is_an_error_only_inside_a_frame() -> None:
     client, broker = open_pair()
     assert broker.next_event() is NEED_DATA
     broker.receive_data(b"")
@@ -294,7 +294,7 @@ def test_an_end_between_frames_is_an_end_and_inside_one_an_error() -> None:
         client.next_event()
 
 
-def test_a_refusal_carries_its_error_there_and_back() -> None:
+def test_refusal_carries_its_error_to_the_other_side() -> None:
     refused = c.Refused.because(ProducerFenced("x" * 9000), producer_id=3, sequence=7)
     assert isinstance(refused.error(), ProducerFenced)
     assert len(refused.message) == limits.MAX_MESSAGE_CHARS
@@ -307,7 +307,7 @@ def test_a_refusal_carries_its_error_there_and_back() -> None:
 
 @st.composite
 def damaged_streams(draw: st.DrawFn) -> bytes:
-    """Good frames with bytes changed, cut out, doubled, or random ones put in."""
+    """Draw valid frames in which bytes are changed, removed, repeated or inserted."""
     chosen = draw(st.lists(st.sampled_from(SAMPLES), max_size=4))
     parts = [HELLO, *chosen] if draw(st.booleans()) else chosen
     stream = bytearray()
@@ -335,7 +335,7 @@ def damaged_streams(draw: st.DrawFn) -> bytes:
     st.one_of(st.binary(max_size=300), damaged_streams()),
     st.integers(1, 400),
 )
-def test_only_remote_protocol_error_escapes_whatever_comes(
+def test_damaged_stream_raises_only_remote_protocol_error(
     role: Any, greeted: bool, stream: bytes, cut: int
 ) -> None:
     if greeted:

@@ -1,4 +1,4 @@
-"""Frames: whatever the cut of the reads, the same frames; whatever the bytes, ValueError."""
+"""Frames are decoded the same however the reads are cut; invalid bytes raise only ValueError."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def framed(payload: bytes) -> bytes:
     st.lists(st.binary(min_size=2, max_size=9000), max_size=6),
     st.lists(st.integers(1, 7000), min_size=1, max_size=8),
 )
-def test_frames_come_out_as_they_went_in_however_the_reads_are_cut(
+def test_frames_are_decoded_the_same_however_the_reads_are_cut(
     payloads: list[bytes], cuts: list[int]
 ) -> None:
     stream = b"".join(map(framed, payloads))
@@ -40,14 +40,14 @@ def test_frames_come_out_as_they_went_in_however_the_reads_are_cut(
 
 
 @pytest.mark.parametrize("size", [0, 1, 1001, 2**32 - 1])
-def test_a_length_outside_the_bounds_is_refused_before_anything_is_held(size: int) -> None:
+def test_length_outside_the_bounds_is_refused_before_the_frame_arrives(size: int) -> None:
     decoder = frame.FrameDecoder(1000)
     decoder.receive_data(struct.pack(">I", size))
     with pytest.raises(ValueError, match=r"outside 2\.\.1000"):
         decoder.next_frame()
 
 
-def test_reading_on_without_taking_frames_is_our_own_mistake() -> None:
+def test_receiving_without_taking_frames_fails_an_assertion() -> None:
     decoder = frame.FrameDecoder(1000)
     for _ in range(4):
         decoder.receive_data(bytes(1024 * 1024))
@@ -62,7 +62,7 @@ def test_the_type_is_known_before_anything_is_unpacked() -> None:
             frame.frame_type(memoryview(head))
 
 
-def test_a_bomb_of_brackets_does_not_unpack() -> None:
+def test_deep_wide_and_oversized_values_do_not_unpack() -> None:
     deep = b"\x92\x01" + b"\x91" * 5000 + b"\x01"
     wide = msgpack.packb([1, [[] for _ in range(2000)]])
     long = b"\x92\x01\xdd\xff\xff\xff\xff"
@@ -80,13 +80,13 @@ def test_a_flat_frame_holds_no_list_and_no_map() -> None:
     assert frame.unpack(memoryview(msgpack.packb([1, 2, b"x"])), 1) == [2, b"x"]
 
 
-def test_bytes_that_are_no_utf8_do_not_unpack() -> None:
+def test_text_that_is_not_utf8_does_not_unpack() -> None:
     with pytest.raises(ValueError, match="does not unpack"):
         frame.unpack(memoryview(b"\x92\x01\xa2\xff\xfe"), 1)
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 16_383, 16_384, 70_000])
-def test_a_long_body_is_handed_on_uncopied_and_reads_the_same(size: int) -> None:
+def test_a_long_body_is_packed_without_a_copy(size: int) -> None:
     body = bytes(range(256)) * (size // 256) + bytes(size % 256)
     buffers = frame.pack([12, 5, "name", body])
     if size >= 16_384:
@@ -102,7 +102,7 @@ def test_a_long_body_is_handed_on_uncopied_and_reads_the_same(size: int) -> None
 
 @settings(max_examples=200)
 @given(st.binary(min_size=2, max_size=200), st.sampled_from([1, 50]))
-def test_no_bytes_raise_anything_but_value_error(data: bytes, most: int) -> None:
+def test_random_bytes_raise_only_value_error(data: bytes, most: int) -> None:
     try:
         frame.frame_type(memoryview(data))
         frame.unpack(memoryview(data), most)

@@ -1,4 +1,4 @@
-"""What tests hold calls with: it must not hang where there is nothing to hold."""
+"""The helper with which tests hold calls: it does not hang if the call is never made."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ SOON_S = 0.02
 
 
 class Caller:
-    """Has a call to be held."""
+    """An object with a method to hold."""
 
     def call(self) -> int:
         return 7
 
 
-async def _nobody_calls(held: Held) -> None:
+async def _call_is_never_made(held: Held) -> None:
     with held.hold("Caller.renamed"), pytest.raises(AssertionError, match=r"Caller\.renamed"):
         await held.reached()
     assert await held(Caller().call) == 7
 
 
-async def test_a_call_that_nobody_makes_is_noticed() -> None:
-    """It has been renamed, say: the test fails, and says what it waited for."""
-    await _nobody_calls(Held(SOON_S))
+async def test_held_call_that_is_never_made_fails_the_test() -> None:
+    """The error names the call, which may have been renamed."""
+    await _call_is_never_made(Held(SOON_S))
 
 
 @pytest.mark.parametrize("autojump_s", [0.0, float("inf")])
-async def test_it_is_noticed_on_a_virtual_clock(mock_clock: MockClock, autojump_s: float) -> None:
-    """One that stands still, and one that leaps whenever everybody waits."""
+async def test_held_call_that_is_never_made_fails_the_test_on_a_virtual_clock(
+    mock_clock: MockClock, autojump_s: float
+) -> None:
+    """The clock stands still, or jumps whenever all tasks wait."""
     mock_clock.autojump_threshold = autojump_s
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.sleep_forever)
-        await _nobody_calls(Held(SOON_S))
+        await _call_is_never_made(Held(SOON_S))
         nursery.cancel_scope.cancel()
 
 
-async def test_a_leap_of_the_virtual_clock_is_no_patience_lost(
+async def test_jump_of_the_virtual_clock_does_not_count_as_waiting(
     autojump_clock: MockClock,
 ) -> None:
-    """What is called after a month of it is held."""
+    """A call is held after a month of virtual time."""
     held = Held()
 
     async def call_in_a_month() -> None:

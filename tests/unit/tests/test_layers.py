@@ -1,4 +1,4 @@
-"""Imports go downward only: style.md, point 3."""
+"""Imports between modules go downward only."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FLOORS: list[set[str]] = [
     {"bench"},
     {"cli"},
 ]
-# The package's face hands names on and stands above what it names.
-FACES = {"__init__", "__main__"}
+# The package's facade re-exports names, so it is above the modules that it names.
+FACADES = {"__init__", "__main__"}
 
-# The same inside the broker.
+# The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
     {"crash", "lease_keeper", "limits", "log", "token_bucket"},
     {"subscription"},
@@ -43,7 +43,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"server"},
 ]
 
-# The same inside storage.
+# The floors inside storage.
 STORAGE_FLOORS: list[set[str]] = [
     {"blocking", "data_directory", "directory", "engine", "offsets"},
     {"encoding", "index", "lease", "removal", "schema"},
@@ -59,7 +59,7 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Every module of ours that a file names, wherever in it the import stands."""
+    """Return every module of this package that a file imports, at any place in the file."""
     here = module_name(path).split(".")
     package = here if path.name == "__init__.py" else here[:-1]
     found: set[str] = set()
@@ -78,28 +78,28 @@ FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {module_name(path): path for path in FILES}
 
 
-def room_of(module: str, house: str = "escapement") -> str:
-    """The folder or file of a house that a module is or stands in."""
-    below = module.removeprefix(house).lstrip(".")
+def part_of(module: str, package: str = "escapement") -> str:
+    """Return the folder or file of a package that contains a module."""
+    below = module.removeprefix(package).lstrip(".")
     return below.split(".")[0] or "__init__"
 
 
-def upward(floors: list[set[str]], house: str) -> list[str]:
-    """Imports inside a house that do not go down."""
-    floor_of = {room: floor for floor, rooms in enumerate(floors) for room in rooms}
-    inside = {name for name in MODULES if name == house or name.startswith(f"{house}.")}
-    rooms = {room_of(name, house) for name in inside} - FACES
-    assert rooms == set(floor_of), f"floors and rooms differ: {rooms ^ set(floor_of)}"
+def upward(floors: list[set[str]], package: str) -> list[str]:
+    """Return the imports inside a package that do not go downward."""
+    floor_of = {part: floor for floor, parts in enumerate(floors) for part in parts}
+    inside = {name for name in MODULES if name == package or name.startswith(f"{package}.")}
+    parts = {part_of(name, package) for name in inside} - FACADES
+    assert parts == set(floor_of), f"floors and parts differ: {parts ^ set(floor_of)}"
     found = []
     for module in inside:
-        room = room_of(module, house)
-        if room in FACES:
+        part = part_of(module, package)
+        if part in FACADES:
             continue
         for name in imports_of(MODULES[module]) & inside:
-            target = room_of(name, house)
-            if target == room or (target in FACES and house != "escapement"):
+            target = part_of(name, package)
+            if target == part or (target in FACADES and package != "escapement"):
                 continue
-            if target in FACES or floor_of[target] >= floor_of[room]:
+            if target in FACADES or floor_of[target] >= floor_of[part]:
                 found.append(f"{module} imports {name}")
     return found
 
@@ -119,12 +119,12 @@ def test_inside_storage_imports_go_downward_only() -> None:
     assert not found, "\n".join(found)
 
 
-def test_no_file_imports_itself_in_a_circle() -> None:
+def test_imports_have_no_cycles() -> None:
     graph = {
         module: {name for name in imports_of(path) if name in MODULES and name != module}
         for module, path in MODULES.items()
     }
-    # A package named by its members' imports ("from escapement.x import y") is not a step.
+    # "from escapement.x import y" inside package x does not count as an import of x.
     for module, names in graph.items():
         graph[module] = {n for n in names if not module.startswith(n + ".")}
     done: set[str] = set()
@@ -154,7 +154,7 @@ def test_the_wheel_depends_on_nothing_but_numpy() -> None:
                 stem = name.split(".")[0]
                 assert stem in {"numpy", "escapement", "__future__"} | _STDLIB, f"{path}: {name}"
                 if stem == "escapement":
-                    assert room_of(name) == "timewheel", f"{path}: {name}"
+                    assert part_of(name) == "timewheel", f"{path}: {name}"
 
 
 _STDLIB = {"bisect", "collections", "dataclasses", "heapq", "itertools", "typing"}

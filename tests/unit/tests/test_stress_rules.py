@@ -1,4 +1,4 @@
-"""The stress test's rules find each kind of broken promise, and nothing in a clean history."""
+"""The rules of the stress test find each broken promise, and nothing in a clean history."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lose_first_delivery(history: History) -> None:
     del history.courses["a"][10]
 
 
-def lose_acknowledgement_and_letter(history: History) -> None:
+def lose_acknowledgement_and_dead_letter(history: History) -> None:
     history.dead_letters["a"].seen.clear()
 
 
@@ -49,7 +49,7 @@ def lose_redriven_copy_of_one(history: History) -> None:
     del history.courses["b"][13]
 
 
-def lose_letter_unasked(history: History) -> None:
+def lose_dead_letter_without_request(history: History) -> None:
     history.dead_letters["a"].asked.clear()
 
 
@@ -61,42 +61,42 @@ def store_twice(history: History) -> None:
     history.deliver("a", 1, 14, T0_MS, "k", False, T0_MS + 20).ack_sent = True
 
 
-def come_early(history: History) -> None:
+def deliver_early(history: History) -> None:
     history.messages[0].earliest_ms = T0_MS + 60_000
 
 
-def come_before_moved_time(history: History) -> None:
+def deliver_before_moved_time(history: History) -> None:
     history.messages[0].moved = (T0_MS + 60_000, frozenset({"b"}))
 
 
-def come_after_durable_ack(history: History) -> None:
+def deliver_after_durable_ack(history: History) -> None:
     history.courses["a"][10].durable_ms = T0_MS
     history.deliver("a", 0, 10, T0_MS, "k", True, T0_MS + 60_000)
 
 
-def come_twice_as_new(history: History) -> None:
+def redeliver_unmarked(history: History) -> None:
     history.deliver("a", 0, 10, T0_MS, "k", False, T0_MS + 20)
 
 
-def come_though_cancelled(history: History) -> None:
+def deliver_cancelled_message(history: History) -> None:
     history.messages[0].cancelled_but_for = frozenset({"b"})
 
 
-def come_out_of_order(history: History) -> None:
+def deliver_out_of_order(history: History) -> None:
     history.arrivals["b"].reverse()
 
 
 def test_message_confirmed_after_a_later_one_was_delivered_may_follow_it() -> None:
     """Q9: the broker orders durable messages only."""
     history = clean()
-    come_out_of_order(history)
+    deliver_out_of_order(history)
     for message in history.messages.values():
         message.settled_ms = T0_MS + 60_000
     assert list(violations(history)) == []
 
 
 def test_clean_history_breaks_no_promise() -> None:
-    """P6: nothing is found where nothing is wrong."""
+    """P6."""
     assert list(violations(clean())) == []
 
 
@@ -104,22 +104,22 @@ def test_clean_history_breaks_no_promise() -> None:
     ("break_it", "kind"),
     [
         (lose_first_delivery, "lost"),
-        (lose_acknowledgement_and_letter, "lost"),
+        (lose_acknowledgement_and_dead_letter, "lost"),
         (lose_redriven_copy, "lost"),
         (lose_redriven_copy_of_one, "lost"),
-        (lose_letter_unasked, "lost"),
+        (lose_dead_letter_without_request, "lost"),
         (dead_letter_twice, "doubled"),
         (store_twice, "doubled"),
-        (come_early, "early"),
-        (come_before_moved_time, "early"),
-        (come_after_durable_ack, "again"),
-        (come_twice_as_new, "unmarked"),
-        (come_though_cancelled, "cancelled"),
-        (come_out_of_order, "order"),
+        (deliver_early, "early"),
+        (deliver_before_moved_time, "early"),
+        (deliver_after_durable_ack, "again"),
+        (redeliver_unmarked, "unmarked"),
+        (deliver_cancelled_message, "cancelled"),
+        (deliver_out_of_order, "order"),
     ],
 )
 def test_broken_promise_is_found(break_it: Callable[[History], None], kind: str) -> None:
-    """P6, Q9, B1: one fault in a clean history is named by its kind."""
+    """P6, Q9, B1: the rules name the kind of the one fault."""
     history = clean()
     break_it(history)
     found = list(violations(history))

@@ -1,4 +1,4 @@
-"""The timing wheel, against a sorted list."""
+"""The timing wheel, compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from escapement.timewheel import Entries, TimingWheel
 
 DAY_MS = 86_400_000
-# Near, at the borders of levels, and far.
+# Short delays, delays at the borders of levels, and long delays.
 delays = st.one_of(
     st.integers(-5, 5),
     st.integers(0, 300),
@@ -35,7 +35,7 @@ def int64s(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 class TimingWheelMachine(RuleBasedStateMachine):
-    """Every operation beside its naive twin on a list."""
+    """Every operation of the wheel, repeated on a plain list."""
 
     @initialize(
         tick_ms=st.sampled_from([1, 2, 10, 1000]),
@@ -64,7 +64,7 @@ class TimingWheelMachine(RuleBasedStateMachine):
         self.model += [row for row in rows if row[0] > self.now_ms]
 
     def scale(self, delay: int) -> int:
-        """Delays at the borders of levels count in ticks."""
+        """Return the unit of a delay: delays at the borders of levels count in ticks."""
         return self.tick_ms if abs(delay) < 64**5 else 1
 
     @rule(delay=delays, id=ids, tag=tags)
@@ -80,7 +80,7 @@ class TimingWheelMachine(RuleBasedStateMachine):
 
     @rule(early_ms=st.integers(0, 3))
     def advance_to_the_next_wake(self, early_ms: int) -> None:
-        """Invariants 2 and 4: nothing before its tick, and at its tick without any traffic."""
+        """Invariants 2 and 4: entries return at their tick, not before it, without any traffic."""
         wake_ms = self.wheel.next_wake_ms()
         if wake_ms is not None and wake_ms - early_ms >= self.now_ms:
             count, is_fire_time = len(self.model), wake_ms == self.fire_ms()
@@ -145,7 +145,7 @@ class TimingWheelMachine(RuleBasedStateMachine):
         if not self.model:
             assert wake_ms is None
         elif self.portion > 1000:
-            assert wake_ms == self.fire_ms(), "nothing is large enough to be prepared"
+            assert wake_ms == self.fire_ms(), "no slot is large enough to be prepared"
         else:
             assert wake_ms is not None
             assert self.now_ms < wake_ms <= self.fire_ms()

@@ -1,4 +1,4 @@
-"""What the timing wheel promises, one case at a time, and at sizes that matter."""
+"""The promises of the timing wheel, case by case and at realistic sizes."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_an_entry_falls_due_at_the_first_tick_at_or_after_its_time() -> None:
     wheel.insert(np.array([1000, 1001, 2000]), np.array([1, 2, 3]))
     assert len(wheel.advance(999)) == 0
     assert wheel.advance(1000).ids.tolist() == [1]
-    assert len(wheel.advance(1999)) == 0, "its time has come, its tick has not"
+    assert len(wheel.advance(1999)) == 0, "it is due, but its tick has not been reached"
     assert wheel.advance(2000).ids.tolist() == [2, 3]
 
 
-def test_what_is_due_by_the_time_last_told_is_returned_at_once() -> None:
+def test_entry_due_by_the_current_time_is_returned_at_insertion() -> None:
     wheel = TimingWheel(1000, 1500)
     elapsed = wheel.insert(np.array([1600, 1500, 3, 1500]), np.array([1, 9, 3, 4]))
     assert elapsed is not None
@@ -72,7 +72,7 @@ def test_an_entry_inserted_twice_is_returned_twice() -> None:
     assert wheel.advance(5).ids.tolist() == [7, 7]
 
 
-def test_a_cancelled_id_may_come_again() -> None:
+def test_a_cancelled_id_can_be_inserted_again() -> None:
     wheel = TimingWheel(1, 0)
     wheel.insert_one(5, 7)
     assert wheel.cancel(np.array([7, 8])) == 1
@@ -81,7 +81,7 @@ def test_a_cancelled_id_may_come_again() -> None:
     assert wheel.advance(10).when_ms.tolist() == [6]
 
 
-def test_ids_cancelled_together_may_lie_anywhere() -> None:
+def test_ids_cancelled_together_can_be_far_apart() -> None:
     wheel = TimingWheel(1, 0)
     ids = np.array([-(2**63), -5, 0, 2**62, 2**63 - 1])
     wheel.insert(np.full(5, 50), ids)
@@ -90,7 +90,7 @@ def test_ids_cancelled_together_may_lie_anywhere() -> None:
     assert wheel.advance(50).ids.tolist() == [-5, 0]
 
 
-def test_tags_come_back_with_their_entries() -> None:
+def test_tags_are_returned_with_their_entries() -> None:
     wheel = TimingWheel(10, 0)
     wheel.insert(np.array([15, 25]), np.array([1, 2]))
     wheel.insert(np.array([16, 24]), np.array([3, 4]), np.array([30, 40]))
@@ -102,8 +102,8 @@ def test_tags_come_back_with_their_entries() -> None:
     assert first.tags.tolist() == [0, 30, 0, 60]
 
 
-def test_a_jump_costs_by_what_is_in_the_wheel() -> None:
-    """Thirty years of milliseconds: no visit to any tick between would ever end."""
+def test_cost_of_a_jump_depends_on_entries_and_not_on_ticks() -> None:
+    """A jump over thirty years in milliseconds returns at once: no tick in between is visited."""
     wheel = TimingWheel(1, START_MS)
     wheel.insert_one(START_MS + 40 * 365 * DAY_MS, 1)
     for years in range(1, 31):
@@ -114,7 +114,7 @@ def test_a_jump_costs_by_what_is_in_the_wheel() -> None:
 
 @pytest.mark.parametrize("tick_ms", [1, 10, 1000])
 @pytest.mark.parametrize("span_ms", [1, 1000, 60_000, 30 * DAY_MS])
-def test_a_hundred_thousand_entries_come_out_complete_and_in_order(
+def test_a_hundred_thousand_entries_are_returned_complete_and_in_order(
     tick_ms: int, span_ms: int
 ) -> None:
     entries = random_entries(100_000, START_MS + 1, span_ms)
@@ -133,7 +133,7 @@ def test_a_hundred_thousand_entries_come_out_complete_and_in_order(
 
 
 def test_a_large_slot_is_moved_down_a_portion_at_a_time_before_it_is_due() -> None:
-    """P3: no tick is late because of a load."""
+    """P3: a large slot makes no tick late."""
     count, portion = 5000, 100
     entries = random_entries(count, START_MS + DAY_MS, 1000)
     wheel = TimingWheel(10, START_MS, portion_entries=portion)
@@ -150,7 +150,7 @@ def test_a_large_slot_is_moved_down_a_portion_at_a_time_before_it_is_due() -> No
     assert_equal(returned, entries)
 
 
-def test_what_arrives_for_a_slot_while_it_is_prepared_is_not_lost() -> None:
+def test_entries_inserted_while_their_slot_is_prepared_are_not_lost() -> None:
     far_ms = START_MS + DAY_MS
     early = random_entries(1000, far_ms, 1000)
     wheel = TimingWheel(10, START_MS, portion_entries=100)
@@ -170,7 +170,7 @@ def test_what_arrives_for_a_slot_while_it_is_prepared_is_not_lost() -> None:
 
 
 def partly_prepared() -> tuple[TimingWheel, Entries]:
-    """A wheel in the middle of moving a large slot down, and what is in it."""
+    """Return a wheel that is moving a large slot down, and the entries of that wheel."""
     entries = random_entries(1000, START_MS + DAY_MS, 1000)
     wheel = TimingWheel(10, START_MS, portion_entries=100)
     insert_in_arrays(wheel, entries)
@@ -186,8 +186,8 @@ def test_a_jump_past_a_slot_in_preparation_returns_all_of_it_in_order() -> None:
     assert_equal([wheel.advance(START_MS + 99 * DAY_MS)], entries)
 
 
-def test_what_is_prepared_wakes_by_itself_when_the_rest_of_its_slot_is_cancelled() -> None:
-    """Invariant 4: what is due is returned without any traffic."""
+def test_prepared_entries_are_returned_when_the_rest_of_their_slot_is_cancelled() -> None:
+    """Invariant 4: due entries are returned without any traffic."""
     wheel, entries = partly_prepared()
     assert wheel.cancel(np.arange(50, 1000)) == 950
     returned = []
@@ -208,7 +208,7 @@ def test_a_snapshot_is_a_copy() -> None:
         assert wheel.advance(START_MS + 50).ids.tolist() == [1]
 
 
-def test_arrays_passed_in_are_let_go_at_the_next_turn() -> None:
+def test_inserted_arrays_are_released_at_the_next_turn() -> None:
     parent = np.full(100_000, START_MS + DAY_MS)
     gone = weakref.ref(parent)
     wheel = TimingWheel(10, START_MS)
@@ -229,7 +229,7 @@ def test_memory_is_a_few_bytes_for_each_entry() -> None:
     assert wheel.size_bytes == 0
 
 
-def test_many_small_arrays_do_not_wait_for_a_turn_to_be_copied() -> None:
+def test_many_small_arrays_are_copied_before_the_next_turn() -> None:
     parents = [np.full(1000, START_MS + DAY_MS + n) for n in range(2000)]
     alive = [weakref.ref(parent) for parent in parents]
     wheel = TimingWheel(10, START_MS)

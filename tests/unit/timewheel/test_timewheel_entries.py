@@ -1,4 +1,4 @@
-"""Entries in columns: every road to order leads to the same one."""
+"""Entries in columns: every sorting method gives the same order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from escapement.timewheel.entries import NONE, Entries
 
 FEW = 30
 MANY = 5000
-# (times span, ids span): what fits a radix, what just does not, what fits one key, what
-# misses it by a bit, and what fits nothing.
+# (span of times, span of ids): pairs that fit a radix sort, just miss it, fit one 64-bit key, miss
+# that by one bit, and fit neither.
 SPANS = [
     (1, 1),
     (60_000, 10**6),
@@ -36,7 +36,7 @@ def shuffled(count: int, spans: tuple[int, int], *, ids_ascend: bool, tagged: bo
 @pytest.mark.parametrize("spans", SPANS)
 @pytest.mark.parametrize("ids_ascend", [False, True])
 @pytest.mark.parametrize("tagged", [False, True])
-def test_every_road_sorts_by_time_then_id(
+def test_every_sorting_method_sorts_by_time_then_id(
     count: int, spans: tuple[int, int], ids_ascend: bool, tagged: bool
 ) -> None:
     entries = shuffled(count, spans, ids_ascend=ids_ascend, tagged=tagged)
@@ -52,7 +52,7 @@ def test_every_road_sorts_by_time_then_id(
     assert np.array_equal(again.ids, ordered.ids)
 
 
-def test_one_disorder_among_many_is_seen() -> None:
+def test_one_swapped_pair_among_many_entries_is_sorted() -> None:
     for broken in (0, MANY - 2):
         for column in ("when_ms", "ids"):
             when_ms = np.zeros(MANY, np.int64) if column == "ids" else np.arange(MANY)
@@ -64,7 +64,7 @@ def test_one_disorder_among_many_is_seen() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=6))
-def test_parts_without_tags_count_as_tagged_zero_beside_tagged_ones(
+def test_parts_without_tags_get_tag_zero_when_joined_with_tagged_parts(
     shape: list[tuple[int, bool]],
 ) -> None:
     parts = [
@@ -81,7 +81,7 @@ def test_parts_without_tags_count_as_tagged_zero_beside_tagged_ones(
         assert whole.tags is None
 
 
-def test_nothing_is_sorted_and_joined_without_complaint() -> None:
+def test_no_entries_can_be_sorted_and_joined() -> None:
     assert len(NONE.sorted()) == 0
     assert len(Entries.concat([])) == 0
     assert NONE.size_bytes == 0
