@@ -30,6 +30,7 @@ from escapement.errors import (
 )
 
 if TYPE_CHECKING:
+    from escapement.client.administration.message_history import MessageHistory
     from escapement.client.administration.outcome import Outcome, Outcomes
     from escapement.client.administration.schedules import Schedule, Schedules
     from escapement.client.broker import Broker
@@ -52,6 +53,7 @@ else:
         "escapement.client.connect": ("connect",),
         "escapement.client.producing.groups": ("FollowUp", "Group", "GroupCompletion", "Groups"),
         "escapement.client.consuming.inbox": ("Inbox",),
+        "escapement.client.administration.message_history": ("MessageHistory",),
         "escapement.client.administration.outcome": ("Outcome", "Outcomes"),
         "escapement.client.producing.producer": ("Producer",),
         "escapement.client.producing.receipt": ("Pending", "Receipt", "Receipts"),
@@ -98,6 +100,7 @@ __all__ = [
     "LimitExceeded",
     "Message",
     "MessageBatch",
+    "MessageHistory",
     "MessageId",
     "NaiveDatetime",
     "NotFound",

@@ -54,11 +54,11 @@ class Events(Workload):
         """Roll the log to new tables and delete old ones; a crash may interrupt that."""
         await self.broker.admin("namespaces.update", namespace="t/n", policy={"retention_ms": 0})
         await self.world.checkpoint()
-        works = self.world.server.works
-        await works.housekeeper.set_parallelism(5 - works.log.current.parallelism)
+        services = self.world.server.services
+        await services.housekeeper.set_parallelism(5 - services.log.current.parallelism)
         steps = self.rng.choice([40, 40, 40, self.rng.randrange(40)])
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(works.forgetter.round)
+            nursery.start_soon(services.forgetter.round)
             for _ in range(steps):
                 await self.world.clock.advance(ms=50)
             nursery.cancel_scope.cancel()

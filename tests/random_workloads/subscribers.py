@@ -115,9 +115,9 @@ class Subscribers(Workload):
 
     async def log_begin(self) -> int:
         """Return the first offset of the log. Earlier messages were relocated or deleted."""
-        works = self.world.server.works
-        topic = works.registry.topics.get(TOPIC)
-        first = None if topic is None else await works.reader.first_offset(topic.id)
+        services = self.world.server.services
+        topic = services.registry.topics.get(TOPIC)
+        first = None if topic is None else await services.reader.first_offset(topic.id)
         return self.model.end if first is None else first
 
     def check_start(self, name: str, expectation: Expectation, where: str | int | datetime) -> None:

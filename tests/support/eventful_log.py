@@ -63,7 +63,7 @@ async def _days(engine: Engine, generations: tuple[list[int], ...]) -> None:
                 if number:
                     await world.checkpoint()
                     world.clock.set_back(-DAY_MS)
-                    await finish(world, world.server.works.housekeeper.round)
+                    await finish(world, world.server.services.housekeeper.round)
                 for count in batches:
                     await producer.send_many([b"."] * count)
 
@@ -92,8 +92,8 @@ async def _relocated(engine: Engine, count: int) -> list[int]:
                 )
         await world.checkpoint()
         world.clock.set_back(-DAY_MS)
-        await finish(world, world.server.works.housekeeper.round)
-        await finish(world, world.server.works.forgetter.round)
+        await finish(world, world.server.services.housekeeper.round)
+        await finish(world, world.server.services.forgetter.round)
     return published_ms
 
 
@@ -106,7 +106,7 @@ async def _delete(engine: Engine) -> None:
     begun = testing.start(config=CONFIG, engine=engine, start_ms=int(time.time() * 1000))
     async with begun as world, world.connect() as broker:
         await broker.admin("topics.delete", topic=TOPIC, force=True)
-        await finish(world, world.server.works.housekeeper.round)
+        await finish(world, world.server.services.housekeeper.round)
 
 
 def more(engine: Engine, count: int) -> None:
@@ -147,8 +147,8 @@ async def _forgotten(world: World, broker: escapement.Broker) -> list[Expected]:
         await inbox.ack([message.offset for message in await arrived(inbox)], durable=True)
     await world.checkpoint()
     world.clock.set_back(-DAY_MS)
-    await finish(world, world.server.works.housekeeper.round)
-    await finish(world, world.server.works.forgetter.round)
+    await finish(world, world.server.services.housekeeper.round)
+    await finish(world, world.server.services.forgetter.round)
     due_ms = published_ms + 300 * DAY_MS
     return [
         Expected(n, due_ms, published_ms, None, {"n": str(n)}, 50, b"old %d" % n, "to_be_fired", 0)

@@ -134,12 +134,12 @@ async def live(engine: Engine, on_published: Callable[[], None]) -> None:
             await broker.admin("subscriptions.create", topic=TOPIC, subscription="s")
             await publish(world, broker)
             world.clock.set_back(-DAY_MS)
-            await finish(world, world.server.works.housekeeper.round)
+            await finish(world, world.server.services.housekeeper.round)
             async with await broker.producer(TOPIC) as producer:
                 await producer.send_many([b"new %d" % n for n in range(20)])
             await world.checkpoint()
             on_published()
-            await finish(world, world.server.works.forgetter.round)
+            await finish(world, world.server.services.forgetter.round)
 
 
 @contextmanager

@@ -32,10 +32,10 @@ def inbox_entry(
 
 async def post(world: World, inbox_entries: Sequence[InboxEntry]) -> None:
     """Insert inbox entries, and return when they are durable."""
-    works, now_ms = world.server.works, world.clock.now_ms()
+    services, now_ms = world.server.services, world.clock.now_ms()
 
     def write(connection: Connection) -> None:
         inbox.insert(world._engine, connection, inbox_entries, now_ms)
 
-    await works.pipeline.transact(write)
+    await services.pipeline.transact(write)
     world.server.inbox_relay.wake()

@@ -4,7 +4,7 @@ One task tree::
 
     Broker.run
     ├─ LeaseKeeper     renews the lease
-    └─ Works.run       runs all services (see :mod:`works <escapement.broker.services>`)
+    └─ Services.run    runs all services (escapement.broker.services)
 
 Sessions (one for each connection) use ``publishing``, ``consuming``, ``amending``,
 ``rescheduling`` and, through ``Admin``, ``registry``. The broker itself does not know
@@ -100,50 +100,50 @@ class Broker:
     _keeper: LeaseKeeper
 
     @property
-    def works(self) -> Services:
+    def services(self) -> Services:
         """The services. Available once the broker has started."""
         assert self._services is not None, "the broker has not started"
         return self._services
 
     @property
     def index(self) -> DelayedIndex:
-        return self.works.index
+        return self.services.index
 
     @property
     def registry(self) -> Registry:
-        return self.works.registry
+        return self.services.registry
 
     @property
     def topic_batches(self) -> TopicBatches:
-        return self.works.topic_batches
+        return self.services.topic_batches
 
     @property
     def publishing(self) -> Publishing:
-        return self.works.publishing
+        return self.services.publishing
 
     @property
     def consuming(self) -> Consuming:
-        return self.works.consuming
+        return self.services.consuming
 
     @property
     def scheduler(self) -> Scheduler:
-        return self.works.scheduler
+        return self.services.scheduler
 
     @property
     def amending(self) -> Amending:
-        return self.works.amending
+        return self.services.amending
 
     @property
     def rescheduling(self) -> Rescheduling:
-        return self.works.rescheduling
+        return self.services.rescheduling
 
     @property
     def inbox_relay(self) -> InboxRelay:
-        return self.works.inbox_relay
+        return self.services.inbox_relay
 
     @property
     def dead_letters(self) -> DeadLetters:
-        return self.works.dead_letters
+        return self.services.dead_letters
 
     # -- start and stop --------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Broker:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keeper.run)
             await self._recover(lease)
-            await nursery.start(self.works.run)
+            await nursery.start(self.services.run)
             task_status.started()
             await self._stop.wait()
             with trio.move_on_after(self._limits.stop_timeout_s) as patience:
@@ -246,7 +246,7 @@ class Broker:
                 subscription.stop(now_ms)
         self.scheduler.stop()
         self.inbox_relay.stop()
-        await self.works.pipeline.drain()
+        await self.services.pipeline.drain()
         for farewell in self._farewells:
             farewell()
         await self.checkpoint()
@@ -254,7 +254,7 @@ class Broker:
     async def _close(self) -> None:
         try:
             if self._clean:
-                await self._run(self._keeper.release, self.works.activation.doubtful_until_ms)
+                await self._run(self._keeper.release, self.services.activation.doubtful_until_ms)
         except EscapementError as error:
             _log.warning("cannot release the lease; it will expire by itself: %s", error)
         for ending in self._endings:
@@ -271,11 +271,11 @@ class Broker:
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now."""
-        await self.works.checkpointer.checkpoint()
+        await self.services.checkpointer.checkpoint()
 
     def next_wake_ms(self) -> int | None:
         """Return the next time at which a service has work, for clocks that jump there."""
-        return self.works.timekeeper.next_wake_ms()
+        return self.services.timekeeper.next_wake_ms()
 
     async def set_table_parallelism(self, count: int) -> None:
         """Continue the log in a new generation of ``count`` tables, at once.
@@ -288,15 +288,15 @@ class Broker:
             raise InvalidRequest(
                 f"table_parallelism cannot be more than {MOST_PARALLELISM}; {count} was given"
             )
-        await self.works.housekeeper.set_parallelism(count)
+        await self.services.housekeeper.set_parallelism(count)
 
     async def delete_topic(self, name: TopicName) -> None:
         """Delete a topic and everything that belongs to it. Raises ``NotFound``."""
-        await self.works.deletion.topic(name)
+        await self.services.deletion.topic(name)
 
     async def read(self, topic: Topic, start: int, stop: int | None, max_messages: int) -> Page:
         """Read messages of a topic by offset; see ``read_page``."""
-        return await read_page(topic, self.works.reader, start, stop, max_messages)
+        return await read_page(topic, self.services.reader, start, stop, max_messages)
 
     async def forecast(
         self, topic: Topic, *, by_ms: int, within_ms: int, origin_ms: int
@@ -322,34 +322,34 @@ class Broker:
 
     async def due_of(self, topic: Topic, offset: int) -> int:
         """Return when a message is due. Raises ``NotFound``."""
-        found = await published(topic, self.works.reader, offset)
+        found = await published(topic, self.services.reader, offset)
         return int(topic.amendments.moves.current(found.offsets, found.due_ms)[0])
 
     async def message_history(self, topic: Topic, offset: int) -> MessageHistory:
         """Return the history of one message. Raises ``NotFound``."""
-        return await message_history(topic, self.works.reader, self.clock.now_ms(), offset)
+        return await message_history(topic, self.services.reader, self.clock.now_ms(), offset)
 
     def stats(self) -> dict[str, Any]:
         """Return figures about the whole broker, as plain values."""
-        works = self.works
+        services = self.services
         return {
             "name": self.identity.name,
             "id": self.identity.owner_id,
             "log": self._engine.location,
-            "database": works.pipeline.state.name.lower(),
+            "database": services.pipeline.state.name.lower(),
             "lease_held": self._keeper.held,
-            "topics": len(works.registry.topics),
-            "active_topics": len(works.registry.active),
-            "index_memory_bytes": works.index.memory_bytes,
-            "index_disk_bytes": works.index.disk_bytes,
-            "index_segments": works.index.segment_count,
-            "log_generation": works.log.current.id,
-            "table_parallelism": works.log.current.parallelism,
-            "waiting_bytes": works.pipeline.waiting_bytes,
-            "waiting_acks": works.pipeline.waiting_acks,
-            "letters_moved": works.inbox_relay.moved,
+            "topics": len(services.registry.topics),
+            "active_topics": len(services.registry.active),
+            "index_memory_bytes": services.index.memory_bytes,
+            "index_disk_bytes": services.index.disk_bytes,
+            "index_segments": services.index.segment_count,
+            "log_generation": services.log.current.id,
+            "table_parallelism": services.log.current.parallelism,
+            "waiting_bytes": services.pipeline.waiting_bytes,
+            "waiting_acks": services.pipeline.waiting_acks,
+            "inbox_moved": services.inbox_relay.moved,
             "dead_letters_waiting": [
-                f"{whose}: {why}" for whose, why in works.dead_letter_writer.problems.items()
+                f"{whose}: {why}" for whose, why in services.dead_letter_writer.problems.items()
             ],
-            "letters_blocked": [f"{to}: {why}" for to, why in works.inbox_relay.blocked.items()],
+            "inbox_blocked": [f"{to}: {why}" for to, why in services.inbox_relay.blocked.items()],
         }

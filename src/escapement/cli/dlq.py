@@ -246,7 +246,7 @@ async def _count(broker: Broker, dead_letters: _DeadLetters) -> int:
     counted, after = 0, None
     while True:
         page = await broker.admin("dlq.count", **dead_letters.named, after=after)
-        counted += int(page["letters"])
+        counted += int(page["dead_letters"])
         after = page["next"]
         if after is None:
             return counted

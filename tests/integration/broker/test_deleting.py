@@ -134,7 +134,7 @@ async def test_a_crash_at_any_step_of_deleting_leaves_nothing_behind(
     async def everything() -> None:
         with suppress(EscapementError):
             await delete(world)
-            await world.server.works.housekeeper.round()
+            await world.server.services.housekeeper.round()
 
     async with testing.start(config=PATIENT, engine=faulty) as world:
         # Not every step is tested, because restarts are slow, above all on MySQL.

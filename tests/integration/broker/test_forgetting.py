@@ -75,12 +75,12 @@ async def a_day_later(world: World) -> None:
 async def roll(world: World) -> None:
     """Move the clock a day ahead, so that the log starts a new generation."""
     world.clock.set_back(-DAY_MS)
-    await finish(world, world.server.works.housekeeper.round)
+    await finish(world, world.server.services.housekeeper.round)
 
 
 async def forget(world: World) -> None:
     """Run a round of the forgetter, which deletes old generations."""
-    await finish(world, world.server.works.forgetter.round)
+    await finish(world, world.server.services.forgetter.round)
 
 
 async def restart_without_index(world: World) -> None:
@@ -213,7 +213,7 @@ async def test_mostly_acknowledged_generation_ends_before_its_day(
                 await take(broker)
             await world.checkpoint()
             await world.clock.advance(minutes=2)
-            await finish(world, world.server.works.housekeeper.round)
+            await finish(world, world.server.services.housekeeper.round)
             await forget(world)
             assert generations(engine) == wanted
 
@@ -359,7 +359,7 @@ async def test_sqlite_file_shrinks_when_generations_are_deleted(
             await world.checkpoint()
             before_bytes = on_disk(path)
             await a_day_later(world)
-            await finish(world, world.server.works.housekeeper.round)
+            await finish(world, world.server.services.housekeeper.round)
             await world.clock.advance(days=1)
             assert [value[:2] for value in await take(broker)] == [b"10"]
     assert before_bytes > 15_000_000

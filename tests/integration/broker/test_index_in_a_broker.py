@@ -92,7 +92,7 @@ async def test_index_size_is_proportional_to_pending_messages(
             await world.checkpoint()
             await world.clock.advance(seconds=6)
         assert world.server.index.manifest is not None
-        await world.server.works.compactor.merge(list(world.server.index.manifest.segments))
+        await world.server.services.compactor.merge(list(world.server.index.manifest.segments))
         stats = await broker.admin("topics.stats", topic=TOPIC)
         assert stats["index_entries"] == 14
         assert len([one async for one in broker.peek(TOPIC)]) == 14

@@ -22,9 +22,9 @@ HOUR = timedelta(hours=1)
 
 async def passivate(world: World) -> list[str]:
     """Run a round of the passivator, and return the names of the topics that stay active."""
-    works = world.server.works
-    await works.passivator.round()
-    return sorted(topic.name.full for topic in works.registry.active.values())
+    services = world.server.services
+    await services.passivator.round()
+    return sorted(topic.name.full for topic in services.registry.active.values())
 
 
 def figures(stats: dict[str, Any]) -> dict[str, Any]:
@@ -164,16 +164,16 @@ async def test_topic_is_not_passivated_before_its_change_is_in_the_database(
     """A topic that changes while a checkpoint is written stays active until the next one."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await publish(broker, "t", b"x")
-        works = world.server.works
-        write = works.checkpointer.checkpoint
+        services = world.server.services
+        write = services.checkpointer.checkpoint
 
         async def write_and_publish() -> None:
             await write()
             await publish(broker, "t", b"y")
 
-        works.checkpointer.checkpoint = write_and_publish  # type: ignore[method-assign]
+        services.checkpointer.checkpoint = write_and_publish  # type: ignore[method-assign]
         assert await passivate(world) == ["public/default/t"]
-        works.checkpointer.checkpoint = write  # type: ignore[method-assign]
+        services.checkpointer.checkpoint = write  # type: ignore[method-assign]
         assert await passivate(world) == []
 
 
@@ -190,14 +190,14 @@ async def test_acknowledged_messages_of_passive_topics_leave_the_index(
         async with broker.consumer("done", "s") as inbox:
             await inbox.ack([m.id for m in await testing.arrived(inbox)], durable=True)
         await passivate(world)
-        works = world.server.works
-        assert not works.registry.active
-        await works.compactor.merge(list(works.index.manifest.segments))
+        services = world.server.services
+        assert not services.registry.active
+        await services.compactor.merge(list(services.index.manifest.segments))
         counts = {
-            name: works.index.count(record.id) for name, record in works.registry.topics.items()
+            name: services.index.count(record.id) for name, record in services.registry.topics.items()
         }
         assert counts == {"public/default/done": 0, "public/default/waiting": 50}
-        assert [topic.name.name for topic in works.registry.active.values()] == ["done"]
+        assert [topic.name.name for topic in services.registry.active.values()] == ["done"]
 
 
 @pytest.mark.parametrize("policy", [{"ttl_ms": 60_000}, {"total_quota_messages": 10}])

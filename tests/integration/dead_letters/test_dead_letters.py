@@ -135,7 +135,7 @@ async def test_what_is_sent_back_is_as_it_was_and_goes_once(
             counted, after = [], None
             while not counted or after:
                 page = await broker.admin("dlq.count", **NAMES, count=3, after=after)
-                counted, after = [*counted, page["letters"]], page["next"]
+                counted, after = [*counted, page["dead_letters"]], page["next"]
             assert sum(counted) == 4
             assert await broker.admin("dlq.redrive", **NAMES, count=3) == {"redriven": 3}
             await world.crash()
@@ -424,7 +424,7 @@ async def test_what_ends_letters_ends_with_who_keeps_them(
         (ended,) = answers[0].values()
         assert 0 < ended < 3_000
         if meanwhile == "seek":
-            assert await broker.admin("dlq.count", **NAMES) == {"letters": 3_000, "next": None}
+            assert await broker.admin("dlq.count", **NAMES) == {"dead_letters": 3_000, "next": None}
 
 
 async def test_dead_letters_neither_expire_nor_make_room(

@@ -67,12 +67,12 @@ async def test_a_letter_is_kept_and_tried_again_later_each_time_while_others_go_
             assert 8 <= tries() <= 11, "after 1, 2, 4, ... 60 seconds"
             assert len([one for one in caplog.records if "letters for" in one.message]) == 1
             stats = await broker.admin("broker.stats")
-            assert stats["letters_blocked"] == [f"t/n/x: {error}"]
+            assert stats["inbox_blocked"] == [f"t/n/x: {error}"]
             assert (await broker.admin("topics.stats", topic="t/n/y"))["next_offset"] == 1
         await world.clock.advance(minutes=1)
         await world.clock.advance(seconds=2)
         assert (await broker.admin("topics.stats", topic="t/n/x"))["next_offset"] == 1
-        assert (await broker.admin("broker.stats"))["letters_blocked"] == []
+        assert (await broker.admin("broker.stats"))["inbox_blocked"] == []
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code)

@@ -143,8 +143,8 @@ async def test_a_lost_connection_at_any_step_leaves_no_tables_behind(
                 assert (await set_tables(broker, fewer))[1] == fewer
                 producer = await broker.producer("a")
                 await producer.send(b"%d" % number)
-            await finish(world, world.server.works.forgetter.round)
-            log = world.server.works.log
+            await finish(world, world.server.services.forgetter.round)
+            log = world.server.services.log
             assert log.going == ()
             known = {
                 one.table(shard) for one in log.generations for shard in range(one.parallelism)

@@ -160,7 +160,7 @@ async def test_attempts_are_the_same_after_any_checkpoint_and_crash(
                                 await message.nack(timedelta(seconds=rng.randrange(1, 9)))
                 await world.clock.settle()
                 await world.checkpoint()
-                (kept,) = world.server.works.checkpointer.unwritten.parts.values()
+                (kept,) = world.server.services.checkpointer.unwritten.parts.values()
                 rewritten = rewritten or kept.parts < kept.next_part
             await world.crash()
             await world.restart()

@@ -260,7 +260,7 @@ async def test_what_was_acknowledged_before_its_time_comes_at_its_time_after_a_s
 @asynccontextmanager
 async def unread(world: World) -> AsyncIterator[None]:
     """For a while the log says where it begins, and what is due in it cannot be read."""
-    reader = world.server.works.reader
+    reader = world.server.services.reader
     reading, there = reader.read_due, trio.Event()
 
     async def read_due(*arguments: Any) -> Any:

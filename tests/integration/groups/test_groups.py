@@ -380,7 +380,7 @@ async def test_what_the_log_forgot_before_a_subscription_began_keeps_no_group_op
         await broker.admin("namespaces.update", namespace="public/default", policy=policy)
         await world.server.set_table_parallelism(2)
         await world.checkpoint()
-        await finish(world, world.server.works.forgetter.round)
+        await finish(world, world.server.services.forgetter.round)
         await producer.send(b"2", group="g")
         names = {"topic": "t", "subscription": "late"}
         await broker.admin("subscriptions.create", **names, kind=kind, position="earliest")
@@ -707,14 +707,14 @@ async def test_a_group_survives_its_generation_of_the_log(mock_clock: MockClock)
         await producer.close_group("g", "s", DONE)
         assert await ack(broker) == 20
         await world.checkpoint()
-        first = world.server.works.log.current.id
+        first = world.server.services.log.current.id
         await world.clock.advance(days=1, hours=2)
-        await finish(world, world.server.works.housekeeper.round)
+        await finish(world, world.server.services.housekeeper.round)
         await (await broker.producer("other")).send(b"in the next generation")
         await world.checkpoint()
         for _ in range(2):
-            await finish(world, world.server.works.forgetter.round)
-        assert first not in [one.id for one in world.server.works.log.generations]
+            await finish(world, world.server.services.forgetter.round)
+        assert first not in [one.id for one in world.server.services.log.generations]
         await world.crash()
         await world.restart()
         async with world.connect() as after:

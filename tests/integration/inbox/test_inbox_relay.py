@@ -47,7 +47,7 @@ def _name(topic: str) -> TopicName:
 async def waiting(world: World) -> dict[str, tuple[int, int]]:
     """How many letters wait, and how many of them are held, by target."""
     return {
-        one.target: (one.inbox_entries, one.held)
+        one.target: (one.entries, one.held)
         for one in await world.server.inbox_relay.waiting(99)
     }
 
@@ -93,7 +93,7 @@ async def test_letters_keep_their_order_and_mix_with_publishes(
             wanted = [b"%03d" % n for n in range(topic, 700, 7)]
             assert await payloads(world, f"t/n/{topic}") == [b"published"] * (topic == 3) + wanted
         stats = world.server.stats()
-        assert stats["letters_moved"] == 700
+        assert stats["inbox_moved"] == 700
         assert stats["letters_blocked"] == []
 
 

@@ -50,7 +50,7 @@ def archived(engine: Engine, world: World, *offsets: int, run: str = "r") -> Non
     """These of TOPIC are in an archive."""
     connection = engine.connect()
     try:
-        topic = world.server.works.registry.topics[TOPIC]
+        topic = world.server.services.registry.topics[TOPIC]
         record(engine, connection, topic.id, f"{run}{offsets[0]}", *offsets)
     finally:
         connection.close()
@@ -84,11 +84,11 @@ async def roll(world: World) -> None:
     """On the next day the log goes on in a new generation."""
     await world.checkpoint()
     world.clock.set_back(-DAY_MS)
-    await finish(world, world.server.works.housekeeper.round)
+    await finish(world, world.server.services.housekeeper.round)
 
 
 async def forget(world: World) -> None:
-    await finish(world, world.server.works.forgetter.round)
+    await finish(world, world.server.services.forgetter.round)
 
 
 async def awaited_ms(broker: escapement.Broker) -> int:
@@ -140,7 +140,7 @@ async def test_what_was_relocated_and_is_done_waits_where_it_was_stated_last(
         await world.checkpoint()
         await roll(world)
         await forget(world)
-        topic = world.server.works.registry.topic(TopicName.parse(TOPIC))
+        topic = world.server.services.registry.topic(TopicName.parse(TOPIC))
         there = generations(engine)
         assert len(topic.amendments.moves) == 1
         assert len(there) > 1

@@ -63,7 +63,7 @@ def agree(world: World, engine: Engine) -> set[tuple[str, str]]:
     now_ms = world.clock.now_ms()
     state = read(engine)
     state.read_at_ms = now_ms
-    topic = world.server.works.registry.active[state.record.id]
+    topic = world.server.services.registry.active[state.record.id]
     offsets = np.arange(state.end_offset)
     due_ms = due_of(engine, state, offsets)
     told = set()

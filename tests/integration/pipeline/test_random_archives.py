@@ -124,10 +124,10 @@ class Workload:
     async def a_day_later(self) -> None:
         await self.world.checkpoint()
         self.world.clock.set_back(-DAY_MS)
-        await finish(self.world, self.world.server.works.housekeeper.round)
+        await finish(self.world, self.world.server.services.housekeeper.round)
 
     async def forget(self) -> None:
-        await finish(self.world, self.world.server.works.forgetter.round)
+        await finish(self.world, self.world.server.services.forgetter.round)
 
     async def step(self) -> None:
         kind = self.random.choice(
@@ -167,7 +167,7 @@ class Workload:
         connection = self.engine.connect()
         assert len(read_generations(connection)) == 1
         connection.close()
-        assert self.world.server.works.registry.active[1].amendments.moves.empty
+        assert self.world.server.services.registry.active[1].amendments.moves.empty
 
 
 @pytest.mark.parametrize("seed", [0, 7, 8, 11])

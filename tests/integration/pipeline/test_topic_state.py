@@ -41,7 +41,7 @@ def state_of(engine: Engine) -> TopicState:
 def agree(world: World, engine: Engine, state: TopicState | None = None) -> None:
     """What was read is what the broker has in memory."""
     state = state_of(engine) if state is None else state
-    topic = world.server.works.registry.active[state.record.id]
+    topic = world.server.services.registry.active[state.record.id]
     assert state.end_offset == topic.next_offset
     end = state.end_offset
     cancelled, moves = topic.amendments.cancelled, topic.amendments.moves
@@ -172,7 +172,7 @@ async def test_a_generation_that_is_dropped_under_a_look_is_looked_for_again(
             await producer.send_many([b"%d" % n for n in range(20)])
             await world.checkpoint()
             world.clock.set_back(-86_400_000)
-            await finish(world, world.server.works.housekeeper.round)
+            await finish(world, world.server.services.housekeeper.round)
             await producer.send_many([b"%d" % n for n in range(5)])
         dropped = 0
 
@@ -182,7 +182,7 @@ async def test_a_generation_that_is_dropped_under_a_look_is_looked_for_again(
                 return
             dropped = 1
             connection = engine.connect()
-            parallelism = world.server.works.log.generations[0].parallelism
+            parallelism = world.server.services.log.generations[0].parallelism
             for shard in range(parallelism):
                 connection.execute(f"DROP TABLE log_1_{shard}")
             connection.execute("DELETE FROM generations WHERE id = 1")

@@ -451,7 +451,7 @@ async def test_cancelling_one_of_several_shared_reads_leaves_the_others(
     async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
         await publish(broker, 5, "s", delay=DAY)
         (topic,) = world.server.registry.active.values()
-        reader, found = world.server.works.reader, {}
+        reader, found = world.server.services.reader, {}
         scopes = [trio.CancelScope() for _ in range(5)]
 
         async def look(offset: int) -> None:

@@ -1,4 +1,4 @@
-"""Namespaces, topics, subscriptions and producers come, change, go, and leave nothing."""
+"""The catalog of namespaces, topics, subscriptions and producers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def part(subscription_id: int) -> AttemptPart:
     return AttemptPart(subscription_id, 0, AttemptTable(one, one, one, one))
 
 
-def test_what_was_created_is_what_a_start_loads(connection: Connection) -> None:
+def test_created_records_are_loaded_by_the_next_start(connection: Connection) -> None:
     namespace = catalog.create_namespace(connection, "shop", "eu", 5, tick_ms=10)
     topics = [catalog.create_topic(connection, namespace.id, f"t{n}", n) for n in range(3)]
     subscription = catalog.create_subscription(
@@ -45,7 +45,7 @@ def test_what_was_created_is_what_a_start_loads(connection: Connection) -> None:
     assert (namespace.delays_enabled, namespace.granularity_ms) == (True, 300_000)
 
 
-def test_names_are_taken_once_and_compared_byte_for_byte(connection: Connection) -> None:
+def test_names_are_unique_and_compared_byte_for_byte(connection: Connection) -> None:
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     catalog.create_namespace(connection, "Shop", "eu", 0)
     with pytest.raises(AlreadyExists, match="shop/eu"):
@@ -59,11 +59,11 @@ def test_names_are_taken_once_and_compared_byte_for_byte(connection: Connection)
         catalog.create_subscription(connection, topic.id, "s", "failover", 0)
 
 
-def test_changes_are_kept(connection: Connection) -> None:
+def test_updates_are_stored(connection: Connection) -> None:
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     changed = replace(namespace, delays_enabled=False, granularity_ms=60_000, tick_ms=5)
     catalog.update_namespace(connection, changed)
-    catalog.update_namespace(connection, changed)  # the same again is no error
+    catalog.update_namespace(connection, changed)  # repeating an update is allowed
     topic = catalog.create_topic(connection, namespace.id, "orders", 0)
     subscription = catalog.create_subscription(connection, topic.id, "s", "exclusive", 0)
     patient = replace(subscription, policy=subscription.policy.updated({"ack_wait_ms": "1h"}))
@@ -76,7 +76,7 @@ def test_changes_are_kept(connection: Connection) -> None:
     assert state.subscriptions == [patient]
 
 
-def test_what_is_not_there_cannot_be_changed(connection: Connection) -> None:
+def test_missing_records_cannot_be_updated_or_deleted(connection: Connection) -> None:
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     catalog.delete_namespace(connection, namespace)
     for change in (catalog.update_namespace, catalog.delete_namespace):
@@ -87,7 +87,7 @@ def test_what_is_not_there_cannot_be_changed(connection: Connection) -> None:
             delete(connection, 99)
 
 
-def test_a_namespace_with_topics_stays(connection: Connection) -> None:
+def test_namespace_with_topics_cannot_be_deleted(connection: Connection) -> None:
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     topic = catalog.create_topic(connection, namespace.id, "orders", 0)
     with pytest.raises(Conflict, match="delete them first"):
@@ -96,14 +96,14 @@ def test_a_namespace_with_topics_stays(connection: Connection) -> None:
     catalog.delete_namespace(connection, namespace)
 
 
-def test_a_topic_id_is_never_used_again(connection: Connection) -> None:
+def test_topic_id_is_never_reused(connection: Connection) -> None:
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     first = catalog.create_topic(connection, namespace.id, "orders", 0)
     catalog.delete_topic(connection, first.id)
     assert catalog.create_topic(connection, namespace.id, "orders", 0).id > first.id
 
 
-def test_opening_a_producer_again_fences_the_one_before(connection: Connection) -> None:
+def test_reopening_a_producer_fences_the_previous_one(connection: Connection) -> None:
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     one, other = (catalog.create_topic(connection, namespace.id, name, 0) for name in "ab")
     first = producers.open_producer(connection, one.id, "p", 10)
@@ -116,8 +116,8 @@ def test_opening_a_producer_again_fences_the_one_before(connection: Connection) 
     assert producers.open_producer(connection, other.id, "p", 20).id != first.id
 
 
-def test_no_producer_is_made_for_a_topic_that_was_deleted(connection: Connection) -> None:
-    """Q7: its rows may have been freed already, and nobody would come back for this one."""
+def test_producer_cannot_be_opened_on_a_deleted_topic(connection: Connection) -> None:
+    """Q7: the rows of the topic may be freed already, so nothing would delete this producer."""
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     topic = catalog.create_topic(connection, namespace.id, "orders", 0)
     catalog.delete_topic(connection, topic.id)
@@ -128,7 +128,7 @@ def test_no_producer_is_made_for_a_topic_that_was_deleted(connection: Connection
     assert list(producers.read_producers(connection)) == []
 
 
-def test_idle_producers_are_found_step_by_step_and_forgotten(connection: Connection) -> None:
+def test_idle_producers_are_found_in_steps_and_deleted(connection: Connection) -> None:
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     topic = catalog.create_topic(connection, namespace.id, "orders", 0)
     connection.begin()
@@ -153,10 +153,10 @@ def test_idle_producers_are_found_step_by_step_and_forgotten(connection: Connect
     ]
 
 
-def test_a_replaced_subscription_has_the_name_and_the_settings_and_nothing_else(
+def test_replaced_subscription_keeps_only_its_name_and_settings(
     engine: Engine, connection: Connection
 ) -> None:
-    """N3: a seek puts a new record in the old one's place, in one transaction."""
+    """N3: a seek replaces the old record with a new one in one transaction."""
     held = lease.acquire(engine, Identity("a", "a"), 60_000, HandClock())
     log = Log.open(engine, connection, held, 2, 0)
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
@@ -195,7 +195,7 @@ def test_a_replaced_subscription_has_the_name_and_the_settings_and_nothing_else(
 
 
 def test_a_deleted_topic_leaves_nothing_behind(engine: Engine, connection: Connection) -> None:
-    """In bounded steps, over generations, and its neighbours keep what is theirs."""
+    """Rows are freed in bounded steps, in all generations. Other topics keep their rows."""
     held = lease.acquire(engine, Identity("a", "a"), 60_000, HandClock())
     log = Log.open(engine, connection, held, 2, 0)
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)

@@ -1,4 +1,4 @@
-"""A checkpoint is the whole of what a start needs besides the log and the journal."""
+"""A checkpoint holds everything a start needs besides the log and the journal."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def held(engine: Engine, connection: Connection) -> Lease:
 
 
 def enter_empty(connection: Connection, position: JournalPosition) -> None:
-    """A group that did nothing."""
+    """Write the journal row of a group without changes."""
     enter(connection, journal.insertion(0, 0, position, 1, 0, encode_entry(JournalEntry())))
 
 
-def test_what_a_checkpoint_wrote_is_loaded(
+def test_checkpoint_is_loaded_as_written(
     engine: Engine, connection: Connection, held: Lease
 ) -> None:
     log = Log.open(engine, connection, held, 2, 0)
@@ -93,7 +93,7 @@ def test_what_a_checkpoint_wrote_is_loaded(
     assert [row.position.seq for row in journal.read(connection, 0)] == [3]
 
 
-def test_empty_data_deletes_and_the_rest_stays(
+def test_empty_data_deletes_a_row_and_other_rows_stay(
     engine: Engine, connection: Connection, held: Lease
 ) -> None:
     chunks = [ChunkRow(s, n, b"old") for s in (1, 2) for n in (0, 1)]
@@ -114,7 +114,7 @@ def test_empty_data_deletes_and_the_rest_stays(
         keys=[KeyPart(2, 4, KEYS)],
         keys_from={2: 3},
     )
-    for _ in range(2):  # written again when its COMMIT lost the reply
+    for _ in range(2):  # a checkpoint is repeated if the reply to COMMIT is lost
         checkpoint.write(engine, connection, held, second)
     state = load_state(connection)
     assert state.chunks == {1: [(1, b"new")], 2: [(0, b"old"), (1, b"old")]}
@@ -122,7 +122,7 @@ def test_empty_data_deletes_and_the_rest_stays(
     assert state.keys == {1: [(0, encode_keys(KEYS))], 2: [(n, encode_keys(KEYS)) for n in (3, 4)]}
 
 
-def test_what_was_deleted_meanwhile_is_not_brought_back(
+def test_checkpoint_does_not_recreate_deleted_records(
     engine: Engine, connection: Connection, held: Lease
 ) -> None:
     checkpoint.write(
@@ -139,7 +139,7 @@ def test_what_was_deleted_meanwhile_is_not_brought_back(
     assert (state.topics, state.producers, state.subscriptions) == ([], [], [])
 
 
-def test_a_stale_owner_checkpoints_nothing(
+def test_stale_owner_cannot_write_a_checkpoint(
     engine: Engine, connection: Connection, held: Lease
 ) -> None:
     """Invariant 8."""
@@ -152,7 +152,7 @@ def test_a_stale_owner_checkpoints_nothing(
 def test_a_large_checkpoint_is_written_in_short_transactions(
     engine: Engine, connection: Connection, held: Lease
 ) -> None:
-    """By rows and by bytes; a crash between two does no harm, for the journal goes last."""
+    """Rows and bytes bound each transaction. The journal is trimmed last, so a crash is safe."""
     faulty = FaultyEngine(engine)
     through = faulty.connect()
     enter_empty(connection, JournalPosition(1, b"group--1"))
@@ -169,7 +169,7 @@ def test_a_large_checkpoint_is_written_in_short_transactions(
     through.close()
 
 
-def test_a_checkpoint_that_ended_half_way_left_the_journal(
+def test_interrupted_checkpoint_leaves_the_journal_untrimmed(
     engine: Engine, connection: Connection, held: Lease
 ) -> None:
     faulty = FaultyEngine(engine)
@@ -195,17 +195,19 @@ def test_a_checkpoint_that_ended_half_way_left_the_journal(
     assert number > 10
 
 
-def test_a_chunk_that_became_full_is_whole_wherever_its_checkpoint_ended(
+def test_chunk_that_became_full_survives_a_crash_at_any_checkpoint_step(
     engine: Engine, connection: Connection, held: Lease
 ) -> None:
-    """P6: one row says that it is full, in one transaction; its own row goes in another."""
+    """P6: one transaction records that the chunk is full, another deletes the row of the chunk."""
     acked = OffsetSet()
     acked.add_range(0, CHUNK_SIZE - 1)
     before = [ChunkRow(1, no, data) for no, data in acked.dirty_chunks().items()]
     acked.mark_clean()
     acked.add_one(CHUNK_SIZE - 1)
     now_full = [ChunkRow(1, no, data) for no, data in acked.dirty_chunks().items()]
-    others = [ChunkRow(2, no, b"x") for no in range(1000)]  # a step between the two rows
+    others = [
+        ChunkRow(2, no, b"x") for no in range(1000)
+    ]  # enough rows to put those two into separate transactions
     faulty = FaultyEngine(engine)
     torn = 0
     for number in range(1, 100):
@@ -225,9 +227,9 @@ def test_a_chunk_that_became_full_is_whole_wherever_its_checkpoint_ended(
         for no, data in rows:
             loaded.load_chunk(no, data)
         loaded._check()
-        loaded.add_one(CHUNK_SIZE - 1)  # as the journal says, which goes last
+        loaded.add_one(CHUNK_SIZE - 1)  # as in the journal, which is trimmed last
         assert len(loaded) == CHUNK_SIZE
-        # What the next checkpoint writes leaves one row, and no more of the stale one.
+        # The next checkpoint deletes the stale row and leaves the row of full chunks.
         changed = [ChunkRow(1, no, data) for no, data in loaded.dirty_chunks().items()]
         checkpoint.write(engine, connection, held, Checkpoint(chunks=changed))
         assert [no for no, _ in load_state(connection).chunks[1]] == [FULL_CHUNKS]

@@ -1,4 +1,4 @@
-"""The commit pipeline while all goes well, and when it is asked too much."""
+"""The commit pipeline without faults, and its bounds."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from support.commit_pipelines import (
 )
 
 
-async def test_a_receipt_means_that_the_batch_is_committed(engine: Engine) -> None:
-    """Invariant 1: at the moment of on_commit another connection reads it."""
+async def test_receipt_is_sent_after_the_batch_is_committed(engine: Engine) -> None:
+    """Invariant 1: another connection can read the batch when ``on_commit`` runs."""
     async with committing(engine) as house:
         topic = await house.topic("t")
         seen: list[int] = []
@@ -57,7 +57,7 @@ async def test_a_receipt_means_that_the_batch_is_committed(engine: Engine) -> No
         check_promises(engine, house.tickets)
 
 
-async def test_what_waits_shares_a_transaction_and_a_row(engine: Engine) -> None:
+async def test_waiting_batches_share_a_transaction_and_a_row(engine: Engine) -> None:
     async with committing(engine, max_lanes=1) as house:
         one, two = await house.topic("one"), await house.topic("two")
         before = len(house.groups)
@@ -78,7 +78,7 @@ async def test_what_waits_shares_a_transaction_and_a_row(engine: Engine) -> None
 
 
 async def test_times_are_fixed_when_the_group_is_formed(engine: Engine) -> None:
-    """P8: due is what was asked for, or now if that has passed; one clock for all."""
+    """P8: the due time is the requested time, or now if that has passed. One clock serves all."""
     async with committing(engine, clock=HandClock(5000)) as house:
         topic = await house.topic("t")
         house.append(topic, b"a")
@@ -96,7 +96,7 @@ async def test_times_are_fixed_when_the_group_is_formed(engine: Engine) -> None:
         assert row.content.accepted_at_ms == 6000
 
 
-async def test_everything_of_a_group_stands_in_its_journal_row(engine: Engine) -> None:
+async def test_journal_row_holds_acks_attempts_and_producers_of_its_group(engine: Engine) -> None:
     async with committing(engine) as house:
         topic = await house.topic("t")
         house.append(topic, b"a", b"b", producer_id=9, last_sequence=4)
@@ -125,8 +125,8 @@ async def test_everything_of_a_group_stands_in_its_journal_row(engine: Engine) -
         assert [tuple(mark) for mark in entry.producers] == [(9, 6, 3)]
 
 
-async def test_the_groups_of_a_topic_commit_in_order_on_several_lanes(engine: Engine) -> None:
-    """In threads, so that lanes really run beside each other."""
+async def test_groups_of_a_topic_commit_in_order_on_several_lanes(engine: Engine) -> None:
+    """Use threads, so that lanes run in parallel."""
     async with committing(engine, run=in_threads(4)) as house:
         assert house.pipeline.lanes == min(4, engine.max_lanes)
         topics = [await house.topic(f"t{n}") for n in range(6)]
@@ -154,8 +154,8 @@ async def test_the_groups_of_a_topic_commit_in_order_on_several_lanes(engine: En
         check_promises(engine, house.tickets)
 
 
-async def test_a_group_ends_at_its_size_and_a_row_at_its_own(engine: Engine) -> None:
-    """A body of several megabytes behind others does not share their row."""
+async def test_groups_and_rows_have_separate_size_limits(engine: Engine) -> None:
+    """A body of several megabytes does not share a row with the messages before it."""
     async with committing(engine) as house:
         topic = await house.topic("t")
         before = len(house.groups)
@@ -171,8 +171,8 @@ async def test_a_group_ends_at_its_size_and_a_row_at_its_own(engine: Engine) -> 
         check_promises(engine, house.tickets)
 
 
-async def test_appends_find_no_room_past_the_bound(engine: Engine) -> None:
-    """Room comes back when a group is durable; whoever waits for it is woken."""
+async def test_append_past_max_waiting_bytes_is_refused(engine: Engine) -> None:
+    """Committing a group frees room and wakes the tasks that wait for it."""
     async with committing(engine, max_waiting_bytes=1000) as house:
         topic = await house.topic("t")
         pipeline = house.pipeline
@@ -180,7 +180,7 @@ async def test_appends_find_no_room_past_the_bound(engine: Engine) -> None:
         assert not pipeline.has_room
         with pytest.raises(Busy, match="the limit is 1000"):
             house.append(topic, b"y")
-        pipeline.submit(Acks(topic, 1, column(1)))  # these are bounded by who delivers
+        pipeline.submit(Acks(topic, 1, column(1)))  # dispatch bounds the acks, not the pipeline
         order: list[int] = []
 
         async def publish(n: int) -> None:
@@ -197,8 +197,8 @@ async def test_appends_find_no_room_past_the_bound(engine: Engine) -> None:
         check_promises(engine, house.tickets)
 
 
-async def test_a_failing_statement_takes_nobody_with_it(engine: Engine) -> None:
-    """It takes back what it did itself; what shares the transaction stays."""
+async def test_failing_statement_does_not_affect_the_rest_of_its_group(engine: Engine) -> None:
+    """Only the changes of the failing statement are rolled back."""
     async with committing(engine, max_lanes=1) as house:
         topic = await house.topic("t")
         failures: list[Exception] = []
@@ -230,8 +230,8 @@ async def test_a_failing_statement_takes_nobody_with_it(engine: Engine) -> None:
         check_promises(engine, house.tickets)
 
 
-async def test_statements_see_what_their_topic_had_waiting(engine: Engine) -> None:
-    """A delete goes behind the appends before it, whatever the lane."""
+async def test_statement_runs_after_earlier_appends_of_its_topic(engine: Engine) -> None:
+    """A delete is committed after earlier appends of its topic, whichever lane it uses."""
     async with committing(engine) as house:
         await house.topic("zero")
         topic = await house.topic("t")
@@ -244,8 +244,8 @@ async def test_statements_see_what_their_topic_had_waiting(engine: Engine) -> No
         assert ends == [3]
 
 
-async def test_closing_a_topic_fails_what_waits_of_it(engine: Engine) -> None:
-    """What is being written is not touched, nor are other topics of the lane."""
+async def test_closing_a_topic_fails_its_waiting_appends(engine: Engine) -> None:
+    """Appends that are being written, and other topics of the lane, are not affected."""
     async with committing(engine, max_lanes=1) as house:
         topic, other = await house.topic("t"), await house.topic("other")
         written = house.append(topic, b"x" * GROUP_BYTES)
@@ -269,7 +269,7 @@ async def test_closing_a_topic_fails_what_waits_of_it(engine: Engine) -> None:
 async def test_a_topic_closed_during_an_outage_stays_closed(
     engine: Engine, autojump_clock: MockClock
 ) -> None:
-    """Its group is given back, its offset is not."""
+    """The append fails, but the lane does not restore the offset of a closed topic."""
     faulty = FaultyEngine(engine)
     async with committing(faulty, max_lanes=1) as house:
         topic = await house.topic("t")
@@ -309,10 +309,10 @@ async def test_commits_can_be_paced(engine: Engine, autojump_clock: MockClock) -
         assert trio.current_time() - begin == pytest.approx(2.0, abs=0.01)
 
 
-async def test_the_pace_is_that_of_all_lanes_together(
+async def test_commit_pace_applies_to_all_lanes_together(
     engine: Engine, autojump_clock: MockClock
 ) -> None:
-    """N6: whatever waits goes with the next group; nothing is refused for it."""
+    """N6: waiting appends join the next group. Pacing refuses none of them."""
     async with committing(engine, max_lanes=3, max_commits_per_second=6.0) as house:
         topics = [await house.topic(f"t{n}") for n in range(6)]
         before, begin = len(house.groups), trio.current_time()
@@ -329,7 +329,7 @@ async def test_the_pace_is_that_of_all_lanes_together(
         assert 6 * 4 <= groups <= 6 * span_s + house.pipeline.lanes
 
 
-async def test_a_stop_tells_those_who_wait(engine: Engine) -> None:
+async def test_stop_fails_waiting_appends_with_shutting_down(engine: Engine) -> None:
     async with committing(engine) as house:
         topic = await house.topic("t")
         ticket = house.append(topic, b"x")
@@ -337,8 +337,8 @@ async def test_a_stop_tells_those_who_wait(engine: Engine) -> None:
     check_promises(engine, house.tickets)
 
 
-async def test_after_the_end_nobody_waits(engine: Engine) -> None:
-    """Whoever comes late is refused, rather than left waiting for what will not happen."""
+async def test_requests_after_the_end_are_refused(engine: Engine) -> None:
+    """Appends and statements fail at once instead of waiting forever."""
     async with committing(engine) as house:
         topic = await house.topic("t")
     with pytest.raises(StorageUnavailable, match="ended"):
@@ -347,8 +347,8 @@ async def test_after_the_end_nobody_waits(engine: Engine) -> None:
         await house.topic("late")
 
 
-async def test_another_start_goes_on_where_the_last_one_ended(engine: Engine) -> None:
-    """Also with another number of lanes: order is by epoch first."""
+async def test_next_start_continues_at_the_end_of_the_log(engine: Engine) -> None:
+    """The number of lanes may change, because the journal is ordered by epoch first."""
     for start, lanes in enumerate((3, 1, 2)):
         async with committing(engine, max_lanes=lanes) as house:
             if start == 0:
@@ -375,7 +375,7 @@ async def test_another_start_goes_on_where_the_last_one_ended(engine: Engine) ->
 
 
 async def test_a_stale_owner_writes_nothing(engine: Engine) -> None:
-    """Invariant 8: its pipeline ends with LeaseLost, what waited fails; the new one's stays."""
+    """Invariant 8: the old pipeline ends with LeaseLost and its waiting appends fail."""
     with ends_with(LeaseLost):
         async with committing(engine) as old:
             topic = await old.topic("t")
@@ -396,8 +396,8 @@ async def test_a_stale_owner_writes_nothing(engine: Engine) -> None:
     connection.close()
 
 
-async def test_our_own_mistake_ends_the_pipeline(engine: Engine) -> None:
-    """An error in on_commit is not swallowed."""
+async def test_error_in_on_commit_ends_the_pipeline(engine: Engine) -> None:
+    """The error is not swallowed."""
 
     def mistake(group: Group) -> None:
         raise Crash
@@ -414,8 +414,8 @@ async def test_state_is_up_from_the_start(engine: Engine) -> None:
         assert house.states == [State.UP]
 
 
-async def test_a_million_due_times_are_resolved_in_columns(engine: Engine) -> None:
-    """One batch, one row; the widths of its columns do not matter to anyone."""
+async def test_many_due_times_are_resolved_in_columns(engine: Engine) -> None:
+    """One batch becomes one row, whatever the width of its columns."""
     async with committing(engine) as house:
         topic = await house.topic("t")
         count = 20_000

@@ -1,4 +1,4 @@
-"""What becomes of a group when the database fails at any step of it."""
+"""The commit pipeline when the database fails at any step of a group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOST = StorageUnavailable("cut by the test")
 
 
 def journaled(engine: Engine) -> tuple[list[int], list[int]]:
-    """Every offset acknowledged, and every attempt counted, in the order of the journal."""
+    """Return all acknowledged offsets and all offsets with attempts, in journal order."""
     connection = engine.connect()
     entries = [row.entry for row in journal.read(connection, 0)]
     connection.close()
@@ -48,7 +48,7 @@ def journaled(engine: Engine) -> tuple[list[int], list[int]]:
 
 
 async def reopen_topics(house: House) -> list[int]:
-    """The topics there are, open from where the log ends."""
+    """Open all topics at the ends of their logs, and return their ids."""
     topics = [record.id for record in house.state.topics]
     with house.connection() as connection:
         for topic in topics:
@@ -63,8 +63,8 @@ async def make_topics(engine: Engine, count: int) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_crash_at_any_step_loses_nothing_confirmed(engine: Engine, when: str) -> None:
-    """Invariant 1, at every call to the database in turn; then another start goes on."""
+async def test_crash_at_any_step_loses_no_confirmed_message(engine: Engine, when: str) -> None:
+    """Invariant 1: crash at each call to the database in turn, then start again."""
     await make_topics(engine, 2)
     faulty = FaultyEngine(engine)
     tickets: list[Ticket] = []
@@ -81,19 +81,19 @@ async def test_a_crash_at_any_step_loses_nothing_confirmed(engine: Engine, when:
                         house.pipeline.submit(Acks(topic, topic, column(n)))
                     await house.pipeline.drain()
         for ticket in house.tickets:
-            if ticket.error is not None:  # a process that is gone tells nobody anything
+            if ticket.error is not None:  # a crashed process does not answer
                 ticket.error = OutcomeUnknown("crashed")
         tickets += house.tickets
         check_promises(engine, tickets)
         if crash.count < crash.number:
             break
     else:
-        raise AssertionError("the workload never came to its end")
+        raise AssertionError("the workload never finished")
     assert number > 2
 
 
-async def test_a_connection_cut_at_any_step_costs_nothing(engine: Engine) -> None:
-    """One cut is no outage: the lane reconnects and nobody hears of it."""
+async def test_connection_cut_at_any_step_fails_no_request(engine: Engine) -> None:
+    """After one cut the lane reconnects, and its state stays up."""
     faulty = FaultyEngine(engine)
     async with committing(faulty, max_lanes=1) as house:
         topic = await house.topic("t")
@@ -113,7 +113,7 @@ async def test_a_connection_cut_at_any_step_costs_nothing(engine: Engine) -> Non
 
 @pytest.mark.parametrize("durable", [True, False], ids=["committed", "not-committed"])
 async def test_a_lost_commit_reply_is_read_back(engine: Engine, durable: bool) -> None:
-    """Confirmed once, whether the group was there or had to be written again."""
+    """Each batch is confirmed once, whether its group was committed or is written again."""
     faulty = FaultyEngine(engine)
     async with committing(faulty) as house:
         topic = await house.topic("t")
@@ -131,10 +131,10 @@ async def test_a_lost_commit_reply_is_read_back(engine: Engine, durable: bool) -
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["committed", "not-committed"])
-async def test_an_unknown_group_waits_through_an_outage(
+async def test_group_with_unknown_outcome_waits_through_an_outage(
     engine: Engine, durable: bool, autojump_clock: MockClock
 ) -> None:
-    """Neither confirmed nor failed until it is known; what came behind it is refused."""
+    """The group is neither confirmed nor failed until its outcome is known. Later appends fail."""
     faulty = FaultyEngine(engine)
     async with committing(faulty, max_lanes=1) as house:
         topic = await house.topic("t")
@@ -174,10 +174,8 @@ async def test_an_unknown_group_waits_through_an_outage(
         assert journaled(engine)[0] == [7]
 
 
-async def test_a_stop_while_the_outcome_is_unknown_says_so(
-    engine: Engine, autojump_clock: MockClock
-) -> None:
-    """The one answer that is true then; the client's sequence finds out later."""
+async def test_stop_reports_an_unknown_outcome(engine: Engine, autojump_clock: MockClock) -> None:
+    """The client finds out later by its producer sequence."""
     faulty = FaultyEngine(engine)
     async with committing(faulty) as house:
         topic = await house.topic("t")
@@ -195,7 +193,7 @@ async def test_a_stop_while_the_outcome_is_unknown_says_so(
 async def test_an_outage_refuses_publishes_and_keeps_acks(
     engine: Engine, autojump_clock: MockClock
 ) -> None:
-    """Acks and attempts wait in order; offsets go back; work goes on by itself."""
+    """Acks and attempts wait in order. Offsets are reused, and commits resume by themselves."""
     faulty = FaultyEngine(engine)
     async with committing(faulty, max_lanes=1) as house:
         topic = await house.topic("t")
@@ -228,7 +226,7 @@ async def test_an_outage_refuses_publishes_and_keeps_acks(
 async def test_a_read_only_database_refuses_acks_as_well(
     engine: Engine, autojump_clock: MockClock
 ) -> None:
-    """Attempts are still taken: they have happened. A probe is a write, so it knows."""
+    """Attempts are still accepted because they have happened. The probe of the database writes."""
     faulty = FaultyEngine(engine)
     async with committing(faulty, max_lanes=1) as house:
         topic = await house.topic("t")
@@ -254,20 +252,20 @@ async def test_a_read_only_database_refuses_acks_as_well(
         check_promises(engine, house.tickets)
 
 
-async def test_an_idle_pipeline_that_is_told_of_a_read_only_database_probes_it(
+async def test_idle_pipeline_probes_a_database_reported_as_read_only(
     engine: Engine, autojump_clock: MockClock
 ) -> None:
-    """Q8: it has nothing to write that would tell it; and it goes on by itself."""
+    """Q8: an idle pipeline has no writes, so it probes until a write succeeds."""
     faulty = FaultyEngine(engine)
     async with committing(faulty, max_lanes=1) as house:
         topic = await house.topic("t")
         fault = faulty.before = Once("UPDATE leases", StorageReadOnly("no writes"), times=6)
         fault.arm()
-        house.pipeline.doubt(StorageReadOnly("says the lease"))
+        house.pipeline.doubt(StorageReadOnly("reported by the lease keeper"))
         assert house.pipeline.state is State.READ_ONLY
         with pytest.raises(StorageReadOnly):
             house.pipeline.submit(Acks(topic, 1, column(1)))
-        house.pipeline.doubt(StorageReadOnly("says the lease once more"))
+        house.pipeline.doubt(StorageReadOnly("reported again"))
         await house.until(State.UP)
         assert fault.left == 0
         assert house.states == [State.UP, State.READ_ONLY, State.UP]
@@ -278,10 +276,10 @@ async def test_an_idle_pipeline_that_is_told_of_a_read_only_database_probes_it(
         assert journaled(engine)[0] == [1]
 
 
-async def test_a_group_being_written_knows_better_than_who_says_read_only(
+async def test_successful_commit_outweighs_an_earlier_read_only_report(
     engine: Engine, autojump_clock: MockClock
 ) -> None:
-    """Q8: of two that met the database, the later is right."""
+    """Q8: the later of two observations of the database counts."""
     held = Held()
     async with committing(engine, max_lanes=1, run=held) as house:
         topic = await house.topic("t")
@@ -294,10 +292,8 @@ async def test_a_group_being_written_knows_better_than_who_says_read_only(
         check_promises(engine, house.tickets)
 
 
-async def test_an_aborted_transaction_is_tried_again(
-    engine: Engine, autojump_clock: MockClock
-) -> None:
-    """A deadlock costs time and nothing else; statements run again from the start."""
+async def test_aborted_transaction_is_retried(engine: Engine, autojump_clock: MockClock) -> None:
+    """A deadlock only costs time. Statements run again from the start."""
     faulty = FaultyEngine(engine)
     async with committing(faulty, max_lanes=1) as house:
         topic = await house.topic("t")
@@ -323,7 +319,7 @@ def engine_at(url: str) -> MysqlEngine:
 async def test_a_commit_lost_on_the_wire_is_read_back(
     mysql_to_break: MysqlServer, arrives: bool
 ) -> None:
-    """The network breaks at COMMIT: before it arrives, or before its answer does."""
+    """The network breaks before the COMMIT or before its reply arrives."""
     with lossy_proxy(mysql_to_break.port) as proxy:
         engine = engine_at(mysql_to_break.url(fresh_name(), port=proxy.port))
         async with committing(engine, run=in_threads(4)) as house:
@@ -340,10 +336,10 @@ async def test_a_commit_lost_on_the_wire_is_read_back(
             assert journaled(engine)[0] == [0, 1, 2, 3, 4]
 
 
-async def test_a_transaction_that_hangs_on_the_server_is_ended(
+async def test_lane_kills_a_transaction_left_hanging_on_the_server(
     mysql_to_break: MysqlServer,
 ) -> None:
-    """Its client is gone, the server has not noticed: the lane waits, then kills it."""
+    """The client is gone and the server has not noticed. The lane waits, then kills it."""
     engine = engine_at(mysql_to_break.url(fresh_name()))
     faulty = FaultyEngine(engine)
     async with committing(faulty, run=in_threads(4), max_lanes=1) as house:
@@ -359,8 +355,8 @@ async def test_a_transaction_that_hangs_on_the_server_is_ended(
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_the_server_restarts_while_publishing(mysql_to_break: MysqlServer, end: str) -> None:
-    """Invariant 1 over a clean and an unclean restart; work goes on by itself."""
+async def test_publishing_survives_a_server_restart(mysql_to_break: MysqlServer, end: str) -> None:
+    """Invariant 1: after a clean or unclean restart of the server, commits resume."""
     engine = engine_at(mysql_to_break.url(fresh_name()))
     async with committing(engine, run=in_threads(4)) as house:
         topics = [await house.topic(f"t{n}") for n in range(3)]
@@ -387,7 +383,7 @@ async def test_the_server_restarts_while_publishing(mysql_to_break: MysqlServer,
                 await house.more_groups(20)
                 await trio.to_thread.run_sync(getattr(mysql_to_break, end))
                 await house.until(State.DOWN)
-                # Those who publish may all wait to hear what became of their groups.
+                # All publishers may be waiting for the outcome of their groups.
                 for topic in topics:
                     try:
                         house.append(topic, b"%d.down" % topic)
@@ -404,10 +400,10 @@ async def test_the_server_restarts_while_publishing(mysql_to_break: MysqlServer,
         assert journaled(engine)[0] == [5]
 
 
-async def test_a_server_that_turns_read_only_is_waited_for(
+async def test_commits_resume_when_a_read_only_server_becomes_writable(
     mysql_to_break: MysqlServer,
 ) -> None:
-    """As when a replica has been promoted elsewhere. An ordinary user, as root may write."""
+    """A promoted replica has this effect. The user is an ordinary one, because root may write."""
     name = fresh_name()
     mysql_to_break.admin(f"CREATE DATABASE {name}")
     mysql_to_break.admin("CREATE USER IF NOT EXISTS plain@'%'")

@@ -1,4 +1,4 @@
-"""What every engine promises: the words of ``escapement.storage.engine.base``."""
+"""The contract of ``escapement.storage.engine.base``, checked with every engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSERT = "INSERT INTO things (k, v) VALUES (?, ?)"
 
 @pytest.fixture(params=["sqlite", "memory", "mysql"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """Here the database in memory is held to the contract as well."""
+    """An engine of each kind, including the database in memory."""
     opened: Engine
     if request.param == "memory":
         opened = SqliteEngine.in_memory()
@@ -40,7 +40,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def one(engine: Engine) -> Iterator[Connection]:
-    """A connection, and the tables of these tests."""
+    """A connection to a database with the tables of these tests."""
     connection = engine.connect()
     d = engine.dialect
     connection.execute(f"CREATE TABLE things (k BIGINT PRIMARY KEY, v BIGINT){d.table_end}")
@@ -66,7 +66,7 @@ def things(connection: Connection) -> list[tuple[int, int]]:
 
 
 def make_impatient(engine: Engine, connection: Connection) -> None:
-    """Let it wait for locks as shortly as the database can."""
+    """Set the shortest lock wait that the database supports."""
     if engine.kind == "mysql":
         connection.execute("SET innodb_lock_wait_timeout = 1")
     else:
@@ -77,7 +77,7 @@ def make_impatient(engine: Engine, connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0, 1, -1, 2**63 - 1, -(2**63), True])
-def test_integers_come_back_as_they_went(one: Connection, value: int | None) -> None:
+def test_integers_are_read_back_unchanged(one: Connection, value: int | None) -> None:
     made = one.execute("INSERT INTO kinds (i) VALUES (?)", (value,))
     assert one.execute("SELECT i FROM kinds WHERE id = ?", (made.last_id,)).rows == [(value,)]
     assert one.execute("SELECT i FROM kinds").rows == [(value,)]
@@ -90,13 +90,15 @@ def test_an_integer_past_64_bits_is_refused(one: Connection, value: int) -> None
 
 
 @pytest.mark.parametrize("value", [np.int64(5), np.array([5]), [5], object()])
-def test_what_is_not_a_plain_value_is_our_own_mistake(one: Connection, value: object) -> None:
+def test_parameter_that_is_not_a_plain_value_fails_an_assertion(
+    one: Connection, value: object
+) -> None:
     with pytest.raises(AssertionError, match="plain"):
         one.execute("INSERT INTO kinds (i) VALUES (?)", (value,))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.5, 1e300, 0.1])
-def test_floats_come_back_as_they_went(one: Connection, value: float) -> None:
+def test_floats_are_read_back_unchanged(one: Connection, value: float) -> None:
     one.execute("INSERT INTO kinds (f) VALUES (?)", (value,))
     assert one.execute("SELECT f FROM kinds WHERE f = ?", (value,)).rows == [(value,)]
     assert one.execute("SELECT f FROM kinds").rows == [(value,)]
@@ -105,14 +107,14 @@ def test_floats_come_back_as_they_went(one: Connection, value: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "plain", "it's", 'a "quote"', "back\\slash", "why?", "%s %d", "ß", "😀 😁", "a\0b"]
 )
-def test_text_comes_back_as_it_went(one: Connection, text: str) -> None:
+def test_text_is_read_back_unchanged(one: Connection, text: str) -> None:
     one.execute("INSERT INTO kinds (n) VALUES (?)", (text,))
     assert one.execute("SELECT n FROM kinds WHERE n = ?", (text,)).rows == [(text,)]
     assert one.execute("SELECT n FROM kinds").rows == [(text,)]
 
 
 @pytest.mark.parametrize("size", [0, 1, 250, 251, 65_535, 65_536, 16 * MIB - 1, 20 * MIB])
-def test_blobs_of_any_size_come_back_as_bytes(one: Connection, size: int) -> None:
+def test_blobs_of_any_size_are_read_back_as_bytes(one: Connection, size: int) -> None:
     blob = (bytes(range(256)) * (size // 256 + 1))[:size]
     one.execute("INSERT INTO kinds (b) VALUES (?)", (blob,))
     ((back,),) = one.execute("SELECT b FROM kinds").rows
@@ -121,7 +123,7 @@ def test_blobs_of_any_size_come_back_as_bytes(one: Connection, size: int) -> Non
     assert one.execute("SELECT COUNT(*) FROM kinds WHERE b = ?", (blob,)).rows == [(1,)]
 
 
-def test_long_rows_may_lie_in_memory_that_the_caller_uses_again(one: Connection) -> None:
+def test_long_rows_can_be_read_into_a_reusable_buffer(one: Connection) -> None:
     landing = Landing(MIB)
     for sizes in ([0, 70_000, 1, 700_000], [65_520, 65_536, 800_000, 2 * MIB], [17 * MIB, 9]):
         one.execute("DELETE FROM kinds WHERE id > ?", (0,))
@@ -144,7 +146,7 @@ def test_every_bytes_like_value_is_stored_as_bytes(one: Connection) -> None:
     assert back == [b"\x00\xff"] * 3 + [words.tobytes()]
 
 
-def test_nulls_stand_where_they_were_put(one: Connection) -> None:
+def test_nulls_are_read_back_in_their_columns(one: Connection) -> None:
     sql = "INSERT INTO kinds (i, f, n, b) VALUES (?, ?, ?, ?)"
     one.execute(sql, (None, 1.0, None, b"x"))
     one.execute(sql, (1, None, "n", None))
@@ -167,12 +169,12 @@ def test_sums_and_counts_of_integers_are_integers(one: Connection) -> None:
         assert all(type(value) is int for value in row)
 
 
-def test_sql_text_means_the_same_everywhere(one: Connection) -> None:
+def test_quotes_and_backslashes_mean_the_same_on_every_engine(one: Connection) -> None:
     assert one.execute("SELECT 'a\\b' || '\"'").rows == [('a\\b"',)]
     assert one.execute('SELECT "k" FROM "things"').rows == []
 
 
-def test_the_databases_clock_runs_in_milliseconds_of_utc(engine: Engine, one: Connection) -> None:
+def test_database_clock_returns_utc_milliseconds(engine: Engine, one: Connection) -> None:
     before = time.time_ns() // 1_000_000
     ((now,),) = one.execute(f"SELECT {engine.dialect.now_ms}").rows
     after = time.time_ns() // 1_000_000
@@ -224,7 +226,7 @@ def test_generated_ids_grow_and_are_not_reused(one: Connection) -> None:
     assert ids[0] > 0
 
 
-def test_touched_rows_are_those_found_changed_or_not(one: Connection) -> None:
+def test_affected_counts_matching_rows_even_if_unchanged(one: Connection) -> None:
     one.execute(INSERT, (1, 5))
     one.execute(INSERT, (2, 6))
     assert one.execute("UPDATE things SET v = ?", (5,)).affected == 2
@@ -232,7 +234,7 @@ def test_touched_rows_are_those_found_changed_or_not(one: Connection) -> None:
     assert one.execute("DELETE FROM things WHERE k < ?", (9,)).affected == 2
 
 
-def test_refused_sql_is_a_storage_error_and_the_connection_goes_on(one: Connection) -> None:
+def test_refused_sql_raises_storage_error_and_keeps_the_connection(one: Connection) -> None:
     for params in ((), (1,)):
         with pytest.raises(StorageError) as caught:
             one.execute("SELECT nothing FROM nowhere" + (" WHERE a = ?" if params else ""), params)
@@ -243,14 +245,14 @@ def test_refused_sql_is_a_storage_error_and_the_connection_goes_on(one: Connecti
 # -- transactions --------------------------------------------------------------
 
 
-def test_a_commit_is_seen_by_others(one: Connection, two: Connection) -> None:
+def test_committed_rows_are_visible_to_other_connections(one: Connection, two: Connection) -> None:
     one.begin()
     one.execute(INSERT, (1, 1))
     one.commit()
     assert things(two) == [(1, 1)]
 
 
-def test_a_rollback_leaves_nothing(one: Connection, two: Connection) -> None:
+def test_rollback_discards_all_changes(one: Connection, two: Connection) -> None:
     one.begin()
     one.execute(INSERT, (1, 1))
     one.rollback()
@@ -276,7 +278,7 @@ def test_a_snapshot_sees_one_state_until_its_end(
 ) -> None:
     one.execute(INSERT, (1, 1))
     two.snapshot()
-    if engine.location != "memory":  # where a writer waits for who reads
+    if engine.location != "memory":  # in memory, writers wait for readers
         one.execute(INSERT, (2, 2))
         one.execute("UPDATE things SET v = ? WHERE k = ?", (3, 1))
     assert things(two) == [(1, 1)]
@@ -290,7 +292,7 @@ def test_a_snapshot_sees_one_state_until_its_end(
     assert (5, 5) in things(one)
 
 
-def test_close_gives_the_transaction_up(one: Connection, two: Connection) -> None:
+def test_close_rolls_back_the_transaction(one: Connection, two: Connection) -> None:
     one.begin()
     one.execute(INSERT, (1, 1))
     one.close()
@@ -301,7 +303,7 @@ def test_close_gives_the_transaction_up(one: Connection, two: Connection) -> Non
     assert things(two) == [(1, 2)]
 
 
-def test_a_closed_connection_says_unavailable_and_rollback_stays_quiet(one: Connection) -> None:
+def test_closed_connection_raises_unavailable_except_on_rollback(one: Connection) -> None:
     one.begin()
     one.close()
     for use in (
@@ -318,7 +320,7 @@ def test_a_closed_connection_says_unavailable_and_rollback_stays_quiet(one: Conn
     one.rollback()
 
 
-def test_a_transaction_belongs_to_its_begin(one: Connection) -> None:
+def test_misplaced_transaction_calls_fail_an_assertion(one: Connection) -> None:
     with pytest.raises(AssertionError):
         one.commit()
     with pytest.raises(AssertionError):
@@ -365,7 +367,7 @@ def take_over(connection: Connection) -> None:
     connection.commit()
 
 
-def test_an_aborted_transaction_is_gone_and_can_be_tried_again(
+def test_aborted_transaction_is_rolled_back_and_can_be_retried(
     engine: Engine, one: Connection, two: Connection
 ) -> None:
     one.execute(INSERT, (1, 1))
@@ -389,7 +391,7 @@ def insert_and_take_over(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "mysql"], indirect=True)
-def test_reading_neither_waits_for_a_writer_nor_sees_its_work(
+def test_reads_do_not_wait_for_a_writer_or_see_uncommitted_rows(
     one: Connection, two: Connection
 ) -> None:
     one.begin()
@@ -411,7 +413,7 @@ def test_execute_many_inserts_every_row(one: Connection, two: Connection, count:
     assert things(two) == rows
 
 
-def test_execute_many_takes_large_and_small_rows_together(one: Connection) -> None:
+def test_execute_many_accepts_large_and_small_rows_together(one: Connection) -> None:
     blobs = [bytes([n % 251]) * (2 * MIB if n % 50 == 0 else n) for n in range(200)]
     blobs[70] = b"z" * (17 * MIB)
     one.begin()
@@ -433,7 +435,9 @@ def test_execute_many_keeps_the_order_of_its_rows(one: Connection) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 63, 64, 150, 199])
-def test_after_an_error_in_execute_many_a_rollback_leaves_nothing(one: Connection, at: int) -> None:
+def test_rollback_after_an_error_in_execute_many_discards_all_rows(
+    one: Connection, at: int
+) -> None:
     rows = [(k, k) for k in range(200)]
     rows[at] = (rows[at - 1][0], 0)
     one.begin()
@@ -448,10 +452,10 @@ def test_after_an_error_in_execute_many_a_rollback_leaves_nothing(one: Connectio
 
 
 @pytest.mark.parametrize("count", [0, 1, 64, 200])
-def test_steps_are_run_in_their_order_and_say_what_they_found(
+def test_execute_all_runs_steps_in_order_and_returns_their_rows(
     one: Connection, two: Connection, count: int
 ) -> None:
-    """Each sees what those before it did, also where there are more than travel together."""
+    """Each step sees the changes of earlier steps, even across several round trips."""
     rows = [(k, -k) for k in range(count)]
     total = Step("SELECT COUNT(*), ? FROM things", [("first",)])
     one.begin()
@@ -471,7 +475,9 @@ def test_steps_are_run_in_their_order_and_say_what_they_found(
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_after_an_error_in_one_step_a_rollback_leaves_nothing(one: Connection, at: int) -> None:
+def test_rollback_after_an_error_in_execute_all_discards_all_steps(
+    one: Connection, at: int
+) -> None:
     one.execute(INSERT, (1, 1))
     steps = [
         Step("SELECT v FROM things WHERE k = ?", [(1,)]),
@@ -489,7 +495,7 @@ def test_after_an_error_in_one_step_a_rollback_leaves_nothing(one: Connection, a
     assert things(one) == [(1, 5), (2, 2), (3, 3)]
 
 
-def test_many_different_statements_on_one_connection_are_no_burden(one: Connection) -> None:
+def test_one_connection_runs_many_different_statements(one: Connection) -> None:
     one.execute(INSERT, (1, 1))
     for n in range(400):
         found = one.execute(f"SELECT v + {n} FROM things WHERE k = ?", (1,)).rows
@@ -499,12 +505,14 @@ def test_many_different_statements_on_one_connection_are_no_burden(one: Connecti
 # -- refusals ------------------------------------------------------------------
 
 
-def test_a_fit_database_passes(engine: Engine) -> None:
+def test_check_fitness_accepts_a_fit_database(engine: Engine) -> None:
     engine.check_fitness()
     engine.check_fitness()
 
 
-def test_a_read_only_connection_says_so_and_still_reads(engine: Engine, one: Connection) -> None:
+def test_read_only_connection_refuses_writes_and_still_reads(
+    engine: Engine, one: Connection
+) -> None:
     one.execute(INSERT, (1, 1))
     read_only = "SET SESSION TRANSACTION READ ONLY"
     one.execute(read_only if engine.kind == "mysql" else "PRAGMA query_only = 1")
@@ -519,6 +527,6 @@ def begin_and_insert(connection: Connection) -> None:
     connection.execute(INSERT, (2, 2))
 
 
-def test_killing_connections_that_are_gone_is_no_error(engine: Engine, one: Connection) -> None:
+def test_killing_closed_connections_raises_no_error(engine: Engine, one: Connection) -> None:
     engine.kill([])
     engine.kill([one.id + 1_000_000, 2**31 - 1])

@@ -1,4 +1,4 @@
-"""The journal is read in an order fit for replay, and knows where it has been."""
+"""The journal: replay order, trims and known positions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(connection: Connection, epoch: int, lane: int, *seqs: int) -> None:
 
 
 def trim(connection: Connection, positions: dict[int, JournalPosition]) -> int:
-    """Returns the number of steps."""
+    """Trim the journal and return the number of steps."""
     steps = 1
     while journal.trim_step(connection, 0, positions):
         steps += 1
@@ -45,8 +45,8 @@ def read(connection: Connection, after: dict[int, int] | None = None) -> list[tu
     return [(row.epoch, row.lane, row.position.seq) for row in rows]
 
 
-def test_epochs_come_before_lanes(connection: Connection) -> None:
-    """A topic of lane 2 may be in lane 0 after a start with fewer lanes."""
+def test_journal_is_ordered_by_epoch_before_lane(connection: Connection) -> None:
+    """A topic of lane 2 may move to lane 0 after a start with fewer lanes."""
     write(connection, 1, 2, *range(1, 100))
     write(connection, 1, 0, 1, 2)
     write(connection, 2, 0, 3, 4)
@@ -64,13 +64,13 @@ def test_epochs_come_before_lanes(connection: Connection) -> None:
     assert read(connection, {2: 99, 0: 4}) == [(3, 0, 5), (3, 2, 100)]
 
 
-def test_other_bundles_are_apart(connection: Connection) -> None:
+def test_bundles_have_separate_journals(connection: Connection) -> None:
     write(connection, 1, 0, 1)
     assert list(journal.read(connection, 1)) == []
     assert journal.ends(connection, 1) == {}
 
 
-def test_a_trimmed_lane_goes_on_counting(connection: Connection) -> None:
+def test_trimmed_lane_continues_its_sequence(connection: Connection) -> None:
     write(connection, 1, 0, 1, 2, 3)
     write(connection, 1, 1, 1, 2)
     trim(connection, {0: position(0, 3), 1: position(1, 1)})
@@ -89,7 +89,7 @@ def test_a_long_lane_is_trimmed_in_steps(connection: Connection) -> None:
     assert trim(connection, {0: position(0, 1100)}) == 1
 
 
-def test_a_position_is_known_from_the_trim_on_and_only_with_its_group(
+def test_position_is_known_from_the_trim_on_and_only_with_its_group_id(
     connection: Connection,
 ) -> None:
     assert journal.knows(connection, 0, 0, START)
@@ -106,14 +106,14 @@ def test_a_position_is_known_from_the_trim_on_and_only_with_its_group(
 
 
 @pytest.mark.parametrize("seq", [1, 2])
-def test_a_missing_entry_is_damage(connection: Connection, seq: int) -> None:
+def test_missing_entry_raises_log_damaged(connection: Connection, seq: int) -> None:
     write(connection, 1, 0, 1, 2, 3)
     connection.execute("DELETE FROM journal WHERE seq = ?", (seq,))
     with pytest.raises(LogDamaged, match=f"lane 0 of the journal lacks entry {seq}"):
         read(connection)
 
 
-def test_a_damaged_entry_is_named(connection: Connection) -> None:
+def test_error_names_the_damaged_entry(connection: Connection) -> None:
     write(connection, 1, 0, 1, 2)
     connection.execute("UPDATE journal SET data = ? WHERE seq = 2", (b"?" * 40,))
     with pytest.raises(LogDamaged, match=r"journal lane 0, entry 2: .*checksum"):
@@ -121,7 +121,7 @@ def test_a_damaged_entry_is_named(connection: Connection) -> None:
 
 
 class Interrupted:
-    """A connection on which something else happens after the first statement."""
+    """A connection that calls ``meanwhile`` after its first statement."""
 
     def __init__(self, connection: Connection, meanwhile: Callable[[], object]) -> None:
         self._connection = connection
@@ -141,7 +141,7 @@ class Interrupted:
 def test_checkpoint_that_trims_the_journal_does_not_disturb_the_forgetter(
     engine: Engine, connection: Connection
 ) -> None:
-    """P11: the forgetter reads where the journal begins, a checkpoint trims, it reads on."""
+    """P11: a checkpoint trims the journal after the forgetter has read where it begins."""
     write(connection, 1, 0, *range(1, 10))
     other = engine.connect()
     try:

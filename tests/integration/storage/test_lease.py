@@ -1,4 +1,4 @@
-"""One owner at a time, and a stale one cannot get past the epoch (invariant 8)."""
+"""The lease: one owner at a time, and the epoch fences stale owners (invariant 8)."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def connection(ready: Engine) -> Iterator[Connection]:
     connection.close()
 
 
-def take(engine: Engine, who: Identity, duration_ms: int = HOUR_MS) -> Lease:
-    return lease.acquire(engine, who, duration_ms, HandClock())
+def acquire(engine: Engine, identity: Identity, duration_ms: int = HOUR_MS) -> Lease:
+    return lease.acquire(engine, identity, duration_ms, HandClock())
 
 
-def passes(engine: Engine, connection: Connection, held: Lease) -> bool:
+def check_passes(engine: Engine, connection: Connection, held: Lease) -> bool:
     connection.begin()
     try:
         lease.check(engine, connection, held)
@@ -49,118 +49,124 @@ def passes(engine: Engine, connection: Connection, held: Lease) -> bool:
         connection.rollback()
 
 
-def test_the_first_owner_finds_a_clean_start(ready: Engine, connection: Connection) -> None:
-    held = take(ready, ONE)
+def test_first_lease_has_epoch_1_and_was_clean(ready: Engine, connection: Connection) -> None:
+    held = acquire(ready, ONE)
     assert (held.epoch, held.was_clean) == (1, True)
-    assert passes(ready, connection, held)
+    assert check_passes(ready, connection, held)
 
 
 def test_another_broker_is_refused_and_told_who_holds_it(ready: Engine) -> None:
-    take(ready, ONE)
+    acquire(ready, ONE)
     with pytest.raises(LeaseHeld, match=r"'one' \(id-1\) owns this log until .* another 3600 s"):
-        take(ready, TWO)
+        acquire(ready, TWO)
 
 
-def test_a_restart_takes_its_own_lease_at_once(ready: Engine, connection: Connection) -> None:
-    before = take(ready, ONE)
-    after = take(ready, ONE)
+def test_restarted_broker_reacquires_its_lease_at_once(
+    ready: Engine, connection: Connection
+) -> None:
+    before = acquire(ready, ONE)
+    after = acquire(ready, ONE)
     assert (after.epoch, after.was_clean) == (2, False)
-    assert not passes(ready, connection, before)
-    assert passes(ready, connection, after)
+    assert not check_passes(ready, connection, before)
+    assert check_passes(ready, connection, after)
 
 
-def test_a_lease_that_ran_out_is_taken_over(ready: Engine, connection: Connection) -> None:
-    """By the database's clock: a duration in the past has run out for everyone."""
-    before = take(ready, ONE, duration_ms=-1)
-    assert passes(ready, connection, before), "nobody has taken it: the epoch decides"
-    after = take(ready, TWO)
+def test_expired_lease_is_taken_over(ready: Engine, connection: Connection) -> None:
+    """The database's clock decides. A lease with a negative duration has already expired."""
+    before = acquire(ready, ONE, duration_ms=-1)
+    assert check_passes(ready, connection, before), (
+        "the epoch is unchanged, so the lease is still valid"
+    )
+    after = acquire(ready, TWO)
     assert after.epoch == 2
-    assert not passes(ready, connection, before)
+    assert not check_passes(ready, connection, before)
     with pytest.raises(LeaseLost, match="'two' has it with epoch 2"):
         lease.renew(ready, connection, before, HandClock())
 
 
-def test_a_renewal_counts_from_before_it_was_sent(ready: Engine, connection: Connection) -> None:
+def test_renewal_counts_from_before_the_request(ready: Engine, connection: Connection) -> None:
     clock = HandClock(5_000)
     held = lease.acquire(ready, ONE, 10_000, clock)
     assert held.deadline_ms == 15_000
     clock.now = 9_000
     assert lease.renew(ready, connection, held, clock).deadline_ms == 19_000
     with pytest.raises(LeaseHeld):
-        take(ready, TWO)
+        acquire(ready, TWO)
 
 
-def test_a_renewal_revives_a_lease_nobody_took(ready: Engine, connection: Connection) -> None:
-    held = take(ready, ONE, duration_ms=-1)
+def test_expired_lease_can_be_renewed_if_no_other_broker_took_it(
+    ready: Engine, connection: Connection
+) -> None:
+    held = acquire(ready, ONE, duration_ms=-1)
     lease.renew(ready, connection, replace(held, duration_ms=HOUR_MS), HandClock())
     with pytest.raises(LeaseHeld):
-        take(ready, TWO)
+        acquire(ready, TWO)
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_released_lease_is_free_and_says_how_it_ended(
+def test_released_lease_is_free_and_records_whether_it_ended_cleanly(
     ready: Engine, connection: Connection, clean: bool
 ) -> None:
-    lease.release(ready, connection, take(ready, ONE), clean=clean)
-    after = take(ready, TWO)
+    lease.release(ready, connection, acquire(ready, ONE), clean=clean)
+    after = acquire(ready, TWO)
     assert (after.epoch, after.was_clean) == (2, clean)
 
 
 def test_a_stale_owner_cannot_release(ready: Engine, connection: Connection) -> None:
-    before = take(ready, ONE)
-    take(ready, ONE)
+    before = acquire(ready, ONE)
+    acquire(ready, ONE)
     with pytest.raises(LeaseLost):
         lease.release(ready, connection, before, clean=True)
     with pytest.raises(LeaseHeld):
-        take(ready, TWO)
+        acquire(ready, TWO)
 
 
-def test_a_taker_ends_the_transaction_its_predecessor_hangs_in(ready: Engine) -> None:
-    """It has passed the check and holds the lease row: a taker would wait for it."""
-    held = take(ready, ONE)
+def test_acquire_kills_a_hanging_transaction_of_the_previous_owner(ready: Engine) -> None:
+    """The transaction holds the lease row, so acquiring would otherwise wait for it."""
+    held = acquire(ready, ONE)
     hanging = ready.connect()
     Recorded(ready, held).enter(hanging)
     if ready.kind == "sqlite":
-        hanging.close()  # one process at a time: it is gone with its process
-        assert take(ready, ONE).epoch == 2
+        hanging.close()  # SQLite serves one process, whose end closes the connection
+        assert acquire(ready, ONE).epoch == 2
         return
     hanging.begin()
     lease.check(ready, hanging, held)
-    assert take(ready, ONE).epoch == 2
+    assert acquire(ready, ONE).epoch == 2
     with pytest.raises(StorageUnavailable):
         hanging.execute("UPDATE leases SET epoch = 9")
     hanging.close()
 
 
-def test_a_reconnected_connection_takes_the_place_of_the_one_before(
+def test_reconnected_connection_replaces_the_recorded_one(
     ready: Engine, connection: Connection
 ) -> None:
-    recorded = Recorded(ready, take(ready, ONE))
+    recorded = Recorded(ready, acquire(ready, ONE))
     other = ready.connect()
     recorded.enter(connection)
     recorded.enter(other, replaces=connection.id)
     ((text,),) = connection.execute("SELECT connection_ids FROM leases").rows
     assert text == (str(other.id) if other.id else "")
     other.close()
-    take(ready, ONE)
+    acquire(ready, ONE)
     with pytest.raises(LeaseLost):
         recorded.enter(connection)
 
 
-def test_what_an_owner_left_doubtful_is_told_to_the_next(
+def test_next_owner_learns_until_when_deliveries_are_doubtful(
     ready: Engine, connection: Connection
 ) -> None:
-    """Also after a crash in between."""
-    assert take(ready, ONE).delivered_until_ms(1_000_000) == 0
-    lease.release(ready, connection, take(ready, ONE), clean=True, doubtful_until_ms=77)
-    assert take(ready, TWO).delivered_until_ms(1_000_000) == 77
-    assert take(ready, TWO).delivered_until_ms(1_000_000) == 1_000_000
+    """After a crash, all deliveries until now are doubtful."""
+    assert acquire(ready, ONE).delivered_until_ms(1_000_000) == 0
+    lease.release(ready, connection, acquire(ready, ONE), clean=True, doubtful_until_ms=77)
+    assert acquire(ready, TWO).delivered_until_ms(1_000_000) == 77
+    assert acquire(ready, TWO).delivered_until_ms(1_000_000) == 1_000_000
 
 
-async def test_a_clock_set_back_is_noted_before_the_next_renewal(
+async def test_clock_set_back_is_recorded_before_the_next_renewal(
     ready: Engine, connection: Connection, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Invariant 6: also where the clock still is past the last renewal when its owner dies."""
+    """Invariant 6: even if the clock is still past the last renewal when the owner dies."""
     clock = VirtualClock(2_000_000)
     held = lease.acquire(ready, ONE, 10_000, clock)
     keeper = LeaseKeeper(ready, held, clock, inline, lambda: None, lambda error: None)
@@ -179,10 +185,10 @@ async def test_a_clock_set_back_is_noted_before_the_next_renewal(
     assert once_more.delivered_until_ms(clock.now_ms()) == clock.now_ms()
 
 
-def test_what_was_delivered_before_the_clock_was_set_back_is_doubtful(
+def test_deliveries_before_the_clock_was_set_back_are_doubtful(
     ready: Engine, connection: Connection
 ) -> None:
-    """Invariant 6: as far as its owner may have come after it was last seen."""
+    """Invariant 6: doubtful until the last renewal plus the duration of the lease."""
     clock = HandClock(2_000_000)
     held = lease.acquire(ready, ONE, 10_000, clock)
     clock.now = 2_003_000

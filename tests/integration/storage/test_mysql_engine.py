@@ -1,4 +1,4 @@
-"""What only a server can do to a connection: be lost, killed, frozen, full, read-only."""
+"""MySQL connections that are lost, killed, frozen, over a limit or read-only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def engine(mysql_url: str) -> MysqlEngine:
 
 @pytest.fixture
 def connect(engine: MysqlEngine) -> Iterator[Callable[[], Connection]]:
-    """Makes connections that are closed after the test; the table is there."""
+    """Make connections that are closed after the test. The table exists."""
     with contextlib.ExitStack() as stack:
 
         def connect() -> Connection:
@@ -64,17 +64,17 @@ def connect(engine: MysqlEngine) -> Iterator[Callable[[], Connection]]:
 
 @pytest.mark.parametrize("over", [-1, 0, 1])
 @pytest.mark.parametrize("packets", [1, 2])
-def test_a_parameter_may_end_just_where_a_packet_does(
+def test_parameter_may_end_at_a_packet_boundary(
     connect: Callable[[], Connection], packets: int, over: int
 ) -> None:
-    head = 10 + 1 + 1 + 2  # of COM_STMT_EXECUTE with one parameter
+    head = 10 + 1 + 1 + 2  # the header of COM_STMT_EXECUTE with one parameter
     length = packets * 0xFFFFFF + over - head
     length -= 4 if length < 1 << 24 else 9
     blob = bytes(length)
     assert connect().execute("SELECT LENGTH(?), 7", (blob,)).rows == [(length, 7)]
 
 
-def test_more_than_the_servers_packet_limit_is_refused_before_it_hangs_up(
+def test_parameter_over_max_allowed_packet_is_refused_before_sending(
     connect: Callable[[], Connection],
 ) -> None:
     one = connect()
@@ -98,7 +98,7 @@ def test_prepared_statements_are_bounded(connect: Callable[[], Connection]) -> N
     assert prepared() - before <= MAX_PREPARED
 
 
-def test_every_column_type_of_a_number_is_read(connect: Callable[[], Connection]) -> None:
+def test_every_numeric_column_type_is_read(connect: Callable[[], Connection]) -> None:
     one = connect()
     one.execute(
         "CREATE TABLE numbers (a TINYINT, b SMALLINT UNSIGNED, c MEDIUMINT, d INT UNSIGNED, "
@@ -114,10 +114,10 @@ def test_every_column_type_of_a_number_is_read(connect: Callable[[], Connection]
     assert one.execute("SELECT * FROM numbers WHERE a < ?", (0,)).rows == [row]
 
 
-def test_a_column_of_times_is_our_own_mistake_and_ends_the_connection(
+def test_datetime_column_fails_an_assertion_and_closes_the_connection(
     connect: Callable[[], Connection],
 ) -> None:
-    """Its reply is not read to the end, so nothing may follow on this connection."""
+    """The reply is not read to the end, so the connection cannot be used again."""
     one = connect()
     with pytest.raises(AssertionError, match="moment"):
         one.execute("SELECT NOW() AS moment FROM (SELECT 1 AS a) AS t WHERE a = ?", (1,))
@@ -138,7 +138,7 @@ def test_lanes_share_the_lock_of_their_lease(connect: Callable[[], Connection]) 
         lane.commit()
 
 
-def test_a_locking_read_shows_the_newest_epoch_however_old_the_transaction(
+def test_locking_read_sees_the_newest_epoch_in_an_old_transaction(
     connect: Callable[[], Connection],
 ) -> None:
     old, newer = connect(), connect()
@@ -150,17 +150,17 @@ def test_a_locking_read_shows_the_newest_epoch_however_old_the_transaction(
     old.rollback()
 
 
-def test_what_was_sent_behind_a_deadlock_does_not_commit_alone(
+def test_rows_sent_after_a_deadlock_are_not_committed(
     connect: Callable[[], Connection],
 ) -> None:
-    """The rows of one execute_many travel ahead of the reply that says "deadlock"."""
+    """``execute_many`` sends its rows before it reads the reply that reports the deadlock."""
     heavy, light, observer = connect(), connect(), connect()
     heavy.begin()
-    heavy.execute_many(INSERT, [(k, 0) for k in range(1000, 2000)])  # the victim is the other
+    heavy.execute_many(INSERT, [(k, 0) for k in range(1000, 2000)])  # so the other is the victim
     heavy.execute(INSERT, (1, 1))
     light.begin()
     light.execute(INSERT, (2, 2))
-    # heavy waits for light's row: from here on light's wish for heavy's row is a deadlock.
+    # heavy waits for a row of light. As soon as light requests a row of heavy, they deadlock.
     waiting = threading.Thread(target=heavy.execute, args=(INSERT, (2, 3)))
     waiting.start()
     lock_waits = "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'"
@@ -173,7 +173,7 @@ def test_what_was_sent_behind_a_deadlock_does_not_commit_alone(
     assert [k for k, v in things(observer) if v] == [1, 2]
 
 
-def test_rows_that_all_wait_for_locks_do_not_add_their_waits_up(
+def test_lock_waits_of_many_rows_do_not_add_up(
     connect: Callable[[], Connection],
 ) -> None:
     holder, waiter = connect(), connect()
@@ -192,7 +192,7 @@ def test_rows_that_all_wait_for_locks_do_not_add_their_waits_up(
 # -- connections lost ----------------------------------------------------------
 
 
-def test_a_killed_connection_is_unavailable_and_its_transaction_gone(
+def test_killed_connection_raises_unavailable_and_is_rolled_back(
     engine: MysqlEngine, connect: Callable[[], Connection]
 ) -> None:
     one, two = connect(), connect()
@@ -206,7 +206,7 @@ def test_a_killed_connection_is_unavailable_and_its_transaction_gone(
     assert things(two) == []
 
 
-def test_a_statement_killed_under_way_is_unavailable(
+def test_statement_killed_while_running_raises_unavailable(
     engine: MysqlEngine, connect: Callable[[], Connection]
 ) -> None:
     one = connect()
@@ -233,7 +233,7 @@ def test_a_statement_killed_under_way_is_unavailable(
 def test_kill_spares_connections_to_other_databases(
     mysql_server: SqlServer, mysql_url: str, engine: MysqlEngine
 ) -> None:
-    """Ids are counted anew when a server starts: an old id may be a stranger's."""
+    """A server restart resets connection ids, so an old id may belong to another client."""
     stranger = engine_at(mysql_server.url("information_schema")).connect()
     engine.kill([stranger.id])
     assert stranger.execute("SELECT 1").rows == [(1,)]
@@ -252,7 +252,7 @@ def test_kill_spares_the_connection_that_kills(
 
 @pytest.fixture
 def proxied(mysql_to_break: MysqlServer) -> Iterator[tuple[LossyProxy, MysqlEngine, MysqlEngine]]:
-    """A proxy, an engine that goes through it, and one that goes straight."""
+    """A proxy, an engine that connects through it, and an engine that connects directly."""
     with lossy_proxy(mysql_to_break.port) as proxy:
         through = engine_at(mysql_to_break.url("proxied", port=proxy.port))
         yield proxy, through, engine_at(mysql_to_break.url("proxied"))
@@ -260,7 +260,7 @@ def proxied(mysql_to_break: MysqlServer) -> Iterator[tuple[LossyProxy, MysqlEngi
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-def test_a_commit_without_an_answer_is_unknown_whether_it_arrived_or_not(
+def test_commit_without_a_reply_raises_outcome_unknown(
     proxied: tuple[LossyProxy, MysqlEngine, MysqlEngine], arrived: bool
 ) -> None:
     proxy, through, straight = proxied
@@ -273,7 +273,7 @@ def test_a_commit_without_an_answer_is_unknown_whether_it_arrived_or_not(
         one.commit()
     with pytest.raises(StorageUnavailable):
         one.begin()
-    # The lost connection's transaction may live until the server notices.
+    # The transaction of the lost connection may stay open until the server notices.
     straight.kill([one.id])
     two.begin()
     found = two.execute("SELECT k FROM things FOR UPDATE").rows
@@ -282,7 +282,7 @@ def test_a_commit_without_an_answer_is_unknown_whether_it_arrived_or_not(
 
 
 @pytest.mark.parametrize("arriving_bytes", [0, 300, 500_000])
-def test_a_connection_that_is_lost_inside_a_long_row_is_of_no_more_use(
+def test_connection_lost_inside_a_long_row_cannot_be_used_again(
     proxied: tuple[LossyProxy, MysqlEngine, MysqlEngine], arriving_bytes: int
 ) -> None:
     proxy, through, _ = proxied
@@ -298,7 +298,7 @@ def test_a_connection_that_is_lost_inside_a_long_row_is_of_no_more_use(
 
 
 @pytest.mark.parametrize("end", [MysqlServer.stop, MysqlServer.kill])
-def test_a_server_that_comes_back_has_what_was_committed(
+def test_restarted_server_has_only_committed_rows(
     mysql_to_break: MysqlServer, end: Callable[[MysqlServer], None]
 ) -> None:
     engine = engine_at(mysql_to_break.url("restarted"))
@@ -319,7 +319,7 @@ def test_a_server_that_comes_back_has_what_was_committed(
     mysql_to_break.admin("DROP DATABASE restarted")
 
 
-def test_a_server_that_hangs_is_unavailable(mysql_to_break: MysqlServer) -> None:
+def test_hanging_server_raises_unavailable(mysql_to_break: MysqlServer) -> None:
     url = mysql_to_break.url("frozen")
     patient = engine_at(url + "?read_timeout=1")
     one, two = patient.connect(), patient.connect()
@@ -336,7 +336,9 @@ def test_a_server_that_hangs_is_unavailable(mysql_to_break: MysqlServer) -> None
     mysql_to_break.admin("DROP DATABASE frozen")
 
 
-def test_a_user_over_the_limit_of_connections_is_unavailable(mysql_to_break: MysqlServer) -> None:
+def test_connection_over_the_limit_of_its_user_raises_unavailable(
+    mysql_to_break: MysqlServer,
+) -> None:
     with user_of(mysql_to_break, "crowded", "GRANT ALL ON crowded.* TO {} ") as url:
         mysql_to_break.admin("ALTER USER somebody@'127.0.0.1' WITH MAX_USER_CONNECTIONS 1")
         only = engine_at(url).connect()
@@ -394,7 +396,7 @@ def test_a_missing_database_is_created(mysql_server: SqlServer) -> None:
     one.close()
 
 
-def test_a_user_without_rights_is_told_what_to_do(mysql_to_break: MysqlServer) -> None:
+def test_error_for_missing_privileges_says_what_to_do(mysql_to_break: MysqlServer) -> None:
     with user_of(mysql_to_break, "forbidden") as url:
         with pytest.raises(StorageError, match="GRANT") as caught:
             engine_at(url).connect()
@@ -406,7 +408,7 @@ def test_a_user_without_rights_is_told_what_to_do(mysql_to_break: MysqlServer) -
             assert secret not in str(caught.value)
 
 
-def test_a_refused_address_is_unavailable(mysql_to_break: MysqlServer) -> None:
+def test_refused_connection_raises_unavailable(mysql_to_break: MysqlServer) -> None:
     url = mysql_to_break.url("away")
     mysql_to_break.stop()
     with pytest.raises(StorageUnavailable, match="away"):
@@ -448,7 +450,7 @@ def test_a_table_without_transactions_makes_the_database_unfit(
         engine.check_fitness()
 
 
-def test_weak_durability_is_warned_of(
+def test_weak_durability_logs_a_warning(
     mysql_to_break: MysqlServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_at(mysql_to_break.url("weak"))

@@ -1,4 +1,4 @@
-"""With ``ssl_ca`` nothing is said to a server that does not prove who it is."""
+"""TLS connections to MySQL: certificates, names and servers without TLS."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAY = datetime.timedelta(days=1)
 
 @dataclass
 class Authority:
-    """Signs certificates, its own first."""
+    """A certificate authority with a self-signed certificate."""
 
     home: Path
 
@@ -37,7 +37,7 @@ class Authority:
         self.ca = self._write("ca.pem", certificate)
 
     def certify(self) -> tuple[Path, Path]:
-        """Certificate and key of a server at 127.0.0.1."""
+        """Return the paths of a certificate and a key for a server at 127.0.0.1."""
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         certificate = self._certificate(_named("server"), key).add_extension(names, critical=False)
@@ -93,7 +93,7 @@ def engine_at(url: str, **options: str) -> MysqlEngine:
     return MysqlEngine(MysqlAddress.parse(f"{url}?{query}"))
 
 
-def test_a_server_that_proves_itself_is_spoken_to_in_private(
+def test_connection_to_a_trusted_server_is_encrypted(
     tls_server: MysqlServer, trusted: Authority
 ) -> None:
     connection = engine_at(tls_server.url("private"), ssl_ca=str(trusted.ca)).connect()
@@ -104,7 +104,7 @@ def test_a_server_that_proves_itself_is_spoken_to_in_private(
     connection.close()
 
 
-def test_whoever_names_no_authority_is_spoken_to_in_private_where_the_server_can(
+def test_connection_without_ssl_ca_is_encrypted_if_the_server_supports_tls(
     tls_server: MysqlServer, private_mysql: MysqlServer
 ) -> None:
     for server, private in ((tls_server, True), (private_mysql, False)):
@@ -114,14 +114,14 @@ def test_whoever_names_no_authority_is_spoken_to_in_private_where_the_server_can
         connection.close()
 
 
-def test_another_authoritys_server_is_refused(tls_server: MysqlServer, tmp_path: Path) -> None:
+def test_server_of_another_authority_is_refused(tls_server: MysqlServer, tmp_path: Path) -> None:
     stranger = Authority(tmp_path / "stranger")
     with pytest.raises(StorageError, match="certificate is not trusted") as caught:
         engine_at(tls_server.url("private"), ssl_ca=str(stranger.ca)).connect()
     assert not caught.value.retryable
 
 
-def test_a_server_of_another_name_is_refused_unless_names_are_not_compared(
+def test_server_of_another_name_is_refused_unless_ssl_verify_identity_is_0(
     tls_server: MysqlServer, trusted: Authority
 ) -> None:
     url = tls_server.url("private").replace("127.0.0.1", "localhost")
@@ -130,7 +130,7 @@ def test_a_server_of_another_name_is_refused_unless_names_are_not_compared(
     engine_at(url, ssl_ca=str(trusted.ca), ssl_verify_identity="0").connect().close()
 
 
-def test_a_server_without_tls_is_refused_where_tls_is_asked_for(
+def test_server_without_tls_is_refused_if_ssl_ca_is_set(
     private_mysql: MysqlServer, trusted: Authority
 ) -> None:
     with pytest.raises(StorageError, match="SSL is required") as caught:

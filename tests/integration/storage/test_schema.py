@@ -1,4 +1,4 @@
-"""The schema comes about by itself, once, and what does not fit is refused."""
+"""Migrations of the schema, and schemas that are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_migrating_again_changes_nothing(engine: Engine) -> None:
     assert query(engine, "SELECT bundle_id, epoch FROM leases") == [(0, 0)]
 
 
-def test_brokers_that_start_at_once_migrate_once(engine: Engine) -> None:
+def test_brokers_that_start_together_migrate_once(engine: Engine) -> None:
     start = threading.Barrier(4)
     failures: list[BaseException] = []
 
@@ -51,7 +51,7 @@ def test_brokers_that_start_at_once_migrate_once(engine: Engine) -> None:
 
 
 def test_a_migration_that_crashed_half_way_is_run_again(engine: Engine) -> None:
-    """On MySQL each statement commits by itself; on SQLite nothing of it is left."""
+    """On MySQL each statement commits separately. SQLite rolls the whole migration back."""
     broken = schema.Migration(2, "broken", "CREATE TABLE IF NOT EXISTS a (x BIGINT); NONSENSE")
     mended = schema.Migration(2, "mended", "CREATE TABLE IF NOT EXISTS a (x BIGINT)")
     known = schema.migrations()[:1]
@@ -66,7 +66,7 @@ def test_a_migration_that_crashed_half_way_is_run_again(engine: Engine) -> None:
 
 
 def test_a_column_that_a_crash_left_behind_is_not_added_twice(engine: Engine) -> None:
-    """MySQL knows no ADD COLUMN IF NOT EXISTS, and each ALTER commits by itself."""
+    """MySQL does not have ADD COLUMN IF NOT EXISTS, and each ALTER commits separately."""
     add = "ALTER TABLE namespaces ADD COLUMN extra BIGINT NOT NULL DEFAULT 7;"
     known = schema.migrations()[:1]
     with pytest.raises(Exception, match="NONSENSE"):
@@ -106,8 +106,8 @@ def test_the_log_identity_is_random(engine: Engine) -> None:
     connection.close()
 
 
-def test_attempts_of_an_older_schema_are_the_first_part_of_the_new(engine: Engine) -> None:
-    """Also where a crash has left the migration half-way, on MySQL."""
+def test_attempts_of_an_older_schema_are_migrated_to_part_0(engine: Engine) -> None:
+    """The migration also completes after a crash left it half-way, on MySQL."""
     known = schema.migrations()
     (attempts,) = [migration for migration in known if migration.name == "attempts"]
     before = known[: attempts.version - 1]

@@ -1,4 +1,4 @@
-"""What only a file can do to a connection: be full, be something else, be forgotten."""
+"""SQLite databases that are full, damaged, missing or in memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_without_a_url_the_log_is_a_file_of_the_data_directory(tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {odd.name}
 
 
-def test_a_full_database_is_unavailable_and_keeps_what_it_had(
+def test_full_database_raises_unavailable_and_keeps_its_rows(
     engine: SqliteEngine, one: Connection
 ) -> None:
     one.execute(INSERT, (bytes(1000),))
@@ -76,7 +76,7 @@ def test_a_full_database_is_unavailable_and_keeps_what_it_had(
     again.close()
 
 
-def test_a_commit_that_the_disk_fails_has_an_unknown_outcome(
+def test_commit_that_fails_on_disk_raises_outcome_unknown(
     engine: SqliteEngine, one: Connection
 ) -> None:
     one.begin()
@@ -99,14 +99,14 @@ def test_a_commit_that_the_disk_fails_has_an_unknown_outcome(
     again.close()
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"this is a letter, not a log" * 1000)
     with pytest.raises(StorageError, match=FILE_NAME) as caught:
         open_engine(None, tmp_path).connect()
     assert not caught.value.retryable
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+def test_error_names_the_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="nowhere"):
         open_engine(None, tmp_path / "nowhere").connect()
 

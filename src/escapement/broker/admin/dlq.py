@@ -49,7 +49,7 @@ async def _count(broker: Broker, given: Arguments) -> Plain:
     if len(after) != 2:
         raise InvalidRequest("dlq.count needs 'after' as a due time and an offset")
     counted, next = await broker.dead_letters.count(whose, only, most, Key(*after))
-    return {"letters": counted, "next": None if next is None else list(next)}
+    return {"dead_letters": counted, "next": None if next is None else list(next)}
 
 
 async def _redrive(broker: Broker, given: Arguments) -> Plain:

@@ -41,7 +41,7 @@ async def _close_group(broker: Broker, given: Arguments) -> Plain:
     group, subscription = given.text("group"), given.text("subscription")
     follow_up = _follow_up(given)
     given.end()
-    await broker.works.group_completer.close(name, group, subscription, follow_up)
+    await broker.services.group_completer.close(name, group, subscription, follow_up)
     return _plain(broker, broker.registry.topic(name), group)
 
 
@@ -76,7 +76,7 @@ async def _delete_group(broker: Broker, given: Arguments) -> Plain:
     name = TopicName.parse(given.text("topic"))
     group = given.text("group")
     given.end()
-    await broker.works.group_completer.delete(name, group)
+    await broker.services.group_completer.delete(name, group)
     return {"deleted": group}
 
 
@@ -92,7 +92,7 @@ def _plain(broker: Broker, topic: Topic, group: str) -> dict[str, Plain]:
 
 
 def _completion(broker: Broker, topic: Topic, completion: Completion) -> dict[str, Plain]:
-    subscription = broker.works.activation.subscriptions.get(completion.subscription_id)
+    subscription = broker.services.activation.subscriptions.get(completion.subscription_id)
     state, remaining = "fired", None
     if completion.fired_at_ms is None:
         state = "void"

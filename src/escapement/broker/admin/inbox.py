@@ -18,7 +18,7 @@ async def _list_inbox(broker: Broker, given: Arguments) -> Plain:
     ]
 
 
-async def _discard_letters(broker: Broker, given: Arguments) -> Plain:
+async def _discard_entries(broker: Broker, given: Arguments) -> Plain:
     target = given.text("target")
     given.end()
     return {"discarded": await broker.inbox_relay.discard(target)}
@@ -26,5 +26,5 @@ async def _discard_letters(broker: Broker, given: Arguments) -> Plain:
 
 VERBS: Final[dict[str, Verb]] = {
     "inbox.list": _list_inbox,
-    "inbox.discard": _discard_letters,
+    "inbox.discard": _discard_entries,
 }

@@ -47,7 +47,7 @@ async def _delete_namespace(broker: Broker, given: Arguments) -> Plain:
     name = NamespaceName.parse(given.text("namespace"))
     force, dry_run = given.flag("force"), given.flag("dry_run")
     given.end()
-    deletion = broker.works.deletion
+    deletion = broker.services.deletion
     if not force and not dry_run:
         await broker.registry.namespaces.delete(name)
         return {"deleted": name.full}

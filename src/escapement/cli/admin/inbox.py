@@ -11,7 +11,7 @@ from escapement.cli.output.table import print_record, print_rows
 
 _INBOX_COLUMNS: Final = (
     "target",
-    "letters",
+    "entries",
     "messages",
     "size_bytes",
     "oldest_at_ms",
@@ -36,6 +36,6 @@ def list_inbox(admin: AdminCommand) -> None:
 
 @verb(inbox, "discard", "shop/eu/orders")
 @click.argument("target", metavar="TOPIC")
-def discard_letters(admin: AdminCommand, target: str) -> None:
+def discard_entries(admin: AdminCommand, target: str) -> None:
     """Delete all inbox entries of a topic."""
     admin.ask("inbox.discard", print_record, target=target)

@@ -78,7 +78,7 @@ class Waiting(NamedTuple):
     """The backlog of one inbox target, including its staged batches."""
 
     target: str
-    inbox_entries: int
+    entries: int
     messages: int
     size_bytes: int
     oldest_at_ms: int
