@@ -1,4 +1,4 @@
-"""A driver that archives a log, a topic at a time; a program that may be killed."""
+"""A driver program that archives a log one topic at a time, so that tests can kill it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escapement.pipeline.jvm import provide_java
 def main(url: str, root: str) -> None:
     provide_java()
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    # As for the session of the tests: most of so short a life is compiling.
+    # The quick compiler, because a short session spends most of its time compiling.
     quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     spark = builder.config("spark.driver.extraJavaOptions", quick).getOrCreate()
     archive._TOPICS_AT_ONCE = 1  # type: ignore[misc]

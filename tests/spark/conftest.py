@@ -1,4 +1,4 @@
-"""One Spark for the whole test session, on this machine: two tasks at a time, three tries each."""
+"""One local Spark session for all tests: two tasks at a time, three attempts each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pyspark.sql import SparkSession
 
 from escapement.pipeline.jvm import provide_java
 
-# Most of what a short session costs is loading classes, which need not be verified each time, and
-# compiling: half of it with the quick compiler.
+# A short session spends most of its time loading and compiling classes. Skip their verification,
+# and use the quick compiler, which halves the time.
 QUICK: Final = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-# Of Spark's jars those that nothing here uses, by words in their names: its Java opens all that
-# there are, and looks through them for each class that there is not, of which it asks for many.
+# Words in the names of Spark's jars that the tests do not use. Java opens all jars, and searches
+# all of them for each missing class. Spark asks for many missing classes.
 _UNUSED: Final = (
     *("algebra", "arpack", "blas", "breeze", "cats", "graphx", "JLarge", "JTransforms", "lapack"),
     *("mllib", "spire"),
@@ -34,10 +34,10 @@ _UNUSED: Final = (
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Spark as it is installed, but for many jars, and for its zip of Python sources.
+    """The installed Spark without unused jars and without its zip of Python sources.
 
-    That would come before the installed package in each Python that Spark starts, and Python
-    keeps nothing compiled of a zip: two thirds of what such a process takes to start.
+    The zip would precede the installed package in each Python process that Spark starts. Python
+    does not cache compiled modules of a zip, which takes two thirds of the start of a process.
     """
     home, installed = tmp_path_factory.mktemp("spark"), Path(pyspark.__file__).parent
     (home / "bin").symlink_to(installed / "bin")
@@ -53,7 +53,7 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def spark(spark_home: Path) -> Iterator[SparkSession]:
-    """It finds the data source by itself, as it does for users."""
+    """A session that finds the data source by itself, as for users."""
     provide_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (

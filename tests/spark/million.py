@@ -1,7 +1,7 @@
-"""A million reminders: what they are, and the Spark programs of the test that sends them.
+"""A million reminders, and the Spark steps of the test that sends them.
 
-Run as a program it is a Spark on two cores whose tasks may be tried often. Each line that it is
-told is a step, as JSON, and so is each answer.
+As a program it runs Spark on two cores, with many attempts for each task. Each input line is a step
+as JSON, and each output line its answer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from escapement.pipeline.jvm import provide_java
 ROWS: Final = 1_000_000
 TASKS: Final = 24
 TRIES: Final = 8
-# They fall due in this time, all over it.
+# The due times are spread over this span.
 SPAN_MS: Final = 40_000
 _STRIDE: Final = 7919
-# A payload is its number and a digest of it.
+# A payload is a number and its digest.
 _DIGITS: Final = 8
 WIDTH: Final = 64
 
@@ -38,7 +38,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def payloads() -> Bytes:
-    """What each contains; uint8[ROWS, WIDTH]."""
+    """Return all payloads; uint8[ROWS, WIDTH]."""
     texts = (b"%0*d" % (_DIGITS, number) for number in range(ROWS))
     data = b"".join(
         text + hashlib.sha256(text).hexdigest()[: WIDTH - _DIGITS].encode() for text in texts
@@ -47,18 +47,18 @@ def payloads() -> Bytes:
 
 
 def numbers(payloads: Bytes) -> Int64s:
-    """Which they are, by what they say."""
+    """Return the numbers of payloads."""
     digits = payloads[:, :_DIGITS].astype(np.int64) - ord("0")
     return digits @ 10 ** np.arange(_DIGITS - 1, -1, -1)
 
 
 def due_ms(begin_ms: int) -> Int64s:
-    """When each is to be delivered."""
+    """Return the due time of each number."""
     return begin_ms + np.arange(ROWS) * _STRIDE % SPAN_MS
 
 
 def schedule(spark: SparkSession, url: str, topic: str, head_ms: int) -> int:
-    """Write them; the first is due ``head_ms`` from now, Unix ms."""
+    """Write all reminders, and return the first due time, ``head_ms`` from now, in Unix ms."""
     begin_ms = time.time_ns() // 1_000_000 + head_ms
     number = F.col("id")
     text = F.lpad(number.cast("string"), _DIGITS, "0")
@@ -73,7 +73,7 @@ def schedule(spark: SparkSession, url: str, topic: str, head_ms: int) -> int:
 
 
 def forecast(spark: SparkSession, url: str, topic: str, until_ms: int) -> dict[str, Any]:
-    """How many fall due in each second to come."""
+    """Forecast how many messages fall due in each second until ``until_ms``."""
     source = {"url": url, "topic": topic}
     within_ms = until_ms - time.time_ns() // 1_000_000
     found = run(spark, ForecastConfig(source, by_ms=1000, within_ms=within_ms))
@@ -86,12 +86,12 @@ def forecast(spark: SparkSession, url: str, topic: str, until_ms: int) -> dict[s
 
 
 def archive(spark: SparkSession, url: str, topic: str, root: str) -> int:
-    """Archive what is done of the topic; how many messages."""
+    """Archive the completed messages of the topic, and return their number."""
     return archives.run(spark, ArchiveConfig({"url": url}, root, [topic], older_than_ms=0)).messages
 
 
 def read(spark: SparkSession, url: str, topic: str, out: str) -> None:
-    """All that there is of the topic, by offset, as columns in a file."""
+    """Write all messages of the topic, by offset, as columns to a file."""
     reader = spark.read.format("escapement").option("url", url).option("topic", topic)
     messages = reader.schema("offset BIGINT, deliver_at TIMESTAMP, payload BINARY").load()
     found = messages.selectExpr("offset", "unix_millis(deliver_at) due_ms", "payload").toArrow()

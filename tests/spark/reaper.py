@@ -1,4 +1,4 @@
-"""Kills the Python of Spark's tasks, as the machine may when its memory is short."""
+"""Kills of the Python workers of Spark tasks, as the kernel kills them when memory is short."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
-# A worker is forked from this, and keeps its command line.
+# Workers are forked from the daemon and keep its command line.
 _DAEMON: Final = [b"-m", b"pyspark.daemon", b"pyspark.worker"]
 _PAUSE_S: Final = (0.1, 0.5)
 
@@ -18,7 +18,7 @@ _PAUSE_S: Final = (0.1, 0.5)
 class _Process(NamedTuple):
     id: int
     parent: int
-    is_worker: bool  # or the daemon that they are forked from
+    is_worker: bool  # or the daemon from which workers are forked
 
 
 def _processes() -> dict[int, _Process]:
@@ -26,16 +26,16 @@ def _processes() -> dict[int, _Process]:
     for place in Path("/proc").glob("[0-9]*"):
         try:
             line = (place / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            # The command's name, which may contain anything, is in parentheses.
+            # The name of the command is in parentheses and may contain any character.
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
-            continue  # it is gone
+            continue  # the process has ended
         found[int(place.name)] = _Process(int(place.name), parent, line[1:] == _DAEMON)
     return found
 
 
 def task_workers(root: int) -> list[int]:
-    """The processes in which tasks of the Spark that ``root`` has started run their Python."""
+    """Return the ids of the Python worker processes of tasks below the process ``root``."""
     all_of_them = _processes()
 
     def below(process: _Process | None) -> bool:
@@ -54,7 +54,7 @@ def task_workers(root: int) -> list[int]:
 
 
 class Reaper(threading.Thread):
-    """Kills a worker now and then, ``most`` of them, until the block ends."""
+    """A thread that kills up to ``most`` workers, at random times, until the block ends."""
 
     def __init__(self, root: int, most: int, seed: int) -> None:
         super().__init__(name="reaper")

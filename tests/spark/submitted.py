@@ -1,6 +1,6 @@
-"""Given to spark-submit by the test of a cluster: reads a topic into a file, as JSON.
+"""A program for spark-submit in the cluster test: writes a topic to a file as JSON.
 
-It says where its Python and that of a task found the package.
+It prints where its own Python and the Python of a task found the package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The job that archives: what is done goes to Parquet once, is verified, and then forgotten."""
+"""Tests of the archive job: it writes completed messages to Parquet once and verifies them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from support.eventful_log import TOPIC, Expected, fill
 
 
 @dataclass
-class Kept:
-    """A log, what is in it, and where it is archived."""
+class Log:
+    """A log, its expected messages, and the root of its archive."""
 
     engine: Engine
     source: dict[str, str]
@@ -73,19 +73,19 @@ class Kept:
             connection.execute(f"DELETE FROM {table}")
         connection.close()
 
-    def hold(self, whether: bool) -> None:
-        """Whether the namespace is to be archived."""
-        policy = json.dumps({"archive": whether, "retention_ms": 0})
+    def set_archive(self, archive: bool) -> None:
+        """Set the archive policy of the namespace."""
+        policy = json.dumps({"archive": archive, "retention_ms": 0})
         connection = self.engine.connect()
         connection.execute("UPDATE namespaces SET policy = ?", (policy,))
         connection.close()
 
 
 @pytest.fixture(scope="module")
-def log(mysql_url_of_module: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+def log(mysql_url_of_module: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
     engine = MysqlEngine(MysqlAddress.parse(mysql_url_of_module))
     root = tmp_path_factory.mktemp("data") / "an archive"
-    yield Kept(engine, {"url": mysql_url_of_module}, fill(engine), root)
+    yield Log(engine, {"url": mysql_url_of_module}, fill(engine), root)
     engine.close()
 
 
@@ -93,9 +93,9 @@ def files(root: Path) -> list[Path]:
     return sorted(root.rglob("[!.]*.parquet"))
 
 
-def test_only_what_is_to_be_archived_is(spark: SparkSession, log: Kept) -> None:
-    """N8: the log waits for no other."""
-    log.hold(False)
+def test_only_namespaces_with_an_archive_policy_are_archived(spark: SparkSession, log: Log) -> None:
+    """N8: the log retains messages for the archive only with this policy."""
+    log.set_archive(False)
     with pytest.raises(InvalidRequest, match="no namespace is to be archived"):
         run(spark, log.config())
     with pytest.raises(InvalidRequest, match="namespaces update shop/eu --archive yes"):
@@ -106,11 +106,11 @@ def test_only_what_is_to_be_archived_is(spark: SparkSession, log: Kept) -> None:
         run(spark, ArchiveConfig(log.source, f"{log.root}/[1]"))
 
 
-def test_a_topic_that_is_deleted_under_a_run_is_left_out(
-    spark: SparkSession, log: Kept, monkeypatch: pytest.MonkeyPatch
+def test_topic_deleted_during_a_run_is_skipped(
+    spark: SparkSession, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N8: before it is looked at, and before it is read."""
-    log.hold(True)
+    """N8: before its state is read, and before its messages are read."""
+    log.set_archive(True)
     listed = job.read_topics
 
     def then_one_is_deleted(*of: Any) -> Iterator[TopicRecord]:
@@ -118,7 +118,7 @@ def test_a_topic_that_is_deleted_under_a_run_is_left_out(
             yield from (replace(topic, name="deleted"), topic)
 
     monkeypatch.setattr(job, "read_topics", then_one_is_deleted)
-    config = replace(log.config(), older_than_ms=10**12)  # nothing is as old
+    config = replace(log.config(), older_than_ms=10**12)  # no message is that old
     assert run(spark, config).topics == []
 
     def deleted_first(_: Engine, __: Connection, names: Sequence[TopicName]) -> list[NotFound]:
@@ -128,11 +128,11 @@ def test_a_topic_that_is_deleted_under_a_run_is_left_out(
     assert run(spark, log.config()).topics == []
 
 
-def test_what_was_written_but_not_what_was_read_does_not_count(
-    spark: SparkSession, log: Kept, monkeypatch: pytest.MonkeyPatch
+def test_files_that_differ_from_the_messages_read_are_discarded(
+    spark: SparkSession, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N8: nothing of it stays."""
-    log.hold(True)
+    """N8: no file stays."""
+    log.set_archive(True)
 
     def lacking(*of: Any) -> Made:
         made = make(*of)
@@ -145,17 +145,17 @@ def test_what_was_written_but_not_what_was_read_does_not_count(
     assert not [path for path in log.root.rglob("*") if path.is_file()]
 
 
-def test_another_file_system_is_spark_s_to_write_and_to_read(
-    spark: SparkSession, log: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_archive_on_another_file_system_is_written_and_read_by_spark(
+    spark: SparkSession, log: Log, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """N8: any that it knows; what a task wrote twice is found and does not count."""
-    log.hold(True)
+    """N8: any file system that Spark knows. Files that a task wrote twice are discarded."""
+    log.set_archive(True)
     spark.conf.set("fs.viewfs.mounttable.elsewhere.link./mnt", tmp_path.as_uri())
     config = replace(log.config(), output="viewfs://elsewhere/mnt/an archive")
     root = tmp_path / "an archive"
 
     def doubled(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
-        # A task that finds nothing may leave a file that is empty.
+        # A task without messages may leave an empty file.
         (one,) = (path for path in root.rglob("*.txt") if path.stat().st_size)
         shutil.copy(one, one.with_name("part-twice.txt"))
         return read_back(spark, directory)
@@ -173,15 +173,16 @@ def test_another_file_system_is_spark_s_to_write_and_to_read(
     log.forget_archives()
 
 
-def test_what_is_done_is_archived_as_it_is_read(
-    spark: SparkSession, log: Kept, monkeypatch: pytest.MonkeyPatch
+def test_completed_messages_are_archived_as_the_data_source_reads_them(
+    spark: SparkSession, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N8, V15: acknowledged and cancelled messages, once; nothing is lost on the way.
+    """N8, V15: acknowledged and cancelled messages, each once.
 
-    In two steps: first what lies before the log's beginning, of which nothing is done.
+    The job takes two steps. The first covers offsets before the beginning of the log and finds no
+    completed message.
     """
     monkeypatch.setattr(job, "_MESSAGES_AT_ONCE", 1)
-    log.hold(True)
+    log.set_archive(True)
     live = spark.read.format("escapement").options(**log.source, topic=TOPIC).load()
     wanted = live.where("state IN ('acked', 'cancelled')").collect()
     shared: list[int] = []
@@ -206,7 +207,7 @@ def test_what_is_done_is_archived_as_it_is_read(
     assert {(row.namespace, str(row.day)) for row in plain.collect()} == {
         ("shop/eu", str(row.published_at.date())) for row in wanted
     }
-    # The same by the data source's own reading, for when the log has forgotten it.
+    # The data source reads the same rows from the archive, after the log has deleted them.
     names = list(READ_COLUMNS)
     connection = log.engine.connect()
     none = np.zeros(0, np.int64)
@@ -233,11 +234,11 @@ def test_what_is_done_is_archived_as_it_is_read(
     assert (file.min_due_ms, file.max_due_ms) == (min(due_ms), max(due_ms))
 
 
-def test_a_run_that_is_repeated_takes_what_no_other_has(
-    spark: SparkSession, log: Kept, capsys: pytest.CaptureFixture[str]
+def test_repeated_run_archives_no_message_twice(
+    spark: SparkSession, log: Log, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """N8: the command says what it did."""
-    log.hold(True)
+    """N8: the command says that there is nothing to archive."""
+    log.set_archive(True)
     words = ["pipeline", "archive", "--to", str(log.root), "--log", log.source["url"]]
     assert command([*words, "--older-than", "0s"]) == 0
     assert "there is nothing to archive" in capsys.readouterr().out
@@ -245,8 +246,8 @@ def test_a_run_that_is_repeated_takes_what_no_other_has(
     assert log.archived() == log.done
 
 
-def test_an_archive_is_counted_again(spark: SparkSession, log: Kept) -> None:
-    """N8, B7: files that are gone, other files, and other messages than the database says."""
+def test_audit_checks_the_files_of_the_archive(spark: SparkSession, log: Log) -> None:
+    """N8, B7: missing files, changed files, and messages that differ from the database."""
     config = audit.AuditConfig(log.source)
     found = audit.run(spark, config)
     assert found.findings == []
@@ -268,6 +269,6 @@ def test_an_archive_is_counted_again(spark: SparkSession, log: Kept) -> None:
     (finding,) = count_files(part).findings
     assert finding.endswith("does not match its checksum")
     path.unlink()
-    (found_gone,) = audit.run(spark, config).findings
-    assert "pyarrow cannot open" in found_gone.what
+    (missing,) = audit.run(spark, config).findings
+    assert "pyarrow cannot open" in missing.what
     path.write_bytes(content)

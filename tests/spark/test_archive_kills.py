@@ -1,4 +1,4 @@
-"""A driver that archives is killed at any moment; another one finishes what it began."""
+"""Kills of an archiving driver at any moment: the next run finishes its work."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from support.eventful_log import CONFIG, DAY_MS
 NAMESPACE: Final = "shop/eu"
 TOPICS: Final = 4
 EACH: Final = 500
-# What is seen of the archive of a topic changes so often: its directory is there, files are in
-# it, they are in their places, and the directory is gone. On a busy machine not all is seen.
+# Visible changes while a topic is archived: its directory appears, files appear in it, they move
+# to their places, and the directory disappears. A busy machine may miss some of them.
 CHANGES: Final = 4
 DEADLINE_S: Final = 120
 POLL_S: Final = 0.002
@@ -37,7 +37,7 @@ POLL_S: Final = 0.002
 
 @pytest.fixture
 def log(mysql_url: str, tmp_path: Path) -> Iterator[Engine]:
-    """Some topics with messages that nobody is to get."""
+    """Some topics with messages and without subscriptions."""
     engine = open_engine(mysql_url, tmp_path)
 
     async def publish() -> None:
@@ -59,7 +59,7 @@ def log(mysql_url: str, tmp_path: Path) -> Iterator[Engine]:
 
 
 def kill_at_work(url: str, root: Path, changes: int) -> None:
-    """Kill a driver when the archive has changed so often, or all but one topic are in it."""
+    """Kill a driver after ``changes`` changes, or when all but one topic are archived."""
     with subprocess.Popen(
         [sys.executable, str(Path(archiver.__file__)), url, str(root)],
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
@@ -69,9 +69,9 @@ def kill_at_work(url: str, root: Path, changes: int) -> None:
             before: set[str] = set()
             deadline = time.monotonic() + DEADLINE_S
             while changes and len(list(root.glob("_manifests/*.json"))) < TOPICS - 1:
-                assert driver.poll() is None, "it has ended before"
+                assert driver.poll() is None, "the driver has ended"
                 assert time.monotonic() < deadline
-                # Which passes over what is deleted meanwhile.
+                # os.walk skips files that are deleted meanwhile.
                 there = {f"{at}/{name}" for at, _, names in os.walk(root) for name in ("", *names)}
                 changes -= there != before
                 before = there
@@ -81,7 +81,7 @@ def kill_at_work(url: str, root: Path, changes: int) -> None:
 
 
 def finish(spark: SparkSession, url: str, root: Path) -> Archived:
-    """What another run does, as soon as the database has noticed that the first is gone."""
+    """Run the job again as soon as the database has noticed the end of the killed driver."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -92,7 +92,7 @@ def finish(spark: SparkSession, url: str, root: Path) -> Archived:
 
 
 def check(spark: SparkSession, log: Engine, url: str, root: Path) -> None:
-    """All messages are archived, each once, in the files that records name and no others."""
+    """Check that each message is archived once, and that only files named by records exist."""
     named: set[str] = set()
     connection = log.connect()
     for topic_id in range(1, TOPICS + 1):
@@ -111,10 +111,10 @@ def check(spark: SparkSession, log: Engine, url: str, root: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_a_killed_driver_leaves_is_finished_by_the_next(
+def test_next_run_finishes_the_work_of_a_killed_driver(
     spark: SparkSession, log: Engine, mysql_url: str, tmp_path: Path
 ) -> None:
-    """N8: whatever it was doing just then; nothing is lost, or there twice."""
+    """N8: after a kill at a random stage, each message is archived once."""
     changes = random.randrange(1, CHANGES * (TOPICS - 1))
     print(f"killed after {changes} changes")
     root = tmp_path / "archive"
@@ -125,10 +125,10 @@ def test_what_a_killed_driver_leaves_is_finished_by_the_next(
 
 @pytest.mark.long
 @pytest.mark.parametrize("changes", range(1, CHANGES * TOPICS, 3))
-def test_whatever_a_killed_driver_leaves_is_finished_by_the_next(
+def test_next_run_finishes_after_a_kill_at_each_stage(
     spark: SparkSession, log: Engine, mysql_url: str, tmp_path: Path, changes: int
 ) -> None:
-    """N8: killed early and late, several times over."""
+    """N8: from the first change to the last."""
     root = tmp_path / "archive"
     kill_at_work(mysql_url, root, changes)
     finish(spark, mysql_url, root)

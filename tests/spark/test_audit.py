@@ -1,4 +1,4 @@
-"""The job that counts log, cursors and index again."""
+"""Tests of the audit job, which compares log, cursors and index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Harm = Callable[[sqlite3.Connection, Path], object]
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Expected]]:
-    """The data directory of a broker that has seen much, and what is in its log."""
+    """The data directory of a broker with many events, and the expected messages of its log."""
     data = tmp_path_factory.mktemp("data")
     engine = SqliteEngine(data / FILE_NAME)
     try:
@@ -43,17 +43,17 @@ def audited(spark: SparkSession, data: Path) -> Audit:
     return run(spark, AuditConfig({"data": str(data)}, index=str(data)))
 
 
-def test_what_a_broker_left_behind_adds_up(
+def test_audit_of_an_intact_log_finds_nothing(
     spark: SparkSession, sound: tuple[Path, list[Expected]]
 ) -> None:
-    """B7: acknowledged, cancelled, moved and relocated messages, partly behind the checkpoint."""
+    """B7: acknowledged, cancelled and relocated messages, some of them after the checkpoint."""
     data, expected = sound
     found = audited(spark, data)
     assert found.findings == []
     (topic,) = found.topics
     live = [one for one in expected if one.state in ("to_be_fired", "fired")]
-    # Also offsets 50 and 150, in rows that state them again; of what changed since the
-    # checkpoint the index knows nothing.
+    # Relocated rows contain offsets 50 and 150. The index does not have changes since the
+    # checkpoint.
     assert (topic.topic, topic.messages, topic.indexed) == (TOPIC, len(expected), topic.pending)
     assert topic.messages + topic.forgotten == expected[-1].offset + 1
     assert len(live) - 15 <= topic.pending <= len(live)
@@ -66,10 +66,10 @@ def test_what_a_broker_left_behind_adds_up(
         run(spark, AuditConfig({"data": str(data)}, index=str(data / "index")))
 
 
-def test_a_journal_that_is_trimmed_under_an_audit_is_asked_again(
+def test_audit_repeats_when_the_journal_is_trimmed_meanwhile(
     spark: SparkSession, sound: tuple[Path, list[Expected]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B7: a checkpoint installs its index, then trims; without one it is damage."""
+    """B7: a checkpoint installs its index before it trims. Without a new index it is damage."""
     data, _ = sound
     unindexed, tries = IndexCount.unindexed, 0
 
@@ -89,10 +89,10 @@ def test_a_journal_that_is_trimmed_under_an_audit_is_asked_again(
     assert tries == 2
 
 
-def test_a_topic_that_is_deleted_before_it_is_counted_is_left_out(
+def test_topic_deleted_before_its_count_is_skipped(
     spark: SparkSession, sound: tuple[Path, list[Expected]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B7: unless it was asked for by its name."""
+    """B7: a topic that is given by name is an error instead."""
     listed = audit.read_named
 
     def then_one_is_deleted(*of: Any) -> Iterator[tuple[TopicName, Any]]:
@@ -104,10 +104,10 @@ def test_a_topic_that_is_deleted_before_it_is_counted_is_left_out(
     assert ([one.topic for one in found.topics], found.findings) == ([TOPIC], [])
 
 
-def test_an_index_that_was_rebuilt_adds_up_with_the_log(
+def test_audit_of_a_rebuilt_index_finds_nothing(
     spark: SparkSession, sound: tuple[Path, list[Expected]], tmp_path: Path
 ) -> None:
-    """P5, B7: also what came behind the last checkpoint."""
+    """P5, B7: also messages published after the last checkpoint."""
     data = tmp_path / "data"
     shutil.copytree(sound[0], data)
     connection = sqlite3.connect(data / FILE_NAME)
@@ -122,7 +122,7 @@ def test_an_index_that_was_rebuilt_adds_up_with_the_log(
 
 
 def log_table(connection: sqlite3.Connection) -> str:
-    """The table that has the topic's rows."""
+    """Return the log table of the topic."""
     names = connection.execute(
         "SELECT name FROM sqlite_master WHERE name LIKE 'log\\_%\\_%' ESCAPE '\\'"
     )
@@ -156,7 +156,7 @@ def misdate_a_row(connection: sqlite3.Connection, data: Path) -> object:
 
 
 def lose_what_was_moved(connection: sqlite3.Connection, data: Path) -> object:
-    # Both statements: of relocated messages, which stand in no other row.
+    # Delete both records of the relocated messages. No other row has them.
     connection.execute("DELETE FROM journal")
     return connection.execute(f"DELETE FROM {log_table(connection)} WHERE base_offset = -1")
 
@@ -169,7 +169,7 @@ def acknowledge_the_future(connection: sqlite3.Connection, data: Path) -> object
 
 
 def forget_acknowledgements(connection: sqlite3.Connection, data: Path) -> object:
-    # What was acknowledged before the checkpoint is not in the index any more.
+    # The index does not have messages that were acknowledged before the checkpoint.
     return connection.execute("DELETE FROM cursor_chunks WHERE subscription_id > 0")
 
 
@@ -198,7 +198,7 @@ def spoil_the_index(connection: sqlite3.Connection, data: Path) -> object:
         (spoil_the_index, "a block fails its checksum"),
     ],
 )
-def test_what_does_not_add_up_is_said(
+def test_audit_reports_each_kind_of_damage(
     spark: SparkSession,
     sound: tuple[Path, list[Expected]],
     tmp_path: Path,
@@ -216,10 +216,10 @@ def test_what_does_not_add_up_is_said(
     assert any(said in one.what for one in found.findings), found.findings
 
 
-def test_a_topic_that_cannot_be_read_hides_no_other(
+def test_unreadable_topic_does_not_hide_other_topics(
     spark: SparkSession, sound: tuple[Path, list[Expected]], tmp_path: Path
 ) -> None:
-    """B7: of those that are read together; none is counted twice."""
+    """B7: topics that are read together. No topic is counted twice."""
     data = tmp_path / "data"
     shutil.copytree(sound[0], data)
     engine = SqliteEngine(data / FILE_NAME)
@@ -244,7 +244,7 @@ def test_a_topic_that_cannot_be_read_hides_no_other(
     ]
 
 
-def test_the_command_tells_by_its_exit_code_what_does_not_add_up_from_what_failed(
+def test_audit_command_exits_with_3_for_findings(
     spark: SparkSession,
     sound: tuple[Path, list[Expected]],
     tmp_path: Path,
@@ -269,7 +269,7 @@ def test_the_command_tells_by_its_exit_code_what_does_not_add_up_from_what_faile
     assert finding["topic"] == TOPIC
 
 
-def test_a_digest_knows_keys_in_any_order_and_tells_exchanged_times() -> None:
+def test_digest_ignores_order_and_detects_exchanged_times() -> None:
     """B7."""
     due_ms, offsets = np.array([5, 7, 9]), np.array([1, 2, 3])
     one, other, exchanged = Digest(), Digest(), Digest()

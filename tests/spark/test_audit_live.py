@@ -1,4 +1,4 @@
-"""An audit beside a broker that has work to do."""
+"""Tests of the audit job during the work of a broker."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from support.broker_processes import PATIENT, broker_process
 TOPIC: Final = "shop/eu/busy"
 BATCH: Final = 200
 CHECKPOINT_S: Final = 0.1
-# Some fall due while the test runs, most behind its end.
+# Some messages fall due during the test, most after it.
 DELAYS: Final = [None if n % 3 == 0 else timedelta(seconds=n / 20) for n in range(BATCH)]
 
 
-async def test_an_audit_beside_a_broker_at_work_finds_nothing(
+async def test_audit_of_a_busy_broker_finds_nothing(
     spark: SparkSession, mysql_url: str, tmp_path: Path
 ) -> None:
-    """B7: beside checkpoints and a backlog that is filled in, and after a kill -9."""
+    """B7: during checkpoints and new subscriptions with a backlog, and after a kill."""
     limits = {"checkpoint_interval_s": CHECKPOINT_S}
     with broker_process(tmp_path / "data", mysql_url, limits=limits) as process:
         config = AuditConfig({"url": mysql_url}, index=str(process.data))
@@ -40,7 +40,7 @@ async def test_an_audit_beside_a_broker_at_work_finds_nothing(
                     assert found.findings == []
                     where = {"topic": TOPIC, "subscription": subscription, "position": "earliest"}
                     await broker.admin("subscriptions.create", **where)
-                    # What no checkpoint has is not in the index: a quick machine has some, too.
+                    # Let checkpoints add to the index, also on a fast machine.
                     await trio.sleep(3 * CHECKPOINT_S)
                 nursery.cancel_scope.cancel()
         process.kill()
@@ -51,7 +51,7 @@ async def test_an_audit_beside_a_broker_at_work_finds_nothing(
 
 
 async def undisturbed(spark: SparkSession, config: AuditConfig) -> Audit:
-    """Repeat the audit until the broker changes nothing under it; a busy machine takes longer."""
+    """Repeat the audit until the broker changes nothing during it."""
     while True:
         try:
             return await trio.to_thread.run_sync(run, spark, config)
@@ -68,7 +68,7 @@ async def publish(broker: escapement.Broker) -> None:
             await broker.cancel(list(range(first, first + 10)), topic=TOPIC)
             moved = list(range(first + 5, first + 20))
             await broker.reschedule(moved, topic=TOPIC, delay=timedelta(seconds=3))
-            await trio.sleep(0.05)  # the machine has more to do
+            await trio.sleep(0.05)  # leave time for other work
 
 
 async def consume(broker: escapement.Broker) -> None:

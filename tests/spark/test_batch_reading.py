@@ -1,4 +1,4 @@
-"""Topics as DataFrames: what a batch read gives."""
+"""Tests of batch reads of topics as DataFrames."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SECRET = "s3cr3t-of-the-log"
 
 @pytest.fixture(scope="module")
 def log(mysql_url_of_module: str) -> str:
-    """The URL of a log that has seen much."""
+    """The URL of a log with many kinds of events."""
     return mysql_url_of_module
 
 
 @pytest.fixture(scope="module")
 def expected(log: str) -> list[Expected]:
-    """What is in it."""
+    """The expected messages of the log."""
     engine = MysqlEngine(MysqlAddress.parse(log))
     try:
         return fill(engine)
@@ -44,7 +44,7 @@ def reader(spark: SparkSession, log: str, expected: list[Expected]) -> DataFrame
 
 
 def found(frame: DataFrame) -> list[Expected]:
-    """The rows of a read of all columns, by offset."""
+    """Return the rows of a read of all columns, by offset."""
     rows = []
     for row in frame.collect():
         assert row.topic == TOPIC
@@ -72,17 +72,17 @@ def offsets(frame: DataFrame) -> list[int]:
     return sorted(row.offset for row in frame.select("offset").collect())
 
 
-def test_all_that_the_log_has_comes_once_as_it_stands_now(
+def test_each_message_is_read_once_with_its_current_state(
     reader: DataFrameReader, expected: list[Expected]
 ) -> None:
-    """B7, V15: acknowledged, cancelled, tried, moved and relocated messages, live and done."""
+    """B7, V15: acknowledged, cancelled, retried, rescheduled and relocated messages."""
     assert found(reader.option("maxRecordsPerPartition", "100").load()) == expected
 
 
-def test_what_is_archived_and_what_is_live_is_one_table(
+def test_archived_and_live_messages_are_one_table(
     spark: SparkSession, mysql_url: str, tmp_path: Path
 ) -> None:
-    """N8, V15: in every column what plain Python reads, which is tested by itself."""
+    """N8, V15: every column has the value that the reader in plain Python returns."""
     with open_shop(mysql_url, tmp_path) as shop:
         read = spark.read.format("escapement").options(**shop.address, topic=TOPIC)
         came = sorted(read.load().collect(), key=lambda row: row.offset)
@@ -97,7 +97,7 @@ def test_what_is_archived_and_what_is_live_is_one_table(
 def test_only_the_columns_of_the_users_schema_are_read(
     reader: DataFrameReader, expected: list[Expected]
 ) -> None:
-    """B7: named in any case, as everywhere in Spark; filters find them by these names, too."""
+    """B7: column names ignore case, as elsewhere in Spark, also in filters."""
     cut = reader.option("maxRecordsPerPartition", "100")
     frame = cut.schema("Payload BINARY, OFFSET BIGINT").load()
     assert frame.columns == ["Payload", "OFFSET"]
@@ -112,10 +112,10 @@ def test_only_the_columns_of_the_users_schema_are_read(
         reader.schema("offset STRING").load().count()
 
 
-def test_spark_is_told_what_is_never_null(
+def test_schema_says_which_columns_are_never_null(
     reader: DataFrameReader, expected: list[Expected]
 ) -> None:
-    """B7: so that it need not look at each row of such a column."""
+    """B7: so Spark does not check each row of such a column."""
     frame = reader.load()
     assert {field.name for field in frame.schema if field.nullable} == {"key", "attempt"}
     assert frame.where("payload IS NULL").count() == 0
@@ -125,7 +125,7 @@ def test_spark_is_told_what_is_never_null(
     assert offsets(asked) == [one.offset for one in expected]
 
 
-def test_filters_are_pushed_down_and_take_nothing_away(
+def test_filters_are_pushed_down_and_lose_no_rows(
     reader: DataFrameReader, expected: list[Expected]
 ) -> None:
     """B7."""
@@ -139,14 +139,12 @@ def test_filters_are_pushed_down_and_take_nothing_away(
         (f"topic = '{TOPIC}' AND state = 'cancelled'", list(range(300, 310))),
     ):
         assert offsets(frame.where(where)) == wanted, where
-    # Of a range a task reads no more than that range.
+    # Tasks read only the given range of offsets.
     assert frame.where("offset >= 250 AND offset < 320").rdd.getNumPartitions() == 1
 
 
-def test_a_read_that_takes_no_filters_is_not_refused(
-    spark: SparkSession, reader: DataFrameReader
-) -> None:
-    """B7: as it is by default, Spark does not push filters down."""
+def test_read_works_without_filter_pushdown(spark: SparkSession, reader: DataFrameReader) -> None:
+    """B7: by default, Spark does not push filters down."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
         assert offsets(reader.load().where("offset = 311")) == [311]
@@ -154,7 +152,7 @@ def test_a_read_that_takes_no_filters_is_not_refused(
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
-def test_what_cannot_be_meant_is_refused_before_anything_runs(
+def test_invalid_options_are_refused_before_a_task_runs(
     spark: SparkSession, reader: DataFrameReader
 ) -> None:
     """B7."""
@@ -165,7 +163,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_runs(
         reader.option("topic", "shop/eu/nothing").load().count()
 
 
-def test_a_password_is_in_no_plan_and_no_error(
+def test_password_appears_in_no_plan_and_no_error(
     spark: SparkSession,
     log: str,
     mysql_server: Any,
@@ -177,7 +175,7 @@ def test_a_password_is_in_no_plan_and_no_error(
     user, database = "reader_of_a_log", urlsplit(log).path.strip("/")
     mysql_server.admin(f"CREATE USER {user}@'%' IDENTIFIED BY '{SECRET}'")
     try:
-        # Who only reads needs no other right.
+        # Reading needs no other privilege.
         mysql_server.admin(f"GRANT SELECT ON {database}.* TO {user}@'%'")
         file = tmp_path / "password"
         file.write_text(SECRET)
@@ -197,7 +195,7 @@ def test_a_password_is_in_no_plan_and_no_error(
         mysql_server.admin(f"DROP USER {user}@'%'")
 
 
-def test_a_log_on_sqlite_is_read_where_its_file_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_sqlite_log_is_read_from_its_data_directory(spark: SparkSession, tmp_path: Path) -> None:
     """B7."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
     try:

@@ -1,4 +1,4 @@
-"""Jobs on a cluster: Spark's standalone master and worker, with the wheel installed there."""
+"""Tests of jobs on a cluster of a standalone Spark master and worker with the wheel installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USER: Final = "spark_on_a_cluster"
 SECRET: Final = "s3cret-0f-the-cluster"
 ROWS: Final = 5_000
 SOON: Final = timedelta(seconds=30)
-# What the example writes for an appointment.
+# The format of an appointment in the example.
 AT: Final = "%Y-%m-%d %H:%M"
 SPREAD_DAYS: Final = 20
 
@@ -43,7 +43,7 @@ def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
 
 @pytest.fixture
 def url(mysql_url: str, mysql_server: Any) -> Iterator[str]:
-    """Of the log, for a user with a password that the URL does not have."""
+    """The URL of the log, for a user whose password is not in the URL."""
     database = urlsplit(mysql_url).path.strip("/")
     mysql_server.admin(f"CREATE USER {USER}@'%' IDENTIFIED BY '{SECRET}'")
     rights = "SELECT, INSERT, UPDATE, DELETE"
@@ -53,7 +53,7 @@ def url(mysql_url: str, mysql_server: Any) -> Iterator[str]:
 
 
 def write_appointments(file: Path) -> dict[str, int]:
-    """Half of the reminders are due by now or soon, half in the days to come; by customer, ms."""
+    """Write a CSV and return due times in ms by customer: half of them soon, half in later days."""
     soon = (datetime.now(UTC) + SOON).replace(second=0, microsecond=0) + timedelta(minutes=1)
     wanted = {}
     with file.open("w", newline="") as out:
@@ -71,10 +71,10 @@ def later(soon: datetime, n: int) -> datetime:
 
 
 @pytest.mark.long
-async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_no_secret(
+async def test_jobs_run_on_a_cluster_and_reveal_no_password(
     cluster: SparkCluster, url: str, mysql_url: str, tmp_path: Path
 ) -> None:
-    """B7, P5: scheduled, read, rebuilt by other processes; delivered by a broker meanwhile."""
+    """B7, P5: jobs schedule, read and rebuild in other processes while a broker delivers."""
     jobs, at = cluster.bin / "escapement-pipeline.py", ["--log", url]
     secret = {"ESCAPEMENT_PASSWORD": SECRET}
     conf = {f"spark.executorEnv.{name}": value for name, value in secret.items()}
@@ -104,13 +104,13 @@ async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_n
         assert [topic["messages"] for topic in answer(said)] == [ROWS // 2]
         (lag,) = answer(await submit("lag", jobs, "lag", *at, "-o", "json"))["totals"]
         assert lag["acknowledged"] == ROWS // 2
-    # The broker is gone, and with it, say, its disk.
+    # The broker has stopped and its disk is lost.
     shutil.rmtree(process.index)
     said = await submit("rebuild", jobs, "rebuild", *at, "--data", process.data)
     assert f"{ROWS // 2:,} in the index" in said
     said = await submit("audit", jobs, "audit", *at, "--index", process.data)
     assert "everything adds up" in said
-    # No password in the environment, but a file of it on all machines.
+    # The password is in a file on all machines, not in the environment.
     secret, conf = {}, {}
     (tmp_path / "password").write_text(SECRET)
     reader = Path(__file__).with_name("submitted.py")
@@ -128,12 +128,12 @@ async def test_jobs_submitted_to_a_cluster_find_what_its_workers_have_and_tell_n
 
 
 def answer(said: str) -> Any:
-    """What a job prints as JSON; before it may stand what it has said on standard error."""
+    """Return the JSON output of a job, from its last line. Standard error may precede it."""
     return json.loads(said.splitlines()[-1])
 
 
 async def consumed(broker: escapement.Broker, count: int) -> dict[str, int]:
-    """When what came was due, by customer; nothing comes twice."""
+    """Consume ``count`` messages without duplicates, and return due times by customer."""
     received: dict[str, int] = {}
     with trio.fail_after(180):
         async with broker.consumer(TOPIC, "texts") as inbox:
@@ -148,7 +148,7 @@ async def consumed(broker: escapement.Broker, count: int) -> dict[str, int]:
 
 
 def stored(out: Path) -> dict[str, tuple[int, bool]]:
-    """By customer, when it is due, and whether it is done."""
+    """Return the due time of each customer, and whether its message is acknowledged."""
     rows = [
         json.loads(line) for part in out.glob("part-*") for line in part.read_text().splitlines()
     ]

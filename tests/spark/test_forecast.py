@@ -1,4 +1,4 @@
-"""The job that foresees how much falls due when."""
+"""Tests of the forecast job."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from support.eventful_log import DAY_MS, HOUR_MS, TOPIC, Expected, fill
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a log that has seen much."""
+    """A directory with a log with many kinds of events."""
     return tmp_path_factory.mktemp("data")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def expected(data: Path) -> list[Expected]:
-    """What is in it."""
+    """The expected messages of the log."""
     engine = SqliteEngine(data / FILE_NAME)
     try:
         return fill(engine)
@@ -35,16 +35,16 @@ def expected(data: Path) -> list[Expected]:
         engine.close()
 
 
-def test_a_forecast_counts_what_is_live_and_still_to_fall_due(
+def test_forecast_counts_live_messages_that_are_not_yet_due(
     spark: SparkSession,
     data: Path,
     expected: list[Expected],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B6, B7: moved and relocated messages at their times; nothing that is done or was due.
+    """B6, B7: rescheduled and relocated messages count at their current due times.
 
-    What is still to come says the database's clock, as it says how each message stands.
+    The clock of the database decides which messages are due, not the clock of the driver.
     """
     began_ms = int(time.time() * 1000) - HOUR_MS // 2
     ahead_ns = time.time_ns() + 3 * HOUR_MS * 1_000_000
@@ -61,7 +61,7 @@ def test_a_forecast_counts_what_is_live_and_still_to_fall_due(
     counts = found.counts[TOPIC].tolist()
     assert {span: count for span, count in enumerate(counts) if count} == wanted
     assert found.total.tolist() == counts
-    # The first span has begun, and of the last only a part is looked at.
+    # The first span has begun, and the last is only partly covered.
     assert found.capacities is not None
     assert found.capacities[1:-1] == [7200] * (spans.count - 2)
     assert found.capacities[0] < 7200 > found.capacities[-1]
@@ -76,7 +76,9 @@ def test_a_forecast_counts_what_is_live_and_still_to_fall_due(
         run(spark, config)
 
 
-def test_a_forecast_of_nothing_is_empty(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+def test_forecast_without_due_messages_is_empty(
+    spark: SparkSession, data: Path, tmp_path: Path
+) -> None:
     """B6."""
     out = str(tmp_path / "forecast")
     found = run(spark, ForecastConfig({"data": str(data), "topic": TOPIC}, 1000, 5000, output=out))
@@ -85,10 +87,10 @@ def test_a_forecast_of_nothing_is_empty(spark: SparkSession, data: Path, tmp_pat
     assert spark.read.parquet(out).count() == 0
 
 
-def test_the_command_draws_a_forecast_beside_its_capacity(
+def test_forecast_command_draws_the_messages_and_the_capacity(
     spark: SparkSession, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """B6, B7: on the Spark that there is."""
+    """B6, B7: in the existing Spark session."""
     words = ["pipeline", "forecast", TOPIC, "--data", str(data), "--for", "300d", "--by", "day"]
     assert command([*words, "--capacity", "1"]) == 0
     drawn = capsys.readouterr().out
@@ -100,10 +102,10 @@ def test_the_command_draws_a_forecast_beside_its_capacity(
     words[2] = "shop/eu/nothing"
     assert command(words) == 1
     assert capsys.readouterr().err == "escapement: topic shop/eu/nothing does not exist\n"
-    assert spark.range(1).count() == 1, "the session that was there goes on"
+    assert spark.range(1).count() == 1, "the existing session was stopped"
 
 
-def test_a_forecast_refuses_what_the_data_source_refuses(spark: SparkSession, data: Path) -> None:
+def test_forecast_refuses_invalid_options(spark: SparkSession, data: Path) -> None:
     """B7."""
     with pytest.raises(PySparkException, match="unknown option 'tpic'"):
         run(spark, ForecastConfig({"data": str(data), "tpic": TOPIC}))
@@ -113,8 +115,8 @@ def test_a_forecast_refuses_what_the_data_source_refuses(spark: SparkSession, da
         run(spark, ForecastConfig({"url": "mysql://127.0.0.1:1/log", "topic": TOPIC}))
 
 
-def test_what_a_task_refuses_is_said_in_one_line(spark: SparkSession) -> None:
-    """B7: of whichever kind Spark makes it."""
+def test_error_of_a_task_is_reported_in_one_line(spark: SparkSession) -> None:
+    """B7: for any exception into which Spark turns it."""
 
     def refuse(number: int) -> int:
         raise StorageUnavailable("the database is away")

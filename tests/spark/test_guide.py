@@ -1,4 +1,4 @@
-"""The code of the guide for Spark, carried out against a broker on MySQL."""
+"""Tests that run the code of the guide for Spark against a broker on MySQL."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from support.code_blocks import DOCS, blocks
 URL = "mysql://db/escapement"
 
 
-async def test_code_of_the_guide_does_what_it_says(
+async def test_code_of_the_guide_prints_what_the_guide_says(
     spark: SparkSession, mysql_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """B7: in the order of the page; each block finds adopted what those before it wrote."""
+    """B7: in page order. The broker adopts the jobs of each block before the next one."""
     names: dict[str, Any] = {"spark": spark}
     found = blocks(DOCS / "guides" / "spark.md", "python")
     with broker_process(tmp_path / "data", mysql_url) as process:
@@ -32,7 +32,7 @@ async def test_code_of_the_guide_does_what_it_says(
                 printed = capsys.readouterr().out.splitlines()
                 assert [line for line in printed if line in block.printed()] == block.printed()
                 with trio.fail_after(60):
-                    while not await all_adopted(broker):  # noqa: ASYNC110 - in another process
+                    while not await all_adopted(broker):  # noqa: ASYNC110 (another process changes it)
                         await trio.sleep(0.05)
 
 

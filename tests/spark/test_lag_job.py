@@ -1,4 +1,4 @@
-"""The job that says how late messages were handed out, how soon acknowledged, how often tried."""
+"""Tests of the lag job, which reports lateness, time to acknowledgement and attempts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ORDERS, REFUNDS = "shop/eu/orders", "shop/eu/refunds"
 
 @pytest.fixture(scope="module")
 def began_ms() -> int:
-    """The beginning of the hour before the last whole one."""
+    """The beginning of the second to last whole hour."""
     now_ms = int(time.time() * 1000)
     return now_ms - now_ms % HOUR_MS - 2 * HOUR_MS
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, began_ms: int) -> Path:
-    """A directory with the log of a broker that has delivered in two hours."""
+    """A directory with the log of a broker that has delivered messages in two hours."""
     directory = tmp_path_factory.mktemp("data")
     engine = SqliteEngine(directory / FILE_NAME)
     try:
@@ -63,40 +63,40 @@ async def _live(engine: Engine, began_ms: int) -> None:
 async def _deliver(
     world: World, broker: escapement.Broker, topic: str, count: int, failing: int = 0
 ) -> None:
-    """So many, 0 to ``count`` - 1 seconds late, acknowledged 20 ms after they were handed out.
+    """Deliver messages 0 to ``count`` - 1 seconds late, and acknowledge them 20 ms later.
 
-    The first ``failing`` of them are given back, and handed out again a minute later.
+    The first ``failing`` of them are nacked and redelivered a minute later.
     """
     async with await broker.producer(topic) as producer:
         at = world.clock.now_ms() + 1000 * np.arange(1, count + 1)
         await producer.send_many([b"%d" % n for n in range(count)], at=at)
     await world.clock.advance(seconds=count)
     async with broker.consumer(topic, "billing") as inbox:
-        there = [one.offset for one in await arrived(inbox)]
-        assert len(there) == count
-        await inbox.nack(there[:failing], delay=(1, "m"))
+        offsets = [one.offset for one in await arrived(inbox)]
+        assert len(offsets) == count
+        await inbox.nack(offsets[:failing], delay=(1, "m"))
         await world.clock.advance(ms=20)
-        await inbox.ack(there[failing:], durable=True)
+        await inbox.ack(offsets[failing:], durable=True)
         if failing:
             await world.clock.advance(ms=60_000 - 20)
             await inbox.ack([one.offset for one in await arrived(inbox)], durable=True)
 
 
 def about(value: int) -> object:
-    """As near as it is told."""
+    """Return a value that compares equal within the resolution of the lag."""
     return pytest.approx(value, rel=1 / 32)
 
 
-def test_what_a_broker_did_is_said_by_topic_subscription_and_hour(
+def test_lag_is_reported_by_topic_subscription_and_hour(
     spark: SparkSession,
     data: Path,
     began_ms: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B6, B7: of the last hour also what only the journal says; and as Parquet.
+    """B6, B7: also from the journal for the last hour, and as Parquet.
 
-    The driver's clock is a day ahead of the database's, which counts.
+    The clock of the driver is a day ahead. The clock of the database counts.
     """
     ahead_ns = time.time_ns() + 24 * HOUR_MS * 1_000_000
     monkeypatch.setattr(time, "time_ns", lambda: ahead_ns)
@@ -118,7 +118,7 @@ def test_what_a_broker_did_is_said_by_topic_subscription_and_hour(
     assert (first.acked_after_p50_ms, first.acked_after_max_ms) == (20, 20)
     assert (first.attempts_mean, first.attempts_max) == (1.0, 1)
     assert first.late_again_p50_ms is None
-    # Those that failed were the latest; they count apart.
+    # The failed messages were the latest. Redeliveries count separately.
     assert (refunds.acknowledged, refunds.redelivered) == (20, 5)
     assert (refunds.attempts_mean, refunds.attempts_p50, refunds.attempts_max) == (1.25, 1, 2)
     assert refunds.late_max_ms == about(14_000)
@@ -137,10 +137,10 @@ def test_what_a_broker_did_is_said_by_topic_subscription_and_hour(
         run(spark, config)
 
 
-def test_only_what_is_asked_for_is_looked_at(
+def test_lag_is_limited_to_the_given_topics_and_hours(
     spark: SparkSession, data: Path, began_ms: int, tmp_path: Path
 ) -> None:
-    """B7: topics, and whole hours."""
+    """B7: only whole hours."""
     source = {"data": str(data)}
     found = run(spark, LagConfig(source, [REFUNDS, REFUNDS], 5 * HOUR_MS))
     assert [one.topic for one in found.totals] == [REFUNDS]
@@ -159,7 +159,7 @@ def test_only_what_is_asked_for_is_looked_at(
 def test_the_command_shows_lines_by_subscription_or_by_hour(
     spark: SparkSession, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """B6, B7: on the Spark that there is."""
+    """B6, B7: in the existing Spark session."""
     words = ["pipeline", "lag", "--data", str(data), "--for", "5h"]
     assert command(words) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""The job `rebuild` on Spark: tasks read, sort and write, the driver names what they wrote."""
+"""Tests of the rebuild job on Spark: tasks write segments, and the driver names them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from support.broker_processes import PATIENT, broker_process
 TOPIC: Final = "shop/eu/reminders"
 SOON, LATER = timedelta(seconds=2), timedelta(hours=1)
 BATCHES, BATCH = 6, 200
-# Of each batch, by place: due at once, soon, and later by turns.
+# Delays of the messages of a batch, in turn: none, soon and later.
 DELAYS: Final = [(None, SOON, LATER)[place % 3] for place in range(BATCH)]
 
 Content = dict[tuple[int, int, int], tuple[bytes, bytes, bytes, int]]
 
 
 def content_of(directory: Path) -> Content:
-    """All messages of an index that no broker uses, by topic and key."""
+    """Return all messages of an index by topic and index key. No broker may use the index."""
     index = DelayedIndex.open(directory)
     found: Content = {}
     for topic_id in index.topics():
@@ -57,7 +57,7 @@ def content_of(directory: Path) -> Content:
 
 
 async def live(url: str) -> set[bytes]:
-    """Publish to three topics, acknowledge, cancel and move; what is still to come of TOPIC."""
+    """Publish to three topics, then acknowledge, cancel and reschedule. Return pending payloads."""
     async with escapement.connect(url, settings=PATIENT) as broker:
         await broker.admin("namespaces.create", namespace="shop/eu")
         for topic in (TOPIC, "shop/eu/others"):
@@ -72,8 +72,8 @@ async def live(url: str) -> set[bytes]:
         async with await broker.producer("shop/eu/others") as producer:
             await producer.send_many([b"other"] * 100, delay=LATER)
         async with await broker.producer("shop/eu/unread") as producer:
-            await producer.send_many([b"due, and wanted by nobody"] * 10)
-        # Of the fifth batch, cancelled and moved.
+            await producer.send_many([b"due, without a subscription"] * 10)
+        # Cancel and reschedule messages of the fifth batch.
         first = 4 * BATCH
         await broker.cancel(list(range(first + 2, first + 60, 3)), topic=TOPIC)
         left -= {b"4/%d" % place for place in range(2, 60, 3)}
@@ -90,7 +90,7 @@ async def live(url: str) -> set[bytes]:
 
 
 async def deliveries(url: str, count: int) -> set[bytes]:
-    """So many messages of TOPIC, all of which are made due."""
+    """Make all messages of TOPIC due, and return the payloads of ``count`` deliveries."""
     async with escapement.connect(url, settings=PATIENT) as broker:
         await broker.run_now(list(range(BATCHES * BATCH)), topic=TOPIC)
         got: list[bytes] = []
@@ -107,9 +107,9 @@ async def deliveries(url: str, count: int) -> set[bytes]:
 async def test_tasks_build_the_index_that_the_local_engine_builds(
     spark: SparkSession, mysql_url: str, tmp_path: Path
 ) -> None:
-    """P5, B7: by content; a broker takes it over and delivers all, an audit finds nothing.
+    """P5, B7: both have the same content. An audit finds nothing, and a broker delivers all.
 
-    A topic of which nothing is pending has rows in the log all the same.
+    One topic has log rows but no pending messages.
     """
     with broker_process(tmp_path / "data", mysql_url) as process:
         left = await live(process.url)
@@ -141,15 +141,15 @@ async def test_tasks_build_the_index_that_the_local_engine_builds(
         assert await deliveries(process.url, len(left)) == left
 
 
-def test_what_a_task_wrote_before_it_died_is_no_part_of_the_index(
+def test_files_of_a_killed_task_are_not_part_of_the_index(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """P5: its next attempt writes all of it again, into files of its own."""
+    """P5: the next attempt writes everything again, into new files."""
     building = Building(tmp_path / "index")
     work = Work(LogAddress(), SharedDirectory.mark_in(building.directory), 0, 20_000)
     blocks = [(number % 2, block_of(number)) for number in range(12)]
 
-    def dying(some: Iterable[tuple[int, Block]]) -> Iterator[Written]:
+    def gather_and_die(some: Iterable[tuple[int, Block]]) -> Iterator[Written]:
         context: Any = TaskContext.get()
 
         def until_death() -> Iterator[tuple[int, Block]]:
@@ -160,10 +160,12 @@ def test_what_a_task_wrote_before_it_died_is_no_part_of_the_index(
 
         return gather(work, context.taskAttemptId(), until_death())
 
-    written = spark.sparkContext.parallelize(blocks, 1).partitionBy(2, int).mapPartitions(dying)
+    written = (
+        spark.sparkContext.parallelize(blocks, 1).partitionBy(2, int).mapPartitions(gather_and_die)
+    )
     found = written.collect()
     files = {path.name for path in building.directory.iterdir()}
-    assert files > {one.name for one in found} | {"MARK"}, "what the dead left"
+    assert files > {one.name for one in found} | {"MARK"}, "files of the killed attempt"
     assert sum(one.rows for one in found) == 12 * 50
     building.name("log", {}, [building.directory / one.name for one in found], base=None)
     building.merge(IndexLimits(), lambda step: step())
@@ -173,16 +175,16 @@ def test_what_a_task_wrote_before_it_died_is_no_part_of_the_index(
 
 
 def block_of(number: int) -> Block:
-    """50 messages of 100 bytes."""
+    """Return a block of 50 messages of 100 bytes."""
     offsets = np.arange(50 * number, 50 * number + 50)
     batch = MessageBatch(Blobs.of([b"%100d" % offset for offset in offsets.tolist()]))
     return Block(1, (offsets % 7).tobytes(), offsets.tobytes(), batch.encode())
 
 
-def test_where_tasks_cannot_do_it_it_is_said(
+def test_rebuild_says_why_it_cannot_use_tasks(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """P5: no session, SQLite with a cluster, a password."""
+    """P5: without a session, with SQLite on a cluster, with a password in the URL."""
     with pytest.raises(InvalidRequest, match="needs a Spark session"):
         run(None, RebuildConfig(tmp_path, "mysql://db/log", engine="spark"))
     (tmp_path / "log.sqlite3").touch()

@@ -1,4 +1,4 @@
-"""The example: 50,000 reminders out of a CSV, in many time zones, into a running broker."""
+"""Tests of the example that schedules 50,000 reminders from a CSV with many time zones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST: Final = datetime(datetime.now(UTC).year + 1, 1, 2)
 
 
 def write_appointments(file: Path) -> dict[str, tuple[int, str]]:
-    """The CSV; when each customer is to be reminded, Unix ms, and the zone."""
+    """Write the CSV, and return the due time in Unix ms and the zone of each customer."""
     rng = random.Random(3)
     wanted: dict[str, tuple[int, str]] = {}
     with file.open("w", newline="") as out:
@@ -35,7 +35,7 @@ def write_appointments(file: Path) -> dict[str, tuple[int, str]]:
         writer.writerow(["customer", "phone", "at", "zone"])
         for number in range(ROWS):
             zone = rng.choice(ZONES)
-            # Between nine and six: none of the hours that come twice, or not at all.
+            # From 9:00 to 18:00, when no change to or from daylight saving time happens.
             at = FIRST + timedelta(days=rng.randrange(360), minutes=rng.randrange(540, 1080))
             customer = f"c{number}, of {zone}"
             writer.writerow([customer, f"+{number}", at.strftime("%Y-%m-%d %H:%M"), zone])
@@ -45,17 +45,17 @@ def write_appointments(file: Path) -> dict[str, tuple[int, str]]:
 
 
 async def stored(broker: escapement.Broker) -> AsyncIterator[tuple[str, int, str]]:
-    """Customer, time and zone of each message in the topic's log."""
+    """Yield the customer, due time and zone of each message in the log of the topic."""
     async for page in broker.read(TOPIC):
         for entry in page:
             assert json.loads(entry.payload)["customer"] == entry.key
             yield entry.key, entry.due_ms, entry.properties["zone"]
 
 
-async def test_fifty_thousand_reminders_of_a_file_are_scheduled_once_each_at_its_time(
+async def test_fifty_thousand_reminders_of_a_file_are_scheduled_once(
     spark: SparkSession, mysql_url: str, tmp_path: Path
 ) -> None:
-    """B7: end to end, and again for the same file."""
+    """B7: also if the example runs twice for the same file."""
     file = tmp_path / "appointments.csv"
     wanted = write_appointments(file)
     with broker_process(tmp_path / "data", mysql_url) as process:
@@ -81,10 +81,10 @@ async def test_fifty_thousand_reminders_of_a_file_are_scheduled_once_each_at_its
         ("phone,customer,at,zone\n+1,c1,2030-03-31 09:30,Europe/Berlin\n", "header"),
     ],
 )
-def test_a_row_without_a_time_or_under_another_header_is_not_sent_at_once(
+def test_file_with_missing_times_or_a_wrong_header_is_refused(
     spark: SparkSession, tmp_path: Path, text: str, said: str
 ) -> None:
-    """The example refuses such a file, and shows the row."""
+    """The example refuses the file and shows the row."""
     file = tmp_path / "appointments.csv"
     file.write_text(text)
     reminders = runpy.run_path(str(EXAMPLE))["reminders"]

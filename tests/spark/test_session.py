@@ -1,4 +1,4 @@
-"""How Spark finds the data source."""
+"""Tests of how Spark finds the data source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escapement.pipeline.source.batch_reader import check_types
 
 
 def test_spark_finds_the_data_source_by_itself(spark: SparkSession) -> None:
-    """B7: with the same columns where a timestamp is meant to be one without a time zone."""
+    """B7: with the same columns if the default timestamp type has no time zone."""
     found = spark.read.format("escapement").load().schema
     assert found.fieldNames() == list(READ_COLUMNS)
     spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
@@ -25,10 +25,10 @@ def test_spark_finds_the_data_source_by_itself(spark: SparkSession) -> None:
         spark.conf.unset("spark.sql.timestampType")
 
 
-def test_a_thread_finds_the_data_source_for_a_write_once_it_has_an_active_session(
+def test_thread_with_an_active_session_finds_the_data_source_for_a_write(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """B7: what docs/spark-cluster.md tells who writes in a thread; reading needs none of it."""
+    """B7: what docs/spark-cluster.md says about writes in threads. Reads do not need it."""
 
     def write() -> None:
         spark.createDataFrame([], "payload STRING")

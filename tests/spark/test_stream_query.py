@@ -1,4 +1,4 @@
-"""A streaming query of Spark's on a topic."""
+"""Tests of Spark streaming queries on a topic."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from escapement.storage.engine.mysql import MysqlEngine
 from support.eventful_log import TOPIC, fill, more
 
 
-def test_a_query_goes_on_after_its_checkpoint(
+def test_streaming_query_continues_after_its_checkpoint(
     spark: SparkSession, mysql_url: str, tmp_path: Path
 ) -> None:
-    """B7: with Trigger.AvailableNow, in bounded batches, and each message once."""
+    """B7: with Trigger.AvailableNow, in bounded batches. Each message arrives once."""
     engine = MysqlEngine(MysqlAddress.parse(mysql_url))
     fill(engine)
     source = spark.readStream.format("escapement").option("url", mysql_url)

@@ -1,4 +1,4 @@
-"""What works where something is missing, and how it is said where that does not."""
+"""Tests without Spark, Arrow or Java: which parts work, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ provide_java()
 jvm = launch_gateway().jvm
 print(jvm.System.getProperty("java.home"), jvm.org.apache.spark.SparkConf().contains("spark.x"))
 """
-# Each says its exit code.
+# Prints the exit code of each command to standard error.
 COMMANDS: Final = """
 import json, sys
 sys.modules.update(pyspark=None, pyarrow=None, pandas=None)
@@ -59,10 +59,10 @@ def test_without_spark_and_arrow_everything_else_works() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-async def test_without_spark_and_arrow_the_local_engine_rebuilds_and_other_jobs_say_what_they_need(
+async def test_rebuild_works_without_spark_and_other_jobs_say_what_they_need(
     mock_clock: MockClock, tmp_path: Path
 ) -> None:
-    """P5, B7: by the command."""
+    """P5, B7: from the command line."""
     async with testing.start(engine=SqliteEngine(tmp_path / FILE_NAME)) as world:
         async with world.connect() as broker, await broker.producer("t") as producer:
             await producer.send(b"later", delay=timedelta(hours=1))
@@ -90,8 +90,8 @@ async def test_without_spark_and_arrow_the_local_engine_rebuilds_and_other_jobs_
         assert f"  {job} " in refused.stdout
 
 
-def test_a_process_that_only_names_the_data_source_loads_little() -> None:
-    """B7: Spark starts two such, one after the other, before a session's first query."""
+def test_naming_the_data_source_imports_few_modules() -> None:
+    """B7: Spark starts two such processes in sequence before the first query of a session."""
     program = (
         "import sys, pyspark_escapement as found\n"
         "found.DefaultSource.name(), found.DefaultSource({}).schema()\n"
@@ -100,9 +100,9 @@ def test_a_process_that_only_names_the_data_source_loads_little() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_without_an_installed_java_spark_starts_on_the_one_of_the_extra(tmp_path: Path) -> None:
+def test_spark_uses_the_java_of_the_extra_if_none_is_installed(tmp_path: Path) -> None:
     """B7."""
-    # Whatever Spark's scripts call, but no Java.
+    # All programs that Spark's scripts call, except Java.
     for program in ("bash", "sh", "dirname", "basename", "ps", "nice", "env", "cat", "rm"):
         if found := shutil.which(program):
             (tmp_path / program).symlink_to(found)
@@ -116,7 +116,7 @@ def test_without_an_installed_java_spark_starts_on_the_one_of_the_extra(tmp_path
             "PATH": str(tmp_path),
             "HOME": str(tmp_path),
             "PYSPARK_PYTHON": sys.executable,
-            # Not to take longer than it must.
+            # Makes the start faster.
             "JAVA_TOOL_OPTIONS": COMPILES_ONCE,
         },
     )
@@ -126,12 +126,12 @@ def test_without_an_installed_java_spark_starts_on_the_one_of_the_extra(tmp_path
     assert answer == "False"
 
 
-def test_a_spark_that_does_not_start_is_said_in_one_line(tmp_path: Path) -> None:
-    """B7: a master that there is not, and a Java that fails."""
+def test_failed_start_of_spark_is_reported_in_one_line(tmp_path: Path) -> None:
+    """B7: an invalid master, and a Java that fails."""
     for master in ("bogus", "local[x]", "spark:/host", "yarn-client"):
         with pytest.raises(InvalidRequest, match="is not a Spark master"), session("x", master):
             pass
-    java_that(tmp_path, "exit 1")
+    fake_java(tmp_path, "exit 1")
     ran = subprocess.run(
         [sys.executable, "-c", SESSION],
         capture_output=True,
@@ -144,15 +144,15 @@ def test_a_spark_that_does_not_start_is_said_in_one_line(tmp_path: Path) -> None
     )
 
 
-def test_a_java_that_just_starts_does_not_outlive_an_interruption(tmp_path: Path) -> None:
-    """B7: Spark's own would stay for ever."""
-    java_that(tmp_path, f"echo began >&2; sleep 1; touch {tmp_path}/ended; exit 1")
+def test_interrupt_ends_a_java_process_that_is_starting(tmp_path: Path) -> None:
+    """B7: Spark itself would leave the process running forever."""
+    fake_java(tmp_path, f"echo began >&2; sleep 1; touch {tmp_path}/ended; exit 1")
     with subprocess.Popen(
         [sys.executable, "-c", SESSION],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "JAVA_HOME": str(tmp_path)},
-        # Whoever runs the tests in the background may ignore it, and that is handed down.
+        # A shell that runs tests in the background may ignore SIGINT, and processes inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
@@ -162,9 +162,9 @@ def test_a_java_that_just_starts_does_not_outlive_an_interruption(tmp_path: Path
         assert (tmp_path / "ended").exists()
 
 
-def test_what_no_topic_can_be_called_is_said_before_spark_is_started(tmp_path: Path) -> None:
-    """B7: which takes seconds."""
-    java_that(tmp_path, "exit 1")
+def test_invalid_topic_name_is_refused_before_spark_starts(tmp_path: Path) -> None:
+    """B7: because the start takes seconds."""
+    fake_java(tmp_path, "exit 1")
     program = """
 from escapement.cli.main import run
 for job in (["archive", "--to", "x"], ["audit"], ["forecast"], ["lag"]):
@@ -181,8 +181,8 @@ for job in (["archive", "--to", "x"], ["audit"], ["forecast"], ["lag"]):
     assert [line.startswith(said) for line in ran.stderr.splitlines()] == [True] * 4
 
 
-def java_that(home: Path, does: str) -> None:
-    """A Java in that home, of which nobody has heard that it does anything else."""
+def fake_java(home: Path, does: str) -> None:
+    """Install a fake Java that prints a version, or runs ``does`` for other arguments."""
     java = home / "bin" / "java"
     java.parent.mkdir()
     java.write_text(f'#!/bin/sh\n[ "$1" = -version ] && exec echo \'version "17"\' >&2; {does}\n')

@@ -1,4 +1,4 @@
-"""DataFrames become scheduled messages, on a real Spark and a real MariaDB or MySQL."""
+"""Tests of writing DataFrames as scheduled messages, on real Spark and real MariaDB or MySQL."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Log:
         writer.options(**options).mode("append").save()
 
     def take(self) -> dict[str, list[tuple[bytes, bytes, int, int, bytes]]]:
-        """All that is visible: payload, key, priority, time, properties; out of the inbox."""
+        """Take all visible messages out of the inbox: payload, key, priority, time, properties."""
         found: dict[str, list[tuple[bytes, bytes, int, int, bytes]]] = {}
         while boxes := inbox.occupied(self.connection, 0, 9):
             for box in boxes:
@@ -85,7 +85,7 @@ class Log:
         return int(count)
 
     def attempts(self) -> int:
-        """Of which something is staged."""
+        """Return the number of attempts with staged batches."""
         ((count,),) = self.connection.execute("SELECT COUNT(DISTINCT attempt) FROM parcels").rows
         return int(count)
 
@@ -102,34 +102,37 @@ def log_of_module(mysql_url_of_module: str) -> Iterator[Log]:
 
 @pytest.fixture
 def log(log_of_module: Log) -> Log:
-    """As no job has written to it."""
+    """The log without any jobs."""
     for table in ("jobs", "parcels", "inbox", "mailboxes"):
         log_of_module.connection.execute(f"DELETE FROM {table}")
     return log_of_module
 
 
 def failing_once(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Hands rows on; the first task that comes to its end fails there, with all of it staged."""
+    """Return a pass-through whose first task fails at its end, after all rows are staged."""
     at = str(marker)
 
-    def hand_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
         try:
             Path(at).touch(exist_ok=False)
         except FileExistsError:
             return
-        raise RuntimeError("the first try of a task")
+        raise RuntimeError("the first attempt of a task")
 
-    return hand_on
+    return pass_through
 
 
 def swollen_until_gone(
     held: Path,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Makes a megabyte of each line, so that some is staged, and ends once ``held`` is gone."""
+    """Return a step that makes a megabyte of each line, and ends once ``held`` is deleted.
+
+    The size makes each task stage rows before its end.
+    """
     at = str(held)
 
-    def hand_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for line in batch.column(0).to_pylist():
                 payload = pa.array([line.encode() + os.urandom(1 << 20)])
@@ -137,10 +140,10 @@ def swollen_until_gone(
         while Path(at).exists():
             time.sleep(0.05)
 
-    return hand_on
+    return pass_through
 
 
-def test_a_hundred_thousand_rows_are_scheduled_once_though_a_task_fails_behind_its_staging(
+def test_rows_are_scheduled_once_when_a_task_fails_after_staging(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
     """B7."""
@@ -186,10 +189,10 @@ def test_a_hundred_thousand_rows_are_scheduled_once_though_a_task_fails_behind_i
     assert '"messages": 100000' in (tmp_path / "report").read_text()
 
 
-def test_a_write_that_fails_adds_nothing_and_takes_back_what_it_staged(
+def test_failed_write_adds_nothing_and_deletes_its_staged_rows(
     spark: SparkSession, log: Log
 ) -> None:
-    """B7: a row of one task is refused, each time; another's rows are staged by then."""
+    """B7: one task refuses a row in each attempt, after another task has staged rows."""
     rows = spark.range(20, numPartitions=2).select(
         F.col("id").cast("string").alias("payload"),
         F.when(F.col("id") < 19, "shop/eu/a").otherwise("shop/eu/nowhere").alias("topic"),
@@ -204,7 +207,7 @@ def test_a_write_that_fails_adds_nothing_and_takes_back_what_it_staged(
 def test_time_that_spark_cannot_parse_fails_the_write_instead_of_sending_at_once(
     spark: SparkSession, log: Log
 ) -> None:
-    """B7: the column is null then."""
+    """B7: the column is null for such a time."""
     rows = spark.range(20, numPartitions=2).select(
         F.lit("secret").alias("payload"),
         F.concat(F.lit("c-"), "id").alias("key"),
@@ -218,7 +221,7 @@ def test_time_that_spark_cannot_parse_fails_the_write_instead_of_sending_at_once
 
 
 def test_a_repeated_job_adds_nothing(spark: SparkSession, log: Log) -> None:
-    """B7: delays count from one instant, and the job from one id."""
+    """B7: the job has the same id, and its delays count from the same instant."""
     rows = spark.range(3).selectExpr("cast(id as string) payload", "interval 5 minutes delay")
     before = datetime.now(UTC)
     for _ in range(2):
@@ -230,7 +233,7 @@ def test_a_repeated_job_adds_nothing(spark: SparkSession, log: Log) -> None:
     assert timedelta(minutes=5, seconds=-1) < delay < timedelta(minutes=6)
 
 
-def test_what_cannot_work_is_refused_before_anything_runs(
+def test_unsupported_writes_are_refused_before_a_task_runs(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
     """B7."""
@@ -256,7 +259,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(
 
 
 def test_a_stream_in_complete_mode_is_refused(log: Log) -> None:
-    """B7: as Spark asks for its writer: each batch would replace what was written before."""
+    """B7: in this mode each batch would replace the messages of earlier batches."""
     source = EscapementSource({"url": log.url, "topic": "shop/eu/a"})
     schema = StructType().add("payload", "binary")
     with pytest.raises(InvalidRequest, match='outputMode\\("append"\\)'):
@@ -264,10 +267,10 @@ def test_a_stream_in_complete_mode_is_refused(log: Log) -> None:
     source.streamWriter(schema, overwrite=False)
 
 
-def test_a_write_ends_with_a_line_and_a_stream_has_one_for_each_batch_that_is_not_empty(
+def test_each_write_and_each_nonempty_stream_batch_prints_one_line(
     log: Log, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """B7: as Spark calls it in the driver."""
+    """B7: calls the writer as Spark does in the driver."""
     options = Options({"url": log.url, "topic": "shop/eu/a"})
     rows = pa.RecordBatch.from_pydict({"payload": pa.array([b"1", b"2"])})
     batch = BatchWriter(options, StructType().add("payload", "binary"), False)
@@ -275,7 +278,7 @@ def test_a_write_ends_with_a_line_and_a_stream_has_one_for_each_batch_that_is_no
     (said,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"escapement: job job/.*: 2 messages .* for 1 topic committed in .*", said)
     for number, given in ((7, [rows]), (7, [rows]), (8, [])):
-        # One writer travels to the tasks, and another commits.
+        # Spark sends one writer to the tasks, and commits with another.
         of_tasks, of_commit = (
             StreamWriter(options, StructType().add("payload", "binary"), False) for _ in range(2)
         )
@@ -287,12 +290,12 @@ def test_a_write_ends_with_a_line_and_a_stream_has_one_for_each_batch_that_is_no
     assert again == "escapement: job query/q, version 7: committed before; nothing was added"
 
 
-def test_a_stream_adds_each_batch_once_also_where_spark_forgot_that_it_was_committed(
+def test_stream_adds_a_batch_once_when_spark_repeats_it(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
-    """B7: its driver died between our commit and the note of its own.
+    """B7: the driver dies after our commit and before Spark records its own.
 
-    Delays of a batch, whatever its task, count from one instant before any of them began.
+    The delays of all tasks of a batch count from one instant before the batch.
     """
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
@@ -329,11 +332,11 @@ def test_a_stream_adds_each_batch_once_also_where_spark_forgot_that_it_was_commi
         assert before_ms < at_ms <= after_ms
 
 
-def test_a_streams_batch_whose_task_is_killed_leaves_nothing_and_is_added_once_when_it_is_run_again(
+def test_stream_batch_with_killed_tasks_is_added_once_when_repeated(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
-    """B7: its processes go while some of it is staged, as often as a task may be tried."""
-    # An attempt may be given one that is idle, as it dies: it is to have none but its own.
+    """B7: each attempt of a task is killed after it has staged rows."""
+    # End idle workers, so that each attempt gets a new one.
     for worker in task_workers(os.getpid()):
         os.kill(worker, signal.SIGKILL)
     while task_workers(os.getpid()):
@@ -366,10 +369,10 @@ def test_a_streams_batch_whose_task_is_killed_leaves_nothing_and_is_added_once_w
     assert sorted(payload[:1] for payload, *_ in found) == [b"%d" % n for n in range(8)]
 
 
-def test_batches_of_a_stream_are_written_by_a_function_that_spark_calls(
+def test_foreach_batch_function_writes_the_batches_of_a_stream(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
-    """B7: from a thread of Spark's, each batch under a number of its own."""
+    """B7: Spark calls the function from a thread, with the number of the batch."""
     (tmp_path / "lines.txt").write_text("a\nb\n")
 
     def schedule(batch: DataFrame, number: int) -> None:

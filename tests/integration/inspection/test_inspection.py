@@ -307,7 +307,7 @@ async def test_message_history_has_a_state_for_each_subscription(
                 None,
                 0,
             )  # the attempts of an acknowledged message are unknown
-            with pytest.raises(escapement.NotFound, match="no message 1: the next is 1"):
+            with pytest.raises(escapement.NotFound, match="has no message 1: its next offset is 1"):
                 await broker.show(1, "x")
 
 

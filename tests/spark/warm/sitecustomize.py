@@ -1,8 +1,8 @@
-"""Has what Spark forks its Python processes from read already what all of them import.
+"""Preloads modules in the daemons from which Spark forks its Python processes.
 
-Python imports a module of this name before it does anything else. Spark starts one such process
-for each kind of work, for tasks as for each step of a plan, which imports nothing before it forks:
-each of its children would read some hundred files anew.
+Python imports a module of this name at its start. Spark starts one daemon for each kind of work:
+for tasks and for each step of a plan. A daemon imports nothing before it forks, so each of its
+children would read hundreds of files again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _READING: Final = (
 )
 _WRITING: Final = ("escapement.pipeline.sink.bulk_write", "pyspark.sql.functions")
 _TASKS: Final = ("escapement.pipeline.archiving.tasks", "escapement.pipeline.sink.rows", "pandas")
-# By the kind of work; of others one or two processes are started.
+# Modules by kind of work. Spark starts only one or two processes of other kinds.
 _USED: Final = {
     "pyspark.worker": (*_READING, *_WRITING, *_TASKS, "pyarrow.pandas_compat"),
     "pyspark.sql.worker.plan_data_source_read": _READING,
@@ -29,7 +29,7 @@ _USED: Final = {
 }
 
 if sys.orig_argv[1:3] == _FORKS:
-    # Spark names a jar of its own there, of which each task would read anew what is in it.
+    # Spark adds one of its jars to the path, and each task would read the jar's directory again.
     for path in [path for path in sys.path if path.endswith(".jar")]:
         sys.path.remove(path)
         sys.path_importer_cache.pop(path, None)
