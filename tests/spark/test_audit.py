@@ -46,7 +46,7 @@ def audited(spark: SparkSession, data: Path) -> Audit:
 def test_audit_of_an_intact_log_finds_nothing(
     spark: SparkSession, sound: tuple[Path, list[Expected]]
 ) -> None:
-    """B7: acknowledged, cancelled and relocated messages, some of them after the checkpoint."""
+    """B7: acknowledged, cancelled, moved and relocated messages, some after the checkpoint."""
     data, expected = sound
     found = audited(spark, data)
     assert found.findings == []

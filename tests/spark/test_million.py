@@ -39,9 +39,9 @@ KILLS: Final = TRIES - 2
 STEP_TIMEOUT_S: Final = 300
 # Messages are delivered at the end of their tick. The default tick is a second, too coarse here.
 TICK_MS: Final = 10
-# About ten times the values on two busy cores (31 and 214 ms at a load of 8). The test fails if half
-# of the messages are a second late. It also fails if one message in a hundred sees a pause of more
-# than two seconds, such as a poll, a retry or a lost wake-up.
+# About ten times the values on two busy cores (31 and 214 ms at a load of 8). The test fails if
+# half of the messages are a second late. It also fails if one message in a hundred sees a pause of
+# more than two seconds, such as a poll, a retry or a lost wake-up.
 P50_LATE_MS: Final = 300
 P99_LATE_MS: Final = 2_000
 
