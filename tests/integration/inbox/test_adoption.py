@@ -1,4 +1,4 @@
-"""What jobs have committed goes into the logs of its topics; a whole broker, a virtual clock."""
+"""Adoption of committed bulk jobs by a whole broker, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TINY = BrokerConfig(limits=BrokerLimits(inbox_step_bytes=1, inbox_round_bytes=1)
 
 
 class Writer:
-    """Writes jobs beside a broker, as another program would."""
+    """A writer of jobs beside the broker, as another program would be."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -50,7 +50,7 @@ class Writer:
             job.give_up(self.engine.dialect, self.connection, load, counted.attempt)
 
     def write(self, *inbox_entries: InboxEntry) -> None:
-        """A committed job with these letters."""
+        """Write and commit a job with these entries."""
         load, counted = self.stage(*inbox_entries)
         assert commit(self.engine, self.connection, load, counted)
 
@@ -66,7 +66,7 @@ async def bulk_world(
 
 
 async def payloads(broker: escapement.Broker, topic: str) -> list[bytes]:
-    """All that a topic's log has, in order."""
+    """Return all payloads of a topic's log, in order."""
     return [message.payload async for page in broker.read(topic) for message in page]
 
 
@@ -74,10 +74,10 @@ async def jobs(broker: escapement.Broker) -> list[dict[str, Any]]:
     return await broker.admin("jobs.list")  # type: ignore[no-any-return]
 
 
-async def test_a_job_is_delivered_at_its_times_without_anybody_telling_the_broker(
+async def test_broker_finds_a_committed_job_and_delivers_it_at_its_due_times(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B7: the topic is made as by a publish; compressed letters are as good as others."""
+    """B7: the topic is created as by a publish. Entries may be compressed."""
     async with bulk_world() as (world, broker, writer):
         at_ms = world.clock.now_ms() + DAY_MS
         body = job_entry("t/n/x", b"long " * 10_000, at_ms=at_ms)
@@ -95,19 +95,19 @@ async def test_a_job_is_delivered_at_its_times_without_anybody_telling_the_broke
         writer.give_up(load, counted)
         row, _ = await jobs(broker)
         assert (row["state"], row["messages"], row["adopted"]) == ("given up", 0, 0)
-        async with broker.consumer("t/n/x", "s", position="earliest") as inbox:
-            (now,) = await arrived(inbox)
+        async with broker.consumer("t/n/x", "s", position="earliest") as consumer:
+            (now,) = await arrived(consumer)
             assert now.payload == b"2"
-            await inbox.ack([now.id])
+            await consumer.ack([now.id])
             await world.clock.advance(days=1)
-            found = {m.payload: m.due_ms for m in await arrived(inbox)}
+            found = {m.payload: m.due_ms for m in await arrived(consumer)}
             assert found == {b"1": at_ms, b"long " * 10_000: at_ms}
 
 
-async def test_what_is_left_alone_is_given_up_though_the_clock_was_ahead_for_a_while(
+async def test_idle_job_is_given_up_after_the_clock_was_ahead_for_a_while(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B7: how often is looked for it does not go by the wall clock."""
+    """B7: the interval of this check does not depend on the wall clock."""
     async with bulk_world() as (world, broker, writer):
         world.clock.set_back(-DAY_MS)
         await world.clock.advance(seconds=30)
@@ -122,7 +122,7 @@ async def test_what_is_left_alone_is_given_up_though_the_clock_was_ahead_for_a_w
 
 
 def job_entry(target: str, payload: bytes, at_ms: int) -> InboxEntry:
-    """A letter whose body is compressed."""
+    """Return an inbox entry with a compressed body."""
     plain = inbox_entry(target, "compressed", payload, at_ms=[at_ms])
     small = compressed(bytes(plain.body))
     assert small is not None
@@ -133,7 +133,7 @@ def job_entry(target: str, payload: bytes, at_ms: int) -> InboxEntry:
 async def test_a_crash_between_any_two_steps_adopts_each_message_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P6 for bulk writes: the owner dies half-way, again and again."""
+    """P6 for bulk writes: the broker crashes many times while it adopts a job."""
     async with bulk_world(TINY) as (world, _, writer):
         count = 40
         writer.write(*(inbox_entry(f"t/n/{n % 3}", f"{n}", b"%02d" % n) for n in range(count)))
@@ -169,7 +169,7 @@ async def test_a_lost_commit_reply_adopts_nothing_twice(
         assert await payloads(broker, "t/n/x") == wanted
 
 
-async def test_adoption_goes_on_when_the_database_is_back(
+async def test_adoption_resumes_after_an_outage(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     faulty = FaultyEngine(SqliteEngine.in_memory())
@@ -183,10 +183,10 @@ async def test_adoption_goes_on_when_the_database_is_back(
         assert await payloads(broker, "t/n/x") == [b"%d" % n for n in range(5)]
 
 
-async def test_whichever_step_fails_a_job_is_adopted_once_and_in_order(
+async def test_job_is_adopted_once_and_in_order_whichever_step_fails(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P6, B7: what was handed in behind a commit that fails, fails with it."""
+    """P6, B7: steps submitted after a commit that fails also fail."""
     faulty = FaultyEngine(SqliteEngine.in_memory())
     async with bulk_world(TINY, faulty) as (world, broker, writer):
         wanted: list[bytes] = []
@@ -201,10 +201,10 @@ async def test_whichever_step_fails_a_job_is_adopted_once_and_in_order(
             assert await payloads(broker, "t/n/x") == wanted
 
 
-async def test_what_was_read_behind_a_step_that_failed_meanwhile_does_not_go(
+async def test_entries_read_ahead_of_a_failed_step_are_not_appended(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P6, B7: also if commits go through again by then."""
+    """P6, B7: even if commits succeed again by then."""
     reading, may_read = trio.Event(), trio.Event()
 
     async def run(function: Callable[..., T], /, *arguments: object) -> T:
@@ -214,7 +214,7 @@ async def test_what_was_read_behind_a_step_that_failed_meanwhile_does_not_go(
         return await inline(function, *arguments)
 
     faulty = FaultyEngine(SqliteEngine.in_memory())
-    # Of the two tries that a lane makes before it gives a group back.
+    # Fail both attempts that a lane makes before it fails the group.
     fault = faulty.before = Once("UPDATE parcels SET moved_id", StorageUnavailable("away"), 2)
     async with bulk_world(TINY, faulty, run) as (world, broker, writer):
         writer.write(*(inbox_entry("t/n/x", f"{n}", b"%d" % n) for n in range(6)))
@@ -228,10 +228,10 @@ async def test_what_was_read_behind_a_step_that_failed_meanwhile_does_not_go(
         assert await payloads(broker, "t/n/x") == [b"%d" % n for n in range(6)]
 
 
-async def test_whoever_discards_what_a_job_has_for_a_topic_takes_what_was_not_moved(
+async def test_discard_removes_exactly_the_entries_not_yet_moved(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Letters that were read ahead are not appended once they are gone."""
+    """Entries that were read ahead are not appended after the discard."""
     async with bulk_world(TINY) as (world, broker, writer):
         await broker.admin("topics.create", topic="t/n/x")
         known = some = 0
@@ -249,7 +249,7 @@ async def test_whoever_discards_what_a_job_has_for_a_topic_takes_what_was_not_mo
         assert some > 3
 
 
-async def test_a_topic_deleted_while_it_adopts_a_job_takes_the_rest_of_it_along(
+async def test_topic_deleted_during_adoption_discards_the_rest_of_its_job(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Q7."""
@@ -267,13 +267,13 @@ async def test_a_topic_deleted_while_it_adopts_a_job_takes_the_rest_of_it_along(
             await broker.admin("topics.delete", topic="t/n/x")
 
 
-# -- what a topic refuses ------------------------------------------------------------
+# -- limits of the topic -------------------------------------------------------------
 
 
-async def test_a_job_waits_while_its_topics_quota_is_met_and_a_cause_that_is_durable_does_not(
+async def test_job_waits_for_the_quota_of_its_topic_but_inbox_entries_do_not(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B7, P10: it is said why, and goes on by itself."""
+    """B7, P10: the job reports the quota as the reason, and resumes by itself."""
     async with bulk_world(TINY) as (world, broker, writer):
         await broker.admin("subscriptions.create", topic="t/n/x", subscription="s")
         await broker.admin("topics.update", topic="t/n/x", policy={"quota_messages": 2})
@@ -290,15 +290,15 @@ async def test_a_job_waits_while_its_topics_quota_is_met_and_a_cause_that_is_dur
         assert elsewhere["state"] == first["state"] == "adopted"
         assert (row["state"], row["adopted"], row["held"]) == ("committed", 0, 0)
         assert "quota" in row["reason"]
-        async with broker.consumer("t/n/x", "s", position="earliest") as inbox:
+        async with broker.consumer("t/n/x", "s", position="earliest") as consumer:
             for _ in range(4):
-                await inbox.ack([m.id for m in await arrived(inbox)], durable=True)
+                await consumer.ack([m.id for m in await arrived(consumer)], durable=True)
                 await world.clock.advance(minutes=2)
         assert len(await payloads(broker, "t/n/x")) == 7
         assert (await jobs(broker))[1]["state"] == "adopted"
 
 
-async def test_a_job_keeps_to_the_publish_rate_of_its_topic(
+async def test_job_respects_the_publish_rate_of_its_topic(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V18."""
@@ -318,7 +318,7 @@ async def test_a_job_keeps_to_the_publish_rate_of_its_topic(
 
 
 class Counting:
-    """Runs blocking calls at once, and counts the letters that they open."""
+    """A runner of blocking calls that counts the inbox entries they decode."""
 
     def __init__(self) -> None:
         self.inbox_entries = 0
@@ -332,10 +332,10 @@ class Counting:
         return result
 
 
-async def test_a_job_that_keeps_to_a_high_rate_is_read_once(
+async def test_job_with_a_high_publish_rate_is_read_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V18: what has its turn soon is not given up and read again."""
+    """V18: entries whose turn comes soon are kept, not read again."""
     counting = Counting()
     async with bulk_world(TINY, run=counting) as (world, broker, writer):
         await broker.admin("topics.create", topic="t/n/x")
@@ -345,11 +345,11 @@ async def test_a_job_that_keeps_to_a_high_rate_is_read_once(
         while not (rows := await jobs(broker)) or rows[0]["state"] != "adopted":
             await world.clock.advance(ms=100)
         took_s = (world.clock.now_ms() - began_ms) / 1000
-        assert 2.8 <= took_s <= 4.2, "3000 messages at 1000 a second, and the look for them"
+        assert 2.8 <= took_s <= 4.2, "3000 messages at 1000 a second, after the job is found"
         assert counting.inbox_entries == 60
 
 
-async def test_a_letter_that_can_never_be_moved_is_held_and_named(
+async def test_entry_that_can_never_be_moved_is_held_with_a_reason(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with bulk_world(TINY) as (world, broker, writer):
@@ -369,7 +369,7 @@ async def test_a_letter_that_can_never_be_moved_is_held_and_named(
         assert row["state"] == "adopted"
 
 
-async def test_where_delays_are_disabled_a_job_waits_until_they_are_enabled(
+async def test_job_with_due_times_waits_while_delays_are_disabled(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with bulk_world(TINY) as (world, broker, writer):
@@ -384,7 +384,7 @@ async def test_where_delays_are_disabled_a_job_waits_until_they_are_enabled(
         assert await payloads(broker, "t/n/x") == [b"1"]
 
 
-async def test_the_upkeep_frees_what_nobody_will_commit(
+async def test_housekeeper_frees_staged_batches_that_were_not_committed(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with bulk_world() as (world, broker, writer):
@@ -393,7 +393,7 @@ async def test_the_upkeep_frees_what_nobody_will_commit(
             writer.engine, writer.connection, load, 0, "b", [inbox_entry("t/n/x", "0", b"once")]
         )
         assert commit(writer.engine, writer.connection, load, other)
-        for _ in range(30):  # each step of the housekeeper's, and the pause behind it
+        for _ in range(30):  # every step of the housekeeper, and the pause after it
             await world.clock.advance(seconds=11)
         assert await payloads(broker, "t/n/x") == [b"once"]
         for table in ("inbox", "parcels", "removals"):

@@ -1,4 +1,4 @@
-"""The inbox on both engines: letters written with their causes, moved exactly once."""
+"""The inbox on both engines: entries are written with their causes and moved exactly once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def put(
 
 
 def contents(connection: Connection) -> dict[str, list[bytes]]:
-    """The payloads that wait, by target."""
+    """Return the waiting payloads, by target."""
     found: dict[str, list[bytes]] = {}
     for inbox_target in inbox.occupied(connection, 0, 100):
         for one in inbox.read_step(connection, inbox_target.id, 1 << 20):
@@ -55,7 +55,7 @@ def contents(connection: Connection) -> dict[str, list[bytes]]:
 # -- the tables ------------------------------------------------------------------
 
 
-def test_letters_wait_by_target_in_the_order_they_were_written(
+def test_entries_wait_by_target_in_the_order_they_were_written(
     engine: Engine, connection: Connection
 ) -> None:
     put(
@@ -78,7 +78,7 @@ def test_letters_wait_by_target_in_the_order_they_were_written(
     }
 
 
-def test_a_source_id_is_one_letter_of_its_target_however_often_it_is_written(
+def test_repeated_source_id_is_stored_once_per_target(
     engine: Engine, connection: Connection
 ) -> None:
     put(engine, connection, inbox_entry("t/n/a", "s", b"first"))
@@ -91,29 +91,31 @@ def test_a_source_id_is_one_letter_of_its_target_however_often_it_is_written(
     assert contents(connection) == {"t/n/a": [b"first", b"S"], "t/n/b": [b"s"]}
 
 
-def test_mailboxes_are_found_in_steps_and_only_while_something_is_to_be_moved(
+def test_targets_are_found_in_steps_and_only_while_they_have_entries_to_move(
     engine: Engine, connection: Connection
 ) -> None:
     put(engine, connection, *(inbox_entry(f"t/n/{n}", "s") for n in range(5)))
     first = inbox.occupied(connection, 0, 3)
     rest = inbox.occupied(connection, first[-1].id, 3)
-    assert [box.target for box in first + rest] == [f"t/n/{n}" for n in range(5)]
-    ids = [one.id for box in rest for one in inbox.read_step(connection, box.id, 1)]
+    assert [inbox_target.target for inbox_target in first + rest] == [f"t/n/{n}" for n in range(5)]
+    ids = [
+        one.id for inbox_target in rest for one in inbox.read_step(connection, inbox_target.id, 1)
+    ]
     inbox.remove(connection, ids)
     assert inbox.occupied(connection, 0, 9) == first
-    # The mailbox is still the same when the next letter comes.
+    # The next entry of a target uses the same record.
     put(engine, connection, inbox_entry(rest[0].target, "t"))
     assert inbox.occupied(connection, first[-1].id, 9) == [InboxTarget(*rest[0])]
 
 
-def test_a_step_has_one_letter_or_as_many_as_fit(engine: Engine, connection: Connection) -> None:
+def test_step_has_one_entry_or_as_many_as_fit(engine: Engine, connection: Connection) -> None:
     inbox_entries = [inbox_entry("t/n/a", f"{n}", bytes(100)) for n in range(10)]
     put(engine, connection, *inbox_entries, inbox_entry("t/n/b", "s"))
-    box, other = inbox.occupied(connection, 0, 9)
+    inbox_target, other = inbox.occupied(connection, 0, 9)
     size = inbox_entries[0].size_bytes
     for max_bytes, count in ((0, 1), (size, 1), (3 * size + 1, 3), (99 * size, 10)):
-        assert len(inbox.read_step(connection, box.id, max_bytes)) == count
-    both = [(box.id, True), (other.id, True)]
+        assert len(inbox.read_step(connection, inbox_target.id, max_bytes)) == count
+    both = [(inbox_target.id, True), (other.id, True)]
     assert [
         len(s.inbox_entries) for s in inbox.read_steps(connection, both, 5 * size, 2 * size)
     ] == [5]
@@ -125,12 +127,10 @@ def test_a_step_has_one_letter_or_as_many_as_fit(engine: Engine, connection: Con
     ]
 
 
-def test_a_letter_that_is_held_stays_and_lets_others_pass(
-    engine: Engine, connection: Connection
-) -> None:
+def test_held_entry_stays_and_does_not_block_others(engine: Engine, connection: Connection) -> None:
     put(engine, connection, inbox_entry("t/n/a", "1"), inbox_entry("t/n/a", "2"))
-    (box,) = inbox.occupied(connection, 0, 9)
-    first, _ = inbox.read_step(connection, box.id, 1 << 20)
+    (inbox_target,) = inbox.occupied(connection, 0, 9)
+    first, _ = inbox.read_step(connection, inbox_target.id, 1 << 20)
     inbox.hold(connection, first.id, "because " + "x" * 1000)
     assert contents(connection) == {"t/n/a": [b"2"]}
     (waits,) = inbox.waiting(connection, 9)
@@ -140,7 +140,7 @@ def test_a_letter_that_is_held_stays_and_lets_others_pass(
     assert waits.reason.startswith("because")
 
 
-def test_a_closed_mailbox_is_freed_and_the_next_letter_opens_another(
+def test_closed_target_is_freed_and_the_next_entry_opens_a_new_one(
     engine: Engine, connection: Connection
 ) -> None:
     put(
@@ -162,7 +162,7 @@ def test_a_closed_mailbox_is_freed_and_the_next_letter_opens_another(
     assert connection.execute("SELECT COUNT(*) FROM removals").rows == [(0,)]
 
 
-def test_a_namespace_takes_its_mailboxes_along_and_no_others(
+def test_closing_a_namespace_closes_only_its_own_targets(
     engine: Engine, connection: Connection
 ) -> None:
     targets = ["t/n/a", "t/n/b", "t/n-1/a", "t/n.1/a", "t/n0/a", "t/m/a", "T/n/a"]
@@ -171,10 +171,10 @@ def test_a_namespace_takes_its_mailboxes_along_and_no_others(
     assert sorted(contents(connection)) == sorted(targets[2:])
 
 
-def test_what_is_removed_must_be_there(engine: Engine, connection: Connection) -> None:
+def test_removing_a_missing_entry_is_an_error(engine: Engine, connection: Connection) -> None:
     put(engine, connection, *(inbox_entry("t/n/a", f"{n}") for n in range(1200)))
-    (box,) = inbox.occupied(connection, 0, 9)
-    step = [one.id for one in inbox.read_step(connection, box.id, 1 << 20)]
+    (inbox_target,) = inbox.occupied(connection, 0, 9)
+    step = [one.id for one in inbox.read_step(connection, inbox_target.id, 1 << 20)]
     assert len(step) == 1000
     inbox.remove(connection, step)
     with pytest.raises(StorageError, match="1 of 1 inbox entries"):
@@ -185,11 +185,11 @@ def test_what_is_removed_must_be_there(engine: Engine, connection: Connection) -
 
 
 def move(house: House, topic: int, target: str) -> int:
-    """Submit the append that the owner of ``target`` makes of what waits; how many letters."""
+    """Submit the waiting entries of ``target`` as one append, and return their number."""
     with house.connection() as connection:
-        for box in inbox.occupied(connection, 0, 99):
-            if box.target == target:
-                step = inbox.read_step(connection, box.id, 1 << 20)
+        for inbox_target in inbox.occupied(connection, 0, 99):
+            if inbox_target.target == target:
+                step = inbox.read_step(connection, inbox_target.id, 1 << 20)
                 batch = MessageBatch.concat([decode_inbox_entry(one.data)[0] for one in step])
                 house.append(topic, *batch.payloads.to_list(), entry_ids=[s.id for s in step])
                 return len(step)
@@ -204,10 +204,10 @@ def acknowledged(engine: Engine) -> list[int]:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_crash_at_any_step_leaves_each_letter_with_its_cause_and_in_one_place(
+async def test_crash_at_any_step_keeps_each_entry_with_its_cause_and_in_one_place(
     engine: Engine, when: str
 ) -> None:
-    """The ground of B2: cause and letter together; moved exactly once."""
+    """B2 relies on this: an entry commits with its cause and is moved exactly once."""
     async with committing(engine) as house:
         topic = await house.topic("t")
     faulty = FaultyEngine(engine)
@@ -235,13 +235,13 @@ async def test_a_crash_at_any_step_leaves_each_letter_with_its_cause_and_in_one_
         if crash.count < crash.number:
             break
     else:
-        raise AssertionError("the workload never came to its end")
+        raise AssertionError("the workload never finished")
     assert number > 2
     assert len(moved) > 2
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["committed", "not-committed"])
-async def test_a_lost_commit_reply_moves_no_letter_twice(engine: Engine, durable: bool) -> None:
+async def test_lost_commit_reply_moves_no_entry_twice(engine: Engine, durable: bool) -> None:
     faulty = FaultyEngine(engine)
     async with committing(faulty) as house:
         topic = await house.topic("t")
@@ -262,7 +262,7 @@ async def test_a_lost_commit_reply_moves_no_letter_twice(engine: Engine, durable
             assert contents(connection) == {}
 
 
-async def test_letters_wait_through_an_outage_and_count_as_bytes_that_wait(
+async def test_entries_wait_through_an_outage_and_count_as_waiting_bytes(
     engine: Engine,
 ) -> None:
     faulty = FaultyEngine(engine)
@@ -285,7 +285,7 @@ async def test_letters_wait_through_an_outage_and_count_as_bytes_that_wait(
         assert acknowledged(engine) == [0, 1]
 
 
-async def test_a_stale_owner_neither_writes_nor_moves_letters(engine: Engine) -> None:
+async def test_stale_owner_neither_writes_nor_moves_entries(engine: Engine) -> None:
     """Invariant 8."""
     clock = HandClock()
     with ends_with(LeaseLost):
@@ -308,7 +308,7 @@ async def test_a_stale_owner_neither_writes_nor_moves_letters(engine: Engine) ->
     connection.close()
 
 
-async def test_letters_that_another_has_taken_out_are_not_appended(engine: Engine) -> None:
+async def test_entries_removed_by_another_owner_are_not_appended(engine: Engine) -> None:
     with ends_with(StorageError):
         async with committing(engine) as house:
             topic = await house.topic("t")
@@ -317,7 +317,7 @@ async def test_letters_that_another_has_taken_out_are_not_appended(engine: Engin
     assert stored(engine) == {}
 
 
-async def test_letters_of_a_parcel_that_another_has_moved_on_are_not_appended(
+async def test_entries_of_a_batch_advanced_by_another_owner_are_not_appended(
     engine: Engine,
 ) -> None:
     """B7."""

@@ -1,4 +1,4 @@
-"""Letters on their way through a whole broker, on a virtual clock."""
+"""The inbox relay in a whole broker, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ DAY_MS = 86_400_000
 
 
 async def post(world: World, *inbox_entries: InboxEntry) -> None:
-    """Put letters into the inbox, and wait until they are wherever they get to."""
+    """Put entries into the inbox, and wait until the relay has nothing left to do."""
     await put(world, inbox_entries)
     await world.clock.settle()
 
 
 async def payloads(world: World, topic: str) -> list[bytes]:
-    """Everything a topic's log has, in order."""
+    """Return all payloads of a topic's log, in order."""
     async with (
         world.connect() as broker,
-        broker.consumer(topic, "look", kind="exclusive", position="earliest") as inbox,
+        broker.consumer(topic, "look", kind="exclusive", position="earliest") as consumer,
     ):
-        found = [message.payload for message in await arrived(inbox)]
+        found = [message.payload for message in await arrived(consumer)]
     await world.server.consuming.delete(world.server.registry.topic(_name(topic)), "look")
     return found
 
@@ -45,17 +45,16 @@ def _name(topic: str) -> TopicName:
 
 
 async def waiting(world: World) -> dict[str, tuple[int, int]]:
-    """How many letters wait, and how many of them are held, by target."""
+    """Return the numbers of waiting and held entries, by target."""
     return {
-        one.target: (one.entries, one.held)
-        for one in await world.server.inbox_relay.waiting(99)
+        one.target: (one.entries, one.held) for one in await world.server.inbox_relay.waiting(99)
     }
 
 
-async def test_a_letter_reaches_a_topic_that_did_not_exist_and_is_due_at_its_time(
+async def test_entry_creates_its_topic_and_is_delivered_at_its_due_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B2: the target is created as by a publish; the road behind is the ordinary one."""
+    """B2: the topic is created as by a publish, and its messages are delivered as usual."""
     async with testing.start() as world, world.connect() as broker:
         at_ms = world.clock.now_ms() + 2 * DAY_MS
         await post(
@@ -65,22 +64,22 @@ async def test_a_letter_reaches_a_topic_that_did_not_exist_and_is_due_at_its_tim
             inbox_entry("t/n/x", "at", at_ms=[at_ms]),
         )
         assert await waiting(world) == {}
-        async with broker.consumer("t/n/x", "s", position="earliest") as inbox:
-            first = await arrived(inbox)
+        async with broker.consumer("t/n/x", "s", position="earliest") as consumer:
+            first = await arrived(consumer)
             assert {m.payload for m in first} == {b"now", b"at once"}
-            await inbox.ack([m.id for m in first])
+            await consumer.ack([m.id for m in first])
             await world.clock.advance(days=1, ms=-1)
-            assert await arrived(inbox) == []
+            assert await arrived(consumer) == []
             await world.clock.advance(seconds=1)
-            (second,) = await arrived(inbox)
+            (second,) = await arrived(consumer)
             assert second.payload == b"in a day"
-            await inbox.ack([second.id])
+            await consumer.ack([second.id])
             await world.clock.advance(days=1)
-            (last,) = await arrived(inbox)
+            (last,) = await arrived(consumer)
             assert (last.payload, last.due_ms) == (b"at", at_ms)
 
 
-async def test_letters_keep_their_order_and_mix_with_publishes(
+async def test_entries_keep_their_order_beside_published_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     limits = BrokerLimits(inbox_step_bytes=300, inbox_round_bytes=700)
@@ -94,13 +93,13 @@ async def test_letters_keep_their_order_and_mix_with_publishes(
             assert await payloads(world, f"t/n/{topic}") == [b"published"] * (topic == 3) + wanted
         stats = world.server.stats()
         assert stats["inbox_moved"] == 700
-        assert stats["letters_blocked"] == []
+        assert stats["inbox_blocked"] == []
 
 
-async def test_a_crash_between_any_two_steps_moves_each_letter_once(
+async def test_crash_between_any_two_steps_moves_each_entry_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P6 for what comes through the inbox."""
+    """P6 for messages that pass through the inbox."""
     async with testing.start() as world:
         written: list[bytes] = []
         for pauses in range(30):
@@ -116,7 +115,7 @@ async def test_a_crash_between_any_two_steps_moves_each_letter_once(
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["committed", "not-committed"])
-async def test_a_lost_commit_reply_neither_loses_nor_doubles_a_letter(
+async def test_lost_commit_reply_neither_loses_nor_duplicates_an_entry(
     mock_clock: trio.testing.MockClock, durable: bool
 ) -> None:
     faulty = FaultyEngine(SqliteEngine.in_memory())
@@ -125,12 +124,12 @@ async def test_a_lost_commit_reply_neither_loses_nor_doubles_a_letter(
     async with testing.start(engine=faulty) as world:
         for n in range(3):
             await put(world, [inbox_entry("t/n/x", f"{n}")])
-            fault.arm()  # for the move, or the topic's creation
+            fault.arm()  # hits the move or the creation of the topic
             await world.clock.advance(seconds=5)
         assert await payloads(world, "t/n/x") == [b"0", b"1", b"2"]
 
 
-async def test_letters_are_moved_when_the_database_is_back(
+async def test_entries_are_moved_after_an_outage(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     faulty = FaultyEngine(SqliteEngine.in_memory())
@@ -147,7 +146,7 @@ async def test_letters_are_moved_when_the_database_is_back(
         assert await payloads(world, "t/n/x") == [b"0", b"1"]
 
 
-async def test_letters_that_another_process_wrote_are_found_by_and_by(
+async def test_relay_finds_entries_written_by_another_process(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     from escapement.storage.inbox import inbox
@@ -163,10 +162,10 @@ async def test_letters_that_another_process_wrote_are_found_by_and_by(
         assert await payloads(world, "t/n/x") == [b"s"]
 
 
-# -- what cannot be moved ----------------------------------------------------------
+# -- entries that cannot be moved --------------------------------------------------
 
 
-async def test_where_topics_are_not_created_letters_wait_for_theirs_and_hold_up_no_others(
+async def test_entries_wait_for_a_missing_topic_without_blocking_other_targets(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     config = BrokerConfig(auto_create_topics=False, seed=0)
@@ -181,7 +180,7 @@ async def test_where_topics_are_not_created_letters_wait_for_theirs_and_hold_up_
         )
         assert await payloads(world, "t/n/there") == [b"1"]
         assert await waiting(world) == {"t/n/not-there": (2, 0), "no topic's name": (1, 0)}
-        blocked = world.server.stats()["letters_blocked"]
+        blocked = world.server.stats()["inbox_blocked"]
         listed = await broker.admin("inbox.list")
         assert sorted(blocked) == sorted(f"{one['target']}: {one['reason']}" for one in listed)
         assert len(blocked) == 2
@@ -191,10 +190,10 @@ async def test_where_topics_are_not_created_letters_wait_for_theirs_and_hold_up_
         assert await broker.admin("inbox.discard", target="no topic's name") == {"discarded": 1}
         await world.clock.advance(seconds=2)
         assert await waiting(world) == {}
-        assert world.server.stats()["letters_blocked"] == []
+        assert world.server.stats()["inbox_blocked"] == []
 
 
-async def test_where_delays_are_disabled_a_letter_with_a_time_waits_with_those_behind_it(
+async def test_delayed_entry_blocks_its_target_while_delays_are_disabled(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with testing.start() as world, world.connect() as broker:
@@ -215,7 +214,7 @@ async def test_where_delays_are_disabled_a_letter_with_a_time_waits_with_those_b
         assert await payloads(world, "t/n/x") == [b"1", b"2", b"3"]
 
 
-async def test_a_letter_that_can_never_be_moved_is_held_and_the_next_ones_go_on(
+async def test_entry_that_can_never_be_moved_is_held_and_later_entries_move_on(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     engine = SqliteEngine.in_memory()
@@ -247,10 +246,10 @@ async def test_a_letter_that_can_never_be_moved_is_held_and_the_next_ones_go_on(
         assert await waiting(world) == {"t/n/x": (3, 3)}
 
 
-async def test_a_deleted_topic_takes_its_letters_along(
+async def test_deleting_a_topic_discards_its_entries(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q7. What is written afterwards creates the topic again, as a publish does."""
+    """Q7: later entries create the topic again, as a publish does."""
     engine = SqliteEngine.in_memory()
     async with testing.start(engine=engine) as world, world.connect() as broker:
         await broker.admin("topics.create", topic="t/n/x")
@@ -261,7 +260,7 @@ async def test_a_deleted_topic_takes_its_letters_along(
         assert await waiting(world) == {}
         await world.crash()
         await world.restart()
-        for _ in range(20):  # each step of the housekeeper's, and the pause behind it
+        for _ in range(20):  # every step of the housekeeper, and the pause after it
             await world.clock.advance(seconds=11)
         with pytest.raises(NotFound):
             world.server.registry.topic(_name("t/n/x"))
@@ -272,10 +271,10 @@ async def test_a_deleted_topic_takes_its_letters_along(
         assert await payloads(world, "t/n/x") == [b"0"]
 
 
-async def test_topics_deleted_while_letters_arrive_get_only_letters_of_their_own(
+async def test_recreated_topic_gets_no_entries_of_the_deleted_topic(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """A letter moves into the topic that is there, or goes with the one it came for."""
+    """Each entry moves to the topic it was written for, or is discarded with it."""
     async with testing.start() as world, world.connect() as broker:
         for pauses in range(40):
             await put(world, [inbox_entry("t/n/x", f"old {pauses}")])
@@ -283,7 +282,7 @@ async def test_topics_deleted_while_letters_arrive_get_only_letters_of_their_own
                 await trio.lowlevel.checkpoint()
             try:
                 await broker.admin("topics.delete", topic="t/n/x")
-            except NotFound:  # the postman has not come so far
+            except NotFound:  # the relay has not created the topic yet
                 await world.clock.settle()
                 await broker.admin("topics.delete", topic="t/n/x")
             await post(world, inbox_entry("t/n/x", "new"))
@@ -291,7 +290,7 @@ async def test_topics_deleted_while_letters_arrive_get_only_letters_of_their_own
             assert await waiting(world) == {}
 
 
-async def test_a_broker_that_stops_leaves_the_rest_for_the_next_start(
+async def test_entries_left_by_a_stopped_broker_are_moved_by_the_next_start(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     limits = replace(BrokerLimits(), inbox_step_bytes=1)
@@ -304,11 +303,11 @@ async def test_a_broker_that_stops_leaves_the_rest_for_the_next_start(
         assert await payloads(world, "t/n/x") == [b"%03d" % n for n in range(count)]
 
 
-async def test_a_consumer_that_waits_is_woken(mock_clock: trio.testing.MockClock) -> None:
+async def test_moved_entry_wakes_a_waiting_consumer(mock_clock: trio.testing.MockClock) -> None:
     async with testing.start() as world, world.connect() as broker:
-        async with broker.consumer("t/n/x", "s") as inbox:
+        async with broker.consumer("t/n/x", "s") as consumer:
             await post(world, inbox_entry("t/n/x", "s", b"hello", delay_ms=[5000]))
             await world.clock.advance(seconds=6)
-            got: list[escapement.Message] = await arrived(inbox)
+            got: list[escapement.Message] = await arrived(consumer)
             assert [m.payload for m in got] == [b"hello"]
-            await inbox.ack([m.id for m in got], durable=True)
+            await consumer.ack([m.id for m in got], durable=True)

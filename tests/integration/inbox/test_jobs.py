@@ -1,4 +1,4 @@
-"""Bulk writes on both engines: staged by many, visible as a whole, and never twice."""
+"""Bulk jobs on both engines: staged in parts, committed as a whole, adopted once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from support.staged_jobs import commit, stage, stage_entries, take_out, transact
 def adopt(
     engine: Engine, connection: Connection, max_bytes: int = 1 << 20
 ) -> dict[str, list[bytes]]:
-    """Take out all that is to be moved, as the owners of its targets would."""
+    """Take out all entries to be moved, as the owners of their targets do."""
     found: dict[str, list[bytes]] = {}
-    while boxes := inbox.occupied(connection, 0, 100):
-        for box in boxes:
-            (step,) = inbox.read_steps(connection, [(box.id, True)], max_bytes, max_bytes)
+    while inbox_targets := inbox.occupied(connection, 0, 100):
+        for inbox_target in inbox_targets:
+            (step,) = inbox.read_steps(connection, [(inbox_target.id, True)], max_bytes, max_bytes)
             for one in step.inbox_entries:
-                found.setdefault(box.target, []).extend(
+                found.setdefault(inbox_target.target, []).extend(
                     decode_inbox_entry(one.data)[0].payloads.to_list()
                 )
             take_out(engine, connection, step)
@@ -37,7 +37,7 @@ def adopt(
 
 
 def purge(engine: Engine, connection: Connection) -> None:
-    """What the upkeep does, until nothing is left."""
+    """Run the steps of the housekeeper until nothing is left to free."""
     more = True
     while more:
         with transaction(connection):
@@ -57,7 +57,7 @@ def count(connection: Connection, table: str) -> int:
 
 
 def age(connection: Connection, ms: int) -> None:
-    """Let so much time have passed since everything that was noted."""
+    """Move all recorded times ``ms`` into the past."""
     connection.execute("UPDATE parcels SET touched_at_ms = touched_at_ms - ?", (ms,))
     connection.execute(
         "UPDATE jobs SET adopted_at_ms = committed_at_ms - ? WHERE adopted_at_ms IS NOT NULL",
@@ -69,7 +69,7 @@ def age(connection: Connection, ms: int) -> None:
     )
 
 
-def test_nobody_sees_what_is_staged_and_everybody_all_of_it_after_the_commit(
+def test_staged_entries_are_invisible_until_their_job_is_committed(
     engine: Engine, connection: Connection
 ) -> None:
     """B7."""
@@ -99,7 +99,7 @@ def test_nobody_sees_what_is_staged_and_everybody_all_of_it_after_the_commit(
     assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
 
 
-def test_of_a_part_that_was_tried_again_only_the_attempt_named_counts(
+def test_only_the_committed_attempt_of_a_retried_part_counts(
     engine: Engine, connection: Connection
 ) -> None:
     """B7."""
@@ -116,8 +116,8 @@ def test_of_a_part_that_was_tried_again_only_the_attempt_named_counts(
         job.stage(engine, connection, late, [inbox_entry("t/n/x", "1")], tallies)
 
 
-def test_a_job_that_comes_again_adds_nothing(engine: Engine, connection: Connection) -> None:
-    """B7: also a version that the series has passed, and a driver that was slower."""
+def test_repeated_job_adds_nothing(engine: Engine, connection: Connection) -> None:
+    """B7: this holds for older versions of the series and for a slower driver."""
     first = job.enter(engine, connection, "load", 7)
     slower = job.enter(engine, connection, "load", 7)
     one = stage(engine, connection, first, 0, "a", b"1")
@@ -140,10 +140,10 @@ def test_a_job_without_messages_is_remembered_too(engine: Engine, connection: Co
     assert state.adopted_at_ms == state.committed_at_ms
 
 
-def test_what_was_staged_and_left_alone_is_given_up_and_cannot_be_committed(
+def test_idle_job_is_given_up_and_its_old_batches_cannot_be_committed(
     engine: Engine, connection: Connection
 ) -> None:
-    """B7: the job, that is: what one task has staged waits as long as another still writes."""
+    """B7: batches of an idle task stay while another task of the job still stages."""
     load, alone = (job.enter(engine, connection, name, 0) for name in ("load", "alone"))
     old = stage(engine, connection, load, 0, "old", *(b"%d" % n for n in range(100)))
     stage(engine, connection, alone, 0, "old", b"a")
@@ -165,9 +165,7 @@ def test_what_was_staged_and_left_alone_is_given_up_and_cannot_be_committed(
     assert sorted(adopt(engine, connection)["t/n/x"]) == [b"a", b"f"]
 
 
-def test_an_aborted_attempt_is_given_up_and_no_other(
-    engine: Engine, connection: Connection
-) -> None:
+def test_abandon_gives_up_only_the_named_attempts(engine: Engine, connection: Connection) -> None:
     load = job.enter(engine, connection, "load", 0)
     ours = stage(engine, connection, load, 0, "ours", b"1")
     theirs = stage(engine, connection, load, 0, "theirs", b"1")
@@ -182,10 +180,10 @@ def test_an_aborted_attempt_is_given_up_and_no_other(
     assert adopt(engine, connection) == {"t/n/x": [b"1"]}
 
 
-def test_a_job_of_which_nothing_is_staged_any_more_says_so(
+def test_job_without_staged_batches_is_reported_as_given_up(
     engine: Engine, connection: Connection
 ) -> None:
-    """B7: aborted by its writer or left alone, until something is staged again, or committed."""
+    """B7: until a writer stages again or commits."""
 
     def given_up() -> bool:
         return job.states(connection, 9)[0].given_up_at_ms is not None
@@ -210,10 +208,10 @@ def test_a_job_of_which_nothing_is_staged_any_more_says_so(
     assert adopt(engine, connection) == {"t/n/x": [b"1"]}
 
 
-def test_a_job_that_is_staged_says_when_the_last_of_it_came(
+def test_staging_job_reports_the_time_of_its_last_batch(
     engine: Engine, connection: Connection
 ) -> None:
-    """B7: so whoever looks sees how long its writer has been silent, who may be dead."""
+    """B7: this shows how long the writer, which may be dead, has been silent."""
 
     def staged_at_ms() -> int | None:
         return job.states(connection, 9)[0].staged_at_ms
@@ -232,7 +230,7 @@ def test_a_job_that_is_staged_says_when_the_last_of_it_came(
     assert staged_at_ms() is None
 
 
-def test_jobs_are_forgotten_when_nothing_can_ask_for_them(
+def test_old_jobs_are_forgotten_and_the_newest_version_last(
     engine: Engine, connection: Connection
 ) -> None:
     for version in range(3):
@@ -249,14 +247,16 @@ def test_jobs_are_forgotten_when_nothing_can_ask_for_them(
     adopt(engine, connection)
     age(connection, staged_batch.STAGING_IDLE_MS + 1)
     names = [("nobody committed it", 0), ("series", 2)]
-    assert remembered() == names, "the newest says it for all"
+    assert remembered() == names, "the newest version stands for all"
     assert job.enter(engine, connection, "series", 0).committed
     age(connection, job.REMEMBERED_MS)
     assert remembered() == []
 
 
-def test_a_topic_takes_what_jobs_had_for_it_along(engine: Engine, connection: Connection) -> None:
-    """Q7; what is not committed yet belongs to no topic."""
+def test_deleting_a_topic_discards_committed_entries_of_jobs(
+    engine: Engine, connection: Connection
+) -> None:
+    """Q7: uncommitted batches belong to no topic, so they stay."""
     load = job.enter(engine, connection, "load", 0)
     one = stage(engine, connection, load, 0, "a", *(b"%d" % n for n in range(70)))
     other = stage(engine, connection, load, 1, "b", b"y", target="t/n/y")
@@ -274,7 +274,7 @@ def test_a_topic_takes_what_jobs_had_for_it_along(engine: Engine, connection: Co
     assert count(connection, "inbox") == 0
 
 
-def test_letters_of_a_mailbox_go_before_those_of_jobs_and_a_held_one_stays(
+def test_inbox_entries_move_before_entries_of_jobs_and_held_entries_stay(
     engine: Engine, connection: Connection
 ) -> None:
     load = job.enter(engine, connection, "load", 0)
@@ -282,11 +282,11 @@ def test_letters_of_a_mailbox_go_before_those_of_jobs_and_a_held_one_stays(
     commit(engine, connection, load, *counted)
     with transaction(connection):
         inbox.insert(engine, connection, [inbox_entry("t/n/x", "own")], 0)
-    (box,) = inbox.occupied(connection, 0, 9)
-    (step,) = inbox.read_steps(connection, [(box.id, True)], 1 << 20, 1 << 20)
+    (inbox_target,) = inbox.occupied(connection, 0, 9)
+    (step,) = inbox.read_steps(connection, [(inbox_target.id, True)], 1 << 20, 1 << 20)
     assert len(step.inbox_entries) == 1
     assert not step.of_jobs
-    step = inbox.read_staged_batches(connection, box.id, 1 << 20)
+    step = inbox.read_staged_batches(connection, inbox_target.id, 1 << 20)
     inbox.hold(connection, step.inbox_entries[4].id, "never")
     assert adopt(engine, connection, max_bytes=1)["t/n/x"] == [b"own", *b"a b c a c a b c".split()]
     (waits,) = inbox.waiting(connection, 9)
@@ -294,7 +294,7 @@ def test_letters_of_a_mailbox_go_before_those_of_jobs_and_a_held_one_stays(
     (state,) = job.states(connection, 9)
     assert (state.waiting, state.held, state.reason) == (1, 1, "never")
     assert state.adopted_at_ms is None
-    purge(engine, connection)  # what was moved is freed, what is held is not
+    purge(engine, connection)  # frees moved entries, but not held ones
     assert inbox.waiting(connection, 9) == [waits]
     assert (count(connection, "inbox"), count(connection, "parcels")) == (1, 1)
     with transaction(connection):
@@ -303,7 +303,7 @@ def test_letters_of_a_mailbox_go_before_those_of_jobs_and_a_held_one_stays(
     assert job.states(connection, 9)[0].adopted_at_ms is not None
 
 
-def test_letters_are_freed_in_steps_of_bounded_size(engine: Engine, connection: Connection) -> None:
+def test_entries_are_freed_in_steps_of_bounded_size(engine: Engine, connection: Connection) -> None:
     load = job.enter(engine, connection, "load", 0)
     large, small = bytes(900 << 10), b"small"
     payloads = [large, small, large, large, bytes(3 << 20), small, *[small] * 100]
@@ -319,16 +319,16 @@ def test_letters_are_freed_in_steps_of_bounded_size(engine: Engine, connection: 
     assert freed == [3, 1, 1, 64, 37, 0]
 
 
-def test_a_parcel_that_is_not_where_it_was_read_is_not_moved_on(
+def test_staged_batch_that_changed_since_its_read_is_not_advanced(
     engine: Engine, connection: Connection
 ) -> None:
-    """B7: neither twice, nor past letters that are not on their way, nor once it is deleted."""
+    """B7: a batch is not advanced twice, out of order, or after its deletion."""
     load = job.enter(engine, connection, "load", 0)
     counted = stage(engine, connection, load, 0, "a", b"1", b"2", b"3")
     commit(engine, connection, load, counted)
-    (box,) = inbox.occupied(connection, 0, 9)
-    first = inbox.read_staged_batches(connection, box.id, 1)
-    (second,) = inbox.read_ahead(connection, [(box.id, first.last)], 1)
+    (inbox_target,) = inbox.occupied(connection, 0, 9)
+    first = inbox.read_staged_batches(connection, inbox_target.id, 1)
+    (second,) = inbox.read_ahead(connection, [(inbox_target.id, first.last)], 1)
     with pytest.raises(StorageError, match="Staged batch"):
         take_out(engine, connection, second)
     take_out(engine, connection, first)
@@ -337,7 +337,7 @@ def test_a_parcel_that_is_not_where_it_was_read_is_not_moved_on(
     take_out(engine, connection, second)
     (state,) = job.states(connection, 9)
     assert (state.messages, state.waiting) == (3, 1)
-    third = inbox.read_staged_batches(connection, box.id, 1)
+    third = inbox.read_staged_batches(connection, inbox_target.id, 1)
     with transaction(connection):
         assert inbox.close(connection, "t/n/x") == 1
     with pytest.raises(StorageError, match="Staged batch"):
@@ -345,10 +345,10 @@ def test_a_parcel_that_is_not_where_it_was_read_is_not_moved_on(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_writer_that_dies_or_asks_again_at_any_step_leaves_all_or_nothing(
+def test_writer_crash_or_retry_at_any_step_leaves_all_or_nothing(
     engine: Engine, connection: Connection, when: str
 ) -> None:
-    """B7: staging and commit are whole, and may be run again where their end is unknown."""
+    """B7: staging and commit are atomic, and can be repeated if their outcome is unknown."""
     faulty = FaultyEngine(engine)
     for number in range(1, 100):
         crash = AtStep(number, Crash())
@@ -367,12 +367,12 @@ def test_a_writer_that_dies_or_asks_again_at_any_step_leaves_all_or_nothing(
         else:
             break
     else:
-        raise AssertionError("it never came to its end")
+        raise AssertionError("the writer never finished")
     assert crash.count > (20 if when == "before" else 2)
 
 
 def _write(engine: FaultyEngine, series: str) -> None:
-    """As a job does that always gives its attempts the same names."""
+    """Write a job that gives its attempts the same names each time."""
     connection = engine.connect()
     load = job.enter(engine, connection, series, 0)
     counted = [
@@ -383,13 +383,13 @@ def _write(engine: FaultyEngine, series: str) -> None:
     connection.close()
 
 
-def test_in_random_lives_each_job_that_was_committed_is_adopted_once_and_nothing_else() -> None:
-    """B7, against a model that remembers what each job wrote."""
+def test_random_workload_adopts_exactly_the_committed_jobs_once() -> None:
+    """B7: compared with a model that remembers the messages of each job."""
     for seed in range(40):
-        _random_life(random.Random(seed), seed)
+        _random_workload(random.Random(seed), seed)
 
 
-def _random_life(rng: random.Random, seed: int) -> None:
+def _random_workload(rng: random.Random, seed: int) -> None:
     engine = SqliteEngine.in_memory()
     schema.migrate(engine)
     connection = engine.connect()
