@@ -40,7 +40,7 @@ async def settled(world: World) -> None:
         await world.clock.advance(seconds=1)
 
 
-async def test_what_lies_beside_a_message_of_a_group_is_sent_back(
+async def test_dead_letter_next_to_a_message_with_a_group_is_redriven(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V1, Q10: whatever else is published into a dead-letter topic."""
@@ -57,7 +57,7 @@ async def test_what_lies_beside_a_message_of_a_group_is_sent_back(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_failed_too_often_is_buried_with_the_reason(
+async def test_message_that_fails_its_last_attempt_is_dead_lettered_with_the_reason(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V1: nack, timeout and disconnect; the copy keeps everything and says where it is from."""
@@ -104,7 +104,7 @@ async def test_what_failed_too_often_is_buried_with_the_reason(
             assert {m.properties["dead_letter_offset"] for m in copies} == {0, 1, 2}
 
 
-async def test_what_is_sent_back_is_as_it_was_and_goes_once(
+async def test_redriven_message_is_unchanged_and_delivered_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V1: redrive one, then all; purge the rest; each takes effect once, across a crash."""
@@ -148,7 +148,7 @@ async def test_what_is_sent_back_is_as_it_was_and_goes_once(
             assert await dead_letters(broker) == []
 
 
-async def test_a_broker_that_stops_buries_nothing_that_was_in_flight(
+async def test_stopping_the_broker_dead_letters_no_in_flight_message(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V1: neither a clean end nor a crash is a failure of the message."""
@@ -171,7 +171,7 @@ async def test_a_broker_that_stops_buries_nothing_that_was_in_flight(
                 assert len(await dead_letters(broker)) == 1
 
 
-async def test_what_is_acknowledged_before_its_burial_has_no_copy(
+async def test_message_acknowledged_before_dead_lettering_has_no_dead_letter(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V2: by another consumer, in the very moment in which it died."""
@@ -188,7 +188,7 @@ async def test_what_is_acknowledged_before_its_burial_has_no_copy(
             assert [row["original_offset"] for row in await dead_letters(broker)] == [2]
 
 
-async def test_what_is_to_be_buried_says_so_and_how_often_it_was_tried(
+async def test_show_reports_state_and_attempts_of_a_dead_message(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Q2."""
@@ -210,7 +210,7 @@ async def test_what_is_to_be_buried_says_so_and_how_often_it_was_tried(
             assert (one.state, one.attempts) == ("acknowledged", None)
 
 
-async def test_a_subscription_has_its_own_letters_also_in_a_shared_topic(
+async def test_subscriptions_sharing_a_dead_letter_topic_list_only_their_own(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V1: a dead-letter topic may serve several subscriptions."""
@@ -234,7 +234,7 @@ async def test_a_subscription_has_its_own_letters_also_in_a_shared_topic(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_topic_that_is_deleted_while_its_dead_are_being_buried_harms_nobody(
+async def test_topic_can_be_deleted_while_its_messages_are_dead_lettered(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """Q7: what is to be buried has left the index, which is no damage."""
@@ -257,7 +257,7 @@ async def test_a_topic_that_is_deleted_while_its_dead_are_being_buried_harms_nob
         assert (await broker.admin("topics.list"))["topics"] == [DLQ]
 
 
-async def test_a_dead_letter_topic_that_cannot_be_is_refused(
+async def test_invalid_dead_letter_topic_is_refused(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with testing.start(config=CALM) as world, world.connect() as broker:
@@ -280,21 +280,21 @@ async def test_a_dead_letter_topic_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_many_die_in_bounded_steps_and_each_has_one_copy(
+async def test_each_of_many_dead_messages_has_one_dead_letter_after_crashes(
     mock_clock: trio.testing.MockClock, seed: int
 ) -> None:
     """V1: thousands at once, while the broker is killed between any two of its steps."""
-    await die(SqliteEngine.in_memory(), 3_000, random.Random(seed))
+    await fail_messages_across_crashes(SqliteEngine.in_memory(), 3_000, random.Random(seed))
 
 
-async def test_the_dead_have_one_copy_on_every_engine(
+async def test_each_dead_message_has_one_dead_letter_on_every_engine(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """V1."""
-    await die(engine, 3_000, random.Random(5))
+    await fail_messages_across_crashes(engine, 3_000, random.Random(5))
 
 
-async def die(engine: Engine, count: int, rng: random.Random) -> None:
+async def fail_messages_across_crashes(engine: Engine, count: int, rng: random.Random) -> None:
     """So many messages fail for the last time; the broker is killed over and over meanwhile."""
     config = BrokerConfig(ack_wait_ms=10_000, seed=0, limits=BrokerLimits(deliver_messages=256))
     async with testing.start(config=config, engine=engine) as world:
@@ -323,7 +323,7 @@ async def die(engine: Engine, count: int, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-async def test_a_letter_that_was_moved_or_cancelled_counts_once_or_not_at_all(
+async def test_rescheduled_dead_letter_counts_once_and_cancelled_one_not_at_all(
     checkpoint: bool, mock_clock: trio.testing.MockClock
 ) -> None:
     """V1, B1: run at once, put off, cancelled; each that is left is listed and goes back once."""
@@ -356,7 +356,7 @@ async def test_a_letter_that_was_moved_or_cancelled_counts_once_or_not_at_all(
 
 
 @pytest.mark.parametrize("verb", ["redrive", "purge", "count", "list"])
-async def test_a_letter_that_is_moved_while_it_is_looked_for_is_found_once(
+async def test_dead_letter_rescheduled_during_a_scan_is_found_once(
     mock_clock: trio.testing.MockClock, verb: str
 ) -> None:
     """V1: it is there all the while, at one time or the other."""
@@ -388,7 +388,7 @@ async def test_a_letter_that_is_moved_while_it_is_looked_for_is_found_once(
 
 @pytest.mark.parametrize("verb", ["redrive", "purge"])
 @pytest.mark.parametrize("meanwhile", ["topics.delete", "subscriptions.delete", "seek"])
-async def test_what_ends_letters_ends_with_who_keeps_them(
+async def test_redrive_and_purge_stop_when_their_subscription_is_deleted_or_sought(
     mock_clock: trio.testing.MockClock, verb: str, meanwhile: str
 ) -> None:
     """V1, Q7: deleted or sought between two steps: nothing is ended for one who is not there."""
@@ -427,7 +427,7 @@ async def test_what_ends_letters_ends_with_who_keeps_them(
             assert await broker.admin("dlq.count", **NAMES) == {"dead_letters": 3_000, "next": None}
 
 
-async def test_dead_letters_neither_expire_nor_make_room(
+async def test_dead_letters_neither_expire_nor_are_dropped(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: neither a time to live nor a quota takes what nobody has looked at yet."""
@@ -453,7 +453,7 @@ async def test_dead_letters_neither_expire_nor_make_room(
         await producer.send(b"is not refused for dead letters")
 
 
-async def test_a_letter_that_dies_again_goes_back_as_the_letter_it_was(
+async def test_dead_letter_dead_lettered_again_is_redriven_as_the_same_dead_letter(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V1: from the second dead-letter topic to the first, and from there to its topic."""
@@ -483,7 +483,7 @@ async def test_a_letter_that_dies_again_goes_back_as_the_letter_it_was(
             assert (message.value, message.properties) == (b"bad", {"mine": 1})
 
 
-async def test_properties_that_are_no_utf_8_are_shown_and_come_back_as_they_were(
+async def test_properties_that_are_not_utf_8_are_shown_and_redriven_unchanged(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V1: nobody checks what a job or another client packs."""
@@ -511,7 +511,7 @@ async def test_properties_that_are_no_utf_8_are_shown_and_come_back_as_they_were
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved on"])
-async def test_what_a_subscription_left_behind_is_reached_where_it_lies(
+async def test_dead_letters_of_a_deleted_or_changed_subscription_stay_reachable(
     how: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V1: neither deleting a subscription nor another dead-letter topic loses letters."""

@@ -50,7 +50,7 @@ async def values(inbox: escapement.Inbox) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_oldest_go_and_as_many_as_the_quota_stay(
+async def test_oldest_messages_are_dropped_down_to_the_quota(
     kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: without traffic, from memory and from disk, and for good."""
@@ -74,7 +74,7 @@ async def test_the_oldest_go_and_as_many_as_the_quota_stay(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_in_hands_stays_and_what_waits_for_another_attempt_goes(
+async def test_in_flight_messages_are_kept_and_retrying_ones_are_dropped(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: a nack of what was let go brings nothing back."""
@@ -94,7 +94,7 @@ async def test_what_is_in_hands_stays_and_what_waits_for_another_attempt_goes(
             assert await figures(broker) == (8, 6)
 
 
-async def test_what_comes_due_goes_over_the_quota_without_any_traffic(
+async def test_messages_that_fall_due_are_dropped_over_the_quota_without_traffic(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: what is not yet due is never dropped."""
@@ -112,7 +112,7 @@ async def test_what_comes_due_goes_over_the_quota_without_any_traffic(
             assert await values(inbox) == list(range(190, 200))
 
 
-async def test_what_was_done_before_a_log_reader_began_is_not_counted_twice(
+async def test_messages_before_an_exclusive_subscription_began_are_not_counted_twice(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: neither what was cancelled then, nor what is acknowledged that it is not to get."""
@@ -129,7 +129,7 @@ async def test_what_was_done_before_a_log_reader_began_is_not_counted_twice(
             assert await values(inbox) == list(range(25, 30))
 
 
-async def test_what_is_done_and_still_in_the_index_makes_nothing_go(
+async def test_acknowledged_messages_still_in_the_index_cause_no_drops(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: before anything is dropped it is counted exactly."""
@@ -155,7 +155,7 @@ async def test_what_is_done_and_still_in_the_index_makes_nothing_go(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_dropped_messages_become_dead_letters_if_wished(
+async def test_dropped_messages_are_dead_lettered_if_configured(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: once each, with the reason; whatever was tried before says how often."""
@@ -176,7 +176,7 @@ async def test_dropped_messages_become_dead_letters_if_wished(
         assert await figures(broker) == (25, 5)
 
 
-async def test_dropping_makes_room_and_refuses_only_where_it_cannot(
+async def test_publish_is_refused_only_when_dropping_cannot_meet_the_quota(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: where what is not yet due counts, it alone may meet the quota."""
@@ -195,7 +195,7 @@ async def test_dropping_makes_room_and_refuses_only_where_it_cannot(
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("change", ["none", "cancelled", "moved"])
-async def test_no_more_goes_for_what_is_not_yet_due_than_there_is_of_it(
+async def test_delayed_messages_are_counted_exactly_before_dropping(
     change: str, whole: bool, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: the index has what was cancelled, and old times, and lies in blocks of any time."""
@@ -222,7 +222,7 @@ async def test_no_more_goes_for_what_is_not_yet_due_than_there_is_of_it(
         assert await figures(broker) == (kept + 40 - 100, 100)
 
 
-async def test_to_who_reads_the_log_no_message_counts_twice(
+async def test_exclusive_subscription_counts_a_delayed_message_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: a message that is not yet due is among those that such a subscription is to get."""
@@ -238,7 +238,7 @@ async def test_to_who_reads_the_log_no_message_counts_twice(
         assert await figures(broker) == (30, 100)
 
 
-async def test_what_was_cancelled_keeps_nothing_for_who_reads_the_log(
+async def test_cancelled_messages_do_not_count_for_an_exclusive_subscription(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: the index goes on having it among what is not yet due."""
@@ -254,7 +254,7 @@ async def test_what_was_cancelled_keeps_nothing_for_who_reads_the_log(
 
 
 @pytest.mark.parametrize("change", ["due", "moved", "cancelled"])
-async def test_what_is_no_longer_ahead_keeps_nothing_for_who_reads_the_log(
+async def test_acknowledged_message_stops_counting_once_it_is_no_longer_delayed(
     change: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: also where no shared subscription waits for it, and nobody publishes."""
@@ -280,7 +280,7 @@ async def test_what_is_no_longer_ahead_keeps_nothing_for_who_reads_the_log(
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["topic", "namespace"])
-async def test_a_clock_set_back_puts_no_drop_off(
+async def test_setting_the_clock_back_does_not_postpone_drops(
     whole: bool, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: what rests between two looks at a quota rests a second, by whatever clock."""
@@ -300,7 +300,7 @@ async def test_a_clock_set_back_puts_no_drop_off(
         assert await figures(broker) == (15, 5)
 
 
-async def test_what_could_not_go_while_the_database_was_away_goes_afterwards(
+async def test_drop_that_failed_during_a_database_outage_happens_afterwards(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: who reads the log is read for, and that failed; nothing else comes."""
@@ -321,7 +321,7 @@ async def test_what_could_not_go_while_the_database_was_away_goes_afterwards(
             assert await figures(broker) == (9, 5)
 
 
-async def test_what_found_no_room_among_the_dead_goes_once_they_are_buried(
+async def test_drops_beyond_the_bound_of_dead_messages_wait_for_dead_lettering(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: dead letters that cannot be written wait in memory, in bounded number."""
@@ -340,7 +340,7 @@ async def test_what_found_no_room_among_the_dead_goes_once_they_are_buried(
             assert await figures(broker) == (55, 5)
 
 
-async def test_by_size_the_mean_decides_also_after_a_start(
+async def test_byte_quota_uses_the_mean_size_also_after_a_restart(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10."""
@@ -364,7 +364,7 @@ async def test_by_size_the_mean_decides_also_after_a_start(
             assert 95 <= waiting <= 105
 
 
-async def rest(
+async def let_time_pass(
     world: World,
     inbox: escapement.Inbox,
     kind: str,
@@ -404,7 +404,7 @@ async def play(world: World, broker: escapement.Broker, chance: random.Random, k
                 await producer.submit(b"%d" % one, delay=f"{delay_s}s", priority=priority)
             await producer.flush()
             due |= dict.fromkeys(numbers, now_ms + delay_s * 1000)
-            due = await rest(world, inbox, kind, due, held)
+            due = await let_time_pass(world, inbox, kind, due, held)
             assert (await figures(broker))[1] == len(due)
             for one in chance.sample(sorted(held), chance.randrange(len(held) + 1)):
                 message = held.pop(one)
@@ -415,13 +415,13 @@ async def play(world: World, broker: escapement.Broker, chance: random.Random, k
                     await message.nack(chance.choice(["0s", "1h"]))
             if chance.random() < 0.2:
                 await world.checkpoint()
-            due = await rest(world, inbox, kind, due, held)
+            due = await let_time_pass(world, inbox, kind, due, held)
             assert (await figures(broker))[1] == len(due)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_random_history_keeps_the_newest(
+async def test_random_history_keeps_the_newest_messages(
     kind: str, seed: int, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: with priorities, delays, retries and checkpoints, against a naive model."""
@@ -432,7 +432,7 @@ async def test_a_random_history_keeps_the_newest(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["sought", "made"])
-async def test_who_begins_in_the_past_keeps_no_more_of_it(
+async def test_seek_or_new_subscription_at_earliest_is_cut_to_the_quota(
     how: str, kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: a seek, or a new subscription, is a longer backlog without any traffic."""
@@ -455,7 +455,7 @@ async def test_who_begins_in_the_past_keeps_no_more_of_it(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["leave", "nack", "timeout"])
-async def test_what_is_given_back_goes_too(
+async def test_messages_no_longer_in_flight_are_dropped_over_the_quota(
     how: str, kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: it was in hands when the quota was met, and nothing comes afterwards."""

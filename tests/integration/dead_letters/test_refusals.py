@@ -55,7 +55,7 @@ def refusing(world: World, target: str, error: EscapementError) -> Iterator[Call
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code)
-async def test_a_letter_is_kept_and_tried_again_later_each_time_while_others_go_on(
+async def test_refused_inbox_entry_is_retried_with_back_off_while_others_go_on(
     error: EscapementError, caplog: pytest.LogCaptureFixture, mock_clock: trio.testing.MockClock
 ) -> None:
     """B2: said once in the log, shown in the figures, and moved once in the end."""
@@ -76,7 +76,7 @@ async def test_a_letter_is_kept_and_tried_again_later_each_time_while_others_go_
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code)
-async def test_the_dead_are_kept_and_buried_once_when_that_is_possible(
+async def test_dead_messages_wait_for_a_refused_topic_and_are_dead_lettered_once(
     error: EscapementError, caplog: pytest.LogCaptureFixture, mock_clock: trio.testing.MockClock
 ) -> None:
     """V4: those of another subscription do not wait for them."""
@@ -109,7 +109,7 @@ async def test_the_dead_are_kept_and_buried_once_when_that_is_possible(
         assert (row["dead_waiting"], row["unacknowledged"]) == (0, 0)
 
 
-async def one_dies(world: World, broker: Broker) -> None:
+async def fail_one_message(world: World, broker: Broker) -> None:
     """A message fails, and some seconds pass."""
     producer = await broker.producer("t/n/x")
     await producer.send(b"bad")
@@ -119,7 +119,7 @@ async def one_dies(world: World, broker: Broker) -> None:
         await world.clock.advance(seconds=5)
 
 
-async def test_a_dead_letter_topic_in_a_namespace_that_is_going_ends_nothing(
+async def test_dead_letter_topic_in_a_namespace_being_deleted_does_not_end_the_broker(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Q7."""
@@ -128,7 +128,7 @@ async def test_a_dead_letter_topic_in_a_namespace_that_is_going_ends_nothing(
         policy = {"max_deliveries": 1, "dead_letter_topic": "t/going/dead"}
         await broker.admin("subscriptions.create", **NAMES, policy=policy)
         await world.server.registry.namespaces.condemn(NamespaceName.parse("t/going"))
-        await one_dies(world, broker)
+        await fail_one_message(world, broker)
         assert await world.server.inbox_relay.waiting(9) == [], "it would go with the namespace"
         (row,) = await broker.admin("subscriptions.list", topic="t/n/x")
         assert row["dead_waiting"] == 1
@@ -138,14 +138,14 @@ async def test_a_dead_letter_topic_in_a_namespace_that_is_going_ends_nothing(
         assert len(await broker.admin("dlq.list", **NAMES, count=9)) == 1
 
 
-def test_what_leaves_the_truth_in_question_ends_the_broker_and_nothing_else_does() -> None:
+def test_only_log_damage_and_a_lost_lease_end_the_broker() -> None:
     assert ends_the_broker(LogDamaged("x"))
     assert ends_the_broker(LeaseLost("x"))
     assert not ends_the_broker(TransactionAborted("x"))
     assert not any(ends_the_broker(error) for error in REFUSALS)
 
 
-def test_waits_double_up_to_a_minute_and_begin_anew() -> None:
+def test_refusal_waits_double_up_to_a_minute_and_reset_after_success() -> None:
     refusals, now_s, waits = Refusals(), 0.0, []
     for _ in range(9):
         refusals.refused("a", "why", now_s)
@@ -158,7 +158,7 @@ def test_waits_double_up_to_a_minute_and_begin_anew() -> None:
     assert refusals.until_s("a") == 0
 
 
-async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kept_there(
+async def test_dead_messages_wait_for_their_topic_without_automatic_topic_creation(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V1."""
@@ -166,7 +166,7 @@ async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kep
     async with testing.start(config=config) as world, world.connect() as broker:
         await broker.admin("topics.create", topic="t/n/x")
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
-        await one_dies(world, broker)
+        await fail_one_message(world, broker)
         (waits,) = (await broker.admin("broker.stats"))["dead_letters_waiting"]
         assert "there is no topic t/n/x-s-DLQ" in waits
         await broker.admin("topics.create", topic="t/n/x-s-DLQ")
@@ -176,7 +176,7 @@ async def test_where_topics_are_not_created_the_dead_wait_for_theirs_and_are_kep
         assert (await broker.admin("broker.stats"))["dead_letters_waiting"] == []
 
 
-async def test_who_keeps_dead_letters_is_shared(mock_clock: trio.testing.MockClock) -> None:
+async def test_dead_letters_subscription_must_be_shared(mock_clock: trio.testing.MockClock) -> None:
     """V1: `dlq` looks for what is due, and a log's order has no such thing."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         keeper = {"topic": "t/n/x-s-DLQ", "subscription": "dead-letters"}
@@ -187,5 +187,5 @@ async def test_who_keeps_dead_letters_is_shared(mock_clock: trio.testing.MockClo
                 pass
         await broker.admin("subscriptions.create", **keeper)
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
-        await one_dies(world, broker)
+        await fail_one_message(world, broker)
         assert len(await broker.admin("dlq.list", **NAMES)) == 1

@@ -37,7 +37,7 @@ async def test_consumer_with_an_ack_wait_above_max_backoff_is_refused(
             assert [message.payload for message in await arrived(inbox)] == [b"hard"]
 
 
-async def test_consumer_without_an_ack_wait_of_its_own_waits_as_long_as_max_backoff_allows(
+async def test_default_ack_wait_is_shortened_to_max_backoff(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V4: the broker's default of 30 s is shortened to max_backoff; no consumer asked for it."""
@@ -51,7 +51,7 @@ async def test_consumer_without_an_ack_wait_of_its_own_waits_as_long_as_max_back
             assert [message.attempt for message in await arrived(inbox)] == [2]
 
 
-async def test_ack_wait_past_what_any_broker_can_wait_is_refused(
+async def test_ack_wait_above_ten_years_is_refused(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V4: without a max_backoff the bound is ten years."""
@@ -117,7 +117,7 @@ async def test_consumer_that_joins_while_max_backoff_is_being_lowered_is_refused
             ]
 
 
-async def test_consumer_that_comes_back_after_max_backoff_was_lowered_ends_with_the_reason(
+async def test_reconnecting_consumer_ends_with_an_error_after_max_backoff_was_lowered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V4: a reconnect does not shorten its wait either."""

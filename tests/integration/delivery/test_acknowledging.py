@@ -55,7 +55,7 @@ def total(world: World) -> int:
 # -- who, and how many ---------------------------------------------------------------
 
 
-async def test_any_consumer_may_acknowledge_and_is_told_what_took_effect(
+async def test_any_consumer_can_acknowledge_and_learns_how_many_took_effect(
     mock_clock: MockClock,
 ) -> None:
     """V17, V2: on however many of them it was, it is done for all consumers."""
@@ -74,7 +74,9 @@ async def test_any_consumer_may_acknowledge_and_is_told_what_took_effect(
                 assert sorted(numbers(again)) == [6, 7, 8, 9]
 
 
-async def test_ranges_count_what_is_new_and_what_exists(mock_clock: MockClock) -> None:
+async def test_range_acknowledgement_counts_only_new_and_existing_offsets(
+    mock_clock: MockClock,
+) -> None:
     """V17: both ends included; what overlaps or was never published does not count."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 20)
@@ -95,7 +97,7 @@ async def test_ranges_count_what_is_new_and_what_exists(mock_clock: MockClock) -
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["at once", "after a crash"])
-async def test_what_is_acknowledged_while_it_waits_is_never_sent(
+async def test_message_acknowledged_while_waiting_is_never_delivered(
     mock_clock: MockClock, crash: bool
 ) -> None:
     """V2: in retry, ready for want of credit, and not due yet."""
@@ -128,7 +130,7 @@ async def test_what_is_acknowledged_while_it_waits_is_never_sent(
             assert (await stats(broker))["unacknowledged"] == 0
 
 
-async def test_a_subscription_is_of_one_kind_and_the_exclusive_one_for_one_consumer(
+async def test_consumer_of_another_kind_or_a_second_exclusive_one_is_refused(
     mock_clock: MockClock,
 ) -> None:
     """P7: who asks for something else is refused, and disturbs nobody."""
@@ -152,7 +154,7 @@ async def test_a_subscription_is_of_one_kind_and_the_exclusive_one_for_one_consu
 # -- again and again -----------------------------------------------------------------
 
 
-async def test_what_nobody_acknowledges_is_tried_without_end(mock_clock: MockClock) -> None:
+async def test_unacknowledged_message_is_redelivered_forever(mock_clock: MockClock) -> None:
     """V1, V4: after twice as long each time, for decades, and in spite of a crash."""
     async with testing.start(config=BrokerConfig(ack_wait_ms=1000, seed=0)) as world:
         async with world.connect() as broker:
@@ -177,7 +179,7 @@ async def test_what_nobody_acknowledges_is_tried_without_end(mock_clock: MockClo
             assert await arrived(inbox) == []
 
 
-async def test_nacks_without_end_count_every_attempt(mock_clock: MockClock) -> None:
+async def test_every_nack_counts_an_attempt(mock_clock: MockClock) -> None:
     """V1, V4: also across checkpoints and clean starts."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
@@ -197,7 +199,7 @@ async def test_nacks_without_end_count_every_attempt(mock_clock: MockClock) -> N
             await world.restart()
 
 
-async def test_a_coarse_tick_for_delays_does_not_stretch_ack_timeouts(
+async def test_coarse_tick_for_delays_does_not_stretch_ack_timeouts(
     mock_clock: MockClock,
 ) -> None:
     """V4, P3: a tick of an hour, a wait of a second."""
@@ -276,7 +278,9 @@ async def test_dispatch_pauses_at_the_bound_of_unacknowledged_messages(
             assert done == set(range(300))
 
 
-async def test_an_ordered_subscription_pauses_at_the_bound_too(mock_clock: MockClock) -> None:
+async def test_exclusive_subscription_pauses_at_the_bound_of_unacknowledged_messages(
+    mock_clock: MockClock,
+) -> None:
     """V3, invariant 9."""
     config = BrokerConfig(
         limits=BrokerLimits(unacked_messages=15, deliver_messages=8), ack_wait_ms=86_400_000, seed=0
@@ -299,7 +303,7 @@ async def test_an_ordered_subscription_pauses_at_the_bound_too(mock_clock: MockC
 # -- clocks and policies -------------------------------------------------------------
 
 
-async def test_setting_the_clock_back_leaves_what_is_in_flight_where_it_is(
+async def test_setting_the_clock_back_leaves_in_flight_messages_alone(
     mock_clock: MockClock,
 ) -> None:
     """Invariants 2, 3 and 5: not sent again for it; acks count; timeouts come at their time."""
@@ -333,7 +337,7 @@ async def test_setting_the_clock_back_leaves_what_is_in_flight_where_it_is(
             assert (last.offset, last.attempt) == (3, 2)
 
 
-async def test_what_is_given_back_after_the_clock_went_back_waits_until_it_is_due_again(
+async def test_nacked_message_waits_until_it_is_due_again_after_the_clock_was_set_back(
     mock_clock: MockClock,
 ) -> None:
     """Invariants 2 and 4: and it holds up nothing that is due before it."""

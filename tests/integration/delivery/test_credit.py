@@ -44,7 +44,9 @@ async def take_all(inbox: escapement.Inbox) -> list[int]:
     return taken
 
 
-async def test_what_was_acknowledged_while_its_payload_was_read(mock_clock: MockClock) -> None:
+async def test_credit_returns_for_messages_acknowledged_during_the_payload_read(
+    mock_clock: MockClock,
+) -> None:
     """V2, invariant 4: by another consumer, which has left since."""
     held = Held()
     async with testing.start(run=held) as world:
@@ -59,7 +61,9 @@ async def test_what_was_acknowledged_while_its_payload_was_read(mock_clock: Mock
             assert await take_all(inbox) == list(range(PERMITS, COUNT))
 
 
-async def test_what_was_acknowledged_while_another_frame_was_read(mock_clock: MockClock) -> None:
+async def test_credit_returns_for_messages_acknowledged_behind_another_frame(
+    mock_clock: MockClock,
+) -> None:
     """V2, V6: two consumers get their frames together; the second waits behind the first."""
     held = Held()
     async with testing.start(run=held) as world:
@@ -80,7 +84,9 @@ async def test_what_was_acknowledged_while_another_frame_was_read(mock_clock: Mo
             assert sorted(offsets) == list(range(2 * PERMITS, COUNT))
 
 
-async def test_what_timed_out_while_its_payload_was_read(mock_clock: MockClock) -> None:
+async def test_credit_returns_for_messages_that_time_out_during_the_payload_read(
+    mock_clock: MockClock,
+) -> None:
     """V1, invariant 5: it is not sent and taken back in the same moment."""
     held = Held()
     async with testing.start(run=held) as world:
@@ -94,7 +100,7 @@ async def test_what_timed_out_while_its_payload_was_read(mock_clock: MockClock) 
             assert await take_all(inbox) == list(range(COUNT))
 
 
-async def test_what_the_lease_ended_under_while_its_payload_was_read(
+async def test_credit_returns_for_messages_whose_payload_read_outlasts_the_lease(
     mock_clock: MockClock,
 ) -> None:
     """B8, invariant 4: a successor may deliver it meanwhile; none came, so we do."""

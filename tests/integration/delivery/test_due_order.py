@@ -86,7 +86,9 @@ async def test_delayed_message_is_not_passed_within_its_tick(
             assert await drained(world, inbox) == [b"A", b"B", b"C", b"later"]
 
 
-async def test_tick_still_says_when_a_topic_with_an_order_wakes(mock_clock: MockClock) -> None:
+async def test_topic_with_an_order_delivers_at_ticks_without_other_traffic(
+    mock_clock: MockClock,
+) -> None:
     """P5, P6: without other traffic messages go out at the tick, and none before its time."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker)
@@ -122,9 +124,7 @@ async def test_acknowledgement_within_a_tick_lets_the_lowest_rank_go_next(
 
 
 @ORDERS
-async def test_message_that_waits_for_its_retry_is_not_passed(
-    mock_clock: MockClock, order: str
-) -> None:
+async def test_message_waiting_for_a_retry_is_not_passed(mock_clock: MockClock, order: str) -> None:
     """Q9: neither by messages that are sent meanwhile, nor by those that fall due."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker, order)
@@ -156,7 +156,7 @@ async def test_retry_comes_behind_a_lower_rank_that_fell_due_within_the_tick(
             assert await drained(world, inbox) == [b"urgent", b"tried"]
 
 
-async def test_order_that_is_asked_for_later_begins_with_all_that_is_due(
+async def test_order_enabled_later_applies_to_all_due_messages(
     mock_clock: MockClock,
 ) -> None:
     """Q9: messages that became ready out of order are read again, in order."""
@@ -172,7 +172,7 @@ async def test_order_that_is_asked_for_later_begins_with_all_that_is_due(
             assert await drained(world, inbox) == [b"other", b"A", b"B"]
 
 
-async def test_message_that_was_in_no_range_is_not_passed(mock_clock: MockClock) -> None:
+async def test_message_outside_every_key_range_is_not_passed(mock_clock: MockClock) -> None:
     """Q9, V16: messages of all ranges are in one order once the last range is given up."""
     high = next(key for key in map(str, range(99)) if escapement.slot_of(key) >= 32_768)
     limits = config(ready_messages=4)
@@ -191,7 +191,7 @@ async def test_message_that_was_in_no_range_is_not_passed(mock_clock: MockClock)
 # -- while the index is read ---------------------------------------------------------------
 
 
-async def test_window_that_is_being_read_is_not_passed(mock_clock: MockClock) -> None:
+async def test_messages_in_a_window_being_read_are_not_passed(mock_clock: MockClock) -> None:
     """Q9: messages fall due while their keys come from a slow disk, and others are sent."""
     held = Held()
     async with testing.start(config=config(), run=held) as world, world.connect() as broker:
@@ -208,7 +208,7 @@ async def test_window_that_is_being_read_is_not_passed(mock_clock: MockClock) ->
             assert await drained(world, inbox) == [b"A", b"B", b"C"]
 
 
-async def test_window_that_was_not_read_yet_is_not_passed(mock_clock: MockClock) -> None:
+async def test_messages_in_a_window_not_yet_read_are_not_passed(mock_clock: MockClock) -> None:
     """Q9: the clock is set ahead of the horizon, and a message is sent before the topic wakes."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker)
@@ -219,7 +219,7 @@ async def test_window_that_was_not_read_yet_is_not_passed(mock_clock: MockClock)
             assert await drained(world, inbox) == [b"A", b"B"]
 
 
-async def test_backlog_that_is_being_read_is_not_passed(mock_clock: MockClock) -> None:
+async def test_backlog_being_read_is_not_passed(mock_clock: MockClock) -> None:
     """Q9: a message that is sent while the last piece of a backlog is read waits for it."""
     held = Held()
     async with testing.start(config=config(), run=held) as world:
@@ -285,7 +285,7 @@ async def test_earlier_message_that_finds_no_room_is_not_passed(mock_clock: Mock
 # -- while the past is filled in -------------------------------------------------------------
 
 
-async def test_past_that_is_filled_in_is_not_passed(mock_clock: MockClock) -> None:
+async def test_messages_being_filled_in_from_the_log_are_not_passed(mock_clock: MockClock) -> None:
     """Q9: messages in the log go before those that are sent after the subscription began."""
     held = Held()
     async with testing.start(config=config(), run=held) as world, world.connect() as broker:
@@ -311,7 +311,7 @@ async def test_past_that_is_filled_in_is_not_passed(mock_clock: MockClock) -> No
         assert [value[:1] for value in found if value != large] == [b"A", b"B", b"C"]
 
 
-async def test_quota_drops_nothing_while_the_past_is_filled_in(mock_clock: MockClock) -> None:
+async def test_quota_drops_nothing_while_the_log_is_filled_in(mock_clock: MockClock) -> None:
     """P10, Q9: the oldest messages are not known yet, and no later ones may pass them."""
     held = Held()
     async with testing.start(config=config(), run=held) as world, world.connect() as broker:
@@ -353,7 +353,9 @@ class HeldFill(Held):
         return await super().__call__(function, *arguments)
 
 
-async def test_past_is_handed_out_while_more_of_it_is_filled_in(mock_clock: MockClock) -> None:
+async def test_filled_in_messages_are_delivered_while_the_fill_goes_on(
+    mock_clock: MockClock,
+) -> None:
     """Q9: the first messages do not wait for the whole log: the others were accepted later."""
     held = HeldFill()
     async with testing.start(config=config(), run=held) as world, world.connect() as broker:

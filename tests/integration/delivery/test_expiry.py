@@ -25,7 +25,7 @@ async def figures(broker: escapement.Broker) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_has_expired_is_not_handed_out(
+async def test_expired_messages_are_not_delivered(
     kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: acknowledged as expired, and stays so after a crash."""
@@ -55,7 +55,7 @@ async def test_what_has_expired_is_not_handed_out(
             assert await values(inbox) == []
 
 
-async def test_the_time_to_live_counts_from_the_delivery_time(
+async def test_time_to_live_counts_from_the_delivery_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: a message lives its time after a delay that is longer."""
@@ -72,7 +72,7 @@ async def test_the_time_to_live_counts_from_the_delivery_time(
             assert (await figures(broker))["expired"] == 0
 
 
-async def test_what_is_in_flight_does_not_expire_and_what_comes_back_from_there_does(
+async def test_in_flight_messages_do_not_expire_but_nacked_ones_do(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10."""
@@ -91,7 +91,7 @@ async def test_what_is_in_flight_does_not_expire_and_what_comes_back_from_there_
             assert await inbox.ack(kept.id, durable=True) == 1
 
 
-async def test_what_waits_for_another_attempt_expires_at_its_time_and_holds_no_key_longer(
+async def test_message_waiting_for_a_retry_expires_on_time_and_releases_its_key(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10, Q9: however long the wait that was asked for."""
@@ -113,7 +113,7 @@ async def test_what_waits_for_another_attempt_expires_at_its_time_and_holds_no_k
 
 @pytest.mark.parametrize("restart", [False, True], ids=["at once", "after a start"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_waits_for_another_attempt_goes_by_a_time_to_live_that_is_new(
+async def test_new_time_to_live_applies_to_messages_waiting_for_a_retry(
     kind: str, restart: bool, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10, Q9: it had none when it was given back; nor does it hold its key any longer."""
@@ -145,7 +145,7 @@ async def test_what_waits_for_another_attempt_goes_by_a_time_to_live_that_is_new
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_backlog_that_nobody_takes_expires_at_its_time(
+async def test_backlog_without_a_consumer_expires_on_time(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: what is ready and what found no room there, without any traffic (invariant 4)."""
@@ -176,7 +176,7 @@ async def test_a_backlog_that_nobody_takes_expires_at_its_time(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_shorter_time_to_live_counts_at_once_and_after_a_start(
+async def test_shorter_time_to_live_applies_at_once_and_after_a_restart(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: of a topic, too, that nobody has used since."""
@@ -200,7 +200,7 @@ async def test_a_shorter_time_to_live_counts_at_once_and_after_a_start(
             assert (await figures(broker))["unacknowledged"] == 0
 
 
-async def test_of_a_log_goes_what_has_expired_whatever_lies_before_and_behind_it(
+async def test_exclusive_subscription_expires_messages_anywhere_in_the_log(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: an order of the log is none of delivery times; moved messages have their new ones."""
@@ -222,7 +222,7 @@ async def test_of_a_log_goes_what_has_expired_whatever_lies_before_and_behind_it
         assert (await figures(broker))["unacknowledged"] == 0
 
 
-async def test_of_a_paused_log_what_waits_goes_and_what_was_in_hands_when_it_is_back(
+async def test_paused_exclusive_subscription_expires_waiting_and_returned_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """P10: with a consumer, and when that has left."""
@@ -248,7 +248,9 @@ async def test_of_a_paused_log_what_waits_goes_and_what_was_in_hands_when_it_is_
         assert (found["expired"], found["unacknowledged"]) == (22, 0)
 
 
-async def test_each_subscription_lets_go_for_itself(mock_clock: trio.testing.MockClock) -> None:
+async def test_each_subscription_expires_its_own_messages(
+    mock_clock: trio.testing.MockClock,
+) -> None:
     """P10: also one that begins with the first message when that has expired."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES)
@@ -273,7 +275,7 @@ async def test_each_subscription_lets_go_for_itself(mock_clock: trio.testing.Moc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_expired_messages_become_dead_letters_if_wished(
+async def test_expired_messages_are_dead_lettered_if_configured(
     kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """P10: once each, with the reason."""
@@ -293,7 +295,7 @@ async def test_expired_messages_become_dead_letters_if_wished(
         assert found["unacknowledged"] == 0
 
 
-async def test_expiry_goes_on_in_a_pause(mock_clock: trio.testing.MockClock) -> None:
+async def test_expiry_goes_on_during_a_pause(mock_clock: trio.testing.MockClock) -> None:
     """P10."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await broker.producer("x")
@@ -308,7 +310,7 @@ async def test_expiry_goes_on_in_a_pause(mock_clock: trio.testing.MockClock) -> 
 
 
 @pytest.mark.parametrize("policy", [{"order": "key"}, {"order": "topic"}, {}])
-async def test_what_has_expired_holds_up_no_key_and_no_range(
+async def test_expired_messages_hold_up_no_key_and_no_range(
     policy: dict[str, str], mock_clock: trio.testing.MockClock
 ) -> None:
     """P10: also what is of a range that no consumer asks for."""

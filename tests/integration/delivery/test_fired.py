@@ -52,7 +52,7 @@ async def shown(broker: escapement.Broker, offset: int) -> tuple[str, str, int |
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("checkpoint", ["none", "before", "after", "between"])
 @pytest.mark.parametrize("index", ["kept", "lost"])
-async def test_a_successor_knows_what_was_in_hands_and_how_often(
+async def test_successor_knows_which_messages_were_in_flight_and_their_attempts(
     mock_clock: MockClock, kind: str, checkpoint: str, index: str
 ) -> None:
     """Q2, V4: fired is on record, whatever of it a checkpoint has written."""
@@ -85,7 +85,7 @@ async def test_a_successor_knows_what_was_in_hands_and_how_often(
 
 
 @pytest.mark.parametrize("change", ["cancel", "reschedule"])
-async def test_what_was_in_hands_when_a_broker_died_was_delivered(
+async def test_messages_in_flight_at_a_crash_count_as_delivered(
     mock_clock: MockClock, change: str
 ) -> None:
     """B1: it may have been in any hands, on record or not, so nothing is changed."""
@@ -116,7 +116,7 @@ async def test_what_was_in_hands_when_a_broker_died_was_delivered(
                 assert (first.attempt, first.redelivered) == (1, True)
 
 
-async def test_what_is_acknowledged_at_once_is_not_written_as_an_attempt(
+async def test_quickly_acknowledged_message_writes_no_attempt_to_the_journal(
     mock_clock: MockClock,
 ) -> None:
     """A hand-over costs nothing where the acknowledgement is quick."""
@@ -140,7 +140,7 @@ async def test_what_is_acknowledged_at_once_is_not_written_as_an_attempt(
                 assert found.attempt.tolist() == [1, 1]
 
 
-async def test_each_hand_over_is_on_record_once(mock_clock: MockClock) -> None:
+async def test_each_delivery_is_recorded_once(mock_clock: MockClock) -> None:
     """However long it is held."""
     outage = Outage()
     async with testing.start(config=PATIENT, engine=outage.engine) as world:
@@ -158,7 +158,7 @@ async def test_each_hand_over_is_on_record_once(mock_clock: MockClock) -> None:
                 assert found == [[1] * 5, [1], [2]]
 
 
-async def test_a_clock_that_goes_back_does_not_keep_a_hand_over_off_the_record(
+async def test_delivery_is_recorded_after_the_clock_was_set_back(
     mock_clock: MockClock,
 ) -> None:
     """Q2: how long something was held is then not known by the wall clock."""

@@ -67,7 +67,7 @@ class SlowPeer:
         return self._protocol.closed
 
 
-async def test_what_waits_in_a_connection_past_the_lease_is_not_delivered(
+async def test_messages_buffered_in_a_connection_past_the_lease_are_not_delivered(
     mock_clock: MockClock,
 ) -> None:
     """B8, invariant 8: as after a SIGSTOP, when a successor delivers the same by now.

@@ -40,7 +40,9 @@ def priorities_of(messages: Sequence[escapement.Message]) -> list[int]:
     return [message.priority for message in messages]
 
 
-async def test_what_is_due_together_goes_by_priority(mock_clock: trio.testing.MockClock) -> None:
+async def test_messages_due_together_are_delivered_by_priority(
+    mock_clock: trio.testing.MockClock,
+) -> None:
     """V5: single sends, batches, delayed and not; lower first, 50 without one."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await subscribed(broker)
@@ -53,7 +55,7 @@ async def test_what_is_due_together_goes_by_priority(mock_clock: trio.testing.Mo
         assert priorities_of(await taken(broker)) == [0, 10, 49, 50, 51, 60, 255]
 
 
-async def test_nobody_starves_and_how_long_one_waits_is_known(
+async def test_low_priority_message_waits_a_bounded_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V5: a second a step, unless the subscription says otherwise."""
@@ -74,7 +76,7 @@ async def test_nobody_starves_and_how_long_one_waits_is_known(
 
 
 @pytest.mark.parametrize("end", ["live", "crash", "checkpoint and crash", "stop"])
-async def test_a_long_backlog_of_one_priority_is_not_in_the_way_of_another(
+async def test_long_backlog_of_one_priority_does_not_hold_up_another(
     end: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V5: far more messages than ready takes, in memory and on disk, before a restart and after."""
@@ -101,7 +103,7 @@ async def test_a_long_backlog_of_one_priority_is_not_in_the_way_of_another(
 
 
 @pytest.mark.parametrize("end", ["crash", "checkpoint", "stop"])
-async def test_what_is_tried_again_keeps_its_priority(
+async def test_retried_messages_keep_their_priority(
     end: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V5, V16: from the wheel of retries, from the journal, and from a checkpoint's attempts."""
@@ -130,7 +132,7 @@ async def test_what_is_tried_again_keeps_its_priority(
 
 
 @pytest.mark.parametrize("kind", ["exclusive", "failover"])
-async def test_who_reads_the_log_gets_its_order_whatever_the_priorities(
+async def test_exclusive_and_failover_subscriptions_ignore_priorities(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V5: only shared subscriptions look at priorities."""
@@ -154,7 +156,7 @@ def values_of(messages: Sequence[escapement.Message]) -> list[bytes]:
     return [message.value for message in messages]
 
 
-async def test_consumers_get_the_keys_they_ask_for(mock_clock: trio.testing.MockClock) -> None:
+async def test_consumers_get_the_keys_of_their_ranges(mock_clock: trio.testing.MockClock) -> None:
     """V16: exact ranges; what is in nobody's waits; what has no key goes to any."""
     async with testing.start(config=SMALL) as world, world.connect() as broker:
         producer = await subscribed(broker)
@@ -182,7 +184,7 @@ async def test_consumers_get_the_keys_they_ask_for(mock_clock: trio.testing.Mock
                 pass
 
 
-async def test_who_takes_nothing_holds_up_no_other_range(
+async def test_idle_consumer_holds_up_no_other_key_range(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V16: however much lies ready for him, and he gets all of it in order once he takes it."""
@@ -211,7 +213,7 @@ async def test_who_takes_nothing_holds_up_no_other_range(
             assert found == numbers
 
 
-async def test_ranges_are_dealt_out_anew_when_consumers_come_and_go(
+async def test_key_ranges_are_reassigned_when_consumers_join_and_leave(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V16: what is in hands stays there, and holds its keys until it is done."""
@@ -238,7 +240,7 @@ async def test_ranges_are_dealt_out_anew_when_consumers_come_and_go(
 
 
 @pytest.mark.parametrize("end", ["live", "crash", "checkpoint", "stop"])
-async def test_a_message_in_retry_holds_its_key_and_no_other(
+async def test_message_waiting_for_a_retry_holds_only_its_own_key(
     end: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """Q9, V16: across restarts, too."""
@@ -273,7 +275,7 @@ async def test_a_message_in_retry_holds_its_key_and_no_other(
             assert values_of(await arrived(inbox)) == [b"a2"]
 
 
-async def test_what_is_ready_is_not_held_up_by_what_is_due_later(
+async def test_ready_message_is_not_held_up_by_one_due_later(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V16: the order of a key is by due time, and only among what is ready."""
@@ -286,7 +288,7 @@ async def test_what_is_ready_is_not_held_up_by_what_is_due_later(
 
 
 @pytest.mark.parametrize("on_retry", ["hold", "skip"])
-async def test_of_an_ordered_queue_one_message_is_out_at_a_time(
+async def test_topic_order_keeps_one_message_in_flight_at_a_time(
     on_retry: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """Q9: in due order, over all consumers."""
@@ -308,7 +310,7 @@ async def test_of_an_ordered_queue_one_message_is_out_at_a_time(
                 assert values_of(found) == [value]
 
 
-async def test_who_asked_for_no_order_costs_and_changes_nothing(
+async def test_keys_without_an_order_hold_up_nothing(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V16: keys alone hold up nothing."""
@@ -318,7 +320,7 @@ async def test_who_asked_for_no_order_costs_and_changes_nothing(
         assert [message.offset for message in await taken(broker)] == list(range(50))
 
 
-async def test_a_dead_letter_holds_up_nobody(mock_clock: trio.testing.MockClock) -> None:
+async def test_dead_message_holds_up_no_other_message(mock_clock: trio.testing.MockClock) -> None:
     """Q9: what was tried too often lets go of its key."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await with_policy(broker, order="topic", max_deliveries=1)

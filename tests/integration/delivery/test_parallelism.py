@@ -50,7 +50,7 @@ async def everything(world: World, topic: str) -> list[bytes]:
         return found
 
 
-async def test_it_changes_while_publishing_goes_on(
+async def test_table_parallelism_changes_while_publishing_goes_on(
     engine: Engine, mock_clock: trio.testing.MockClock
 ) -> None:
     """N5: up and down; nothing is lost, offsets are unbroken, also for who reads the log anew."""
@@ -81,7 +81,7 @@ async def test_it_changes_while_publishing_goes_on(
                     assert {message.value for message in await arrived(inbox)} == set(expected)
 
 
-async def test_what_cannot_be_is_refused_and_changes_nothing(
+async def test_invalid_table_parallelism_is_refused_and_changes_nothing(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with testing.start() as world, world.connect() as broker:
@@ -92,7 +92,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(
         assert await broker.admin("broker.stats") == before
 
 
-async def test_while_the_database_is_away_nothing_changes_and_afterwards_it_may(
+async def test_table_parallelism_cannot_change_during_a_database_outage(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N5."""
@@ -122,7 +122,7 @@ class LosesAt:
             raise OutcomeUnknown("the connection was lost")
 
 
-async def test_a_lost_connection_at_any_step_leaves_no_tables_behind(
+async def test_lost_connection_at_any_step_leaves_no_tables_behind(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """N5: also where the next try wants fewer tables, and where a COMMIT got no reply."""

@@ -25,7 +25,7 @@ KINDS = ["shared", "exclusive"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_paused_subscription_gets_nothing_until_it_is_resumed(
+async def test_paused_subscription_gets_nothing_until_it_is_resumed(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     async with testing.start(config=CALM) as world, world.connect() as broker:
@@ -47,7 +47,7 @@ async def test_a_paused_subscription_gets_nothing_until_it_is_resumed(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_paused_topic_goes_on_by_itself_at_its_time_whoever_restarts(
+async def test_topic_resumes_at_the_end_of_its_pause_also_after_a_restart(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """Also where nothing else happens at that time (invariant 4)."""
@@ -67,7 +67,7 @@ async def test_a_paused_topic_goes_on_by_itself_at_its_time_whoever_restarts(
             assert await values(inbox) == [b"one"]
 
 
-async def test_a_subscription_goes_on_once_neither_it_nor_its_topic_is_paused(
+async def test_subscription_resumes_once_neither_it_nor_its_topic_is_paused(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with testing.start(config=CALM) as world, world.connect() as broker:
@@ -85,7 +85,7 @@ async def test_a_subscription_goes_on_once_neither_it_nor_its_topic_is_paused(
             assert await values(inbox) == [b"one"]
 
 
-async def test_what_times_out_in_a_pause_comes_again_after_it(
+async def test_message_that_times_out_during_a_pause_is_redelivered_after_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with testing.start(config=CALM) as world, world.connect() as broker:
@@ -100,7 +100,7 @@ async def test_what_times_out_in_a_pause_comes_again_after_it(
             assert [message.attempt for message in await arrived(inbox)] == [2]
 
 
-async def test_a_sought_and_a_new_subscription_of_a_paused_topic_wait_too(
+async def test_sought_and_new_subscriptions_of_a_paused_topic_wait(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with testing.start(config=CALM) as world, world.connect() as broker:
@@ -118,7 +118,7 @@ async def test_a_sought_and_a_new_subscription_of_a_paused_topic_wait_too(
                 assert (await values(inbox), await values(new)) == ([b"one"], [b"one"])
 
 
-async def test_publishing_goes_on_in_a_pause_and_ready_stays_bounded(
+async def test_publishing_goes_on_during_a_pause_and_ready_stays_bounded(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V3."""
@@ -141,7 +141,7 @@ def _subscription(world: World) -> SharedSubscription:
     return topic.shared["s"]
 
 
-async def test_what_cannot_be_meant_is_refused(mock_clock: trio.testing.MockClock) -> None:
+async def test_invalid_pauses_are_refused(mock_clock: trio.testing.MockClock) -> None:
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="x", subscription="s")
         soon = moment(world.clock.now_ms()) + timedelta(hours=1)
@@ -162,7 +162,7 @@ async def test_what_cannot_be_meant_is_refused(mock_clock: trio.testing.MockCloc
         assert (await broker.admin("topics.get", topic="x"))["paused_until_ms"] == FOREVER_MS
 
 
-async def test_what_was_decided_before_a_pause_waits_for_its_end(
+async def test_messages_being_read_when_a_pause_begins_wait_for_its_end(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Its messages were still being read when the pause was answered."""

@@ -38,7 +38,7 @@ async def filled(broker: escapement.Broker, count: int, kind: str = "shared") ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_no_more_is_handed_out_than_the_rate_and_all_of_it(
+async def test_delivery_uses_the_full_rate_and_no_more(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """Q3, V18: nothing else happens in the topic (invariant 4); changed while it runs."""
@@ -55,7 +55,7 @@ async def test_no_more_is_handed_out_than_the_rate_and_all_of_it(
             assert rest[0] in (132, 133)
 
 
-async def test_a_rate_survives_a_crash(mock_clock: trio.testing.MockClock, engine: Engine) -> None:
+async def test_rate_survives_a_crash(mock_clock: trio.testing.MockClock, engine: Engine) -> None:
     """Q3."""
     async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker:
@@ -68,7 +68,7 @@ async def test_a_rate_survives_a_crash(mock_clock: trio.testing.MockClock, engin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_no_more_is_in_flight_than_allowed_for_all_consumers_together(
+async def test_max_in_flight_bounds_all_consumers_together(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """Q3."""
@@ -89,7 +89,7 @@ async def test_no_more_is_in_flight_than_allowed_for_all_consumers_together(
             assert len(await arrived(inbox)) == 12
 
 
-async def test_the_least_busy_consumer_gets_the_next_messages(
+async def test_least_busy_consumer_gets_the_next_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Q4."""
@@ -161,7 +161,7 @@ async def test_each_producer_has_its_own_rate(mock_clock: trio.testing.MockClock
             assert await stored(another) == 17
 
 
-async def test_who_would_wait_too_long_is_refused_and_may_try_again(
+async def test_publish_that_would_wait_too_long_is_refused_and_may_be_retried(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V18: what comes again because its receipt was lost is not counted again."""

@@ -32,7 +32,9 @@ async def offsets(inbox: Inbox) -> list[int]:
     return [message.offset for message in await arrived(inbox)]
 
 
-async def test_what_is_ready_goes_out_while_the_backlog_is_read(mock_clock: MockClock) -> None:
+async def test_ready_messages_are_delivered_while_the_backlog_is_read(
+    mock_clock: MockClock,
+) -> None:
     """V3, P3: a slow disk holds up what lies on it, and nothing that is in memory."""
     held = Held()
     config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
@@ -78,7 +80,7 @@ async def test_nothing_passes_a_more_urgent_band_that_is_being_read(
         assert seen == list(range(30))
 
 
-async def test_what_falls_due_together_in_numbers_is_read_before_it_goes(
+async def test_many_messages_due_together_are_read_before_delivery(
     mock_clock: MockClock,
 ) -> None:
     """V5, V3: of many, the best are chosen among what has been read; a few are not waited for."""
@@ -105,7 +107,7 @@ PIECE_BYTES = 4_096 * 40
 
 
 @pytest.mark.parametrize("staged_bytes", [0, 200_000, 96 << 20])
-async def test_what_is_read_ahead_is_what_is_delivered(
+async def test_messages_read_ahead_are_delivered_unchanged(
     autojump_clock: MockClock, staged_bytes: int
 ) -> None:
     """V5, V16: with room for nothing, for a little and for all; each message is its own."""
@@ -149,7 +151,9 @@ async def test_what_is_read_ahead_is_what_is_delivered(
         assert (staged.size_bytes > 0) == (staged_bytes > 0)
 
 
-async def test_deleted_while_messages_are_read_ahead(mock_clock: MockClock) -> None:
+async def test_topic_can_be_deleted_while_its_messages_are_read_ahead(
+    mock_clock: MockClock,
+) -> None:
     """N6: a topic ends while its messages are read; nobody misses them."""
     held = Held()
     config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
@@ -167,7 +171,7 @@ async def test_deleted_while_messages_are_read_ahead(mock_clock: MockClock) -> N
         await world.clock.advance(seconds=1)
 
 
-async def test_what_is_over_a_quota_goes_while_readers_are_busy(
+async def test_messages_over_a_quota_are_dropped_while_readers_are_busy(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P10: a read that had to wait for its turn goes on waiting while messages are dropped.
@@ -214,7 +218,7 @@ async def test_what_is_over_a_quota_goes_while_readers_are_busy(
     assert not any(begun)
 
 
-async def test_messages_that_turn_out_large_do_not_go_over_the_bound(
+async def test_large_messages_read_ahead_stay_within_the_bound(
     autojump_clock: MockClock,
 ) -> None:
     """Invariant 9: the sizes of what is read ahead are known only when it is read."""

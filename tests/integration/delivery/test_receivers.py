@@ -17,10 +17,10 @@ from support.commit_pipelines import FaultyEngine
 CALM = BrokerConfig(ack_wait_ms=10**9, seed=0)
 
 
-async def asked_with(receivers: int) -> Counter[str]:
+async def statements_with(receivers: int) -> Counter[str]:
     """The statements of an hour in which so many wait, and then are sent 1000 messages."""
-    asked: list[str] = []
-    engine = FaultyEngine(SqliteEngine.in_memory(), before=asked.append)
+    statements: list[str] = []
+    engine = FaultyEngine(SqliteEngine.in_memory(), before=statements.append)
     async with testing.start(engine=engine, config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="x", subscription="s")
         producer = await broker.producer("x")
@@ -31,19 +31,21 @@ async def asked_with(receivers: int) -> Counter[str]:
                 await stack.enter_async_context(broker.consumer("x", "s", permits=1000))
                 for _ in range(receivers)
             ]
-            asked.clear()
+            statements.clear()
             for _ in range(180):
                 await world.clock.advance(seconds=20)
-            found = Counter(asked)
+            found = Counter(statements)
             assert sum([len(await arrived(inbox)) for inbox in inboxes]) == 1000
     return found
 
 
-async def test_receivers_ask_nothing_of_the_database(mock_clock: trio.testing.MockClock) -> None:
+async def test_waiting_receivers_send_no_statements_to_the_database(
+    mock_clock: trio.testing.MockClock,
+) -> None:
     """Q5: while they wait, and when they are sent what an index on disk has."""
-    alone = await asked_with(1)
+    alone = await statements_with(1)
     assert alone.total() > 180, "leases are renewed meanwhile"
-    many = await asked_with(50)
+    many = await statements_with(50)
     assert many.keys() == alone.keys()
     # What they were handed goes on record as it leaves: in one commit, or in two.
     more = {statement: many[statement] - alone[statement] for statement in many}

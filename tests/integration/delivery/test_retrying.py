@@ -26,7 +26,7 @@ async def attempts(world: World, inbox: escapement.Inbox, seconds: float) -> lis
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_who_needs_longer_says_so_and_keeps_the_message(
+async def test_extend_postpones_the_ack_timeout(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V4: extend puts off the deadline of what is still held, never brings it forward."""
@@ -53,7 +53,7 @@ async def test_who_needs_longer_says_so_and_keeps_the_message(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_handed_back_untried_does_not_count_and_is_marked(
+async def test_released_message_counts_no_attempt_and_is_marked_redelivered(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V4: release; its mark survives a crash, a checkpoint and a clean restart."""
@@ -87,7 +87,7 @@ async def test_what_is_handed_back_untried_does_not_count_and_is_marked(
             await world.restart()
 
 
-async def test_what_nobody_took_out_of_an_inbox_was_not_tried(
+async def test_messages_left_in_an_inbox_count_no_attempt(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V4: a consumer that leaves hands back untried what it has not looked at."""
@@ -105,7 +105,7 @@ async def test_what_nobody_took_out_of_an_inbox_was_not_tried(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_comes_while_a_consumer_leaves_was_not_tried(
+async def test_messages_sent_to_a_leaving_consumer_count_no_attempt(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V4: what it has just handed back is handed to it once more, or was about to be."""
@@ -131,7 +131,7 @@ async def test_what_comes_while_a_consumer_leaves_was_not_tried(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_attempts_are_the_same_after_any_checkpoint_and_crash(
+async def test_attempts_survive_checkpoints_and_crashes(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
     """V4, Q6: checkpoints write what changed, and now and then all of it anew."""
@@ -168,7 +168,7 @@ async def test_attempts_are_the_same_after_any_checkpoint_and_crash(
         assert 0 < len(counted) < 60
 
 
-async def test_failures_that_come_back_together_do_not_hold_up_fresh_messages(
+async def test_retries_due_together_do_not_hold_up_fresh_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Q6: also after a restart, when all of them are overdue; and they come to an end."""

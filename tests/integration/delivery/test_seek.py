@@ -56,7 +56,7 @@ async def everything_is_done(world: World, broker: escapement.Broker, topic: str
     assert world.server.index.count(world.server.registry.topics[topic].id) == 0
 
 
-async def test_a_shared_subscription_begins_at_an_offset(
+async def test_shared_subscription_begins_at_an_offset(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N1, N3: what has that offset or a higher one, each at its time, whatever was due when."""
@@ -73,7 +73,7 @@ async def test_a_shared_subscription_begins_at_an_offset(
             assert await taken(inbox) == [b"2"]
 
 
-async def test_a_shared_subscription_begins_at_a_time(mock_clock: trio.testing.MockClock) -> None:
+async def test_shared_subscription_begins_at_a_time(mock_clock: trio.testing.MockClock) -> None:
     """N3: what is due from then on, be it past or still to come, and all that is published."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, "x", 0, 1, 2, 3, 7, 8)
@@ -89,7 +89,7 @@ async def test_a_shared_subscription_begins_at_a_time(mock_clock: trio.testing.M
             assert await taken(inbox) == [b"0", b"1"]
 
 
-async def test_an_ordered_subscription_begins_at_an_offset_or_at_a_time(
+async def test_exclusive_subscription_begins_at_an_offset_or_a_time(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """N1, P7: a time is that of being accepted, because its order is the log's."""
@@ -110,7 +110,7 @@ async def test_an_ordered_subscription_begins_at_an_offset_or_at_a_time(
 
 
 @pytest.mark.parametrize("kind", ["exclusive", "failover"])
-async def test_an_ordered_subscription_is_behind_by_what_it_gets(
+async def test_unacknowledged_counts_only_messages_the_subscription_will_get(
     mock_clock: trio.testing.MockClock, engine: Engine, kind: str
 ) -> None:
     """B6: also where it began later, or was sought there, and some of it was cancelled."""
@@ -138,7 +138,7 @@ async def test_an_ordered_subscription_is_behind_by_what_it_gets(
         assert await behind() == 0
 
 
-async def test_a_seek_delivers_again_what_was_done_and_forgotten(
+async def test_seek_back_redelivers_acknowledged_and_forgotten_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N3, invariant 3: acknowledged comes back only because somebody asked for it."""
@@ -160,7 +160,7 @@ async def test_a_seek_delivers_again_what_was_done_and_forgotten(
             assert await taken(inbox) == []
 
 
-async def test_a_seek_forward_leaves_out_what_was_not_done(
+async def test_seek_forward_skips_unacknowledged_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N3."""
@@ -174,7 +174,7 @@ async def test_a_seek_forward_leaves_out_what_was_not_done(
             assert await taken(inbox) == [b"1"]
 
 
-async def test_what_waits_with_a_consumer_is_taken_back_by_a_seek(
+async def test_seek_takes_back_messages_buffered_at_the_consumer(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N3, invariant 5: in order from the new place, nothing old in between, credit whole."""
@@ -194,7 +194,7 @@ async def test_what_waits_with_a_consumer_is_taken_back_by_a_seek(
             assert await taken(inbox) == [b"%d" % n for n in range(1, 20)]
 
 
-async def test_an_acknowledgement_that_comes_after_a_seek_counts(
+async def test_acknowledgement_after_a_seek_counts(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N3: by its offset, whoever holds the message; one that came before counts no more."""
@@ -216,9 +216,7 @@ async def test_an_acknowledgement_that_comes_after_a_seek_counts(
             assert await one.ack(kept, durable=True) == 0
 
 
-async def test_a_seek_is_whole_across_a_crash(
-    mock_clock: trio.testing.MockClock, engine: Engine
-) -> None:
+async def test_seek_survives_a_crash(mock_clock: trio.testing.MockClock, engine: Engine) -> None:
     """N3, P6: the old one's acknowledgements in the journal mean nothing to the new one."""
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
@@ -240,7 +238,7 @@ async def test_a_seek_is_whole_across_a_crash(
             assert await taken(inbox) == [b"1"]
 
 
-async def test_what_was_acknowledged_before_its_time_comes_at_its_time_after_a_seek(
+async def test_delayed_message_acknowledged_early_is_delivered_on_time_after_a_seek(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N3: the index keeps what is not yet due, whoever has acknowledged it."""
@@ -273,7 +271,7 @@ async def unread(world: World) -> AsyncIterator[None]:
     there.set()
 
 
-async def test_what_a_merge_takes_out_under_a_seek_is_filled_in_and_delivered_once(
+async def test_message_removed_by_a_merge_during_a_seek_is_delivered_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Invariants 4 and 6: it was done when the merge began, and found before it ended."""
@@ -297,7 +295,7 @@ async def test_what_a_merge_takes_out_under_a_seek_is_filled_in_and_delivered_on
             assert len(await arrived(inbox)) == 4
 
 
-async def test_what_a_merge_takes_out_under_a_seek_can_be_buried_once_it_is_filled_in(
+async def test_message_removed_by_a_merge_during_a_seek_can_be_dead_lettered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """V1, invariant 7: it failed for the last time before the fill came to it."""
@@ -328,7 +326,7 @@ async def test_what_a_merge_takes_out_under_a_seek_can_be_buried_once_it_is_fill
 
 
 @pytest.mark.parametrize("kind", [KEYS, FETCH])
-async def test_what_is_being_read_from_the_disk_belongs_to_before_the_seek(
+async def test_messages_being_read_during_a_seek_are_sent_from_the_new_position_only(
     mock_clock: trio.testing.MockClock, kind: str
 ) -> None:
     """Invariant 5: it was decided on for the old place, and is sent from the new one only."""
@@ -350,7 +348,7 @@ async def test_what_is_being_read_from_the_disk_belongs_to_before_the_seek(
             assert len(await taken(inbox)) == 6
 
 
-async def test_what_is_published_while_a_seek_is_made_durable_is_not_missed(
+async def test_message_published_while_a_seek_commits_is_delivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Invariant 4: it lies past the new place, whichever of the two commits first."""
@@ -368,7 +366,7 @@ async def test_what_is_published_while_a_seek_is_made_durable_is_not_missed(
             assert await taken(inbox) == [b"meanwhile"]
 
 
-async def test_what_was_handed_out_before_it_was_cancelled_is_filled_in_again_after_a_crash(
+async def test_cancelled_message_that_was_in_flight_is_redelivered_after_a_crash(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B1, invariant 7: who had been handed it keeps it, and the index has it for him."""
@@ -394,7 +392,7 @@ async def test_what_was_handed_out_before_it_was_cancelled_is_filled_in_again_af
         assert world.server is server
 
 
-async def test_a_seek_to_a_time_finds_what_was_moved_past_it(
+async def test_seek_to_a_time_finds_messages_rescheduled_past_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """B1, N3: a message is due when it was last said to be."""
@@ -410,7 +408,7 @@ async def test_a_seek_to_a_time_finds_what_was_moved_past_it(
             assert [m.offset for m in await arrived(inbox)] == [1]
 
 
-async def test_a_seek_is_not_carried_out_on_another_subscription_of_the_name(
+async def test_seek_is_not_applied_to_a_new_subscription_of_the_same_name(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """N3: while it waits for its turn, the one it was asked for is deleted."""
@@ -442,7 +440,7 @@ async def test_a_seek_is_not_carried_out_on_another_subscription_of_the_name(
         assert row["kind"] == "exclusive"
 
 
-async def test_a_place_that_is_none_is_refused(mock_clock: trio.testing.MockClock) -> None:
+async def test_invalid_position_is_refused(mock_clock: trio.testing.MockClock) -> None:
     """N3: by name, and nothing is changed."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, "x", 0, 0)
@@ -473,7 +471,7 @@ async def test_a_place_that_is_none_is_refused(mock_clock: trio.testing.MockCloc
 
 @pytest.mark.parametrize("position", ["earliest", "latest"])
 @pytest.mark.parametrize("restart", ["no", "stop", "crash"])
-async def test_what_was_due_by_a_clock_that_was_set_back_is_filled_in(
+async def test_messages_due_before_the_clock_was_set_back_are_delivered(
     mock_clock: trio.testing.MockClock, engine: Engine, restart: str, position: str
 ) -> None:
     """Q7, invariant 7: the index forgot it when it was due, and it is not due any more."""

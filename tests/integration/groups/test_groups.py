@@ -71,7 +71,7 @@ async def ack(broker: escapement.Broker, subscription: str = "s", most: int = 10
 # -- when all is well ---------------------------------------------------------------------
 
 
-async def test_the_follow_up_fires_once_when_all_of_a_group_is_acknowledged(
+async def test_follow_up_fires_once_when_all_messages_of_a_group_are_acknowledged(
     mock_clock: MockClock, engine: Engine
 ) -> None:
     """Q10: at the last acknowledgement, not before, with all that a message can have."""
@@ -118,7 +118,9 @@ async def test_the_follow_up_fires_once_when_all_of_a_group_is_acknowledged(
         ]
 
 
-async def test_a_consumer_sees_the_group_also_after_a_checkpoint(mock_clock: MockClock) -> None:
+async def test_consumer_sees_the_group_of_a_message_after_a_checkpoint(
+    mock_clock: MockClock,
+) -> None:
     """Q10: the membership is durable with the message, in log and index."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
@@ -135,7 +137,7 @@ async def test_a_consumer_sees_the_group_also_after_a_checkpoint(mock_clock: Moc
         assert read == found
 
 
-async def test_a_group_of_which_nothing_is_left_fires_at_once(mock_clock: MockClock) -> None:
+async def test_group_without_pending_messages_fires_at_once(mock_clock: MockClock) -> None:
     """Q10: nobody has joined it, or all of it is done already."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
@@ -146,7 +148,7 @@ async def test_a_group_of_which_nothing_is_left_fires_at_once(mock_clock: MockCl
         assert sorted(await followed(world)) == [b"1", b"2"]
 
 
-async def test_closing_again_changes_nothing_and_otherwise_is_a_conflict(
+async def test_closing_a_group_again_changes_nothing_and_conflicts_if_it_differs(
     mock_clock: MockClock,
 ) -> None:
     """Q10: before and after it has fired, and after a restart."""
@@ -178,7 +180,7 @@ async def test_closing_again_changes_nothing_and_otherwise_is_a_conflict(
         assert await followed(world) == [b"done"]
 
 
-async def test_nothing_joins_a_closed_group(mock_clock: MockClock) -> None:
+async def test_publishing_to_a_closed_group_is_refused(mock_clock: MockClock) -> None:
     """Q10: the batch is refused as a whole; what was sent before stays, repeated or not."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
@@ -198,7 +200,7 @@ async def test_nothing_joins_a_closed_group(mock_clock: MockClock) -> None:
                 await again.send(b"y", group="g")
 
 
-async def test_each_subscription_has_a_follow_up_of_its_own(mock_clock: MockClock) -> None:
+async def test_each_subscription_has_its_own_follow_up(mock_clock: MockClock) -> None:
     """Q10: also one that reads the log in its order."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
@@ -212,7 +214,7 @@ async def test_each_subscription_has_a_follow_up_of_its_own(mock_clock: MockCloc
             assert await followed(world) == [b"s", b"e"]
 
 
-async def test_what_cannot_be_meant_is_refused(mock_clock: MockClock) -> None:
+async def test_invalid_groups_and_follow_ups_are_refused(mock_clock: MockClock) -> None:
     """Q10: names, heights, follow-ups."""
     limits = BrokerLimits(groups=2, follow_up_bytes=1000)
     config = BrokerConfig(limits=limits, seed=0)
@@ -248,7 +250,7 @@ async def test_what_cannot_be_meant_is_refused(mock_clock: MockClock) -> None:
 # -- what counts as done --------------------------------------------------------------------
 
 
-async def test_cancelled_expired_and_dead_messages_keep_no_group_open(
+async def test_cancelled_expired_and_dead_messages_count_as_done(
     mock_clock: MockClock,
 ) -> None:
     """Q10: whatever ends a message for the subscription; a copy of it belongs to no group."""
@@ -274,7 +276,7 @@ async def test_cancelled_expired_and_dead_messages_keep_no_group_open(
         assert await followed(world) == [b"done"]
 
 
-async def test_what_was_handed_back_before_it_was_cancelled_is_waited_for(
+async def test_group_waits_for_a_cancelled_message_returned_by_an_exclusive_consumer(
     mock_clock: MockClock,
 ) -> None:
     """Q10: also by a subscription that reads the log, which has it nowhere but there."""
@@ -297,7 +299,7 @@ async def test_what_was_handed_back_before_it_was_cancelled_is_waited_for(
         assert await followed(world) == [b"done"]
 
 
-async def test_what_a_subscription_was_handed_before_it_was_cancelled_is_waited_for(
+async def test_group_waits_for_a_cancelled_message_that_is_in_flight(
     mock_clock: MockClock,
 ) -> None:
     """Q10: of two subscriptions the one keeps it, the other is done; also after a crash."""
@@ -321,7 +323,7 @@ async def test_what_a_subscription_was_handed_before_it_was_cancelled_is_waited_
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
-async def test_what_a_subscription_was_never_to_get_counts_as_done(
+async def test_message_published_before_the_subscription_counts_as_done(
     mock_clock: MockClock, engine: Engine, kind: str
 ) -> None:
     """Q10: published before it; a shared one gets of that what comes due later."""
@@ -347,7 +349,7 @@ async def test_what_a_subscription_was_never_to_get_counts_as_done(
         assert await followed(world) == [b"done"]
 
 
-async def test_what_is_moved_to_before_a_subscription_begins_keeps_no_group_open(
+async def test_message_rescheduled_to_before_the_subscription_counts_as_done(
     mock_clock: MockClock,
 ) -> None:
     """Q10: it waited for it, and is not to get it any more."""
@@ -368,7 +370,7 @@ async def test_what_is_moved_to_before_a_subscription_begins_keeps_no_group_open
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
-async def test_what_the_log_forgot_before_a_subscription_began_keeps_no_group_open(
+async def test_message_forgotten_before_the_subscription_began_counts_as_done(
     mock_clock: MockClock, kind: str
 ) -> None:
     """Q10: it is to get all that the log still has, and no more than that."""
@@ -393,7 +395,7 @@ async def test_what_the_log_forgot_before_a_subscription_began_keeps_no_group_op
         assert await followed(world) == [b"done"]
 
 
-async def test_the_closing_of_a_deleted_subscription_is_void(mock_clock: MockClock) -> None:
+async def test_follow_up_of_a_deleted_subscription_is_void(mock_clock: MockClock) -> None:
     """Q10: and one of the same name is another, for which it may be closed."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
@@ -412,7 +414,7 @@ async def test_the_closing_of_a_deleted_subscription_is_void(mock_clock: MockClo
         assert states == ["void", "fired"]
 
 
-async def test_a_sought_subscription_is_to_be_done_again(mock_clock: MockClock) -> None:
+async def test_seek_makes_messages_of_a_group_pending_again(mock_clock: MockClock) -> None:
     """Q10: with what it is to get now; what has fired stays so. Also after a crash."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
@@ -444,9 +446,7 @@ async def test_a_sought_subscription_is_to_be_done_again(mock_clock: MockClock) 
 
 
 @pytest.mark.parametrize("checkpoints", ["none", "before", "between", "after"])
-async def test_after_a_crash_groups_are_as_they_were(
-    mock_clock: MockClock, checkpoints: str
-) -> None:
+async def test_groups_survive_a_crash_unchanged(mock_clock: MockClock, checkpoints: str) -> None:
     """Q10: from the journal, from the checkpoint, or from both; and again after another crash."""
     async with testing.start(config=CONFIG) as world:
         async with world.connect(settings=HURRIED) as broker:
@@ -490,7 +490,7 @@ async def import_all(world: World) -> None:
         await world.clock.settle()
 
 
-async def test_a_crash_at_any_step_fires_the_follow_up_once(
+async def test_follow_up_fires_once_after_a_crash_at_any_step(
     mock_clock: MockClock, engine: Engine
 ) -> None:
     """Q10: publishing, closing, acknowledging, firing, moving: whatever was the last step."""
@@ -518,7 +518,9 @@ async def test_a_crash_at_any_step_fires_the_follow_up_once(
 
 
 @pytest.mark.parametrize("arrived_there", [True, False])
-async def test_a_lost_commit_reply_fires_once(mock_clock: MockClock, arrived_there: bool) -> None:
+async def test_follow_up_fires_once_after_a_lost_commit_reply(
+    mock_clock: MockClock, arrived_there: bool
+) -> None:
     """Q10: of the closing, and of the firing."""
     lost = Once("commit", OutcomeUnknown("the reply was lost"))
     engine = FaultyEngine(SqliteEngine.in_memory())
@@ -551,7 +553,7 @@ async def test_a_lost_commit_reply_fires_once(mock_clock: MockClock, arrived_the
         assert await followed(world) == [b"g0", b"g1", b"g2"]
 
 
-async def test_what_is_published_while_a_group_is_being_closed_waits_for_that(
+async def test_publish_during_the_closing_of_a_group_waits_for_it(
     mock_clock: MockClock,
 ) -> None:
     """Q10: what is under way joins it; what comes later is refused for now, and then for good."""
@@ -584,7 +586,7 @@ async def test_what_is_published_while_a_group_is_being_closed_waits_for_that(
         assert await followed(world) == [b"done"]
 
 
-async def test_a_seek_while_the_follow_up_fires_keeps_what_has_fired(mock_clock: MockClock) -> None:
+async def test_seek_while_the_follow_up_fires_does_not_undo_it(mock_clock: MockClock) -> None:
     """Q10: both in one group commit, whichever is heard of first; closing again says the same."""
     held = Held()
     async with started(run=held) as (world, broker):
@@ -611,7 +613,7 @@ async def test_a_seek_while_the_follow_up_fires_keeps_what_has_fired(mock_clock:
         assert await followed(world) == [b"done"]
 
 
-async def test_a_letter_belongs_to_no_group(mock_clock: MockClock) -> None:
+async def test_inbox_entry_with_a_group_is_held(mock_clock: MockClock) -> None:
     """Q10: who writes one that says so finds it held, and the reason."""
     async with started() as (world, broker):
         batch = escapement.MessageBatch(
@@ -624,7 +626,7 @@ async def test_a_letter_belongs_to_no_group(mock_clock: MockClock) -> None:
         assert await broker.groups.list("t") == []
 
 
-async def test_while_the_database_is_away_the_follow_up_waits(mock_clock: MockClock) -> None:
+async def test_follow_up_waits_for_a_database_outage_to_end(mock_clock: MockClock) -> None:
     """Q10: and it fires by itself when the database is back."""
     outage = Outage()
     async with started(engine=outage.engine) as (world, broker):
@@ -647,7 +649,7 @@ async def test_while_the_database_is_away_the_follow_up_waits(mock_clock: MockCl
 # -- in time --------------------------------------------------------------------------------
 
 
-async def test_a_finished_group_is_forgotten_and_its_name_is_free(mock_clock: MockClock) -> None:
+async def test_finished_group_is_forgotten_and_its_name_is_free(mock_clock: MockClock) -> None:
     """Q10: a while after it fired or was void; one that waits, or is open, stays."""
     async with started() as (world, broker):
         await broker.admin("subscriptions.create", topic="t", subscription="gone")
@@ -678,7 +680,7 @@ async def test_a_finished_group_is_forgotten_and_its_name_is_free(mock_clock: Mo
         assert found == {"fired": ("open", 1), "open": ("open", 1), "waits": ("closed", 1)}
 
 
-async def test_a_deleted_group_never_fires(mock_clock: MockClock) -> None:
+async def test_deleted_group_never_fires(mock_clock: MockClock) -> None:
     """Q10: while it waits; its name is free at once, also where no checkpoint was written."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
@@ -696,7 +698,7 @@ async def test_a_deleted_group_never_fires(mock_clock: MockClock) -> None:
         assert await followed(world) == [b"second"]
 
 
-async def test_a_group_survives_its_generation_of_the_log(mock_clock: MockClock) -> None:
+async def test_group_outlives_the_log_generation_of_its_messages(mock_clock: MockClock) -> None:
     """Q10: what is live of it was relocated, the rest is gone; its follow-up fires."""
     async with started() as (world, broker):
         policy = {"retention_ms": "1h"}
