@@ -1,4 +1,4 @@
-"""Files that a job has written become an archive, whichever step is the last; both databases."""
+"""Files of a job become an archive, whichever step a crash interrupts; both databases."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from support.commit_pipelines import FaultyEngine, no_fault
 from support.dying_brokers import DiesAt
 
 
-class Dying(LocalDirectory):
-    """A place before each of whose changes the process may die."""
+class CrashingDirectory(LocalDirectory):
+    """A directory before each change of which the process may crash."""
 
     def __init__(self, root: Path, before: Callable[[str], None] = no_fault) -> None:
         super().__init__(f"file:{root}")
@@ -46,7 +46,7 @@ def file(path: str, low: int, high: int) -> ArchivedFile:
 
 
 def ready(folder: ArchiveFolder, topic_id: int, run: str) -> Ready:
-    """Two files of a topic, in the directory of the run."""
+    """Write two files of a topic to the directory of the run, ready to be archived."""
     files, names = [], []
     for low in (0, 100):
         files.append(file(f"topic={topic_id}/part-{run}-{low}", low, low + 100))
@@ -63,14 +63,14 @@ def ready(folder: ArchiveFolder, topic_id: int, run: str) -> Ready:
 
 
 def there(root: Path) -> set[str]:
-    """All files, by their paths."""
+    """Return the paths of all files."""
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
-def test_whatever_step_is_the_last_nothing_is_archived_twice_and_nothing_lost(
+def test_crash_at_any_step_archives_nothing_twice_and_loses_nothing(
     engine: Engine, connection: Connection, tmp_path: Path
 ) -> None:
-    """N8: what no record names is cleared away, what one names is all there."""
+    """N8: files that no record names are deleted. All files that a record names exist."""
     space = catalog.create_namespace(connection, "t", "n", 0)
     faulty = FaultyEngine(engine)
     for number in count(1):
@@ -80,7 +80,7 @@ def test_whatever_step_is_the_last_nothing_is_archived_twice_and_nothing_lost(
         victim = faulty.connect()
         faulty.before = dies = DiesAt(number)
         try:
-            folder = ArchiveFolder(Dying(root, dies), faulty, victim)
+            folder = ArchiveFolder(CrashingDirectory(root, dies), faulty, victim)
             some = [ready(folder, id, "one") for id in ids]
             folder.put("one", some)
             assert [folder.record(one) for one in some] == [True, True]
@@ -89,7 +89,7 @@ def test_whatever_step_is_the_last_nothing_is_archived_twice_and_nothing_lost(
             pass
         faulty.before = no_fault
         victim.close()
-        folder = ArchiveFolder(Dying(root), engine, connection)
+        folder = ArchiveFolder(CrashingDirectory(root), engine, connection)
         folder.clear()
         for id in ids:
             recorded = archive_record.records(connection, id)
@@ -111,24 +111,24 @@ def test_whatever_step_is_the_last_nothing_is_archived_twice_and_nothing_lost(
     assert number > 15
 
 
-def test_what_is_another_logs_is_left_alone(
+def test_clear_keeps_files_of_another_log(
     engine: Engine, connection: Connection, tmp_path: Path
 ) -> None:
-    """N8: several logs may have one root."""
+    """N8: several logs may share a root."""
     other = tmp_path / "_runs" / "0123-one" / "part"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"theirs")
-    ArchiveFolder(Dying(tmp_path), engine, connection).clear()
+    ArchiveFolder(CrashingDirectory(tmp_path), engine, connection).clear()
     assert other.read_bytes() == b"theirs"
 
 
-def test_files_of_a_topic_that_was_deleted_or_is_archived_already_do_not_stay(
+def test_files_of_a_deleted_or_already_archived_topic_are_deleted(
     engine: Engine, connection: Connection, tmp_path: Path
 ) -> None:
     """N8."""
     space = catalog.create_namespace(connection, "t", "n", 0)
     topic = catalog.create_topic(connection, space.id, "x", 0)
-    folder = ArchiveFolder(Dying(tmp_path / "root"), engine, connection)
+    folder = ArchiveFolder(CrashingDirectory(tmp_path / "root"), engine, connection)
     for run in ("one", "two"):
         once = ready(folder, topic.id, run)
         folder.put(run, [once])
@@ -148,7 +148,7 @@ def test_files_of_a_topic_that_was_deleted_or_is_archived_already_do_not_stay(
     assert {path for path in there(tmp_path / "root") if "three" in path} == set()
 
 
-def test_a_manifest_says_what_it_was_told_and_narrows_what_is_read() -> None:
+def test_manifest_is_decoded_unchanged_and_selects_files() -> None:
     """N8, B7."""
     manifest = Manifest("t/n/x", 3, "ab", "run", "s3a://b/a", 5, (file("a", 0, 10),))
     assert Manifest.decode(manifest.encode()) == manifest

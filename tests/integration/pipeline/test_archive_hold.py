@@ -1,4 +1,4 @@
-"""What is done stays in the log until it is archived, where that is wished; both databases."""
+"""Finished messages stay in the log until they are archived, on both databases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def record(engine: Engine, connection: Connection, topic_id: int, run: str, *off
 
 
 def archived(engine: Engine, world: World, *offsets: int, run: str = "r") -> None:
-    """These of TOPIC are in an archive."""
+    """Record these offsets of ``TOPIC`` as archived."""
     connection = engine.connect()
     try:
         topic = world.server.services.registry.topics[TOPIC]
@@ -72,16 +72,16 @@ async def begin(broker: escapement.Broker) -> escapement.Producer:
     return await broker.producer(TOPIC)
 
 
-async def take(broker: escapement.Broker) -> list[bytes]:
-    """What is there now, acknowledged durably."""
-    async with broker.consumer(TOPIC, "s", permits=1000) as inbox:
-        messages = await arrived(inbox)
-        await inbox.ack([m.id for m in messages], durable=True)
+async def consume(broker: escapement.Broker) -> list[bytes]:
+    """Acknowledge all available messages durably, and return their values."""
+    async with broker.consumer(TOPIC, "s", permits=1000) as consumer:
+        messages = await arrived(consumer)
+        await consumer.ack([m.id for m in messages], durable=True)
         return [m.value for m in messages]
 
 
 async def roll(world: World) -> None:
-    """On the next day the log goes on in a new generation."""
+    """Begin a new generation of the log on the next day."""
     await world.checkpoint()
     world.clock.set_back(-DAY_MS)
     await finish(world, world.server.services.housekeeper.round)
@@ -97,15 +97,15 @@ async def awaited_ms(broker: escapement.Broker) -> int:
     return found
 
 
-async def test_what_is_done_waits_for_the_archive(
+async def test_finished_messages_stay_until_they_are_archived(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """N8, Q7: seen from outside; a part is not enough; when it is archived it goes."""
+    """N8, Q7: a generation stays until all its messages are archived. The stats show the wait."""
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send_many([b"." * 200] * 99)
         await producer.send(b"live", delay=timedelta(days=90))
-        assert len(await take(broker)) == 99
+        assert len(await consume(broker)) == 99
         await roll(world)
         await forget(world)
         assert generations(engine) == [1, 2]
@@ -113,29 +113,29 @@ async def test_what_is_done_waits_for_the_archive(
         assert await awaited_ms(broker) >= 3_600_000
         archived(engine, world, *range(98))
         await forget(world)
-        assert generations(engine) == [1, 2], "98 is missing"
+        assert generations(engine) == [1, 2], "offset 98 is not archived"
         archived(engine, world, 98)
         await forget(world)
         assert generations(engine) == [2]
         assert await awaited_ms(broker) == 0
         await world.clock.advance(days=90)
-        assert await take(broker) == [b"live"]
+        assert await consume(broker) == [b"live"]
 
 
-async def test_what_was_relocated_and_is_done_waits_where_it_was_stated_last(
+async def test_finished_relocated_message_stays_where_it_was_last_stated(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """N8, P11: its entry among the moves stays, by which it is found, and its generation."""
+    """N8, P11: its entry among the moves, which locates it, stays, and so does its generation."""
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send_many([b"done" * 999, b"moved"], delay=[timedelta(0), timedelta(days=9)])
-        assert await take(broker) == [b"done" * 999]
+        assert await consume(broker) == [b"done" * 999]
         await roll(world)
         archived(engine, world, 0)
         await forget(world)
-        assert generations(engine) == [2], "relocated, into the second"
+        assert generations(engine) == [2], "relocated to the second generation"
         await broker.run_now([1], topic=TOPIC)
-        assert await take(broker) == [b"moved"]
+        assert await consume(broker) == [b"moved"]
         await world.clock.advance(days=10)
         await world.checkpoint()
         await roll(world)
@@ -151,15 +151,15 @@ async def test_what_was_relocated_and_is_done_waits_where_it_was_stated_last(
         assert generations(engine) == there[-1:]
 
 
-async def test_nothing_waits_once_the_policy_lets_it_go(
+async def test_finished_messages_are_released_when_the_archive_policy_is_disabled(
     mock_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
-    """N8: it is changed on a running broker."""
+    """N8: the policy changes on a running broker."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send(b".")
-        assert await take(broker) == [b"."]
+        assert await consume(broker) == [b"."]
         await roll(world)
         await forget(world)
         assert generations(engine) == [1, 2]
@@ -170,10 +170,10 @@ async def test_nothing_waits_once_the_policy_lets_it_go(
         assert generations(engine) == [2]
 
 
-def test_a_message_is_archived_once_and_of_a_topic_that_there_is(
+def test_message_is_archived_once_and_only_if_its_topic_exists(
     engine: Engine, connection: Connection
 ) -> None:
-    """N8: a record is made as a whole or not at all, and goes with its topic."""
+    """N8: a record is written completely or not at all, and is deleted with its topic."""
     namespace = catalog.create_namespace(connection, "t", "n", 0)
     topic = catalog.create_topic(connection, namespace.id, "x", 0)
     whole = range(CHUNK_SIZE - 10, 2 * CHUNK_SIZE + 10)
@@ -201,15 +201,15 @@ def test_a_message_is_archived_once_and_of_a_topic_that_there_is(
     assert not len(archive_record.archived(connection, topic.id))
 
 
-def test_one_run_is_at_work_on_a_log(engine: Engine, connection: Connection) -> None:
-    """N8: until it has ended, or has died."""
+def test_only_one_run_works_on_a_log(engine: Engine, connection: Connection) -> None:
+    """N8: another run can start after it has ended or died."""
     other = engine.connect()
     with archive_record.alone(engine, connection):
         with pytest.raises(Conflict, match="another run"), archive_record.alone(engine, other):
             pass
     with archive_record.alone(engine, other):
         pass
-    if engine.kind == "mysql":  # with SQLite it is the process that has the lock
+    if engine.kind == "mysql":  # on SQLite the process holds the lock
         with archive_record.alone(engine, connection):
             connection.close()
             takes_over(engine, other)
@@ -217,7 +217,7 @@ def test_one_run_is_at_work_on_a_log(engine: Engine, connection: Connection) -> 
 
 
 def takes_over(engine: Engine, connection: Connection) -> None:
-    """The server notices that a connection is gone, some time soon."""
+    """Wait until the server notices that the other connection is closed."""
     deadline = time.monotonic() + 30
     while True:
         try:

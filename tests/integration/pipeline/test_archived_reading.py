@@ -1,4 +1,4 @@
-"""What is archived and what is live are read as one table; both databases."""
+"""Archived and live messages are read as one table, on both databases."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def shop(
         yield found
 
 
-def test_what_is_archived_and_what_is_live_is_one_table(shop: Shop) -> None:
-    """N8, V15: as it was before the log forgot it, each once, in every column."""
+def test_archived_and_live_messages_are_read_as_one_table(shop: Shop) -> None:
+    """N8, V15: each message has one row, equal to that before the log forgot it."""
     assert len(shop.before) == 320
     after = shop.read()
     assert [row["offset"] for row in after] == list(range(320))
@@ -45,8 +45,8 @@ def test_what_is_archived_and_what_is_live_is_one_table(shop: Shop) -> None:
     assert len(shop.read(minPartitions="5")) == 320
 
 
-def test_archives_are_left_out_where_that_is_said(shop: Shop) -> None:
-    """B7: then the log has forgotten what it has forgotten."""
+def test_archives_are_left_out_if_archived_is_false(shop: Shop) -> None:
+    """B7: then forgotten messages are missing."""
     live = [*range(150, 300, 15), *range(300, 320)]
     assert [row["offset"] for row in shop.read("offset", archived="false")] == live
     assert len(shop.read("offset", startingOffsets="1")) == 319
@@ -54,8 +54,8 @@ def test_archives_are_left_out_where_that_is_said(shop: Shop) -> None:
         shop.read("offset", startingOffsets="1", archived="false")
 
 
-def test_ranges_and_columns_narrow_what_is_read_of_an_archive(shop: Shop) -> None:
-    """B7: by files, row groups and rows, and a message comes as with all its columns."""
+def test_ranges_and_columns_narrow_the_read_of_an_archive(shop: Shop) -> None:
+    """B7: ranges select files, row groups and rows. A column has the same values if read alone."""
     due = shop.before[200]["deliver_at"].isoformat()
     for options, wanted in (
         ({"startingOffsets": "37", "endingOffsets": "143"}, range(37, 143)),
@@ -74,35 +74,35 @@ def test_ranges_and_columns_narrow_what_is_read_of_an_archive(shop: Shop) -> Non
     assert len(part.files) == 1
 
 
-def test_states_are_a_subscriptions_where_one_is_named(shop: Shop) -> None:
+def test_states_are_those_of_the_named_subscription(shop: Shop) -> None:
     """B7, Q2."""
     states = {row["offset"]: row["state"] for row in shop.read("offset", "state", subscription="s")}
     assert (states[0], states[1], states[150]) == ("cancelled", "acknowledged", "pending")
 
 
-def test_what_is_forgotten_between_planning_and_reading_is_read_from_the_archive(
+def test_messages_forgotten_after_planning_are_read_from_the_archive(
     shop: Shop,
 ) -> None:
-    """B7, N8: as far as it is there; the rest is lost."""
+    """B7, N8: messages that are not archived are lost."""
     plan = BatchPlan(Options({"topic": TOPIC, **shop.address}), ["offset"])
     part = next(part for part in plan.parts() if not isinstance(part, ArchivedPart))
     schema = arrow_schema([("offset", True)])
 
     def read(low: int, high: int) -> list[int]:
-        # As if the log had begun earlier when the read was planned.
+        # Pretend that the log began earlier when the read was planned.
         early = replace(part, begin_offset=0, offsets=Span(low, high))
         batches = read_part(shop.engine, early, schema)
         return sorted(n for batch in batches for n in batch["offset"].to_pylist())
 
     assert read(100, 150) == list(range(100, 150))
     with pytest.raises(LogForgotten, match="messages from 280 on"):
-        read(280, 310)  # 285 was stated again
+        read(280, 310)  # offset 285 was restated
     part = replace(part, fail_on_loss=False)
     assert read(280, 310) == [n for n in range(280, 310) if n != 285]
 
 
-def test_what_repeats_in_a_file_is_read_in_bounded_batches(tmp_path: Path) -> None:
-    """N8: a file has it once, memory as often as it comes."""
+def test_repeated_values_of_a_file_are_read_in_bounded_batches(tmp_path: Path) -> None:
+    """N8: a file stores a repeated value once, but memory holds every copy."""
     count, payload = 20_000, b"x" * 2_000
     columns = {"offset": pa.array(range(count), pa.int64()), "payload": [payload] * count}
     parquet.write_table(pa.table(columns), tmp_path / "file")
@@ -117,8 +117,8 @@ def test_what_repeats_in_a_file_is_read_in_bounded_batches(tmp_path: Path) -> No
     assert max(size_bytes for _, size_bytes in sizes) < 10 << 20
 
 
-def test_what_cannot_be_opened_says_what_to_do(shop: Shop) -> None:
-    """N8: a file system that pyarrow does not know, a file that is gone or another."""
+def test_error_for_an_unreadable_archive_says_what_to_do(shop: Shop) -> None:
+    """N8: a file system that pyarrow does not know, a missing file, and a different file."""
     plan = BatchPlan(Options({"topic": TOPIC, **shop.address}), ["offset"])
     part = next(part for part in plan.parts() if isinstance(part, ArchivedPart))
     schema = arrow_schema([("offset", True)])

@@ -38,16 +38,16 @@ COLUMNS = {"payload": "binary", "deliver_at": "timestamp"}
 DRIVER = """
 import json, os, sys
 import pyarrow as pa
-from escapement.pipeline import bulk
+from escapement.pipeline.sink import bulk_write
 from escapement.pipeline.sink.bulk_write import BulkWrite
 from escapement.pipeline.options import Options
 options, columns, dies = json.loads(sys.argv[1])
 plan = BulkWrite.plan(Options(options), columns)
 rows = pa.RecordBatch.from_pydict({"payload": pa.array([b"%d" % n for n in range(1000)])})
-parts = [bulk.write_part(plan, part, [rows]) for part in range(2)]
+parts = [bulk_write.write_part(plan, part, [rows]) for part in range(2)]
 if dies == "before":
     os.kill(os.getpid(), 9)
-bulk.commit(plan, parts)
+bulk_write.commit(plan, parts)
 os.kill(os.getpid(), 9)
 """
 
@@ -86,22 +86,22 @@ def rows(*payloads: bytes, topics: list[str] | None = None) -> pa.RecordBatch:
 
 
 def adopted(engine: Engine, connection: Connection) -> dict[str, list[bytes]]:
-    """Take out all that is to be moved, as the owners of its targets would."""
+    """Take out all entries to be moved, as the owners of their targets do."""
     found: dict[str, list[bytes]] = {}
-    while boxes := inbox.occupied(connection, 0, 100):
-        for box in boxes:
-            (step,) = inbox.read_steps(connection, [(box.id, True)], 1 << 20, 1 << 20)
+    while inbox_targets := inbox.occupied(connection, 0, 100):
+        for inbox_target in inbox_targets:
+            (step,) = inbox.read_steps(connection, [(inbox_target.id, True)], 1 << 20, 1 << 20)
             for one in step.inbox_entries:
                 batch = decode_inbox_entry(one.data).batch
-                found.setdefault(box.target, []).extend(batch.payloads.to_list())
+                found.setdefault(inbox_target.target, []).extend(batch.payloads.to_list())
             take_out(engine, connection, step)
     return found
 
 
-def test_what_tasks_stage_is_committed_and_reported(
+def test_batches_staged_by_tasks_are_committed_and_reported(
     mysql_url: str, engine: Engine, connection: Connection, tmp_path: Path
 ) -> None:
-    """B7: by topic, in letters of bounded size; a retried task counts once."""
+    """B7: the report counts by topic, entries have a bounded size, a retried task counts once."""
     report_file = tmp_path / "report.json"
     columns = {"payload": "binary", "topic": "string"}
     write = plan(mysql_url, columns, topic="t/n/x", createTopics="true", report=str(report_file))
@@ -119,16 +119,16 @@ def test_what_tasks_stage_is_committed_and_reported(
     assert report.by_topic == {"t/n/x": 9, "t/n/new": 1}
     assert json.loads(report_file.read_text())["messages"] == 10
     sizes = connection.execute("SELECT size_bytes FROM inbox").rows
-    assert len(sizes) == 7, "that of the lost attempt included"
+    assert len(sizes) == 7, "including the entry of the lost attempt"
     assert max(size for (size,) in sizes) < 2 * ENTRY_BYTES
     assert adopted(engine, connection) == {"t/n/x": [b"1", *big], "t/n/new": [b"2"]}
     assert "10 messages" in report.line
 
 
-def test_a_report_that_cannot_be_written_is_refused_before_and_fails_no_write_that_is_committed(
+def test_unwritable_report_is_refused_early_and_fails_no_committed_write(
     mysql_url: str, engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """B7: whoever is told of a failure writes again, and would add everything twice."""
+    """B7: a caller that sees a failure writes again, and would add every message twice."""
     for where in (tmp_path / "nowhere" / "report.json", tmp_path):
         with pytest.raises(InvalidRequest, match=f"the report cannot be written to {where}"):
             plan(mysql_url, topic="t/n/x", report=str(where))
@@ -140,10 +140,10 @@ def test_a_report_that_cannot_be_written_is_refused_before_and_fails_no_write_th
     assert "is committed, but its report cannot be written" in capsys.readouterr().err
 
 
-def test_letters_are_filled_by_as_many_batches_as_it_takes(
+def test_record_batches_are_combined_into_full_entries(
     mysql_url: str, engine: Engine, connection: Connection
 ) -> None:
-    """B7: in order, and a message as large as a letter waits for no other."""
+    """B7: messages stay in order. A message as large as an entry has its own entry."""
     write = plan(mysql_url, topic="t/n/x")
     fifth = [bytes([n]) * (ENTRY_BYTES // 5) for n in range(18)]
     batches = [rows(*fifth[at : at + 3]) for at in range(0, 18, 3)]
@@ -158,7 +158,7 @@ def test_letters_are_filled_by_as_many_batches_as_it_takes(
 @pytest.mark.parametrize(
     "name", [{"jobId": "nightly"}, {"txnAppId": "app", "txnVersion": "7"}], ids=["job", "txn"]
 )
-def test_a_repeated_write_adds_nothing_and_says_so(
+def test_repeated_write_adds_nothing_and_is_reported_as_repeated(
     mysql_url: str, engine: Engine, connection: Connection, name: dict[str, str]
 ) -> None:
     """B7."""
@@ -172,10 +172,10 @@ def test_a_repeated_write_adds_nothing_and_says_so(
 
 
 @pytest.mark.parametrize(("name", "again"), [({}, False), ({"txnAppId": "app"}, True)])
-def test_a_streams_batches_are_known_by_its_query_unless_it_has_a_name_of_its_own(
+def test_stream_batches_are_identified_by_query_id_or_txn_app_id(
     mysql_url: str, engine: Engine, name: dict[str, str], again: bool
 ) -> None:
-    """B7: where the checkpoint is lost, and with it the query's id."""
+    """B7: txnAppId identifies them if the checkpoint is lost, and with it the query id."""
     options = Options({"url": mysql_url, "topic": "t/n/x", **name})
     begun = BulkWrite.plan(options, {"payload": "binary"}, of_stream=True)
     for query, batch, repeated in (("a", 0, False), ("a", 0, True), ("b", 0, again)):
@@ -186,7 +186,7 @@ def test_a_streams_batches_are_known_by_its_query_unless_it_has_a_name_of_its_ow
     assert bulk_write.commit(write, [bulk_write.write_part(write, 0, [rows(b"2")])]).messages == 1
 
 
-def test_an_aborted_write_leaves_nothing_and_a_failed_task_takes_its_own_back(
+def test_aborted_write_and_failed_task_leave_no_staged_batches(
     mysql_url: str, engine: Engine, connection: Connection
 ) -> None:
     write, other = (plan(mysql_url, topic="t/n/x", jobId="same") for _ in range(2))
@@ -212,12 +212,12 @@ def test_an_aborted_write_leaves_nothing_and_a_failed_task_takes_its_own_back(
     assert adopted(engine, connection) == {"t/n/x": [b"2"]}
 
 
-def test_an_aborted_batch_of_which_no_task_came_to_its_end_leaves_nothing(
+def test_aborted_stream_batch_without_finished_tasks_leaves_nothing(
     mysql_url: str, connection: Connection
 ) -> None:
-    """B7: the query's name is known to its tasks alone, and Spark aborts by a plan of its own.
+    """B7: only tasks know the query id, and Spark aborts with a separate plan.
 
-    What another stream has staged stays.
+    The staged batches of other streams stay.
     """
 
     def stream(checkpoint: str) -> BulkWrite:
@@ -237,12 +237,12 @@ def test_an_aborted_batch_of_which_no_task_came_to_its_end_leaves_nothing(
     assert connection.execute(left).rows == [("query/theirs", 7)]
 
 
-def test_a_stream_that_no_option_tells_from_others_aborts_nothing_of_theirs(
+def test_stream_without_identifying_options_aborts_only_its_own_parts(
     mysql_url: str, engine: Engine, connection: Connection
 ) -> None:
-    """B7: where Spark's configuration says where checkpoints are.
+    """B7: the checkpoint location may come from the configuration of Spark instead.
 
-    Of its own it gives up what came to its end, and so says whose it is.
+    The stream then gives up only the parts of finished tasks, which name its query.
     """
 
     def stream() -> BulkWrite:
@@ -260,7 +260,7 @@ def test_a_stream_that_no_option_tells_from_others_aborts_nothing_of_theirs(
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
-def test_a_driver_killed_beside_its_commit_and_run_again_adds_everything_once(
+def test_driver_killed_around_its_commit_and_run_again_adds_everything_once(
     mysql_url: str, engine: Engine, connection: Connection, dies: str
 ) -> None:
     """B7."""
@@ -280,14 +280,14 @@ def test_a_driver_killed_beside_its_commit_and_run_again_adds_everything_once(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_database_that_goes_away_for_a_moment_is_waited_for(
+def test_write_survives_a_short_outage_of_the_database(
     mysql_url: str,
     engine: Engine,
     connection: Connection,
     when: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B7: also where a COMMIT's reply is lost, of staging or of the job."""
+    """B7: the reply to COMMIT may be lost, in staging or when the job is committed."""
     faulty = FaultyEngine(engine)
     kind = OutcomeUnknown if when == "after" else StorageUnavailable
     fault = Once("commit", kind("away"), times=2)
@@ -338,7 +338,7 @@ def test_a_database_that_goes_away_for_a_moment_is_waited_for(
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_runs(
+def test_invalid_write_is_refused_before_any_task_runs(
     mysql_url: str,
     engine: Engine,
     options: dict[str, str],
@@ -359,7 +359,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(
         ("t/off/x", DelaysDisabled, "delayed messages are disabled in t/off"),
     ],
 )
-def test_a_row_for_a_topic_that_takes_none_fails_its_task_and_is_named(
+def test_row_for_an_invalid_topic_fails_its_task_and_is_named(
     mysql_url: str,
     engine: Engine,
     connection: Connection,
@@ -367,7 +367,7 @@ def test_a_row_for_a_topic_that_takes_none_fails_its_task_and_is_named(
     kind: type[Exception],
     why: str,
 ) -> None:
-    """B7: the first that has it, of those that its partition has in all record batches."""
+    """B7: the error names the first such row, counted over all record batches of the partition."""
     timed = {"payload": "binary", "topic": "string", "delay_ms": "bigint"}
     write = plan(mysql_url, timed, nullTimes="now")
 
@@ -385,7 +385,7 @@ def test_a_row_for_a_topic_that_takes_none_fails_its_task_and_is_named(
 
 
 @pytest.mark.parametrize("of_stream", [False, True])
-def test_null_time_fails_its_task_and_nothing_is_added_unless_null_is_said_to_mean_now(
+def test_null_time_fails_the_write_unless_null_times_is_now(
     mysql_url: str, engine: Engine, connection: Connection, of_stream: bool
 ) -> None:
     """B7: one bad column must not send a hundred thousand reminders at once."""
@@ -421,10 +421,10 @@ def test_null_time_fails_its_task_and_nothing_is_added_unless_null_is_said_to_me
     assert sum(map(len, adopted(engine, connection).values())) == 4
 
 
-def test_the_largest_message_is_taken_and_a_larger_one_named(
+def test_largest_message_is_accepted_and_a_larger_one_is_named(
     mysql_url: str, engine: Engine, connection: Connection
 ) -> None:
-    """B7: by its row, its size and the maximum, with all that one can have."""
+    """B7: the error names row, size and maximum. The size counts all columns."""
     columns = {"payload": "binary", "key": "binary", "priority": "int", "delay_ms": "bigint"}
     write = plan(mysql_url, columns, topic="t/n/x")
     payloads = [os.urandom(MAX_MESSAGE_BYTES - 9), b"small"]
@@ -441,7 +441,7 @@ def test_the_largest_message_is_taken_and_a_larger_one_named(
     assert adopted(engine, connection) == {"t/n/x": payloads[::-1]}
 
 
-def test_a_log_that_cannot_be_written_by_many_or_is_none_is_refused(
+def test_bulk_write_to_sqlite_or_to_a_database_without_a_log_is_refused(
     mysql_url: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequest, match="MySQL or MariaDB"):

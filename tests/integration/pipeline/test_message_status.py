@@ -1,4 +1,4 @@
-"""How messages stand, told from the database, is what the broker tells of each."""
+"""Message statuses read from the database match those of the broker."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TOPIC = TopicName("public", "default", "t")
 HOUR = timedelta(hours=1)
 
 
-async def test_how_messages_stand_is_what_the_broker_tells_of_each(
+async def test_message_statuses_match_those_of_the_broker(
     mock_clock: MockClock, engine: Engine
 ) -> None:
-    """B7, Q2: for subscriptions of each kind that began at different places, and over all."""
+    """B7, Q2: for each kind of subscription, different start offsets, and the whole topic."""
     config = BrokerConfig(ack_wait_ms=10**9, seed=0)
     async with testing.start(config=config, engine=engine) as world, world.connect() as broker:
         producer = await broker.producer("t")
@@ -35,18 +35,18 @@ async def test_how_messages_stand_is_what_the_broker_tells_of_each(
             await broker.admin("subscriptions.create", topic="t", subscription=name, kind=kind)
         await producer.send_many([b"now"] * 20)
         await producer.send_many([b"then"] * 20, delay=HOUR)
-        await take(broker, "s", "shared", range(5, 11), range(11, 14))
+        await consume(broker, "s", "shared", range(5, 11), range(11, 14))
         await world.checkpoint()
         await broker.admin("subscriptions.create", topic="t", subscription="late")
         await producer.send_many([b"soon"] * 20, delay=2 * HOUR)
         await broker.cancel(np.arange(30, 36), topic="t")
         await broker.reschedule(np.arange(34, 45), topic="t", delay=3 * HOUR)
         found |= agree(world, engine)
-        await take(broker, "x", "exclusive", range(5, 20), range(20, 23))
+        await consume(broker, "x", "exclusive", range(5, 20), range(20, 23))
         found |= agree(world, engine)
         await world.clock.advance(hours=1, minutes=1)
         for name, kind in (("s", "shared"), ("late", "shared")):
-            await take(broker, name, kind, range(20, 30), range(0))
+            await consume(broker, name, kind, range(20, 30), range(0))
         found |= agree(world, engine)
         await broker.admin("topics.update", topic="t", policy={"ttl_ms": "1m"})
         await producer.send_many([b"short"] * 3)
@@ -54,12 +54,12 @@ async def test_how_messages_stand_is_what_the_broker_tells_of_each(
         found |= agree(world, engine)
         await world.checkpoint()
         assert agree(world, engine) <= found
-    # All that can be said was said.
+    # Every state has occurred.
     assert {state for _, state in found} == set(STATES)
 
 
 def agree(world: World, engine: Engine) -> set[tuple[str, str]]:
-    """What each message is in, of the topic and of each subscription, as both tell."""
+    """Check that database and broker agree, and return the states by subscription and topic."""
     now_ms = world.clock.now_ms()
     state = read(engine)
     state.read_at_ms = now_ms
@@ -67,14 +67,14 @@ def agree(world: World, engine: Engine) -> set[tuple[str, str]]:
     offsets = np.arange(state.end_offset)
     due_ms = due_of(engine, state, offsets)
     told = set()
-    standings = {
+    statuses = {
         one.record.name: [
-            message_history.statuses(topic, one, int(due), int(offset), now_ms)
+            message_history.status(topic, one, int(due), int(offset), now_ms)
             for due, offset in zip(due_ms, offsets, strict=True)
         ]
         for one in topic.subscriptions()
     }
-    for name, theirs in standings.items():
+    for name, theirs in statuses.items():
         codes, counts = MessageStatuses.of(state, name, 0, state.end_offset).codes_and_counts(
             due_ms, offsets
         )
@@ -86,7 +86,7 @@ def agree(world: World, engine: Engine) -> set[tuple[str, str]]:
         due_ms, offsets
     )
     for offset, code in enumerate(codes.tolist()):
-        each = [theirs[offset] for theirs in standings.values()]
+        each = [theirs[offset] for theirs in statuses.values()]
         assert STATES[code] == message_history._state(
             topic, each, int(due_ms[offset]), offset, now_ms
         )
@@ -94,8 +94,8 @@ def agree(world: World, engine: Engine) -> set[tuple[str, str]]:
     return told
 
 
-def known(one: message_history.MessageStatuses) -> str:
-    """What of it is in the database: not who has it just now."""
+def known(one: message_history.SubscriptionStatus) -> str:
+    """Return the state as the database knows it, which excludes in-flight messages."""
     if one.state in ("ready", "in flight", "in retry", "waiting"):
         return "in retry" if one.attempts else "waiting"
     return one.state
@@ -110,7 +110,7 @@ def read(engine: Engine) -> TopicState:
 
 
 def due_of(engine: Engine, state: TopicState, offsets: np.ndarray) -> np.ndarray:
-    """When each message is due now."""
+    """Return the current due time of each message."""
     connection = engine.connect()
     try:
         rows = state.log.read(connection, state.record.id, 0, state.end_offset, 1 << 30)
@@ -119,12 +119,12 @@ def due_of(engine: Engine, state: TopicState, offsets: np.ndarray) -> np.ndarray
     return state.moves.current(offsets, np.concatenate([row.content.due_ms for row in rows]))
 
 
-async def take(
+async def consume(
     broker: escapement.Broker, name: str, kind: str, acked: range, nacked: range
 ) -> None:
-    """Of what a consumer is handed acknowledge some, give some back; the rest when it goes."""
-    async with broker.consumer("t", name, kind=kind, permits=25) as inbox:
-        there = {message.offset for message in await arrived(inbox)}
-        await inbox.ack(sorted(there & set(acked)), durable=True)
+    """Acknowledge some of the delivered messages, nack others and leave the rest."""
+    async with broker.consumer("t", name, kind=kind, permits=25) as consumer:
+        there = {message.offset for message in await arrived(consumer)}
+        await consumer.ack(sorted(there & set(acked)), durable=True)
         if there & set(nacked):
-            await inbox.nack(sorted(there & set(nacked)), delay=HOUR)
+            await consumer.nack(sorted(there & set(nacked)), delay=HOUR)

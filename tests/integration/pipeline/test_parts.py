@@ -1,4 +1,4 @@
-"""What a read gives, without Spark: from options to parts to Arrow's batches."""
+"""Reads without Spark: from options to parts to Arrow batches."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.log.log import Log
 from support.eventful_log import CONFIG, HOUR_MS, TOPIC, Expected, fill
 
-Lived = tuple[Engine, dict[str, str], list[Expected]]
+FilledLog = tuple[Engine, dict[str, str], list[Expected]]
 
 
 @pytest.fixture(scope="module", params=["sqlite", "mysql"])
 def log(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lived]:
-    """A log that has seen much, the options that name it, and what is in it."""
+) -> Iterator[FilledLog]:
+    """A log with a long history, the options that name it, and its expected messages."""
     url = request.getfixturevalue("mysql_url_of_module") if request.param == "mysql" else None
     directory = tmp_path_factory.mktemp("log")
     engine = open_engine(url, directory)
@@ -57,8 +57,8 @@ def log(
     engine.close()
 
 
-def read(log: Lived, *columns: str, **options: str) -> list[dict[str, Any]]:
-    """The messages, by offset, of parts that have travelled."""
+def read(log: FilledLog, *columns: str, **options: str) -> list[dict[str, Any]]:
+    """Return the messages, by offset, of parts that were pickled and unpickled."""
     engine, address, _ = log
     names = columns or tuple(READ_COLUMNS)
     plan = BatchPlan(Options({"topic": TOPIC, **address, **options}), names)
@@ -82,8 +82,8 @@ def instant(ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
 
 
-def test_every_message_comes_once_as_it_stands_now(log: Lived) -> None:
-    """B7, V15: acknowledged, cancelled, tried, moved and relocated messages, live and done."""
+def test_every_message_is_read_once_in_its_current_state(log: FilledLog) -> None:
+    """B7, V15: acknowledged, cancelled, retried, moved and relocated, live and finished ones."""
     for options in ({}, {"minPartitions": "7"}, {"maxRecordsPerPartition": "40"}):
         rows = read(log, **options)
         assert offsets(rows) == [one.offset for one in log[2]]
@@ -102,8 +102,8 @@ def test_every_message_comes_once_as_it_stands_now(log: Lived) -> None:
             }
 
 
-def test_all_columns_are_read_without_pandas(log: Lived) -> None:
-    """N8: which takes longer to begin with than many a task takes altogether."""
+def test_all_columns_are_read_without_pandas(log: FilledLog) -> None:
+    """N8: importing pandas takes longer than many a whole task."""
     program = """
 import json, sys
 from escapement.pipeline.arrow import arrow_schema
@@ -124,7 +124,7 @@ print(found, "pandas" in sys.modules)
     assert (said.stdout, said.stderr) == (f"{len(log[2])} False\n", "")
 
 
-def test_what_a_subscription_thinks_of_them(log: Lived) -> None:
+def test_state_and_attempt_are_those_of_the_named_subscription(log: FilledLog) -> None:
     """B7, Q2."""
     theirs = {"acked": "acknowledged", "cancelled": "cancelled", "to_be_fired": "pending"}
     rows = read(log, "offset", "state", "attempt", subscription="s")
@@ -135,10 +135,10 @@ def test_what_a_subscription_thinks_of_them(log: Lived) -> None:
     with pytest.raises(NotFound, match="no subscription nobody"):
         read(log, subscription="nobody")
     with pytest.raises(NotFound, match="no subscription nobody"):
-        read(log, subscription="nobody", startingOffsets="500")  # there is nothing to be read
+        read(log, subscription="nobody", startingOffsets="500")  # the range is empty
 
 
-def test_ranges_of_offsets_and_times_are_options(log: Lived) -> None:
+def test_ranges_of_offsets_and_times_are_options(log: FilledLog) -> None:
     """B7."""
     expected = log[2]
     now_ms = expected[-1].published_ms
@@ -161,8 +161,8 @@ def test_ranges_of_offsets_and_times_are_options(log: Lived) -> None:
         assert offsets(read(log, "offset", **options)) == wanted, options
 
 
-def test_filters_narrow_what_is_read_and_take_nothing_away(log: Lived) -> None:
-    """B7: what they exclude by the row is left to whoever filters behind."""
+def test_filters_narrow_the_read_and_exclude_no_matching_message(log: FilledLog) -> None:
+    """B7: Spark applies the filters again to the rows it receives."""
     engine, address, expected = log
     now_ms = expected[-1].published_ms
     names = ("offset", "deliver_at", "published_at")
@@ -207,21 +207,21 @@ def test_filters_narrow_what_is_read_and_take_nothing_away(log: Lived) -> None:
         ("published_at", "<", -48, []),
         ("published_at", ">", -0.5, [200, 300]),
         ("deliver_at", "<", 0.5, [200, 300]),
-        # Messages of the second have been moved, so that it is looked at whatever times it has.
+        # Messages of the second row were moved, so it is read whatever its times are.
         ("deliver_at", "<", -1, [300]),
         ("deliver_at", ">", 1.5, [300]),
         ("deliver_at", "=", 3, [300]),
     ],
 )
-def test_rows_of_the_log_that_no_message_of_can_pass_a_filter_are_not_fetched(
-    log: Lived,
+def test_log_rows_without_a_matching_message_are_not_fetched(
+    log: FilledLog,
     monkeypatch: pytest.MonkeyPatch,
     column: str,
     operator: str,
     hours: float,
     bases: list[int],
 ) -> None:
-    """B7: the log has two, from 200 and from 300 on."""
+    """B7: the log has two rows, from offsets 200 and 300 on."""
     engine, address, expected = log
     fetched: list[int] = []
     fetch = Log.fetch_found
@@ -238,7 +238,9 @@ def test_rows_of_the_log_that_no_message_of_can_pass_a_filter_are_not_fetched(
     assert sorted(fetched) == bases
 
 
-def test_beginning_where_the_log_has_forgotten_is_refused_unless_it_is_wanted(log: Lived) -> None:
+def test_start_at_a_forgotten_offset_is_refused_unless_fail_on_data_loss_is_false(
+    log: FilledLog,
+) -> None:
     """B7."""
     with pytest.raises(LogForgotten, match="begins at 200, not at 100"):
         read(log, startingOffsets="100")
@@ -246,13 +248,13 @@ def test_beginning_where_the_log_has_forgotten_is_refused_unless_it_is_wanted(lo
     assert offsets(rows) == [150, *range(200, 500)]
 
 
-def test_what_is_forgotten_between_planning_and_reading_is_noticed(log: Lived) -> None:
+def test_messages_forgotten_after_planning_are_detected(log: FilledLog) -> None:
     """B7."""
     engine, address, _ = log
     for fail in ("true", "false"):
         options = {"topic": TOPIC, **address, "failOnDataLoss": fail}
         (part,) = BatchPlan(Options(options), ["offset"]).parts()
-        # As if the log had begun earlier when the read was planned.
+        # Pretend that the log began earlier when the read was planned.
         part = replace(part, begin_offset=0, offsets=Span(100, 300))
         schema = arrow_schema([("offset", True)])
         if fail == "true":
@@ -265,8 +267,8 @@ def test_what_is_forgotten_between_planning_and_reading_is_noticed(log: Lived) -
             ]
 
 
-def test_topics_with_little_in_them_share_a_task(tmp_path: Path) -> None:
-    """B7: in a batch and in a stream, unless many tasks, or small ones, are asked for."""
+def test_small_topics_share_a_task(tmp_path: Path) -> None:
+    """B7: in batches and streams, unless the options ask for many or for small tasks."""
     names = [f"shop/eu/{number}" for number in range(3)]
     engine = SqliteEngine(tmp_path / FILE_NAME)
 
@@ -294,7 +296,7 @@ def test_topics_with_little_in_them_share_a_task(tmp_path: Path) -> None:
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert rows == [{"topic": name, "payload": name.encode()} for name in names for _ in range(10)]
     assert sizes(BatchPlan(asked(maxRecordsPerPartition="20"), []).tasks()) == [2, 1]
-    # So many of all topics together, each in proportion.
+    # ``minPartitions`` counts the tasks of all topics, which share them in proportion.
     begin = json.dumps({names[0]: 0, names[1]: 5, names[2]: 10})
     of_each = (1, [30], 2), (3, [10] * 3, 3), (6, [5] * 6, 6), ((1 << 63) - 1, [1] * 30, 15)
     for least, of_all, of_some in of_each:
@@ -309,12 +311,12 @@ def test_topics_with_little_in_them_share_a_task(tmp_path: Path) -> None:
     assert sizes(stream.tasks(stream.initial(), stream.latest())) == [3]
 
 
-def test_spans_that_meet_are_one() -> None:
+def test_overlapping_or_adjacent_spans_are_merged() -> None:
     spans = [Span(5, 7), Span(0, 2), Span(7, 9), Span(1, 3), Span(20, 30), Span(22, 25)]
     assert Span.merged(spans) == [Span(0, 3), Span(5, 9), Span(20, 30)]
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     """B7."""
     for options, said in (
         ({"startingOfsets": "3"}, "unknown option 'startingofsets'"),
@@ -340,14 +342,12 @@ def test_what_cannot_be_meant_is_refused() -> None:
         ([StructField("value", BinaryType())], "no column 'value'"),
         ([StructField("offset", IntegerType())], "offset is bigint, not int"),
         ([StructField("deliver_at", TimestampNTZType())], "write TIMESTAMP_LTZ"),
-        # Spark would take the word of the schema, and read a number where there is none.
+        # Spark would trust the schema and read a number where the value is null.
         ([StructField("attempt", IntegerType(), nullable=False)], "attempt may be null"),
         ([StructField("key", BinaryType()), StructField("Key", BinaryType())], "two columns key"),
     ],
 )
-def test_a_schema_that_messages_do_not_have_is_refused(
-    fields: list[StructField], said: str
-) -> None:
+def test_schema_that_messages_do_not_have_is_refused(fields: list[StructField], said: str) -> None:
     """B7."""
     check_types(StructType([StructField("offset", LongType(), nullable=False)]))
     with pytest.raises(InvalidRequest, match=said):

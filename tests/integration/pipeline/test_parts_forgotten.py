@@ -1,4 +1,4 @@
-"""What the log forgets while a task reads a part of it."""
+"""Tasks that read a part of the log while the log forgets messages."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from escapement.storage.log.log import Log
 from support.eventful_log import CONFIG, TOPIC, begin_anew, fill
 
 
-def test_a_generation_that_is_dropped_before_its_first_row_is_looked_for_is_passed_over(
+def test_generation_dropped_before_it_is_read_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B7: it had nothing that is wanted. Of what was stated again, and of all other rows."""
+    """B7: it has no requested messages. This holds for restated rows and for all others."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
     expected = fill(engine)
     look = Log.look
     looks: list[Log] = []
 
-    def then_the_oldest_goes(connection: Connection) -> Log:
+    def look_at_a_log_that_loses_its_oldest(connection: Connection) -> Log:
         found = look(connection)
         looks.append(found)
-        if len(looks) % 2:  # who looks again finds it gone
+        if len(looks) % 2:  # the next look does not find it
             oldest = found.generations[0]
             return Log([replace(oldest, id=oldest.id - 1), *found.generations])
         return found
 
     (part,) = BatchPlan(Options({"topic": TOPIC, "data": str(tmp_path)}), ["offset"]).parts()
-    monkeypatch.setattr(Log, "look", staticmethod(then_the_oldest_goes))
+    monkeypatch.setattr(Log, "look", staticmethod(look_at_a_log_that_loses_its_oldest))
     batches = list(read_part(engine, part, arrow_schema([("offset", True)])))
     found = [n for batch in batches for n in batch["offset"].to_pylist()]
     assert (found, len(looks)) == ([one.offset for one in expected], 4)
@@ -45,10 +45,10 @@ def test_a_generation_that_is_dropped_before_its_first_row_is_looked_for_is_pass
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_generation_that_is_dropped_under_a_task_is_noticed(
+def test_generation_dropped_during_a_task_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: bool
 ) -> None:
-    """B7: what was given before stands, and without ``failOnDataLoss`` the rest comes."""
+    """B7: earlier batches stay valid, and without ``failOnDataLoss`` the other rows follow."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
     begin_anew(engine, [10] * 9, [10, 10])
     address = {"data": str(tmp_path), "topic": TOPIC, "failOnDataLoss": str(fail)}
@@ -68,7 +68,7 @@ def test_a_generation_that_is_dropped_under_a_task_is_noticed(
     else:
         for batch in batches:
             found += batch["offset"].to_pylist()
-        # Some rows were read ahead of the first that was given.
+        # Some rows were read ahead before the generation was dropped.
         assert 10 <= len(found) - 20 <= 40
         assert found == [*range(len(found) - 20), *range(90, 110)]
     engine.close()
@@ -82,10 +82,10 @@ def test_a_generation_that_is_dropped_under_a_task_is_noticed(
         ((40, 999), [*range(40)]),
     ],
 )
-def test_rows_that_go_one_by_one_under_a_task_are_noticed(
+def test_rows_deleted_one_by_one_during_a_task_are_detected(
     tmp_path: Path, gone: tuple[int, int], left: list[int]
 ) -> None:
-    """B7: as those of a topic that is deleted do, and on SQLite those that are forgotten."""
+    """B7: topic deletion, and forgetting on SQLite, delete rows this way."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
     begin_anew(engine, [10] * 9, [10, 10])
     connection = engine.connect()

@@ -1,4 +1,4 @@
-"""The job `rebuild`: an index made from the log is the one that the broker would have made."""
+"""The job ``rebuild``: an index made from the log equals the index a broker would make."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ CONFIG = BrokerConfig(ack_wait_ms=10**9, seed=0)
 OWNER, STRANGER = Identity("0" * 32, "testing"), Identity("1" * 32, "stranger")
 
 
-async def live(broker: escapement.Broker, first: int) -> None:
-    """Publish 60 messages for two subscriptions, and do to them whatever can be done."""
+async def use_topic(broker: escapement.Broker, first: int) -> None:
+    """Publish 60 messages, then cancel, reschedule, acknowledge and nack some of them."""
     for name in ("a", "b"):
         if not first:
             await broker.admin("subscriptions.create", topic="t", subscription=name)
@@ -61,28 +61,28 @@ async def live(broker: escapement.Broker, first: int) -> None:
     await broker.reschedule(later[3:12], topic="t", delay=2 * HOUR)
     await broker.reschedule(later[8:14], topic="t", delay=3 * HOUR)
     for name, done in (("a", 12), ("b", 5)):
-        async with broker.consumer("t", name, permits=1000) as inbox:
-            offsets = [message.offset for message in await arrived(inbox)]
-            await inbox.ack(offsets[:done], durable=True)
-            await inbox.nack(offsets[done : done + 4])
+        async with broker.consumer("t", name, permits=1000) as consumer:
+            offsets = [message.offset for message in await arrived(consumer)]
+            await consumer.ack(offsets[:done], durable=True)
+            await consumer.nack(offsets[done : done + 4])
 
 
 async def deliveries(world: World) -> dict[str, list[list[int]]]:
-    """Which offsets each subscription gets now, and in each of the hours to come."""
+    """Return the offsets that each subscription gets now and in each of the next hours."""
     found: dict[str, list[list[int]]] = {"a": [], "b": []}
     async with world.connect() as broker:
         for _ in range(5):
             for name, got in found.items():
-                async with broker.consumer("t", name, permits=1000) as inbox:
-                    messages = await arrived(inbox)
+                async with broker.consumer("t", name, permits=1000) as consumer:
+                    messages = await arrived(consumer)
                     got.append(sorted(message.offset for message in messages))
-                    await inbox.ack(got[-1], durable=True)
+                    await consumer.ack(got[-1], durable=True)
             await world.clock.advance(hours=1)
     return found
 
 
 def keys_on_disk(directory: Path) -> list[tuple[int, int]]:
-    """The keys ``(due_ms, offset)`` in an index of one topic that no broker uses."""
+    """Return the keys ``(due_ms, offset)`` of an index of one topic that no broker uses."""
     index = DelayedIndex.open(directory)
     (topic_id,) = index.topics()
     due_ms, offsets = index.plan(topic_id, KEY_MIN, KEY_MAX, 10**6).read()
@@ -90,12 +90,12 @@ def keys_on_disk(directory: Path) -> list[tuple[int, int]]:
 
 
 async def history(world: World, ended: str) -> None:
-    """Two rounds of a life with a checkpoint between them, and its end."""
+    """Use a topic before and after a checkpoint, then end the broker as ``ended`` says."""
     async with world.connect() as broker:
-        await live(broker, 0)
+        await use_topic(broker, 0)
         await world.checkpoint()
-        await live(broker, 60)
-        if ended == "crashed behind a checkpoint":
+        await use_topic(broker, 60)
+        if ended == "crashed after a checkpoint":
             await world.checkpoint()
         if ended != "stopped":
             await world.crash()
@@ -103,11 +103,11 @@ async def history(world: World, ended: str) -> None:
         await world.stop()
 
 
-@pytest.mark.parametrize("ended", ["stopped", "crashed", "crashed behind a checkpoint"])
-async def test_a_rebuilt_index_delivers_what_the_brokers_own_would(
+@pytest.mark.parametrize("ended", ["stopped", "crashed", "crashed after a checkpoint"])
+async def test_rebuilt_index_delivers_the_same_as_the_brokers_own(
     mock_clock: MockClock, engine: Engine, tmp_path: Path, ended: str
 ) -> None:
-    """P5, invariant 7: what was acknowledged, cancelled, moved and tried is so."""
+    """P5, invariant 7: acknowledged, cancelled, moved and retried messages stay so."""
     async with testing.start(config=CONFIG) as twin:
         await history(twin, ended)
         lose_index(twin)
@@ -131,20 +131,22 @@ async def test_a_rebuilt_index_delivers_what_the_brokers_own_would(
         rebuilt = keys_on_disk(world.index_directory)
         assert [offset for _, offset in rebuilt] == [offset for _, offset in own]
         rebuild(engine, OWNER, world.index_directory, world.clock)
-        assert keys_on_disk(world.index_directory) == rebuilt, "repeated it is the same"
+        assert keys_on_disk(world.index_directory) == rebuilt, (
+            "a second rebuild gives the same index"
+        )
         faulty.before = count
         await world.restart()
-        # Where there is no journal behind the checkpoint, nothing says when a message moved.
+        # The broker reads the log only if there is a journal after the checkpoint.
         assert log_reads == 0 or ended == "crashed"
         faulty.before = lambda step: None
         assert await deliveries(world) == expected
 
 
 @pytest.mark.parametrize(("before", "after"), [(1000, TWO_WEEKS_MS), (TWO_WEEKS_MS, 1000)])
-async def test_a_rebuilt_index_is_delivered_whatever_the_granularity_is_and_becomes(
+async def test_rebuilt_index_works_with_any_granularity_before_and_after(
     mock_clock: MockClock, tmp_path: Path, before: int, after: int
 ) -> None:
-    """P4, P5: the broker takes it over under one that it was not published with."""
+    """P4, P5: the granularity at publishing differs from those at rebuild and after it."""
     engine = FaultyEngine(SqliteEngine(tmp_path / FILE_NAME))
     log_reads: list[str] = []
 
@@ -160,7 +162,7 @@ async def test_a_rebuilt_index_is_delivered_whatever_the_granularity_is_and_beco
         await history(twin, "stopped")
         await twin.restart()
         expected = await deliveries(twin)
-        assert sum(bool(got) for got in expected["a"]) == 4, "at once, and in three hours"
+        assert sum(bool(got) for got in expected["a"]) == 4, "now, and in three of the next hours"
     async with testing.start(config=CONFIG, engine=engine) as world:
         await history(world, "stopped")
         await world.restart()
@@ -170,16 +172,16 @@ async def test_a_rebuilt_index_is_delivered_whatever_the_granularity_is_and_beco
         rebuild(engine, OWNER, world.index_directory, world.clock)
         engine.before = lambda step: log_reads.append(step) if "data FROM log_" in step else None
         await world.restart()
-        assert not log_reads, "it made its own"
+        assert not log_reads, "the broker made its own index"
         await change(world, after)
         assert await deliveries(world) == expected
     engine.close()
 
 
-async def test_interrupted_at_any_step_it_leaves_the_index_as_it_was(
+async def test_rebuild_interrupted_at_any_step_leaves_the_index_unchanged(
     mock_clock: MockClock, tmp_path: Path
 ) -> None:
-    """P5: and the broker makes its own, or keeps the one it has."""
+    """P5: the broker then keeps its index, or makes its own."""
     real = SqliteEngine(tmp_path / FILE_NAME)
     async with testing.start(config=CONFIG, engine=real) as world:
         await history(world, "crashed")
@@ -210,16 +212,16 @@ run(None, RebuildConfig(Path(sys.argv[1]), memory_bytes=200_000, progress=die))
 
 
 def killed_half_way(directory: Path) -> int:
-    """What became of a process that did the job."""
+    """Run a rebuild that is killed half-way, and return the exit code of its process."""
     return subprocess.run(
         [sys.executable, "-c", KILLED_HALF_WAY, directory], check=False
     ).returncode
 
 
-async def test_what_a_killed_job_left_is_used_by_nobody(
+async def test_index_left_by_a_killed_rebuild_is_not_used(
     mock_clock: MockClock, tmp_path: Path
 ) -> None:
-    """P5: segments and a manifest are there, and are no broker's index; the next job goes on."""
+    """P5: brokers ignore its segments and manifest, and the next rebuild replaces them."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
     (tmp_path / "broker.id").write_text(OWNER.owner_id)
     async with testing.start(config=CONFIG, engine=engine) as world:
@@ -232,7 +234,7 @@ async def test_what_a_killed_job_left_is_used_by_nobody(
         assert killed_half_way(tmp_path) == -signal.SIGKILL
         assert list((tmp_path / "index.rebuilding").iterdir())
         assert not (tmp_path / "index").exists()
-        # The lease is this broker's own, so it need not wait for its end.
+        # The lease belongs to this broker, so the broker does not wait for its expiry.
         await world.restart()
         await world.stop()
         assert run(None, RebuildConfig(tmp_path)).pending == 1000
@@ -241,7 +243,7 @@ async def test_what_a_killed_job_left_is_used_by_nobody(
     engine.close()
 
 
-async def test_memory_is_bounded_by_writing_many_segments_which_are_merged(
+async def test_memory_is_bounded_by_writing_and_merging_many_segments(
     mock_clock: MockClock, engine: Engine, tmp_path: Path
 ) -> None:
     """P5, invariant 9."""
@@ -255,17 +257,17 @@ async def test_memory_is_bounded_by_writing_many_segments_which_are_merged(
         def look(progress: Progress) -> None:
             seen.append(progress.messages)
 
-        # Some forty times as much as is in memory at once.
+        # The log is some forty times as large as the part in memory.
         rebuild(engine, OWNER, tmp_path / "index", world.clock, 200_000, look)
         assert [offset for _, offset in keys_on_disk(tmp_path / "index")] == list(range(2000))
         assert seen[-1] == 2000
         assert len(list((tmp_path / "index").glob("*.segment"))) <= 12
 
 
-async def test_less_memory_is_used_than_is_given_as_long_as_a_dozen_segments_do(
+async def test_rebuild_uses_less_than_its_memory_if_a_dozen_segments_suffice(
     mock_clock: MockClock, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5, invariant 9: whatever part of the log is pending, be it seen late."""
+    """P5, invariant 9: for any pending share of the log, even if it becomes known late."""
     monkeypatch.setattr(filling, "_LEAST_SHARE_BYTES", 20_000)
     async with testing.start(config=CONFIG, engine=engine) as world:
         async with world.connect() as broker, await broker.producer("t") as producer:
@@ -279,10 +281,10 @@ async def test_less_memory_is_used_than_is_given_as_long_as_a_dozen_segments_do(
     assert 6 <= len(list((tmp_path / "index").glob("*.segment"))) <= 12
 
 
-async def test_what_is_read_ahead_is_taken_before_its_memory_is_used_again(
+async def test_read_ahead_buffers_are_consumed_before_they_are_reused(
     mock_clock: MockClock, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5: however much more there is than is read ahead."""
+    """P5: even if the log is much larger than the read-ahead."""
     monkeypatch.setattr(filling, "_STEP_BYTES", 250_000)
     monkeypatch.setattr(filling, "_LANDING_BYTES", 280_000)
     monkeypatch.setattr(filling, "_AHEAD", 3)
@@ -300,10 +302,10 @@ async def test_what_is_read_ahead_is_taken_before_its_memory_is_used_again(
     assert index.fetch(topic_id, *keys).read().payloads.to_list() == payloads
 
 
-async def test_nobody_else_writes_while_it_runs(
+async def test_rebuild_excludes_other_writers(
     mock_clock: MockClock, engine: Engine, tmp_path: Path
 ) -> None:
-    """P5, invariant 8: a broker that is alive is not disturbed, and keeps others out."""
+    """P5, invariant 8: a running broker keeps the rebuild out and is not disturbed."""
     async with testing.start(config=CONFIG, engine=engine) as world:
         async with world.connect() as broker, await broker.producer("t") as producer:
             await producer.send(b"pending", delay=HOUR)
@@ -324,14 +326,14 @@ async def test_nobody_else_writes_while_it_runs(
         done = rebuild(engine, job, tmp_path / "index", world.clock, progress=start_another)
         assert (done.messages, done.pending) == (2, 2)
         assert refused
-        # The lease was given back: whoever comes next need not wait.
+        # The lease was released, so the next broker does not wait.
         await world.restart()
     (tmp_path / FILE_NAME).touch()
     with DataDirectory.open(tmp_path), pytest.raises(DataDirectoryInUse):
         run(None, RebuildConfig(tmp_path))
 
 
-def test_where_it_cannot_be_done_it_is_said(engine: Engine, tmp_path: Path) -> None:
+def test_rebuild_without_a_log_is_refused(engine: Engine, tmp_path: Path) -> None:
     """P5."""
     with pytest.raises(NotFound, match="there is no log at"):
         run(None, RebuildConfig(tmp_path / "new"))
@@ -345,10 +347,10 @@ def test_where_it_cannot_be_done_it_is_said(engine: Engine, tmp_path: Path) -> N
     assert not (tmp_path / "index").exists()
 
 
-def test_a_password_comes_from_the_environment_unless_the_url_has_one(
+def test_password_is_read_from_the_environment_unless_the_url_has_one(
     mysql_server: SqlServer, mysql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5: as for the other jobs."""
+    """P5: as in the other jobs."""
     to = MysqlAddress.parse(mysql_url)
     mysql_server.admin("CREATE USER rebuilder@'%' IDENTIFIED BY 'right'")
     try:
@@ -363,7 +365,7 @@ def test_a_password_comes_from_the_environment_unless_the_url_has_one(
 
 
 def on_a_terminal(*words: str) -> tuple[str, str]:
-    """What a job's command says, and what it tells where its standard error is a terminal."""
+    """Run a pipeline command, and return its standard output and its output on a terminal."""
     terminal, its_stderr = pty.openpty()
     command = [sys.executable, "-m", "escapement", "pipeline", *words]
     done = subprocess.run(
@@ -374,10 +376,10 @@ def on_a_terminal(*words: str) -> tuple[str, str]:
         return done.stdout.decode(), shared.read(65536).decode()
 
 
-async def test_on_a_terminal_the_command_says_how_far_it_is(
+async def test_command_shows_its_progress_on_a_terminal(
     mock_clock: MockClock, tmp_path: Path
 ) -> None:
-    """P5: in one line, which is empty again when it has ended."""
+    """P5: progress is one line, which is cleared at the end."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
     async with testing.start(config=CONFIG, engine=engine) as world:
         await history(world, "stopped")
@@ -388,7 +390,7 @@ async def test_on_a_terminal_the_command_says_how_far_it_is(
     assert "messages read," in said
 
 
-async def test_the_command_rebuilds_and_says_how_much(
+async def test_command_rebuilds_and_reports_the_number_of_messages(
     mock_clock: MockClock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """P5."""
@@ -399,6 +401,6 @@ async def test_the_command_rebuilds_and_says_how_much(
     assert "messages read," in capsys.readouterr().out
     keys = keys_on_disk(tmp_path / "index")
     assert keys
-    # A master that is no cluster leaves it to the local engine.
+    # With a local master, the local engine does the rebuild.
     assert command(["pipeline", "rebuild", "--data", str(tmp_path), "--master", "local[2]"]) == 0
     assert keys_on_disk(tmp_path / "index") == keys

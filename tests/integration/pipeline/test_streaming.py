@@ -1,4 +1,4 @@
-"""Topics as streams: where they begin, how far each batch goes, and that nothing is left out."""
+"""Topics as streams: start positions, batch limits and detection of lost messages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from support.eventful_log import TOPIC, begin_relocated, delete, fill, more
 
 NAME = TopicName.parse(TOPIC)
-OTHERS = [TopicName.parse(name) for name in ("a", "b", "c")]
+OTHER_NAMES = [TopicName.parse(name) for name in ("a", "b", "c")]
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log on SQLite that has seen much."""
+    """A log on SQLite with restated, relocated and forgotten messages."""
     file = tmp_path_factory.mktemp("log") / FILE_NAME
     engine = SqliteEngine(file)
     fill(engine)
@@ -41,7 +41,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(filled: Path, tmp_path: Path) -> Iterator[Engine]:
-    """A copy of it in the test's directory."""
+    """An engine on a copy of that log in the directory of the test."""
     shutil.copy(filled, tmp_path)
     opened = SqliteEngine(tmp_path / FILE_NAME)
     yield opened
@@ -54,7 +54,7 @@ def plan(directory: Path, **options: str) -> StreamPlan:
 
 
 def read(engine: Engine, stream: StreamPlan, start: Any, end: Any) -> list[int]:
-    """The offsets of a batch."""
+    """Return the offsets of a batch."""
     found: list[int] = []
     for part in stream.parts(start, end):
         for batch in read_part(engine, part, arrow_schema([("offset", True)])):
@@ -62,7 +62,7 @@ def read(engine: Engine, stream: StreamPlan, start: Any, end: Any) -> list[int]:
     return sorted(found)
 
 
-def test_a_stream_begins_where_it_was_told_to(engine: Engine, tmp_path: Path) -> None:
+def test_stream_begins_where_its_options_say(engine: Engine, tmp_path: Path) -> None:
     """B7."""
     latest = plan(tmp_path).latest()
     assert plan(tmp_path).initial() == latest
@@ -91,10 +91,10 @@ def test_a_stream_begins_where_it_was_told_to(engine: Engine, tmp_path: Path) ->
         plan(tmp_path, endingOffsets="3")
 
 
-def test_a_stream_begins_with_a_message_that_was_published_then_and_relocated(
+def test_stream_from_a_timestamp_begins_with_a_relocated_message(
     tmp_path: Path,
 ) -> None:
-    """B7: the log has the row no more that it was published in."""
+    """B7: the log no longer has the row in which the message was published."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
     published_ms = begin_relocated(engine, 7)
     assert plan(tmp_path).latest()[NAME][1:] == (70, 70)
@@ -124,8 +124,8 @@ def test_batches_follow_each_other_without_gap_or_overlap(engine: Engine, tmp_pa
     assert read(engine, stream, at, end) == list(range(500, 510))
 
 
-def test_what_a_stream_missed_is_noticed(engine: Engine, tmp_path: Path) -> None:
-    """B7: forgotten behind its back, or of a topic that is another one now."""
+def test_messages_lost_to_a_stream_are_detected(engine: Engine, tmp_path: Path) -> None:
+    """B7: they were forgotten, or their topic was deleted and created again."""
     stream, lenient = plan(tmp_path), plan(tmp_path, failOnDataLoss="false")
     latest = stream.latest()
     at = latest[NAME]
@@ -133,7 +133,7 @@ def test_what_a_stream_missed_is_noticed(engine: Engine, tmp_path: Path) -> None
     with pytest.raises(LogForgotten, match="begins at 200, not at 100"):
         stream.parts(behind, latest)
     assert len(read(engine, lenient, behind, latest)) == 301
-    # What was forgotten when the stream began there is no loss.
+    # Messages that were forgotten before the stream began do not count as lost.
     assert stream.parts({NAME: at._replace(next_offset=100, begin_offset=200)}, latest)
     other = {NAME: Position(at.topic_id + 1, 100, 0)}
     with pytest.raises(LogForgotten, match="created again"):
@@ -142,10 +142,10 @@ def test_what_a_stream_missed_is_noticed(engine: Engine, tmp_path: Path) -> None
     assert read(engine, lenient, other, {NAME: Position(at.topic_id + 1, 200, 0)}) == []
 
 
-def test_a_topic_that_is_deleted_ends_a_stream_unless_it_is_to_go_on(
+def test_deleted_topic_ends_a_stream_unless_fail_on_data_loss_is_false(
     engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """B7: at the end of the log, or with a batch planned; made anew it comes from its beginning."""
+    """B7: also with a planned batch. If the topic is created again, it is read from its start."""
     stream, lenient = plan(tmp_path), plan(tmp_path, failOnDataLoss="false")
     latest = stream.latest()
     start = {NAME: latest[NAME]._replace(next_offset=400)}
@@ -167,10 +167,10 @@ def test_a_topic_that_is_deleted_ends_a_stream_unless_it_is_to_go_on(
     assert "deleted and created again" in capsys.readouterr().err
 
 
-def test_a_log_that_ends_before_what_was_read_is_another_one(
+def test_log_that_ends_before_the_position_counts_as_data_loss(
     engine: Engine, tmp_path: Path
 ) -> None:
-    """B7: a database that was restored gives offsets again, to other messages."""
+    """B7: a restored database gives the same offsets to other messages."""
     stream, lenient = plan(tmp_path), plan(tmp_path, failOnDataLoss="false")
     latest = stream.latest()
     ahead = {NAME: latest[NAME]._replace(next_offset=600)}
@@ -178,10 +178,10 @@ def test_a_log_that_ends_before_what_was_read_is_another_one(
         stream.reached(ahead, latest, None)
     assert lenient.reached(ahead, latest, None) == latest
     assert lenient.parts(ahead, latest) == []
-    # A query that is to end with what was there may begin a moment later: at that it ends.
+    # The log has grown since ``latest`` was read, so the position is valid and the query ends.
     more(engine, 200)
     assert stream.reached(ahead, latest, None) == ahead
-    two = OTHERS[0]
+    two = OTHER_NAMES[0]
     others = {NAME: ahead[NAME], two: Position(9, 0, 0)}
     wanted = {NAME: latest[NAME], two: Position(9, 30, 0)}
     assert admit(others, wanted, 20) == {NAME: ahead[NAME], two: Position(9, 20, 0)}
@@ -193,13 +193,13 @@ def test_a_log_that_ends_before_what_was_read_is_another_one(
 )
 @example([(0, 1), (0, 50)], 20)
 @example([(0, 50), (0, 1), (0, 1)], 3)
-def test_a_batch_takes_no_more_than_it_may_and_always_something(
+def test_batch_respects_its_limit_and_always_makes_progress(
     ranges: list[tuple[int, int]], most: int | None
 ) -> None:
     """B7."""
-    topics = OTHERS[: len(ranges)]
+    topics = OTHER_NAMES[: len(ranges)]
     start = {t: Position(1, low, 0) for t, (low, _) in zip(topics, ranges, strict=True)}
-    # The log's beginning has moved on; of a topic without news the position stays the same.
+    # The log begins later now. The position of a topic without new messages stays the same.
     latest = {t: Position(1, low + n, 7) for t, (low, n) in zip(topics, ranges, strict=True)}
     total = sum(n for _, n in ranges)
     reached = admit(start, latest, most)
@@ -207,22 +207,22 @@ def test_a_batch_takes_no_more_than_it_may_and_always_something(
     assert sum(taken.values()) == min(total, most or total)
     assert all(0 <= taken[t] <= n for t, (_, n) in zip(topics, ranges, strict=True))
     assert all(reached[t] == start[t] for t in topics if not taken[t])
-    # Nobody waits for others to have been read up.
+    # Every topic with new messages gets a share of the batch.
     news = [t for t, (_, n) in zip(topics, ranges, strict=True) if n]
     assert (most or total) < len(news) or all(taken[t] for t in news)
 
 
-def test_a_topic_that_is_new_to_a_stream_comes_from_its_beginning() -> None:
+def test_topic_added_to_a_stream_is_read_from_its_beginning() -> None:
     """B7."""
-    one, two = OTHERS[:2]
+    one, two = OTHER_NAMES[:2]
     reached = admit({one: Position(1, 5, 0)}, {one: Position(1, 9, 0), two: Position(2, 6, 3)}, 5)
     assert reached == {one: Position(1, 7, 0), two: Position(2, 3, 3)}
 
 
-def test_what_of_a_streams_options_is_wrong_is_said_to_who_asks_it_first(
+def test_invalid_stream_options_are_refused_at_the_first_call_of_the_reader(
     tmp_path: Path,
 ) -> None:
-    """An error from a reader that is being made Spark loses in an UnboundLocalError of its own."""
+    """Spark hides an error raised while it creates a reader behind an UnboundLocalError."""
     schema = StructType().add("offset", LongType())
     for options, wrong in (
         ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),

@@ -1,4 +1,4 @@
-"""How a topic stands, read beside a broker, is what that broker itself knows."""
+"""The state of a topic, read from the database, matches that of the broker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def state_of(engine: Engine) -> TopicState:
 
 
 def agree(world: World, engine: Engine, state: TopicState | None = None) -> None:
-    """What was read is what the broker has in memory."""
+    """Check that the state read equals the state in the memory of the broker."""
     state = state_of(engine) if state is None else state
     topic = world.server.services.registry.active[state.record.id]
     assert state.end_offset == topic.next_offset
@@ -62,18 +62,18 @@ def agree(world: World, engine: Engine, state: TopicState | None = None) -> None
         assert read.counts.tolist() == counts
 
 
-async def test_a_state_read_beside_a_broker_is_its_own(
+async def test_state_read_from_the_database_matches_the_broker(
     mock_clock: MockClock, engine: Engine
 ) -> None:
-    """B7, V15: before a checkpoint, after one, half-way behind one, and after a crash."""
+    """B7, V15: before, at and after a checkpoint, and after a crash."""
     config = BrokerConfig(ack_wait_ms=10**9, seed=0)
     async with testing.start(config=config, engine=engine) as world:
         async with world.connect() as broker:
-            await live(broker, "a", 0)
+            await use_topic(broker, "a", 0)
             agree(world, engine)
             await world.checkpoint()
             agree(world, engine)
-            await live(broker, "b", 40)
+            await use_topic(broker, "b", 40)
             agree(world, engine)
             read = state_of(engine)
             assert (read.subscription("a").counts > 0).any()
@@ -91,18 +91,18 @@ async def test_a_state_read_beside_a_broker_is_its_own(
         )
 
 
-async def test_many_topics_are_read_some_at_a_time_and_each_is_as_by_itself(
+async def test_topics_read_in_groups_have_the_same_states_as_alone(
     mock_clock: MockClock, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B7: in the order asked for, with one that there is not among them."""
+    """B7: states are returned in the requested order. One of the topics does not exist."""
     monkeypatch.setattr(topic_state, "_TOPICS_AT_ONCE", 2)
     names = [TopicName("public", "default", name) for name in "uvtxw"]
     async with testing.start(engine=engine) as world, world.connect() as broker:
         for topic in "tuv":
-            await live(broker, "a", 0, topic)
+            await use_topic(broker, "a", 0, topic)
         await world.checkpoint()
         for topic in "vtw":
-            await live(broker, "b", 40 if topic != "w" else 0, topic)
+            await use_topic(broker, "b", 40 if topic != "w" else 0, topic)
         connection = engine.connect()
         states = list(read_topics(engine, connection, names))
         connection.close()
@@ -116,10 +116,10 @@ async def test_many_topics_are_read_some_at_a_time_and_each_is_as_by_itself(
                 agree(world, engine, state)
 
 
-async def test_a_state_is_that_of_one_moment_at_every_step_of_a_checkpoint(
+async def test_state_is_consistent_at_every_step_of_a_checkpoint(
     mock_clock: MockClock, tmp_path: Path
 ) -> None:
-    """B7: what a checkpoint moves is read where it was, or where it is, and never at neither."""
+    """B7: data that a checkpoint moves is found at its old or its new place."""
     real = SqliteEngine(tmp_path / FILE_NAME)
     engine = FaultyEngine(real)
     steps = 0
@@ -132,7 +132,7 @@ async def test_a_state_is_that_of_one_moment_at_every_step_of_a_checkpoint(
             agree(world, real)
 
         for name, first in (("a", 0), ("b", 40)):
-            await live(broker, name, first)
+            await use_topic(broker, name, first)
             engine.before = engine.after = look
             await world.checkpoint()
             engine.before = engine.after = no_fault
@@ -141,20 +141,20 @@ async def test_a_state_is_that_of_one_moment_at_every_step_of_a_checkpoint(
 
 
 def bounds_of(engine: Engine) -> tuple[int, int]:
-    """By what is read of a topic at once."""
+    """Return the bounds from the whole state of the topic."""
     state = state_of(engine)
     return state.begin_offset, state.end_offset
 
 
 def range_of(engine: Engine) -> tuple[int, int]:
-    """By a few queries."""
+    """Return the bounds from a few queries."""
     with closing(engine.connect()) as connection:
         _, end, begin = read_range(connection, TOPIC)
     return begin, end
 
 
 def dates_of(engine: Engine) -> tuple[int, int]:
-    """By when its messages were accepted."""
+    """Return the bounds from the times at which messages were accepted."""
     with closing(engine.connect()) as connection:
         begin, end = (accepted_before(connection, 1, ms, 25) for ms in (0, 1 << 60))
     return begin, end
@@ -162,10 +162,10 @@ def dates_of(engine: Engine) -> tuple[int, int]:
 
 @pytest.mark.parametrize("engine", ["mysql"], indirect=True)
 @pytest.mark.parametrize("look", [bounds_of, range_of, dates_of])
-async def test_a_generation_that_is_dropped_under_a_look_is_looked_for_again(
+async def test_look_is_repeated_if_a_generation_is_dropped_meanwhile(
     mock_clock: MockClock, engine: Engine, look: Callable[[Engine], tuple[int, int]]
 ) -> None:
-    """B7: what is seen is as it is after it was forgotten."""
+    """B7: the result is the state after the generation was dropped."""
     faulty = FaultyEngine(engine)
     async with testing.start(config=BrokerConfig(seed=0), engine=engine) as world:
         async with world.connect() as broker, await broker.producer("t") as producer:
@@ -193,8 +193,8 @@ async def test_a_generation_that_is_dropped_under_a_look_is_looked_for_again(
         assert dropped
 
 
-async def live(broker: escapement.Broker, name: str, first: int, topic: str = "t") -> None:
-    """Publish 40 messages, and do to them whatever can be done."""
+async def use_topic(broker: escapement.Broker, name: str, first: int, topic: str = "t") -> None:
+    """Publish 40 messages, then cancel, reschedule, acknowledge and nack some of them."""
     await broker.admin("subscriptions.create", topic=topic, subscription=name)
     async with await broker.producer(topic) as producer:
         await producer.send_many([b"%d" % n for n in range(20)])
@@ -203,13 +203,13 @@ async def live(broker: escapement.Broker, name: str, first: int, topic: str = "t
     await broker.cancel(later[:5], topic=topic)
     await broker.reschedule(later[3:12], topic=topic, delay=2 * HOUR)
     await broker.reschedule(later[8:14], topic=topic, delay=3 * HOUR)
-    async with broker.consumer(topic, name, permits=1000) as inbox:
-        messages = await arrived(inbox)
-        await inbox.ack([message.offset for message in messages[:8]], durable=True)
-        await inbox.nack([message.offset for message in messages[8:12]])
+    async with broker.consumer(topic, name, permits=1000) as consumer:
+        messages = await arrived(consumer)
+        await consumer.ack([message.offset for message in messages[:8]], durable=True)
+        await consumer.nack([message.offset for message in messages[8:12]])
 
 
-def test_where_there_is_no_such_log_or_topic_it_is_said(engine: Engine) -> None:
+def test_missing_log_or_topic_is_an_error(engine: Engine) -> None:
     """B7."""
     with pytest.raises(SchemaError, match="no log in this database"):
         state_of(engine)
