@@ -1,4 +1,4 @@
-"""What was counted since the last checkpoint is handed on once, and not kept for ever."""
+"""Lag counts since the last checkpoint are returned once, and not kept forever."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def lag(origin_id: int, hour: int, **counts: int) -> Lag:
     return Lag(origin_id, hour * HOUR_MS, Tally(cells, np.array(list(counts.values()))))
 
 
-def test_a_row_grows_until_nothing_is_added_for_an_hour_and_then_another_begins() -> None:
-    """B7: ranges of entries that do not overlap, and add up."""
+def test_row_grows_until_an_hour_without_changes_and_then_another_begins() -> None:
+    """B7: the ranges of journal entries do not overlap, and the counts add up."""
     book = LagBook()
     book.add(1, 5, lag(7, 0, c1=2))
     book.add(1, 6, lag(7, 0, c1=1, c2=1))
@@ -34,8 +34,8 @@ def test_a_row_grows_until_nothing_is_added_for_an_hour_and_then_another_begins(
     assert sum((Counter(row.counts) for row in first + second), Counter()) == {1: 3, 2: 3}
 
 
-def test_hours_subscriptions_and_lives_of_a_broker_have_rows_of_their_own() -> None:
-    """B7: what is taken is not changed by what comes later; who was deleted has none."""
+def test_hours_subscriptions_and_broker_epochs_have_separate_rows() -> None:
+    """B7: later counts do not change taken rows, and deleted subscriptions have no rows."""
     book = LagBook()
     for epoch, seq, origin, hour in [(1, 9, 7, 0), (2, 1, 7, 0), (2, 2, 7, 1), (2, 2, 8, 1)]:
         book.add(epoch, seq, lag(origin, hour, c1=1))

@@ -1,4 +1,4 @@
-"""A token bucket against what it promises for any span of time."""
+"""The guarantees of a token bucket for any period."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 5_000), st.integers(1, 10_000)), max_s
 
 
 @given(RATES, STEPS)
-def test_no_span_spends_more_than_the_rate_and_one_burst(
+def test_no_period_spends_more_than_the_rate_and_one_burst(
     rate: float, steps: list[tuple[int, int]]
 ) -> None:
     """Q3."""
@@ -32,7 +32,7 @@ def test_no_span_spends_more_than_the_rate_and_one_burst(
 
 
 @given(RATES, st.integers(1, 1_000_000))
-def test_after_the_wait_it_says_the_tokens_are_there_and_not_before(
+def test_tokens_are_available_after_the_stated_wait_and_not_before(
     rate: float, wanted: int
 ) -> None:
     bucket = TokenBucket(rate, 0)
@@ -45,7 +45,7 @@ def test_after_the_wait_it_says_the_tokens_are_there_and_not_before(
     assert bucket.wait_ms(wanted, wait_ms) == 0
 
 
-def test_a_debt_is_paid_before_anything_else() -> None:
+def test_no_tokens_are_available_until_a_debt_is_paid() -> None:
     bucket = TokenBucket(10, 0)
     bucket.spend(51, 0)
     assert (bucket.available(0), bucket.wait_ms(1, 0)) == (0, 5_100)
@@ -53,14 +53,14 @@ def test_a_debt_is_paid_before_anything_else() -> None:
     assert bucket.available(5_100) == 1
 
 
-def test_a_clock_that_goes_back_adds_nothing_and_takes_nothing() -> None:
+def test_clock_set_back_adds_and_removes_no_tokens() -> None:
     bucket = TokenBucket(10, 10_000)
     bucket.spend(1, 10_000)
     assert bucket.available(5_000) == 0
     assert bucket.available(5_100) == 1
 
 
-def test_another_rate_counts_from_now_on_and_a_debt_stays() -> None:
+def test_changed_rate_counts_from_now_on_and_a_debt_remains() -> None:
     bucket = TokenBucket(10, 0)
     bucket.spend(11, 0)
     bucket.set_rate(1_000, 500)

@@ -1,4 +1,4 @@
-"""The connection against a small peer: handshake, heartbeat, reconnecting, requests."""
+"""The connection to a test peer: handshake, heartbeat, reconnection, requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.client_peer import Peer, connect, on_both
         ("escapement://[::1]:7651", Address("::1", 7651)),
     ],
 )
-def test_an_address_is_read(url: str, address: Address) -> None:
+def test_an_address_is_parsed(url: str, address: Address) -> None:
     assert Address.parse(url) == address
     assert Address.parse(str(address)) == address
 
@@ -36,14 +36,14 @@ def test_an_address_is_read(url: str, address: Address) -> None:
     ["", "localhost:7650", "http://h", "escapement://", "escapement://h:x", "escapement://h:70000",
      "escapement://h:0", "escapement://u@h", "escapement://h/path", "escapement://h?a=b"],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="not a broker's address"):
         Address.parse(url)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
-def test_waits_have_full_jitter_and_begin_again_after_success(chances: list[float]) -> None:
-    """Each wait is a share of a bound that doubles, and never a second in the first minute."""
+def test_retry_waits_have_full_jitter_and_restart_after_success(chances: list[float]) -> None:
+    """Each wait is a fraction of a doubling bound, and below a second in the first minute."""
     left = iter([*chances, 1.0, *chances])
     retry = Retry(0.1, 10, lambda: next(left))
     now_s, bound_s = 1_000.0, 0.1
@@ -59,8 +59,8 @@ def test_waits_have_full_jitter_and_begin_again_after_success(chances: list[floa
 
 
 @pytest.mark.parametrize("outage_s", [0.5, 3.0, 20.0, 50.0])
-def test_nine_clients_in_ten_try_again_soon_after_a_broker_is_back(outage_s: float) -> None:
-    """B5: 0.7 s, less what it takes to connect, to open a producer and to publish."""
+def test_nine_clients_in_ten_reconnect_soon_after_a_broker_returns(outage_s: float) -> None:
+    """B5: 0.7 s, minus the time to connect, to open a producer and to publish."""
     chance = random.Random(1).random
     late_s = []
     for _ in range(2_000):
@@ -72,7 +72,7 @@ def test_nine_clients_in_ten_try_again_soon_after_a_broker_is_back(outage_s: flo
 
 
 @on_both
-async def test_nobody_there_is_said_at_once() -> None:
+async def test_unreachable_broker_is_reported_at_once() -> None:
     async with Peer.running() as peer:
         peer.refuses_connections = True
         with pytest.raises(Disconnected, match="cannot be reached"):
@@ -86,7 +86,7 @@ async def test_nobody_there_is_said_at_once() -> None:
 
 
 @on_both
-async def test_a_refusal_at_the_door_is_raised_as_what_it_is() -> None:
+async def test_refusal_of_a_connection_is_raised_as_its_own_error() -> None:
     async with Peer.running() as peer:
         peer.greetings.extend([Busy("too many"), ProtocolError("version 9 is spoken here")])
         with pytest.raises(Busy, match="too many"):
@@ -98,7 +98,7 @@ async def test_a_refusal_at_the_door_is_raised_as_what_it_is() -> None:
 
 
 @on_both
-async def test_an_exception_in_the_block_comes_out_as_it_is() -> None:
+async def test_exception_in_the_block_is_raised_unchanged() -> None:
     async def fail(peer: Peer) -> None:
         async with connect(peer) as broker:
             await broker.producer("t")
@@ -115,7 +115,7 @@ async def test_an_exception_in_the_block_comes_out_as_it_is() -> None:
 
 
 @on_both
-async def test_an_exception_in_the_block_is_not_lost_when_other_tasks_fail_over_it() -> None:
+async def test_exception_in_the_block_is_raised_with_errors_of_other_tasks() -> None:
     async def consume(broker: escapement.Broker) -> None:
         async with broker.consumer("t", "s") as inbox:
             await anext(inbox)
@@ -134,7 +134,7 @@ async def test_an_exception_in_the_block_is_not_lost_when_other_tasks_fail_over_
 
 
 @on_both
-async def test_a_connection_that_is_lost_while_we_say_goodbye_is_not_waited_for() -> None:
+async def test_closing_does_not_wait_for_a_lost_connection() -> None:
     async def never(item: bytes) -> None:
         await anyio.sleep_forever()
 
@@ -170,7 +170,7 @@ async def test_requests_are_answered_and_wait_for_a_connection() -> None:
 
 
 @on_both
-async def test_a_request_whose_connection_is_lost_or_that_nobody_answers_is_disconnected() -> None:
+async def test_request_without_an_answer_raises_disconnected() -> None:
     async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
         async with anyio.create_task_group() as tasks:
 
@@ -186,7 +186,7 @@ async def test_a_request_whose_connection_is_lost_or_that_nobody_answers_is_disc
 
 
 @on_both
-async def test_what_only_looks_is_asked_again_when_the_connection_is_lost() -> None:
+async def test_repeatable_requests_are_sent_again_after_a_lost_connection() -> None:
     async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
         began_s = anyio.current_time()
         unheard: list[str] = []
@@ -214,14 +214,14 @@ async def test_what_only_looks_is_asked_again_when_the_connection_is_lost() -> N
 
 
 @on_both
-async def test_a_silent_broker_is_asked_and_then_left() -> None:
+async def test_silent_broker_is_pinged_and_then_reconnected() -> None:
     async with Peer.running() as peer, connect(peer, heartbeat_s=15) as broker:
         await anyio.sleep(100)
         assert len(peer.heard_of(wire.Ping)) == 6
         assert broker.connected
         assert len(peer.sessions) == 1
         peer.silent = True
-        await anyio.sleep(14)  # the question is asked meanwhile, and not heard
+        await anyio.sleep(14)  # the client pings meanwhile, and the peer does not answer
         peer.silent = False
         await anyio.sleep(3)
         assert len(peer.heard_of(wire.Hello)) == 2
@@ -229,7 +229,7 @@ async def test_a_silent_broker_is_asked_and_then_left() -> None:
 
 
 @on_both
-async def test_a_broker_that_breaks_the_rules_or_says_goodbye_is_left_and_tried_again() -> None:
+async def test_client_reconnects_after_goodbye_or_a_protocol_error() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t")
         await peer.sessions[-1].pipe.send(b"\0\0\0\x02\x91\x7f")

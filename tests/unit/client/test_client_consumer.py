@@ -1,4 +1,4 @@
-"""The consumer against a small peer: delivery, credit, acknowledgements, reconnecting."""
+"""The consumer with a test peer: delivery, permits, acknowledgements, reconnection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def take(inbox: escapement.Inbox, count: int) -> list[escapement.Message]:
 
 
 @on_both
-async def test_messages_arrive_with_all_that_belongs_to_them() -> None:
+async def test_messages_arrive_with_all_their_fields() -> None:
     batch = MessageBatch(
         Blobs.of([b'{"a":1}', b"null"]),
         Blobs.of([b"k", b""]),
@@ -62,7 +62,7 @@ async def test_messages_arrive_with_all_that_belongs_to_them() -> None:
 
 
 @on_both
-async def test_a_block_that_ends_well_acks_and_one_that_fails_gives_back_and_raises() -> None:
+async def test_message_block_acks_on_success_and_nacks_on_failure() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s") as inbox:
             await peer.deliver([b"good", b"bad", b"cut"], [0, 1, 2])
@@ -84,12 +84,12 @@ async def test_a_block_that_ends_well_acks_and_one_that_fails_gives_back_and_rai
 
 
 @on_both
-async def test_what_is_given_back_gathers_while_acknowledgements_do() -> None:
-    """V4: many small ones cost the broker more than a large one, and wait a moment only."""
+async def test_nacks_are_batched_while_acks_are_under_way() -> None:
+    """V4: many small nacks cost the broker more than a large one, and the wait is short."""
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", permits=20) as inbox:
             await peer.deliver([b""] * 6, [0, 1, 2, 3, 4, 5])
-            peer.silent = True  # so that the first is under way
+            peer.silent = True  # the first ack stays under way
             await inbox.ack(0)
             await anyio.sleep(0.001)
             for offset in (1, 2):
@@ -105,8 +105,8 @@ async def test_what_is_given_back_gathers_while_acknowledgements_do() -> None:
 
 
 @on_both
-async def test_what_goes_back_untried_is_released_and_what_needs_longer_extended() -> None:
-    """V4: also what nobody took out of the inbox before it was closed."""
+async def test_untried_messages_are_released_and_ack_waits_are_extended() -> None:
+    """V4: messages still in the delivery buffer when the consumer closes are released too."""
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", permits=20) as inbox:
             await peer.deliver([b""] * 9, list(range(9)))
@@ -118,7 +118,7 @@ async def test_what_goes_back_untried_is_released_and_what_needs_longer_extended
             assert not await fourth.extend("1s")
             assert await inbox.extend([2, 3], "1s") == 1
             await peer.deliver([b""] * 3, [20, 21, 22])
-            await inbox.ack(2, durable=True)  # by the answer they are here
+            await inbox.ack(2, durable=True)  # when it is answered, the delivery has arrived
         released = {r.delay_ms: r.offsets.tolist() for r in peer.heard_of(wire.Release)}
         assert released == {0: [0], 60_000: [1]}
         extended = [(e.offsets.tolist(), e.wait_ms) for e in peer.heard_of(wire.Extend)]
@@ -129,7 +129,7 @@ async def test_what_goes_back_untried_is_released_and_what_needs_longer_extended
 
 
 @on_both
-async def test_acknowledgements_gather_into_columns_and_all_are_answered_at_the_end() -> None:
+async def test_acks_are_batched_and_all_are_answered_at_the_end() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", permits=1000) as inbox:
             await peer.deliver([b""] * 500, list(range(500)))
@@ -140,7 +140,7 @@ async def test_acknowledgements_gather_into_columns_and_all_are_answered_at_the_
 
 
 @on_both
-async def test_durable_acks_say_on_how_many_they_took_effect() -> None:
+async def test_durable_acks_return_how_many_messages_they_acknowledged() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s") as inbox:
             assert await inbox.ack([1, 2, 3], durable=True) == 3
@@ -169,7 +169,7 @@ async def test_durable_acks_say_on_how_many_they_took_effect() -> None:
 
 
 @on_both
-async def test_batches_are_the_columns_and_mix_with_single_messages() -> None:
+async def test_batches_are_columns_and_mix_with_single_messages() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", serializer=str) as inbox:
             await peer.deliver([b"a", b"b", b"c"], [4, 9, 6], attempts=[1, 2, 3])
@@ -194,7 +194,7 @@ async def test_batches_are_the_columns_and_mix_with_single_messages() -> None:
 
 
 @on_both
-async def test_credit_is_given_anew_when_half_is_taken_out() -> None:
+async def test_permits_are_renewed_when_half_of_them_are_used() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", permits=10) as inbox:
             await peer.deliver([b""] * 10, list(range(10)))
@@ -236,7 +236,7 @@ async def test_no_message_is_lost_to_a_timeout_or_a_cancellation() -> None:
 
 
 @on_both
-async def test_a_broker_that_sends_without_credit_is_left() -> None:
+async def test_client_reconnects_if_the_broker_sends_without_permits() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", permits=2) as inbox:
             await peer.deliver([b""] * 3, [0, 1, 2])
@@ -247,7 +247,7 @@ async def test_a_broker_that_sends_without_credit_is_left() -> None:
 
 
 @on_both
-async def test_after_a_lost_connection_it_subscribes_again_and_old_acks_still_count() -> None:
+async def test_consumer_resubscribes_after_reconnecting_and_old_acks_count() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s") as inbox:
             await peer.deliver([b"taken", b"waiting"], [0, 1])
@@ -278,7 +278,7 @@ async def test_acks_whose_answer_was_lost_are_sent_again() -> None:
 
 
 @on_both
-async def test_acks_refused_for_now_are_tried_again_and_for_good_are_raised() -> None:
+async def test_retryable_ack_refusals_are_retried_and_others_raised() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s") as inbox:
             peer.ack_refusals.extend([StorageUnavailable("away"), StorageUnavailable("away")])
@@ -294,7 +294,7 @@ async def test_acks_refused_for_now_are_tried_again_and_for_good_are_raised() ->
 
 
 @on_both
-async def test_iterating_ends_with_the_consumer_and_raises_what_the_broker_says() -> None:
+async def test_iteration_ends_with_the_consumer_or_raises_the_brokers_error() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s") as inbox:
             session = peer.sessions[-1]
@@ -324,7 +324,7 @@ async def test_iterating_ends_with_the_consumer_and_raises_what_the_broker_says(
 
 
 @on_both
-async def test_leaving_the_line_ends_what_waits_on_it() -> None:
+async def test_closing_the_connection_ends_waiting_consumers() -> None:
     async with Peer.running() as peer:
         async with connect(peer) as broker:
             context = broker.consumer("t", "s")
@@ -335,7 +335,7 @@ async def test_leaving_the_line_ends_what_waits_on_it() -> None:
 
 
 @on_both
-async def test_failover_says_which_consumer_is_active() -> None:
+async def test_failover_consumer_knows_whether_it_is_active() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", kind="failover") as inbox:
             assert not inbox.active
@@ -348,7 +348,7 @@ async def test_failover_says_which_consumer_is_active() -> None:
 
 
 @on_both
-async def test_a_subscription_that_is_refused_is_raised_and_a_cancelled_one_is_given_back() -> None:
+async def test_refused_subscription_is_raised_and_cancelled_one_is_closed() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         peer.open_refusals.extend([Busy("later"), Conflict("exclusive")])
         with pytest.raises(Conflict, match="exclusive"):
@@ -372,7 +372,7 @@ async def test_a_subscription_that_is_refused_is_raised_and_a_cancelled_one_is_g
 
 
 @on_both
-async def test_what_is_no_message_of_this_topic_is_refused_and_nothing_is_acknowledged() -> None:
+async def test_invalid_message_ids_are_refused_and_nothing_is_acknowledged() -> None:
     wrong: list[Any] = [
         [MessageId("other/x/y", 0)],
         MessageId("other/x/y", 0),
@@ -409,7 +409,7 @@ async def test_what_is_no_message_of_this_topic_is_refused_and_nothing_is_acknow
 
 
 @on_both
-async def test_messages_batches_ids_and_offsets_all_name_what_is_acknowledged() -> None:
+async def test_messages_batches_ids_and_offsets_can_be_acknowledged() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s") as inbox:
             await peer.deliver([b"a", b"b"], [0, 10])
@@ -427,8 +427,8 @@ async def test_messages_batches_ids_and_offsets_all_name_what_is_acknowledged() 
 
 
 @on_both
-async def test_who_waits_for_acknowledgements_to_be_durable_does_not_wait_for_ever() -> None:
-    """The broker hangs: what has no answer goes on being told, and can be waited for again."""
+async def test_wait_for_durable_acks_ends_at_the_request_timeout() -> None:
+    """The broker hangs. Unanswered acks are sent again later, and can be waited for again."""
     async with Peer.running() as peer, connect(peer, request_timeout_s=0.2) as broker:
         async with broker.consumer("t", "s") as inbox:
             await peer.deliver([b""] * 3, [0, 1, 2])

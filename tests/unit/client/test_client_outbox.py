@@ -1,4 +1,4 @@
-"""The outbox and the ack box against a broker that fails in every way it may: B3."""
+"""The outbox and the ack queue with a broker that fails in every possible way: B3."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def name(number: int) -> bytes:
 
 
 class World:
-    """An outbox, a wire that can be cut, and a broker that stores what it should."""
+    """An outbox, a connection that can be cut, and a model of a broker."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -130,7 +130,7 @@ class World:
                 self.answer()
             if self.outbox.empty:
                 return
-        raise AssertionError("what was sent is never settled")
+        raise AssertionError("some requests are never settled")
 
 
 STEPS = st.lists(
@@ -150,10 +150,10 @@ STEPS = st.lists(
 
 @settings(max_examples=200)
 @given(STEPS)
-def test_whatever_fails_each_message_is_stored_once_in_order_or_said_to_be_refused(
+def test_each_message_is_stored_once_in_order_or_reported_as_refused(
     steps: list[tuple[str, ...]],
 ) -> None:
-    """B3"""
+    """B3."""
     world = World()
     for step in steps:
         match step:
@@ -188,7 +188,7 @@ def test_whatever_fails_each_message_is_stored_once_in_order_or_said_to_be_refus
             assert isinstance(request.error, DelayTooLong)
 
 
-def test_a_message_goes_at_once_when_nothing_is_under_way_and_else_gathers() -> None:
+def test_message_is_sent_at_once_unless_a_request_is_under_way() -> None:
     world = World()
     outbox = world.outbox
     world.send_one()
@@ -201,7 +201,7 @@ def test_a_message_goes_at_once_when_nothing_is_under_way_and_else_gathers() -> 
     assert (second[0].sequence, second[1]) == (1, 0)
 
 
-def test_what_is_past_its_deadline_fails_and_the_rest_follows_what_is_stored() -> None:
+def test_expired_request_fails_and_the_next_follows_the_last_stored() -> None:
     world = World()
     outbox = world.outbox
     world.send_one()
@@ -231,8 +231,8 @@ def test_what_is_past_its_deadline_fails_and_the_rest_follows_what_is_stored() -
         max_size=40,
     )
 )
-def test_every_acknowledgement_is_answered_or_said_to_be_refused(steps: list[tuple]) -> None:
-    box = AckQueue(Retry(chance=lambda: 1.0))
+def test_every_ack_is_answered_or_reported_as_refused(steps: list[tuple]) -> None:
+    ack_queue = AckQueue(Retry(chance=lambda: 1.0))
     now_s = 0.0
     under_way: deque[PendingAck] = deque()
     durable: set[int] = set()
@@ -242,43 +242,43 @@ def test_every_acknowledgement_is_answered_or_said_to_be_refused(steps: list[tup
         pending_ack = under_way.popleft()
         if fault:
             error = StorageUnavailable("away") if fault == "later" else Conflict("no")
-            box.refused(pending_ack, error, now_s)
+            ack_queue.refused(pending_ack, error, now_s)
             return
         offsets, firsts, lasts = pending_ack.columns()
         durable.update([] if offsets is None else offsets.tolist())
         if firsts is not None and lasts is not None:
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
                 durable.update(range(first, last))
-        box.answered(pending_ack, 1)
+        ack_queue.answered(pending_ack, 1)
 
     for kind, value in steps:
         if kind == "ack":
-            pending_ack = box.gathering(now_s)
+            pending_ack = ack_queue.gathering(now_s)
             before = pending_ack.rows
             pending_ack.add(np.array(value, np.int64))
-            box.added(pending_ack.rows - before)
+            ack_queue.added(pending_ack.rows - before)
             pending_acks.append((pending_ack, value))
         elif kind == "take":
             now_s += value
-            under_way.extend(box.take(now_s)[0])
+            under_way.extend(ack_queue.take(now_s)[0])
         elif kind == "answer" and under_way:
             answer(value)
         elif kind == "cut":
             under_way.clear()
-            box.lost()
+            ack_queue.lost()
     for _ in range(100):
         now_s += 2
-        under_way.extend(box.take(now_s)[0])
+        under_way.extend(ack_queue.take(now_s)[0])
         while under_way:
             answer("")
-    assert box.rows == 0
-    assert box.unsettled == []
+    assert ack_queue.rows == 0
+    assert ack_queue.unsettled == []
     for pending_ack, offsets in pending_acks:
         assert pending_ack.settled
         assert pending_ack.error is not None or set(offsets) <= durable
 
 
-def test_a_column_without_gaps_is_acknowledged_as_a_range() -> None:
+def test_offsets_without_gaps_are_acknowledged_as_a_range() -> None:
     pending_ack = PendingAck(0.0)
     pending_ack.add(np.arange(100, 4196))
     pending_ack.add(np.array([5, 3, 4]))
@@ -292,7 +292,7 @@ def test_a_column_without_gaps_is_acknowledged_as_a_range() -> None:
     assert pending_ack.rows == 5
 
 
-def test_times_are_rounded_up_and_must_name_a_moment() -> None:
+def test_times_are_rounded_up_and_must_have_a_time_zone() -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
     assert delivery_times.at_ms(at) == int(datetime(2026, 1, 1, 10, tzinfo=UTC).timestamp() * 1000)
     assert delivery_times.at_ms(at + timedelta(microseconds=1)) == delivery_times.at_ms(at) + 1
@@ -309,7 +309,7 @@ def test_times_are_rounded_up_and_must_name_a_moment() -> None:
         delivery_times.at_ms("2026-01-01")
 
 
-def test_serializers_undo_themselves_and_refuse_what_they_cannot_take() -> None:
+def test_serializers_round_trip_and_refuse_other_values() -> None:
     for choice, value in (
         (BYTES, b"x"),
         (STR, "ü"),

@@ -1,4 +1,4 @@
-"""The producer against a small peer: batches, receipts, and nothing twice or lost."""
+"""The producer with a test peer: batches, receipts, no loss and no duplicates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOPIC = "public/default/t"
 
 
 @on_both
-async def test_a_receipt_names_the_message_and_the_exit_waits_for_what_is_under_way() -> None:
+async def test_receipt_names_the_message_and_exit_waits_for_pending_messages() -> None:
     async with Peer.running() as peer:
         async with connect(peer) as broker:
             producer = await broker.producer("t")
@@ -42,7 +42,7 @@ async def test_a_receipt_names_the_message_and_the_exit_waits_for_what_is_under_
 
 
 @on_both
-async def test_concurrent_sends_travel_as_few_batches_and_keep_their_offsets() -> None:
+async def test_concurrent_sends_become_few_batches_with_correct_offsets() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t")
         found: dict[int, int] = {}
@@ -61,7 +61,7 @@ async def test_concurrent_sends_travel_as_few_batches_and_keep_their_offsets() -
 
 
 @on_both
-async def test_what_gathers_goes_when_the_receipt_is_there_or_the_linger_is_over() -> None:
+async def test_batch_is_sent_when_a_receipt_arrives_or_the_linger_ends() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t", linger=timedelta(seconds=2))
         peer.hold_receipts = True
@@ -83,7 +83,7 @@ async def test_what_gathers_goes_when_the_receipt_is_there_or_the_linger_is_over
 
 
 @on_both
-async def test_sending_waits_while_too_much_is_in_flight() -> None:
+async def test_sending_waits_while_too_many_messages_are_in_flight() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t", max_in_flight_messages=3)
         peer.hold_receipts = True
@@ -98,7 +98,7 @@ async def test_sending_waits_while_too_much_is_in_flight() -> None:
 
 
 @on_both
-async def test_times_keys_properties_and_priorities_travel() -> None:
+async def test_times_keys_properties_and_priorities_are_sent() -> None:
     at = datetime(2026, 12, 24, 18, tzinfo=UTC)
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t", serializer=str)
@@ -126,7 +126,7 @@ async def test_times_keys_properties_and_priorities_travel() -> None:
 
 
 @on_both
-async def test_what_cannot_be_meant_is_refused_before_anything_is_sent() -> None:
+async def test_invalid_arguments_are_refused_before_anything_is_sent() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t")
         naive = datetime(2026, 1, 1)
@@ -171,7 +171,7 @@ async def test_what_cannot_be_meant_is_refused_before_anything_is_sent() -> None
 
 
 @on_both
-async def test_many_travel_as_one_batch_with_a_time_each() -> None:
+async def test_send_many_is_one_batch_with_a_time_for_each_message() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t")
         receipts = await producer.send_many(
@@ -196,7 +196,7 @@ async def test_many_travel_as_one_batch_with_a_time_each() -> None:
 
 
 @on_both
-async def test_a_batch_over_the_brokers_limits_is_split_and_its_receipts_are_one() -> None:
+async def test_batch_over_the_brokers_limits_is_split_and_has_one_result() -> None:
     async with Peer.running() as peer:
         peer.limits = {"max_batch_messages": 100, "max_batch_bytes": 5000}
         async with connect(peer) as broker:
@@ -217,8 +217,8 @@ async def test_a_batch_over_the_brokers_limits_is_split_and_its_receipts_are_one
 
 
 @on_both
-async def test_a_lost_receipt_creates_nothing_new() -> None:
-    """B3"""
+async def test_lost_receipt_creates_no_duplicate() -> None:
+    """B3."""
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t")
         await producer.send(b"first")
@@ -233,8 +233,8 @@ async def test_a_lost_receipt_creates_nothing_new() -> None:
 
 
 @on_both
-async def test_what_was_not_stored_is_sent_again_in_order_after_a_lost_connection() -> None:
-    """B3"""
+async def test_messages_that_were_not_stored_are_sent_again_in_order() -> None:
+    """B3."""
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t", linger=(0, "ms"))
         await producer.send(b"0")
@@ -252,8 +252,8 @@ async def test_what_was_not_stored_is_sent_again_in_order_after_a_lost_connectio
 
 
 @on_both
-async def test_a_batch_stored_in_part_is_trimmed() -> None:
-    """B3"""
+async def test_resent_batch_is_trimmed_if_a_part_was_stored() -> None:
+    """B3."""
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t", name="p")
         peer.silent = True
@@ -276,7 +276,7 @@ async def test_a_batch_stored_in_part_is_trimmed() -> None:
 
 
 @on_both
-async def test_a_refusal_that_time_heals_is_tried_again_and_order_is_kept() -> None:
+async def test_retryable_refusal_is_retried_and_order_is_kept() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t", linger=(0, "ms"))
         peer.refusals.extend([StorageUnavailable("away"), None, None, StorageUnavailable("away")])
@@ -290,22 +290,22 @@ async def test_a_refusal_that_time_heals_is_tried_again_and_order_is_kept() -> N
 
 
 @on_both
-async def test_a_refusal_for_good_fails_that_batch_and_no_other() -> None:
+async def test_permanent_refusal_fails_only_its_batch() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t", linger=(0, "ms"))
         peer.refusals.append(DelayTooLong("in a thousand years"))
-        dead_messages = await producer.submit(b"doomed")
+        refused = await producer.submit(b"refused")
         await anyio.sleep(0.001)
         after = [await producer.submit(b"%d" % number) for number in range(3)]
         with pytest.raises(DelayTooLong, match="thousand"):
-            await dead_messages
+            await refused
         for pending in after:
             await pending
         assert [row[0] for row in peer.log] == [b"0", b"1", b"2"]
 
 
 @on_both
-async def test_a_send_gives_up_at_its_timeout_and_says_what_it_knows() -> None:
+async def test_send_fails_at_its_timeout_and_reports_what_is_known() -> None:
     async with Peer.running() as peer, connect(peer, heartbeat_s=None) as broker:
         producer = await broker.producer("t", send_timeout=(5, "s"))
         peer.silent = True
@@ -322,8 +322,8 @@ async def test_a_send_gives_up_at_its_timeout_and_says_what_it_knows() -> None:
 
 
 @on_both
-async def test_a_newer_producer_of_the_name_fences_the_older_for_good() -> None:
-    """B3"""
+async def test_newer_producer_of_a_name_fences_the_older() -> None:
+    """B3."""
     async with Peer.running() as peer, connect(peer) as one, connect(peer) as two:
         older = await one.producer("t", name="p")
         await older.send(b"a")
@@ -338,8 +338,8 @@ async def test_a_newer_producer_of_the_name_fences_the_older_for_good() -> None:
 
 
 @on_both
-async def test_reconnecting_does_not_fence_the_newer() -> None:
-    """B3"""
+async def test_reconnecting_older_producer_does_not_fence_the_newer() -> None:
+    """B3."""
     async with Peer.running() as peer, connect(peer) as one:
         older = await one.producer("t", name="p")
         async with connect(peer) as two:
@@ -352,8 +352,8 @@ async def test_reconnecting_does_not_fence_the_newer() -> None:
 
 
 @on_both
-async def test_a_restarted_producer_goes_on_where_it_ended() -> None:
-    """B3"""
+async def test_restarted_producer_continues_its_sequence() -> None:
+    """B3."""
     async with Peer.running() as peer:
         async with connect(peer) as broker:
             producer = await broker.producer("t", name="p")
@@ -372,7 +372,7 @@ async def test_a_restarted_producer_goes_on_where_it_ended() -> None:
 
 
 @on_both
-async def test_opening_is_tried_again_or_refused_and_a_refusal_is_raised() -> None:
+async def test_opening_is_retried_until_a_timeout_and_refusals_are_raised() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         peer.open_refusals.extend([Busy("later"), Busy("later"), None, NotFound("no topic")])
         await broker.producer("t")
@@ -384,8 +384,8 @@ async def test_opening_is_tried_again_or_refused_and_a_refusal_is_raised() -> No
 
 
 @on_both
-async def test_opening_says_whether_the_broker_is_away_or_does_not_answer() -> None:
-    """Q8: while its database takes no writes, a broker is connected and has no answer."""
+async def test_open_error_says_whether_broker_is_unreachable_or_silent() -> None:
+    """Q8: while its database accepts no writes, a broker is connected but does not answer."""
     async with Peer.running() as peer, connect(peer, heartbeat_s=None) as broker:
         peer.silent = True
         with pytest.raises(Disconnected, match=r"after 30 s: .* is connected and does not answer"):
@@ -397,7 +397,7 @@ async def test_opening_says_whether_the_broker_is_away_or_does_not_answer() -> N
 
 
 @on_both
-async def test_a_producer_the_broker_takes_away_fails_or_is_opened_again() -> None:
+async def test_producer_closed_by_the_broker_fails_or_is_reopened() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t")
         session = peer.sessions[-1]
@@ -412,7 +412,7 @@ async def test_a_producer_the_broker_takes_away_fails_or_is_opened_again() -> No
 
 
 @on_both
-async def test_a_closed_producer_is_given_back_and_sends_no_more() -> None:
+async def test_closed_producer_sends_no_more() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with await broker.producer("t") as producer:
             await producer.submit(b"a")

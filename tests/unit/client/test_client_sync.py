@@ -1,4 +1,4 @@
-"""The blocking face, over real sockets to the small peer in another thread."""
+"""The facade of the sync client, over real sockets to a test peer in another thread."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def listen() -> Any:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_it_produces_and_consumes_without_a_loop_in_sight(backend: str) -> None:
+def test_sync_client_produces_and_consumes(backend: str) -> None:
     with (
         listening() as (peer, portal, url),
         connect(url, backend=backend) as broker,
@@ -118,7 +118,7 @@ def test_threads_share_an_inbox_and_a_producer() -> None:
         assert sorted(peer.acked) == list(range(90))
 
 
-def test_errors_come_out_as_they_are() -> None:
+def test_errors_are_raised_unchanged() -> None:
     with listening() as (peer, _, url):
         with connect(url) as broker:
             peer.open_refusals.append(NotFound("no topic"))
@@ -132,10 +132,10 @@ def test_errors_come_out_as_they_are() -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
-def test_who_wants_to_end_leaves_all_blocks_as_he_came(
+def test_keyboard_interrupt_and_system_exit_leave_all_blocks(
     end: type[BaseException], backend: str
 ) -> None:
-    """Ctrl-C and ``sys.exit`` come out as themselves, not as a group of errors."""
+    """Ctrl-C and ``sys.exit`` are raised as themselves, not as an exception group."""
     with listening() as (_, _, url):
         with pytest.raises(end), connect(url, backend=backend) as broker:
             with broker.producer("t"), broker.consumer("t", "s"):
@@ -144,8 +144,8 @@ def test_who_wants_to_end_leaves_all_blocks_as_he_came(
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_wait_that_ctrl_c_has_ended_is_over_in_the_loop_too(backend: str) -> None:
-    """Or it would take the next message, and nobody would have it."""
+def test_wait_interrupted_by_ctrl_c_is_cancelled_in_the_loop(backend: str) -> None:
+    """Otherwise it would take the next message, which would then be lost."""
     began, ended = threading.Event(), threading.Event()
 
     async def wait() -> None:
@@ -157,7 +157,7 @@ def test_a_wait_that_ctrl_c_has_ended_is_over_in_the_loop_too(backend: str) -> N
 
     def interrupt() -> None:
         began.wait()
-        # Python misses one that comes just as the main thread lies down to wait.
+        # Python misses an interrupt that arrives just as the main thread starts to wait.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         while not ended.wait(1):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The files of an archive, without Spark: what goes in comes out, or is noticed."""
+"""The files of an archive, without Spark: their content, and the detection of damage."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ tables = st.lists(rows, min_size=1, max_size=30).map(
 
 
 def batches(found: Sequence[Row], cuts: set[int]) -> list[Any]:
-    """Slices of one table, as they come from the log."""
+    """Return slices of one table, as the log returns them."""
     whole = pa.RecordBatch.from_pylist(found, schema=FILE_SCHEMA)
     bounds = [0, *sorted(cut % len(found) for cut in cuts), len(found)]
     cut = [whole.slice(low, high - low) for low, high in pairwise(bounds)]
@@ -83,8 +83,8 @@ def read(files: Sequence[Encoded]) -> list[Row]:
 
 
 @given(tables, st.sets(st.integers(0, 29), max_size=4))
-def test_what_is_read_out_of_a_file_is_what_went_in(found: list[Row], cuts: set[int]) -> None:
-    """N8: all columns, by days, with the digest that was taken on the way."""
+def test_archive_file_decodes_to_the_same_messages(found: list[Row], cuts: set[int]) -> None:
+    """N8: all columns, divided by day, with the digest computed while writing."""
     files = list(encode(TOPIC, batches(found, cuts)))
     assert read(files) == found
     for file in files:
@@ -108,10 +108,10 @@ def test_what_is_read_out_of_a_file_is_what_went_in(found: list[Row], cuts: set[
 
 
 @given(tables, st.sets(st.integers(0, 29), max_size=4), st.data())
-def test_another_content_has_another_digest_and_another_cut_has_not(
+def test_digest_depends_on_content_and_not_on_batches(
     found: list[Row], cuts: set[int], data: st.DataObject
 ) -> None:
-    """N8: of any column of any message, of their order, and of the topic."""
+    """N8: every column of every message, their order, and the topic count."""
     before = digest(found, set())
     assert digest(found, cuts) == before
     assert digest(found, set(), "shop/eu/other") != before
@@ -130,16 +130,16 @@ def plain(count: int) -> list[Row]:
     return [{"offset": n, **times, **filled, "payload": b"%d" % n} for n in range(count)]
 
 
-def test_a_large_part_becomes_several_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """N8: a file is held in memory as a whole."""
+def test_large_part_is_split_into_several_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """N8: a file is held in memory while it is written."""
     monkeypatch.setattr(archive_file, "_MOST_BYTES", 1)
     files = list(encode(TOPIC, batches(plain(30), {10, 20})))
     assert [file.digest.messages for file in files] == [10, 10, 10]
     assert read(files) == plain(30)
 
 
-def test_what_is_no_whole_file_of_one_day_is_noticed() -> None:
-    """N8: one that is cut off or changed, with a message twice, of two days, or of nothing."""
+def test_damaged_or_wrong_archive_file_is_refused() -> None:
+    """N8: truncated or changed, with a repeated message, of two days, or without messages."""
     (file,) = encode(TOPIC, batches(plain(5), set()))
     content = file.content.to_pybytes()
     assert decode(file.content).day == date(2027, 1, 31)
@@ -164,8 +164,8 @@ def test_what_is_no_whole_file_of_one_day_is_noticed() -> None:
         decode(sink.getvalue())
 
 
-def test_a_task_reads_back_what_the_disk_has(tmp_path: Path) -> None:
-    """N8: the messages that went in are held against those that come out."""
+def test_task_compares_stored_files_with_the_messages_it_wrote(tmp_path: Path) -> None:
+    """N8: the digests before writing and after reading must be equal."""
     those, (other,) = plain(6), encode(TOPIC, batches(plain(7), set()))
     files = [*encode(TOPIC, batches(those, set())), other]
     shown = SharedDirectory.mark_in(tmp_path / "run")
@@ -188,8 +188,8 @@ def test_a_task_reads_back_what_the_disk_has(tmp_path: Path) -> None:
         list(late)
 
 
-def test_names_of_any_length_have_directories_of_their_own(tmp_path: Path) -> None:
-    """N8: one name is at most 255 bytes on most file systems, and a topic's may have 602."""
+def test_topics_with_long_names_have_separate_directories(tmp_path: Path) -> None:
+    """N8: file names have at most 255 bytes on most systems, and topic names up to 602."""
     day, long = date(2027, 1, 31), "n" * 200
     assert directory_of(TopicName("shop", "eu", "orders"), day) == (
         "namespace=shop%2Feu/topic=shop%2Feu%2Forders/day=2027-01-31"
@@ -203,8 +203,8 @@ def test_names_of_any_length_have_directories_of_their_own(tmp_path: Path) -> No
     assert len({directory_of(name, day).split("/")[0] for name in ends}) == 3
 
 
-def test_a_task_that_does_not_see_the_drivers_directory_writes_nothing(tmp_path: Path) -> None:
-    """N8: on a disk of its own nobody would find it, and nobody delete it."""
+def test_task_without_access_to_the_drivers_directory_writes_nothing(tmp_path: Path) -> None:
+    """N8: files on the worker's own disk would never be found or deleted."""
     files = list(encode(TOPIC, batches(plain(5), set())))
     shown = SharedDirectory.mark_in(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
@@ -213,8 +213,8 @@ def test_a_task_that_does_not_see_the_drivers_directory_writes_nothing(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_are_read_where_they_lie() -> None:
-    """N8: of a slice, of none, and without pandas, which takes long to begin with."""
+def test_numbers_are_read_without_pandas() -> None:
+    """N8: from slices and empty columns. Importing pandas takes long."""
     column = pa.array([1, None, 3, 4], pa.int32()).slice(1)
     assert present(column).tolist() == [False, True, True]
     assert values_of(column, np.int32)[1:].tolist() == [3, 4]

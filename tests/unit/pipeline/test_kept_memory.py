@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Final
 
-# Pages that come anew while megabytes are taken and freed, again and again.
+# Counts the new pages while megabytes are allocated and freed repeatedly.
 _PROGRAM: Final = """
 import resource
 import numpy as np
@@ -28,8 +28,8 @@ print(fresh_pages(), pa.default_memory_pool().backend_name)
 """
 
 
-def test_memory_that_was_freed_is_used_again() -> None:
-    """N8: it is not given back to the system, which would clear it each time."""
+def test_freed_memory_is_reused() -> None:
+    """N8: it is not returned to the system, which would clear it each time."""
     said = subprocess.run(
         [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True
     )

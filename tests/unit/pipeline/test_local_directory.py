@@ -1,4 +1,4 @@
-"""A directory of this machine as an archive's place."""
+"""An archive in a local directory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from escapement.pipeline.directories.local_directory import LocalDirectory, loca
         ("s3a://bucket/file:/x", None),
     ],
 )
-def test_only_what_spark_calls_a_file_is_local(uri: str, path: str | None) -> None:
-    """N8: and nothing in a path is an escape."""
+def test_only_file_uris_are_local(uri: str, path: str | None) -> None:
+    """N8: percent signs in a path are not escapes."""
     assert local_path(uri) == (None if path is None else Path(path))
 
 
-def test_a_place_has_what_was_put_there(tmp_path: Path) -> None:
-    """N8: with the directories that it needs; what is not there is nothing."""
+def test_written_and_moved_files_are_found(tmp_path: Path) -> None:
+    """N8: missing directories are created; a missing file reads as None."""
     place = LocalDirectory(f"file:{tmp_path}/root")
     assert (place.directories("a"), place.read("a/b")) == ([], None)
     place.delete("a")
@@ -43,10 +43,10 @@ def test_a_place_has_what_was_put_there(tmp_path: Path) -> None:
     assert left == ["root", "root/c", "root/c/d"]
 
 
-def test_what_counts_is_durable_with_the_directories_above_it(
+def test_written_and_moved_files_are_durable_with_their_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N8: the log forgets what an archive has, so that must outlive a loss of power."""
+    """N8: the log forgets archived messages, so archived files must survive a power loss."""
     flushed: set[str] = set()
     fsync = os.fsync
 
@@ -67,8 +67,8 @@ def test_what_counts_is_durable_with_the_directories_above_it(
     assert not flushed
 
 
-def test_what_the_system_refuses_is_said(tmp_path: Path) -> None:
-    """N8: of the whole path, for whoever has no right there."""
+def test_failed_write_or_move_names_the_path(tmp_path: Path) -> None:
+    """N8: the whole path, for a user who lacks permissions."""
     (tmp_path / "file").write_bytes(b"")
     place = LocalDirectory(f"file:{tmp_path}")
     with pytest.raises(StorageError, match=f"^{tmp_path}/file/x: File exists"):

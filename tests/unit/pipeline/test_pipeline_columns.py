@@ -1,4 +1,4 @@
-"""Columns of messages as Arrow has them."""
+"""Columns of messages as Arrow arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escapement.pipeline.maps import decode_maps
 from escapement.properties import pack_again, read_properties
 
 PLAIN = st.dictionaries(st.text(max_size=300), st.text(max_size=300), max_size=20)
-# Some of it no UTF-8.
+# Some of these are not UTF-8.
 RAW = st.binary(max_size=4).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 STRANGE = st.dictionaries(RAW, RAW | st.none() | st.integers(0, 9), max_size=3)
 VALUES = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.lists(st.text(), max_size=2)
@@ -25,8 +25,8 @@ MIXED = st.dictionaries(st.text(max_size=5), st.text(max_size=5) | VALUES, max_s
 
 
 @given(st.lists(st.none() | PLAIN | MIXED | st.binary(max_size=6), max_size=12))
-def test_properties_come_as_they_were_whatever_they_are(given: list[Any]) -> None:
-    """B7, N2: strings and nothing as they are, other values as JSON, no map as an empty one."""
+def test_properties_of_any_type_become_maps_of_strings(given: list[Any]) -> None:
+    """B7, N2: strings and None stay, other values become JSON, and a missing map is empty."""
     packed = [
         b"" if one is None else one if isinstance(one, bytes) else msgpack.packb(one)
         for one in given
@@ -45,10 +45,10 @@ def test_properties_come_as_they_were_whatever_they_are(given: list[Any]) -> Non
 
 
 @given(st.lists(PLAIN | STRANGE, max_size=12))
-def test_properties_that_are_no_text_are_read_as_consumers_read_them(
+def test_properties_that_are_not_utf8_are_read_as_consumers_read_them(
     given: list[dict[str, Any]],
 ) -> None:
-    """B7, N8: whatever else a message has; a file of an archive keeps no others."""
+    """B7, N8: also together with other values. Archive files store the same strings."""
     packed = [pack_again(one) if one else b"" for one in given]
     found = arrow.maps(decode_maps(Blobs.of(packed)))
     found.validate(full=True)
@@ -60,7 +60,7 @@ def test_properties_that_are_no_text_are_read_as_consumers_read_them(
 
 
 @given(st.lists(st.binary(max_size=20), max_size=40))
-def test_strings_of_bytes_become_a_column_without_being_looked_at(given: list[bytes]) -> None:
+def test_byte_strings_become_a_column_unchanged(given: list[bytes]) -> None:
     """B7."""
     assert arrow.binaries(Blobs.of(given)).to_pylist() == given
     assert arrow.binaries(Blobs.of(given), empty_is_null=True).to_pylist() == [
@@ -68,7 +68,7 @@ def test_strings_of_bytes_become_a_column_without_being_looked_at(given: list[by
     ]
 
 
-def test_numbers_become_columns_with_nulls_where_there_are_none() -> None:
+def test_numbers_become_columns_with_nulls() -> None:
     """B7."""
     values = np.array([3, -1, 7, 2**40])
     assert arrow.integers(values[:3], values[:3] >= 0).to_pylist() == [3, None, 7]

@@ -1,4 +1,4 @@
-"""Options of the data source: what is meant, what is refused, and where secrets stay."""
+"""Options of the data source: their meaning, refusals, and protection of secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escapement.storage.engine.mysql import MysqlEngine
 
 SECRET = "s3cr3t-of-the-log"
 
-# Runs each of some jobs; says how each ended, and that nothing of Spark was started.
+# Runs some jobs. Prints the exit code of each, and whether Spark was not started.
 ASK = """
 import json, sys
 from escapement.cli.main import run
@@ -28,7 +28,7 @@ print(codes, context is None or context._gateway is None)
 """
 
 
-def test_a_password_among_the_options_is_refused_and_not_repeated() -> None:
+def test_password_among_the_options_is_refused_and_not_printed() -> None:
     """B7."""
     with pytest.raises(InvalidRequest, match="passwordFile") as in_url:
         LogAddress.of(Options({"url": f"mysql://me:{SECRET}@db/log"}))
@@ -37,7 +37,7 @@ def test_a_password_among_the_options_is_refused_and_not_repeated() -> None:
     assert SECRET not in f"{in_url.value} {by_itself.value}"
 
 
-def test_a_password_comes_from_a_file_or_the_environment_and_does_not_travel(
+def test_password_is_read_from_a_file_or_the_environment_and_not_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B7."""
@@ -54,7 +54,7 @@ def test_a_password_comes_from_a_file_or_the_environment_and_does_not_travel(
             assert SECRET not in shared
 
 
-def test_where_no_option_says_it_the_environment_says_where_the_log_is(
+def test_environment_names_the_log_if_no_option_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """B7."""
@@ -75,7 +75,7 @@ def test_where_no_option_says_it_the_environment_says_where_the_log_is(
         assert at == f"mysql://{user}@db:3306/log"
 
 
-def test_what_cannot_be_meant_is_refused_by_name() -> None:
+def test_invalid_option_is_refused_by_name() -> None:
     """B7."""
     for number in ("many", "0", f"{1 << 63}"):
         options = Options({"minPartitions": number, "failOnDataLoss": "maybe", "TOPIC": " "})
@@ -95,7 +95,7 @@ def test_what_cannot_be_meant_is_refused_by_name() -> None:
         LogAddress.of(Options({"url": "mysql://db/log", "data": "/var/lib/x"}))
 
 
-def test_what_stops_spark_is_said_in_one_line_and_what_may_be_our_mistake_is_not() -> None:
+def test_spark_failure_is_one_line_unless_it_may_be_a_bug() -> None:
     """B7."""
     begun = "An error occurred while calling o67.text.\n: org.apache.spark.SparkException: Job"
     stopped = "Caused by: java.io.IOException: Mkdirs failed to create file:/archive\n\tat x\n"
@@ -120,15 +120,15 @@ def test_what_stops_spark_is_said_in_one_line_and_what_may_be_our_mistake_is_not
             raise RuntimeError(mistake)
 
 
-def test_a_directory_without_a_log_is_left_without_one(tmp_path: Path) -> None:
+def test_no_log_is_created_in_a_directory_without_one(tmp_path: Path) -> None:
     """B7."""
     with pytest.raises(InvalidRequest, match="no log on SQLite"):
         LogAddress.of(Options({"data": str(tmp_path)})).engine()
     assert not list(tmp_path.iterdir())
 
 
-def test_a_job_that_cannot_find_its_log_is_refused_before_spark_is_started(tmp_path: Path) -> None:
-    """B7: so that a slip costs no seconds, and no secret comes near a session."""
+def test_job_without_a_usable_log_is_refused_before_spark_starts(tmp_path: Path) -> None:
+    """B7: a typing mistake costs no time, and no secret reaches a session."""
     jobs = [["forecast", "t"], ["lag"], ["audit"], ["archive", "--to", "a"]]
     asked = [[*job, "--log", f"mysql://broker:{SECRET}@db/log"] for job in jobs]
     asked += [[*job, "--data", str(tmp_path)] for job in jobs]

@@ -1,4 +1,4 @@
-"""What a command tells the Spark that it starts, or that spark-submit has started."""
+"""Settings of a Spark session that a command or spark-submit starts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ BAR = "spark.ui.showConsoleProgress"
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("bar", [True, False])
-def test_spark_shows_on_a_terminal_how_far_it_is(
+def test_spark_shows_its_progress_bar_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, terminal: bool, bar: bool
 ) -> None:
-    """B7: not beside a job that does."""
+    """B7: not if the job shows its own progress."""
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     assert progress_of(bar) == {BAR: "true" if bar and terminal else "false"}
 
 
-def test_below_spark_submit_its_own_settings_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B7: a setting of the one who submits is not overridden."""
+def test_settings_of_spark_submit_are_not_overridden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B7."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "25333")
     assert progress_of(bar=True) == {}

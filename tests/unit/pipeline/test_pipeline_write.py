@@ -1,4 +1,4 @@
-"""Rows of a DataFrame become messages: shapes, columns of Arrow, properties; without Spark."""
+"""Conversion of DataFrame rows to messages, without Spark: shapes, columns, properties."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ TEXT = st.text(max_size=5) | LONG
 
 
 @given(st.lists(st.dictionaries(TEXT, st.none() | TEXT, max_size=20), max_size=12))
-def test_maps_are_packed_as_msgpack_packs_them(maps: list[dict[str, str | None]]) -> None:
-    """B7: byte for byte; and an empty map is nothing at all."""
+def test_maps_are_packed_like_msgpack_does(maps: list[dict[str, str | None]]) -> None:
+    """B7: byte for byte, except that an empty map takes no bytes."""
     names = [name.encode() for one in maps for name in one]
     values = [value for one in maps for value in one.values()]
     packed = encode_maps(
@@ -44,7 +44,7 @@ def test_maps_are_packed_as_msgpack_packs_them(maps: list[dict[str, str | None]]
 # -- shapes ------------------------------------------------------------------------
 
 
-def test_columns_are_known_by_name_in_any_case_and_order() -> None:
+def test_columns_are_found_by_name_in_any_case_and_order() -> None:
     shape = Shape.of({"Topic": "string", "PAYLOAD": "binary", "deliver_at": "timestamp"})
     assert shape.places == {"topic": 0, "payload": 1, "deliver_at": 2}
     assert shape.has_times
@@ -68,7 +68,7 @@ def test_columns_are_known_by_name_in_any_case_and_order() -> None:
         ({"payload": "binary", "delay_ms": "int", "deliver_at": "timestamp"}, "exclude each other"),
     ],
 )
-def test_what_cannot_be_written_is_named(columns: dict[str, str], why: str) -> None:
+def test_invalid_columns_are_refused_by_name(columns: dict[str, str], why: str) -> None:
     """B7."""
     with pytest.raises(InvalidRequest, match=why):
         Shape.of(columns)
@@ -105,8 +105,8 @@ def plain(batch: MessageBatch, row: int) -> tuple[Any, ...]:
     )
 
 
-def test_rows_go_to_their_topics_with_all_they_have_in_their_order() -> None:
-    """B7, against a loop over the rows; slices of larger arrays included."""
+def test_rows_are_written_to_their_topics_complete_and_in_order() -> None:
+    """B7: compared with a loop over the rows, also for slices of larger arrays."""
     rng = random.Random(5)
     rows = [
         {
@@ -153,7 +153,7 @@ def test_rows_go_to_their_topics_with_all_they_have_in_their_order() -> None:
     assert found == wanted
 
 
-def test_delays_count_from_the_one_instant_and_nothing_is_early() -> None:
+def test_delays_count_from_the_start_and_are_rounded_up() -> None:
     """B7."""
     payload = pa.array([b"1", b"2", b"3"], pa.binary())
     (rows,) = read(
@@ -186,10 +186,10 @@ def test_delays_count_from_the_one_instant_and_nothing_is_early() -> None:
         {"deliver_at": pa.array([None, LAST], pa.timestamp("us", "UTC"))},
     ],
 )
-def test_a_time_that_no_broker_takes_is_refused_before_it_holds_up_others(
+def test_time_beyond_the_maximum_delay_is_refused(
     times: dict[str, pa.Array],
 ) -> None:
-    """B7: in a letter it would be held for ever, with all that it shares the letter with."""
+    """B7: no broker accepts it, so it would block the other messages of its inbox entry forever."""
     with pytest.raises(
         DelayTooLong, match=r"^1 row \(the first is row 2 of .* due later .* maxDelay"
     ):
@@ -204,10 +204,10 @@ def test_a_time_that_no_broker_takes_is_refused_before_it_holds_up_others(
         {"delay_ms": pa.array([1, None, 1, None])},
     ],
 )
-def test_null_time_is_refused_and_its_row_named_by_place_and_key(
+def test_null_time_is_refused_and_its_row_named_by_number_and_key(
     times: dict[str, pa.Array],
 ) -> None:
-    """B7: a time that Spark cannot parse is null, and would be sent at once."""
+    """B7: Spark turns a time that it cannot parse into null, which would be due at once."""
     (name,) = times
     columns = {"payload": pa.array([b"secret"] * 4), **times}
     for key, said in (
@@ -242,16 +242,14 @@ def test_null_time_is_refused_and_its_row_named_by_place_and_key(
         ),
     ],
 )
-def test_what_no_message_can_have_is_refused(
-    columns: dict[str, pa.Array], topic: str, why: str
-) -> None:
-    """B7: and the row is named, so that whoever has thousands finds it."""
+def test_invalid_row_is_refused(columns: dict[str, pa.Array], topic: str, why: str) -> None:
+    """B7: the error names the row, so that it can be found among thousands."""
     with pytest.raises(InvalidRequest, match=why):
         read(columns, topic)
 
 
-def test_a_row_is_named_by_its_place_among_all_of_its_partition() -> None:
-    """B7: which comes in several record batches."""
+def test_row_is_named_by_its_number_in_the_partition() -> None:
+    """B7: the partition has several record batches."""
     shape = Shape.of({"payload": "binary"})
     reader = RowReader(shape, "x", START_MS, MAX_DELAY_MS, NULL_IS_REFUSED, partition=3)
     for payloads in ([b"1", b"2"], [b"3", b"4", b"5"]):
@@ -261,8 +259,8 @@ def test_a_row_is_named_by_its_place_among_all_of_its_partition() -> None:
         list(reader.read(last))
 
 
-def test_a_topic_that_is_no_text_comes_to_be_refused_as_a_name_with_its_row() -> None:
-    """B7: Spark's strings may be any bytes."""
+def test_topic_that_is_not_utf8_is_escaped_and_keeps_its_row() -> None:
+    """B7: strings of Spark may be any bytes. The name is refused later."""
     topics = pa.array([b"x", b"\xff", b"x", b"\xff"], pa.binary()).view(pa.string())
     found = read({"payload": pa.array([b"1"] * 4), "topic": topics})
     assert [(rows.topic, rows.first()) for rows in found] == [
@@ -271,5 +269,5 @@ def test_a_topic_that_is_no_text_comes_to_be_refused_as_a_name_with_its_row() ->
     ]
 
 
-def test_no_rows_are_no_messages() -> None:
+def test_no_rows_become_no_messages() -> None:
     assert read({"payload": pa.array([], pa.binary())}) == []

@@ -1,4 +1,4 @@
-"""Ranges of the delivery order."""
+"""Ranges of the delivery order, for rebuilding an index in parallel."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ keys = st.tuples(st.integers(1, 4), st.integers(0, 5), st.integers(0, 30))
 
 
 @given(st.lists(keys, unique=True, max_size=60), st.integers(1, 9))
-def test_every_key_is_in_the_range_between_two_cuts(
+def test_every_key_is_in_the_range_between_its_cuts(
     named: list[tuple[int, int, int]], count: int
 ) -> None:
-    """P5: the ranges follow each other as keys do."""
+    """P5: the ranges are in the order of the keys."""
     samples = []
     for topic in range(1, 5):
         own = [key[1:] for key in named if key[0] == topic]
@@ -32,15 +32,15 @@ def test_every_key_is_in_the_range_between_two_cuts(
         assert found.tolist() == [expected]
 
 
-def test_ranges_hold_about_equally_many_messages() -> None:
-    """P5: of a topic in which half falls due at once, and one that is much larger."""
+def test_ranges_contain_about_the_same_number_of_messages() -> None:
+    """P5: half of one topic falls due at one moment, and the other topic is much larger."""
     rng = np.random.default_rng(5)
     small, large = np.sort(rng.integers(0, 10**9, 10_000)), rng.integers(0, 10**6, 90_000)
     small[:5_000] = 7
     offsets = np.arange(90_000)
     samples = [Sample.of(1, small, offsets[:10_000], 1.0)]
     for row in range(0, 90_000, 9_000):
-        # One row of the log in three is looked at.
+        # Every third log row is sampled.
         if row % 27_000 == 0:
             part = slice(row, row + 9_000)
             samples.append(Sample.of(2, large[part], offsets[part], 90_000 / 36_000))
@@ -52,7 +52,7 @@ def test_ranges_hold_about_equally_many_messages() -> None:
     assert counts.max() < 8_000
 
 
-def test_nothing_is_one_range() -> None:
+def test_no_messages_give_one_range() -> None:
     """P5."""
     none = np.zeros(0, np.int64)
     ranges = Ranges.cut([Sample.of(1, none, none, 1.0)], 4)

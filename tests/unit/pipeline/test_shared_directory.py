@@ -1,4 +1,4 @@
-"""A directory that driver and tasks must see as one."""
+"""A directory that driver and tasks must share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from escapement.errors import InvalidRequest, StorageError
 from escapement.pipeline.directories.shared_directory import SharedDirectory
 
 
-def test_where_the_drivers_mark_is_not_to_be_seen_it_is_said_what_to_do(tmp_path: Path) -> None:
-    """P5, N8: of a directory that another job, or another machine, has under that name."""
+def test_error_for_a_directory_without_the_drivers_mark_says_what_to_do(tmp_path: Path) -> None:
+    """P5, N8: the directory may be that of another job, or of another machine."""
     shared = SharedDirectory.mark_in(tmp_path / "archive" / "run")
     shared.check()
     for other in (
@@ -27,10 +27,10 @@ def test_where_the_drivers_mark_is_not_to_be_seen_it_is_said_what_to_do(tmp_path
         assert "\n" not in said
 
 
-def test_a_mark_is_in_the_directory_that_the_process_calls_so(
+def test_mark_is_written_for_a_relative_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5: the data directory may be named as one likes."""
+    """P5: the data directory may be given as a relative path."""
     monkeypatch.chdir(tmp_path)
     SharedDirectory.mark_in(Path("data")).check()
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["MARK"]

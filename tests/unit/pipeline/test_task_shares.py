@@ -1,4 +1,4 @@
-"""What each task gets of many pieces."""
+"""The division of many pieces among tasks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from escapement.pipeline.task_shares import shares
 
 
 @given(st.lists(st.integers(0, 12), max_size=90), st.integers(1, 30))
-def test_small_pieces_go_together_and_nothing_is_left_out(pieces: list[int], most: int) -> None:
-    """B7: in their order; a large piece by itself, and no more tasks than that takes."""
+def test_small_pieces_are_grouped_and_all_are_assigned(pieces: list[int], most: int) -> None:
+    """B7: order is kept, a large piece is alone, and no more tasks than needed are used."""
     found = shares(pieces, lambda piece: piece, most)
     assert [piece for share in found for piece in share] == pieces
     assert all(1 <= len(share) <= 20 for share in found)

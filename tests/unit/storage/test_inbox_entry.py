@@ -1,4 +1,4 @@
-"""A letter as bytes: what was written comes back, and anything else is noticed."""
+"""The encoding of inbox entries, and the detection of damage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ TIMES = some.integers(-1, 1 << 45)
 
 
 @given(some.data(), some.lists(some.binary(max_size=20), min_size=1, max_size=9))
-def test_a_letter_comes_back_as_it_was(data: some.DataObject, payloads: list[bytes]) -> None:
+def test_inbox_entry_decodes_to_the_same_entry(
+    data: some.DataObject, payloads: list[bytes]
+) -> None:
     column = some.none() | some.lists(TIMES, min_size=len(payloads), max_size=len(payloads))
     delay_ms, at_ms = data.draw(column), data.draw(column)
     written = inbox_entry("t/n/x", "s", *payloads, delay_ms=delay_ms, at_ms=at_ms)
@@ -49,12 +51,12 @@ def test_every_altered_byte_is_noticed(data: some.DataObject) -> None:
 
 
 @given(some.binary(max_size=200))
-def test_nothing_but_its_own_error_comes_out_of_any_bytes(encoded: bytes) -> None:
+def test_random_bytes_raise_only_inbox_entry_damaged(encoded: bytes) -> None:
     with contextlib.suppress(InboxEntryDamaged):
         decode_inbox_entry(encoded)
 
 
-def test_a_count_that_its_body_does_not_have_is_noticed() -> None:
+def test_message_count_that_differs_from_the_body_is_noticed() -> None:
     honest = inbox_entry("t/n/x", "s", b"one", b"two")
     for count in (1, 3):
         lying = InboxEntry("t/n/x", "s", honest.body, count)
@@ -62,12 +64,12 @@ def test_a_count_that_its_body_does_not_have_is_noticed() -> None:
             decode_inbox_entry(encode_inbox_entry(lying))
 
 
-def test_a_letter_larger_than_a_packet_is_noticed_before_anything_is_done_with_it() -> None:
+def test_inbox_entry_larger_than_a_packet_is_refused() -> None:
     with pytest.raises(InboxEntryDamaged, match="bytes"):
         decode_inbox_entry(np.zeros(MAX_ENTRY_BYTES + 1, np.uint8).data)
 
 
-def test_a_body_is_compressed_where_that_pays_and_nowhere_else() -> None:
+def test_body_is_compressed_only_if_it_shrinks_enough() -> None:
     repetitive = MessageBatch(
         Blobs.of([b'{"customer": %d, "zone": "UTC"}' % n for n in range(500)])
     )
@@ -83,7 +85,7 @@ def test_a_body_is_compressed_where_that_pays_and_nowhere_else() -> None:
     assert compressed(random.Random(1).randbytes(100_000)) is None
 
 
-def test_a_compressed_body_that_is_not_whole_or_grows_past_every_bound_is_damaged() -> None:
+def test_incomplete_or_oversized_compressed_body_is_damaged() -> None:
     body = MessageBatch(Blobs.of([bytes(MAX_ENTRY_BYTES)])).encode()
     for wrong in (
         zlib.compress(body),

@@ -1,4 +1,4 @@
-"""A journal entry survives the way to bytes and back, and damage does not go unnoticed."""
+"""The encoding of journal entries, and the detection of damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ offsets = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
 
 
 names = st.sampled_from(["g", "import-7", "x" * 200])
-# Without offsets the group is forgotten.
+# A group without offsets is forgotten.
 groups = st.sets(st.integers(0, 2**40), max_size=20).map(
     lambda found: np.array(sorted(found), np.int64)
 )
@@ -94,7 +94,7 @@ def plain(entry: JournalEntry) -> object:
 
 @settings(max_examples=80)
 @given(entries())
-def test_an_entry_reads_back_as_it_was_written(entry: JournalEntry) -> None:
+def test_journal_entry_decodes_to_the_same_entry(entry: JournalEntry) -> None:
     assert plain(decode_entry(encode_entry(entry))) == plain(entry)
 
 
@@ -108,18 +108,18 @@ def test_any_changed_or_missing_byte_is_noticed(entry: JournalEntry, data: st.Da
 
 @settings(max_examples=80)
 @given(st.binary(max_size=80))
-def test_garbage_is_damage_and_nothing_else(garbage: bytes) -> None:
+def test_garbage_raises_only_log_damaged(garbage: bytes) -> None:
     with pytest.raises(LogDamaged):
         decode_entry(garbage)
 
 
-def test_many_acknowledged_neighbours_take_a_few_bytes() -> None:
+def test_consecutive_acknowledged_offsets_take_few_bytes() -> None:
     entry = JournalEntry(acks=[Acked(1, np.arange(1_000_000, dtype=np.int64))])
     assert len(encode_entry(entry)) < 100
 
 
 def before_attempts_were_narrow(entry: JournalEntry) -> bytes:
-    """An entry with nothing but attempts, as the first versions wrote it."""
+    """Encode an entry that contains only attempts, as the first versions did."""
     attempts = entry.attempts
     assert attempts is not None
     columns = [
@@ -134,7 +134,7 @@ def before_attempts_were_narrow(entry: JournalEntry) -> bytes:
 
 
 def some_attempts(count: int) -> AttemptColumns:
-    """What one consumer holds of a burst."""
+    """Return the attempts of a burst that one consumer holds."""
     offsets = np.arange(7_000_000, 7_000_000 + count)
     due_ms = 1_700_000_000_000 + np.arange(count) // 100
     same = np.ones(count, np.int64)
@@ -146,6 +146,6 @@ def test_attempts_of_the_first_versions_are_read() -> None:
     assert plain(decode_entry(before_attempts_were_narrow(entry))) == plain(entry)
 
 
-def test_what_consumers_hold_of_a_burst_takes_few_bytes() -> None:
+def test_attempts_of_a_burst_take_few_bytes() -> None:
     entry = JournalEntry(attempts=some_attempts(10_000))
     assert len(encode_entry(entry)) < 7 * 10_000

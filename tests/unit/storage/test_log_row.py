@@ -1,4 +1,4 @@
-"""A row of the log survives the way to bytes and back, and damage does not go unnoticed."""
+"""The encoding of log rows, and the detection of damage."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def bodies_of(contents: list[list[bytes]]) -> list[bytes]:
 
 @settings(max_examples=80)
 @given(batches, st.integers(0, 2**62), st.data())
-def test_a_row_reads_back_as_it_was_written(
+def test_log_row_decodes_to_the_same_row(
     contents: list[list[bytes]], accepted_at_ms: int, data: st.DataObject
 ) -> None:
-    """Every width of the due column, several bodies in one row."""
+    """The due column has every width, and a row several bodies."""
     count = sum(map(len, contents))
     due = np.array(data.draw(st.lists(TIMES, min_size=count, max_size=count)), np.int64)
     row = decode_row(encode_row(accepted_at_ms, due, bodies_of(contents)))
@@ -43,14 +43,14 @@ def test_a_row_reads_back_as_it_was_written(
     assert row.batch().payloads.to_list() == [p for each in contents for p in each]
 
 
-def test_equal_times_take_no_room() -> None:
+def test_equal_due_times_take_no_space() -> None:
     bodies = bodies_of([[b"x"] * 1000])
     due = np.full(1000, 5, np.int64)
     assert len(encode_row(5, due, bodies)) < len(bodies[0]) + 64
 
 
-def test_a_long_row_is_the_same_in_memory_that_is_used_again() -> None:
-    """And so are those behind it: what does not fit any more has memory of its own."""
+def test_long_row_is_encoded_the_same_into_reused_memory() -> None:
+    """Later rows that no longer fit get memory of their own."""
     room = Landing(300_000)
     bodies = bodies_of([[b"one" * 30_000], [], [b"two"]])
     for _ in range(2):
@@ -72,12 +72,12 @@ def test_any_changed_or_missing_byte_is_noticed(
 
 @settings(max_examples=80)
 @given(st.binary(max_size=80))
-def test_garbage_is_damage_and_nothing_else(garbage: bytes) -> None:
+def test_garbage_raises_only_log_damaged(garbage: bytes) -> None:
     with pytest.raises(LogDamaged):
         decode_row(garbage)
 
 
-def test_a_body_that_is_none_is_damage() -> None:
+def test_invalid_body_is_damage() -> None:
     row = decode_row(encode_row(1, np.zeros(1, np.int64), [b"nonsense"]))
     with pytest.raises(LogDamaged, match="does not decode"):
         row.batch()
@@ -87,10 +87,10 @@ def test_a_body_that_is_none_is_damage() -> None:
 
 
 @given(batches, st.data())
-def test_a_restatement_names_its_offsets_and_the_times_before(
+def test_restatement_contains_offsets_and_earlier_times(
     contents: list[list[bytes]], data: st.DataObject
 ) -> None:
-    """B1: and any changed byte of it is noticed too."""
+    """B1: a changed byte of it is noticed too."""
     count = sum(map(len, contents))
     offsets = sorted(
         data.draw(st.sets(st.integers(0, 2**50), min_size=count, max_size=count), "offsets")
@@ -109,8 +109,8 @@ def test_a_restatement_names_its_offsets_and_the_times_before(
         decode_row(row[:at] + bytes([row[at] ^ 1]) + row[at + 1 :])
 
 
-def test_a_restatement_of_an_earlier_program_is_taken_by_its_own_times() -> None:
-    """N1: what it does not say of when a message was published is not made up."""
+def test_restatement_of_an_earlier_version_keeps_its_own_times() -> None:
+    """N1: publication times that it does not contain are not invented."""
     due, offsets = column([5, 9]), column([3, 70_000])
     (body,) = bodies_of([[b"a", b"b"]])
     row = encode_row(1, due, [body], Restating(offsets, due * 2, due * 3, due * 4))

@@ -1,4 +1,4 @@
-"""URLs of databases: what they mean, and that none shows its password."""
+"""Parsing of database URLs; passwords are never shown."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def test_every_part_of_a_url_is_read() -> None:
     )
 
 
-def test_what_a_url_leaves_out_has_the_usual_value() -> None:
+def test_parts_missing_from_a_url_have_defaults() -> None:
     address = MysqlAddress.parse("mysql://localhost/log")
     assert (address.user, address.password, address.port) == ("root", "", 3306)
     assert (address.connect_timeout, address.read_timeout) == (5, 30)
     assert address.ssl_verify_identity
 
 
-def test_a_local_socket_and_ipv6_are_understood() -> None:
+def test_local_socket_and_ipv6_address_are_parsed() -> None:
     local = MysqlAddress.parse("mysql://root@localhost/log?unix_socket=/run/my%20sql.sock")
     assert local.unix_socket == "/run/my sql.sock"
     assert str(local) == "mysql://root@/run/my sql.sock/log"
     assert MysqlAddress.parse("mariadb://[::1]:3306/log").host == "::1"
 
 
-def test_nothing_that_can_be_printed_shows_the_password() -> None:
+def test_password_is_never_printed() -> None:
     address = MysqlAddress.parse(f"mysql://app:{SECRET}@db/log")
     engine = MysqlEngine(address)
     for shown in (str(address), repr(address), engine.location, repr(engine)):
@@ -73,7 +73,7 @@ def test_nothing_that_can_be_printed_shows_the_password() -> None:
         "",
     ],
 )
-def test_a_url_that_cannot_be_meant_is_refused_without_its_password(url: str) -> None:
+def test_error_for_an_invalid_url_does_not_show_the_password(url: str) -> None:
     with pytest.raises(InvalidRequest, match="database URL") as caught:
         MysqlAddress.parse(url)
     assert SECRET not in str(caught.value)

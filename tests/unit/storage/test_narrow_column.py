@@ -1,4 +1,4 @@
-"""A column in few bytes is the same column again, whatever its values."""
+"""The encoding of integer columns in few bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ near = wide.flatmap(
 
 
 @given(st.lists(wide, min_size=1) | st.lists(near, min_size=1), st.binary(max_size=4))
-def test_a_column_reads_back_as_it_was_written(values: list[int], behind: bytes) -> None:
+def test_narrow_column_decodes_to_the_same_column(values: list[int], behind: bytes) -> None:
     view = memoryview(encode_narrow(np.array(values, np.int64)) + behind)
     found, rest = decode_narrow(view, len(values))
     assert found.tolist() == values
@@ -31,7 +31,7 @@ def test_a_column_is_as_wide_as_its_span(span: int, width: int) -> None:
 
 
 @given(st.lists(wide, min_size=1), st.data())
-def test_a_column_that_is_cut_off_is_noticed(values: list[int], data: st.DataObject) -> None:
+def test_truncated_column_is_noticed(values: list[int], data: st.DataObject) -> None:
     written = encode_narrow(np.array(values, np.int64))
     cut = written[: data.draw(st.integers(0, len(written) - 1))]
     with pytest.raises(ValueError, match="column"):

@@ -1,4 +1,4 @@
-"""Sets of offsets, against a plain array of booleans."""
+"""Sets of offsets, compared with an array of booleans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.damaged_bytes import damaged
 
 CHUNKS = 4
 END = CHUNKS * CHUNK_SIZE
-# Where things go wrong: around the borders of chunks.
+# Offsets around the borders of chunks, where mistakes are likely.
 points = st.builds(
     lambda chunk, shift: min(max(chunk * CHUNK_SIZE + shift, 0), END - 1),
     st.integers(0, CHUNKS),
@@ -33,7 +33,7 @@ ranges = st.tuples(points, points | st.just(END)).map(sorted)
 
 
 class OffsetSetMachine(RuleBasedStateMachine):
-    """Every operation beside its naive twin on an array of booleans."""
+    """Every operation of a set, repeated on an array of booleans."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class OffsetSetMachine(RuleBasedStateMachine):
         assert self.set.discard_range(*span) == before - self.model.sum()
 
     @rule(offsets=columns, span=ranges, union=st.booleans())
-    def meet_another_set(self, offsets: Int64s, span: list[int], union: bool) -> None:
+    def combine_with_another_set(self, offsets: Int64s, span: list[int], union: bool) -> None:
         other = OffsetSet()
         other.add(offsets)
         other.add_range(*span)
@@ -79,7 +79,7 @@ class OffsetSetMachine(RuleBasedStateMachine):
             assert self.set.difference_update(other) == before - self.model.sum()
 
     @rule(offsets=columns, taken=columns)
-    def take_what_is_new_into_several_sets(self, offsets: Int64s, taken: Int64s) -> None:
+    def add_new_offsets_to_several_sets(self, offsets: Int64s, taken: Int64s) -> None:
         other = OffsetSet()
         other.add(taken)
         new = self.set.new_of(offsets)
@@ -93,7 +93,7 @@ class OffsetSetMachine(RuleBasedStateMachine):
         other._check()
 
     @rule(offsets=columns)
-    def ask_about(self, offsets: Int64s) -> None:
+    def check_membership(self, offsets: Int64s) -> None:
         inside = self.model[offsets]
         assert self.set.contains(offsets).tolist() == inside.tolist()
         assert self.set.intersects(offsets) == inside.any()
@@ -134,7 +134,7 @@ class OffsetSetMachine(RuleBasedStateMachine):
         assert np.array_equal(again.to_array(0, END), np.flatnonzero(self.model))
 
     @rule()
-    def go_on_with_a_copy(self) -> None:
+    def continue_with_a_copy(self) -> None:
         twin = self.set.copy()
         self.set.add_range(0, END)
         self.set = twin
@@ -151,7 +151,7 @@ TestOffsetSet.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 @pytest.mark.parametrize("count", [100, 5_000])
-def test_a_frame_of_offsets_in_any_order_is_looked_up_as_single_ones_are(count: int) -> None:
+def test_offsets_in_any_order_are_found_like_single_offsets(count: int) -> None:
     random = np.random.default_rng(count)
     members = random.choice(2 * CHUNK_SIZE, 100_000, replace=False).astype(np.int64)
     asked = random.integers(0, 2 * CHUNK_SIZE, count)
@@ -179,7 +179,7 @@ def test_ten_billion_acknowledged_offsets_with_one_hole_are_one_chunk() -> None:
     assert set(rows) == {FULL_CHUNKS, 0, 10**10 // CHUNK_SIZE}
 
 
-def test_a_seek_to_the_beginning_and_back_costs_by_what_is_in_memory() -> None:
+def test_cost_of_changing_a_range_depends_on_chunks_in_memory() -> None:
     acked = OffsetSet()
     acked.add_range(0, 10**10)
     assert acked.discard_range(17, 10**10) == 10**10 - 17
@@ -188,17 +188,17 @@ def test_a_seek_to_the_beginning_and_back_costs_by_what_is_in_memory() -> None:
     assert not len(acked)
 
 
-def test_what_changes_while_rows_are_written_stays_dirty() -> None:
+def test_chunk_changed_while_rows_are_written_stays_dirty() -> None:
     acked = OffsetSet()
     acked.add_one(1)
     assert list(acked.dirty_chunks()) == [0]
     acked.add_one(CHUNK_SIZE)
     acked.mark_clean()
     assert list(acked.dirty_chunks()) == [1]
-    assert list(acked.dirty_chunks()) == [1], "unconfirmed rows are given again"
+    assert list(acked.dirty_chunks()) == [1], "unconfirmed rows are returned again"
 
 
-def test_a_chunk_that_fills_up_gives_its_row_back() -> None:
+def test_row_of_a_chunk_that_becomes_full_is_deleted() -> None:
     acked = OffsetSet()
     acked.add_range(0, CHUNK_SIZE - 1)
     acked.dirty_chunks()
@@ -209,7 +209,7 @@ def test_a_chunk_that_fills_up_gives_its_row_back() -> None:
     assert rows[FULL_CHUNKS]
 
 
-def test_full_chunks_that_are_emptied_are_no_longer_full_in_the_next_row() -> None:
+def test_emptied_chunks_leave_the_row_of_full_chunks() -> None:
     acked = OffsetSet()
     acked.add_range(0, 3 * CHUNK_SIZE)
     acked.dirty_chunks()
@@ -218,7 +218,7 @@ def test_full_chunks_that_are_emptied_are_no_longer_full_in_the_next_row() -> No
     assert acked.dirty_chunks() == {FULL_CHUNKS: b""}
 
 
-def test_arrays_as_large_as_offsets_get_are_taken() -> None:
+def test_largest_offsets_are_accepted() -> None:
     offsets = np.array([2**62, 2**62 + 1, 2**62 - CHUNK_SIZE], np.int64)
     acked = OffsetSet()
     assert acked.add(offsets) == 3
@@ -257,8 +257,8 @@ def test_rows_that_contradict_each_other_are_refused() -> None:
             load(rows)
 
 
-def test_a_full_chunk_wins_over_the_row_it_had_before_it_was_full() -> None:
-    """P6: rows are written in several steps, and a broker may die between two of them."""
+def test_full_chunk_wins_over_its_older_partial_row() -> None:
+    """P6: rows are written in several steps, and a broker may crash between two of them."""
     acked = OffsetSet()
     acked.add_range(0, CHUNK_SIZE - 1)
     partial_row = acked.dirty_chunks()[0]
@@ -271,14 +271,14 @@ def test_a_full_chunk_wins_over_the_row_it_had_before_it_was_full() -> None:
         back = load(rows)
         back._check()
         assert len(back) == CHUNK_SIZE
-        assert back.dirty_chunks()[0] == b""  # the row that is left over goes
+        assert back.dirty_chunks()[0] == b""  # the outdated row is deleted
 
 
 steps = st.sampled_from([1, 1, 1, 2, 300, 70_000, 2**33])
 
 
 @given(st.integers(0, 2**40), st.lists(steps, max_size=60), st.randoms(use_true_random=False))
-def test_a_column_of_offsets_decodes_to_their_set(
+def test_column_of_offsets_decodes_to_the_same_set(
     first: int, gaps: list[int], random: Random
 ) -> None:
     offsets = np.cumsum([first, *gaps])
@@ -288,7 +288,7 @@ def test_a_column_of_offsets_decodes_to_their_set(
     assert encode_offsets(np.array(shuffled, np.int64)) == encode_offsets(offsets)
 
 
-def test_the_empty_column_is_no_bytes() -> None:
+def test_empty_column_takes_no_bytes() -> None:
     assert encode_offsets(np.zeros(0, np.int64)) == b""
     assert decode_offsets(b"").tolist() == []
 
@@ -304,5 +304,5 @@ def test_columns_of_offsets_are_small() -> None:
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=30), st.data())
 def test_a_damaged_column_of_offsets_is_noticed(offsets: list[int], data: st.DataObject) -> None:
     column = encode_offsets(np.array(offsets, np.int64))
-    with pytest.raises(StorageError):  # no bytes at all are an empty set
+    with pytest.raises(StorageError):  # an empty column is an empty set
         decode_offsets(data.draw(damaged(column, least=1)))

@@ -1,4 +1,4 @@
-"""What may be decided: read from people, written to the database, read back."""
+"""Policies: reading from text, encoding for the database, and decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = (NamespacePolicy, TopicPolicy, SubscriptionPolicy)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_decided_takes_no_bytes_and_reads_as_the_defaults(kind: type[Policy]) -> None:
+def test_empty_policy_takes_no_bytes_and_has_the_defaults(kind: type[Policy]) -> None:
     assert kind().encode() == ""
     assert kind.decode("") == kind()
 
@@ -38,25 +38,25 @@ def test_nothing_decided_takes_no_bytes_and_reads_as_the_defaults(kind: type[Pol
         },
     )
 )
-def test_what_was_decided_is_what_is_read_back(changes: dict[str, Any]) -> None:
-    """V4: the whole of a back-off is a decision of the subscription."""
+def test_policy_decodes_to_the_same_policy(changes: dict[str, Any]) -> None:
+    """V4: a subscription's policy has all settings of the back-off."""
     assume(changes.get("ack_wait_ms", 0) <= changes.get("max_backoff_ms", 10**10))
     policy = SubscriptionPolicy().updated(changes)
     assert SubscriptionPolicy.decode(policy.encode()) == policy
     assert {name: policy.plain()[name] for name in changes} == changes
 
 
-def test_text_is_read_as_people_write_it_and_none_is_the_default() -> None:
+def test_values_are_read_from_text_and_none_restores_the_default() -> None:
     """V4."""
     policy = SubscriptionPolicy().updated({"ack_wait_ms": "1m", "jitter": "0.1"})
     assert (policy.ack_wait_ms, policy.jitter) == (60_000, 0.1)
     assert policy.updated({"jitter": None}) == SubscriptionPolicy(ack_wait_ms=60_000)
-    # As the help of each says what 0 means.
+    # 0 needs no unit.
     assert policy.updated({"ack_wait_ms": "0"}).ack_wait_ms == 0
 
 
-def test_what_is_done_may_be_kept_for_as_long_as_a_law_says() -> None:
-    """Q7, P10: and a message may live as long; a wait for a consumer is a year at most."""
+def test_retention_and_time_to_live_may_be_a_hundred_years() -> None:
+    """Q7, P10: other durations, such as ack_wait, are a year at most."""
     ten_years_ms = 3_660 * DAY_MS
     kept = NamespacePolicy().updated({"retention_ms": "3660d", "ttl_ms": "3660d"})
     assert (kept.retention_ms, kept.ttl_ms) == (ten_years_ms, ten_years_ms)
@@ -87,14 +87,14 @@ def test_what_is_done_may_be_kept_for_as_long_as_a_law_says() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+def test_invalid_policy_is_refused_and_its_field_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SubscriptionPolicy().updated(changes)
     assert said in str(caught.value)
 
 
 def test_ack_wait_above_max_backoff_stored_by_an_earlier_version_blocks_no_other_change() -> None:
-    """V4: earlier versions took it. A pause, say, still works; the two fields must fit."""
+    """V4: earlier versions accepted it. Other changes work; changes of these fields must fit."""
     policy = SubscriptionPolicy.decode('{"ack_wait_ms": 60000, "max_backoff_ms": 9000}')
     assert policy.updated({"jitter": 0}).jitter == 0
     for changes in ({"ack_wait_ms": "50s"}, {"max_backoff_ms": "10s"}):
@@ -103,7 +103,7 @@ def test_ack_wait_above_max_backoff_stored_by_an_earlier_version_blocks_no_other
     assert policy.updated({"ack_wait_ms": "9s"}).ack_wait_ms == 9_000
 
 
-def test_what_a_newer_program_stored_is_kept() -> None:
+def test_unknown_field_of_a_newer_version_is_kept() -> None:
     text = '{"colour": "red", "jitter": 0.5}'
     policy = SubscriptionPolicy.decode(text)
     assert policy.jitter == 0.5
@@ -111,14 +111,14 @@ def test_what_a_newer_program_stored_is_kept() -> None:
     assert changed.encode() == '{"colour": "red", "ack_wait_ms": 5}'
 
 
-def test_a_policy_fits_its_column() -> None:
+def test_policy_too_long_for_its_column_is_refused() -> None:
     policy = TopicPolicy(unknown={"long": "x" * MAX_TEXT_CHARS})
     with pytest.raises(InvalidRequest, match="the policy of a topic takes 40"):
         policy.encode()
 
 
 @pytest.mark.parametrize("rate", [-1, "fast", "nan", "inf", 0.0001, 1e12])
-def test_a_rate_that_is_none_is_refused(rate: object) -> None:
+def test_invalid_rate_is_refused(rate: object) -> None:
     with pytest.raises(InvalidRequest, match="max_rate"):
         SubscriptionPolicy().updated({"max_rate": rate})
 

@@ -1,4 +1,4 @@
-"""A cursor grows at once and becomes durable later."""
+"""A cursor contains offsets at once, and makes them durable later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def column(offsets: list[int]) -> Int64s:
 
 
 @given(st.lists(st.tuples(st.booleans(), OFFSETS), max_size=8), st.integers(0, 31))
-def test_what_is_taken_counts_at_once_and_for_good_when_it_is_committed(
+def test_taken_offsets_count_at_once_and_become_durable_at_commit(
     steps: list[tuple[bool, list[int]]], low: int
 ) -> None:
     """V2, invariant 3: the model is two sets."""
@@ -42,15 +42,15 @@ def test_what_is_taken_counts_at_once_and_for_good_when_it_is_committed(
     assert len(cursor) == len(taken)
 
 
-# Both ends of a few chunks, so that chunks become full and cease to be.
+# Ranges at both ends of a few chunks, so that chunks become full.
 RANGES = st.tuples(st.integers(0, 2 * CHUNK_SIZE + 8), st.sampled_from([1, 7, CHUNK_SIZE]))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "commit", "write"]), RANGES), max_size=14))
-def test_rows_of_a_checkpoint_have_only_what_is_durable(
+def test_checkpoint_rows_contain_only_durable_offsets(
     steps: list[tuple[str, tuple[int, int]]],
 ) -> None:
-    """V1, invariant 3: the rows that were written add up to the durable part, and to no more."""
+    """V1, invariant 3: the written rows add up to exactly the durable offsets."""
     cursor, taken, durable = Cursor(), OffsetSet(), OffsetSet()
     stored: dict[int, bytes] = {}
     for step, (first, count) in [*steps, ("write", (0, 1))]:

@@ -1,4 +1,4 @@
-"""Which rows of the log are at hand, and for whom."""
+"""The cache of log rows that were read recently."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def test_messages_are_found_if_one_row_has_all_of_them() -> None:
     assert found(rows, 3, 0) is None
 
 
-def test_what_the_log_has_forgotten_is_not_found() -> None:
+def test_rows_of_forgotten_generations_are_not_found() -> None:
     rows = RowCache()
     rows.keep([row(1, 0, 10, generation=0)])
     assert found(rows, 1, 4) is None
 
 
-def test_so_many_are_kept_those_read_last() -> None:
+def test_most_recently_read_rows_are_kept() -> None:
     rows = RowCache()
     for base in range(KEPT_ROWS + 5):
         rows.keep([row(1, base, 1)])
-    rows.keep([row(1, KEPT_ROWS, 1)])  # read again, it takes no further room
+    rows.keep([row(1, KEPT_ROWS, 1)])  # a row that is read again takes no further space
     assert found(rows, 1, 4) is None
     assert all(found(rows, 1, 5 + n) for n in range(KEPT_ROWS))
 

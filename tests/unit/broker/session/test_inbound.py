@@ -1,4 +1,4 @@
-"""The bound of unfinished frames, of all connections together."""
+"""The bound on unfinished frames of all connections together."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Peer:
         self.intake.close()
 
 
-async def test_good_peers_finish_though_many_stall(autojump_clock: MockClock) -> None:
-    """Invariant 9: 120 unfinished frames of 15.9 MiB stay within the bound, and end."""
+async def test_good_peers_finish_while_many_others_stall(autojump_clock: MockClock) -> None:
+    """Invariant 9: 120 unfinished frames of 15 MiB stay within the bound and are cut off."""
     inbound, most = Inbound(64 * MIB, TIMEOUT_S), 0
     bad = [Peer(inbound, 15 * MIB, stalls=True) for _ in range(120)]
     good = [Peer(inbound, size) for size in (100, MIB, 15 * MIB) for _ in range(20)]
@@ -60,7 +60,7 @@ async def test_good_peers_finish_though_many_stall(autojump_clock: MockClock) ->
             most = max(most, inbound.held_bytes)
             await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
-    # All shares together, the oldest frame, and one small read of each connection.
+    # The shares, the oldest frame, and one small read of each connection.
     assert most <= 2 * 64 * MIB + 16 * MIB + len(bad + good) * SMALL_READ_BYTES
     assert any(peer.scope.cancelled_caught for peer in bad)
     assert not any(peer.scope.cancelled_caught for peer in good)
@@ -68,7 +68,7 @@ async def test_good_peers_finish_though_many_stall(autojump_clock: MockClock) ->
 
 
 async def test_small_requests_never_wait(autojump_clock: MockClock) -> None:
-    """Invariant 9: a connection between two frames reads on however full it is."""
+    """Invariant 9: a connection between two frames may always read a little."""
     inbound = Inbound(MIB, TIMEOUT_S)
     async with trio.open_nursery() as nursery:
         for _ in range(10):
@@ -95,8 +95,8 @@ async def test_frames_that_are_not_read_are_not_cut_off(autojump_clock: MockCloc
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3) | st.none()), max_size=40))
-def test_what_is_held_equals_a_recount(steps: list[tuple[int, int | None]]) -> None:
-    """Invariant 9: after any sequence of reads and ends of connections."""
+def test_held_bytes_equal_a_recount(steps: list[tuple[int, int | None]]) -> None:
+    """Invariant 9: after any sequence of reads and closed connections."""
 
     async def play() -> None:
         inbound = Inbound(1024 * MIB, TIMEOUT_S)

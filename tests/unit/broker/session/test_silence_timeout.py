@@ -1,4 +1,4 @@
-"""How long nothing is heard of a peer."""
+"""The timeout for peers that send nothing."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from trio.testing import MockClock
 from escapement.broker.session.silence_timeout import SilenceTimeout
 
 
-async def test_a_peer_that_says_nothing_for_so_long_is_listened_to_no_more(
+async def test_silent_peer_is_cut_off_after_the_timeout(
     autojump_clock: MockClock,
 ) -> None:
     silence = SilenceTimeout(10)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(silence.watch)
         with silence.scope:
-            for _ in range(5):  # each time it says something just before
+            for _ in range(5):  # each time the peer sends something before the timeout
                 silence.begin()
                 await trio.sleep(9)
                 silence.end()
-            await trio.sleep(25)  # which takes longer to be dealt with
+            await trio.sleep(25)  # handling its data takes longer than the timeout
             silence.begin()
             began_s = trio.current_time()
             await trio.sleep_forever()
@@ -28,7 +28,7 @@ async def test_a_peer_that_says_nothing_for_so_long_is_listened_to_no_more(
         assert trio.current_time() == pytest.approx(began_s + 10)
 
 
-async def test_who_stops_listening_leaves_nothing_behind(autojump_clock: MockClock) -> None:
+async def test_closed_timeout_ends_its_task(autojump_clock: MockClock) -> None:
     silence = SilenceTimeout(10)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(silence.watch)

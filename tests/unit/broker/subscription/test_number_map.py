@@ -1,4 +1,4 @@
-"""The map from numbers to numbers, held to a dictionary."""
+"""The map from numbers to numbers, compared with a dictionary."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def column(numbers: list[int]) -> Int64s:
     steps=st.lists(st.dictionaries(KEYS, st.integers(0, 1 << 40), max_size=40), max_size=6),
     asked=st.lists(KEYS, max_size=40),
 )
-def test_what_was_added_is_found(steps: list[dict[int, int]], asked: list[int]) -> None:
-    """In any order, known or not; nothing is found where nothing was added."""
+def test_added_numbers_are_found_and_no_others(
+    steps: list[dict[int, int]], asked: list[int]
+) -> None:
+    """Known and unknown keys, in any order."""
     numbers, naive = NumberMap(), dict[int, int]()
     for step in steps:
         new = {key: number for key, number in step.items() if key not in naive}
@@ -36,8 +38,8 @@ def test_what_was_added_is_found(steps: list[dict[int, int]], asked: list[int]) 
 
 
 @pytest.mark.parametrize("apart", [1, 7, 256, 4096, 1 << 20, 1 << 40])
-def test_numbers_at_any_distance_do_not_meet_in_the_table(apart: int) -> None:
-    """Nobody is far from where it is looked for, or looking for all would take long."""
+def test_numbers_at_any_distance_have_few_collisions_in_the_table(apart: int) -> None:
+    """Every key is near its slot; otherwise lookups of many keys would take long."""
     numbers, keys = NumberMap(), np.arange(20_000) * apart
     numbers.add(keys, keys)
     taken = np.flatnonzero(numbers._keys != NOWHERE)

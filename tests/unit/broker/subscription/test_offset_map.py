@@ -1,4 +1,4 @@
-"""The map from offsets to numbers, held to a dictionary."""
+"""The map from offsets to numbers, compared with a dictionary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escapement.broker.subscription.number_map import NOWHERE
 from escapement.broker.subscription.offset_map import OffsetMap
 from escapement.message import Int64s
 
-# Some pages that are full, and some of which there is one offset far away.
+# Offsets that fill some pages, and single offsets far away.
 OFFSETS = st.one_of(st.integers(0, 600), st.integers(0, 1 << 62))
 
 
@@ -24,8 +24,8 @@ def column(numbers: list[int]) -> Int64s:
     ),
     asked=st.lists(OFFSETS, max_size=40),
 )
-def test_what_was_put_last_is_found(steps: list[dict[int, int]], asked: list[int]) -> None:
-    """In any order, known or not; nothing is found where nothing was put."""
+def test_number_put_last_is_found(steps: list[dict[int, int]], asked: list[int]) -> None:
+    """Known and unknown offsets, in any order."""
     numbers, naive = OffsetMap(), dict[int, int]()
     for step in steps:
         numbers.put(column(list(step)), column(list(step.values())))

@@ -1,4 +1,4 @@
-"""A shared subscription under offers, scans and clocks that come at awkward moments."""
+"""A shared subscription with offers, scans and clock changes at awkward moments."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from escapement.storage.index import Key
 from support.shared_subscriptions import column, handed, scan, subscription
 
 
-def test_what_finds_no_room_beside_a_scan_is_not_forgotten_for_something_due_later() -> None:
-    """Invariant 4: what came due at once is offered before what the wheel passes later."""
+def test_message_without_room_during_a_scan_is_delivered_later() -> None:
+    """Invariant 4: messages due at once are offered before those that the wheel passes later."""
     made = subscription(ready_messages=2)
     index = {0: 110, 1: 111, 2: 112, 3: 105}
     made.bands.normal.begin_scan(Key(101, 0), True)
-    made.offer(column(110, 111, 112), column(0, 1, 2))  # two find room
-    made.offer(column(105), column(3))  # earlier, but the wheel's tick came only now
+    made.offer(column(110, 111, 112), column(0, 1, 2))  # two of them fit
+    made.offer(column(105), column(3))  # due earlier, but the wheel's tick comes later
     made.end_scan([made.bands.normal], column(), column())
     got = handed(made, 200)
     while made.to_scan(200):
@@ -24,8 +24,8 @@ def test_what_finds_no_room_beside_a_scan_is_not_forgotten_for_something_due_lat
     assert sorted(got) == [0, 1, 2, 3]
 
 
-def test_what_a_clock_set_back_a_little_holds_up_asks_to_be_looked_at_in_time() -> None:
-    """Invariant 4: nothing else may ever happen in this topic."""
+def test_subscription_wakes_for_messages_that_a_clock_set_back_made_early() -> None:
+    """Invariant 4: nothing else may ever happen in this topic, so it must wake itself."""
     made = subscription()
     scan(made, {}, 1_000)
     made.offer(column(1_000), column(0))
@@ -37,8 +37,8 @@ def test_what_a_clock_set_back_a_little_holds_up_asks_to_be_looked_at_in_time() 
     assert wake_ms is None or wake_ms > 1_000
 
 
-def test_a_consumer_that_leaves_takes_a_wake_up_for_early_messages_with_it() -> None:
-    """A wake-up in the past would be one without end."""
+def test_leaving_consumer_ends_the_wake_up_for_early_messages() -> None:
+    """A wake-up time in the past would wake the subscription without end."""
     made = subscription()
     scan(made, {}, 1_000)
     made.offer(column(1_000), column(0))
@@ -49,8 +49,8 @@ def test_a_consumer_that_leaves_takes_a_wake_up_for_early_messages_with_it() -> 
     assert wake_ms is None or wake_ms > 1_000
 
 
-def test_what_is_early_since_the_clock_went_back_holds_up_nothing_that_is_due() -> None:
-    """Invariant 4: a message given back is due only in an hour again; a new one is due now."""
+def test_messages_made_early_by_a_clock_set_back_delay_no_due_message() -> None:
+    """Invariant 4: a redelivered message is due only later again; a new one is due now."""
     made = subscription()
     scan(made, {}, 5_000)
     made.offer(column(5_000), column(0))
@@ -68,8 +68,8 @@ def test_what_is_early_since_the_clock_went_back_holds_up_nothing_that_is_due() 
     assert handed(made, 5_000) == [0]
 
 
-def test_attempts_are_counted_up_to_what_is_kept_of_them() -> None:
-    """V4: of a message that was once handed back untried and has failed since for ever."""
+def test_attempts_are_counted_up_to_their_maximum() -> None:
+    """V4: also for a message that was once released untried and has failed ever since."""
     made = subscription()
     tried = Rows(column(500, 500), column(0, 1), column(RELEASED | MOST_ATTEMPTS, RELEASED))
     made.attempts.recover(tried, column(900, 900), stored=True)
@@ -86,7 +86,7 @@ def test_attempts_are_counted_up_to_what_is_kept_of_them() -> None:
 
 
 def test_subscriptions_without_ranges_share_one_table_of_owners() -> None:
-    """Invariant 9: half a megabyte for each subscription that asks for no range is too much."""
+    """Invariant 9: a table of half a megabyte for each such subscription would be too much."""
     one, other = KeyRanges([]), KeyRanges([])
     assert one._owners is other._owners
     assert not one._owners.flags.writeable

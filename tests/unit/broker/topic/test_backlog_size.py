@@ -1,4 +1,4 @@
-"""The arithmetic of quotas that several share."""
+"""The division of a namespace quota among its topics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from escapement.broker.topic.backlog_size import levels
 
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 200))
-def test_who_has_the_most_gives_first_and_together_it_is_exact(
+def test_largest_backlogs_are_reduced_first_to_the_exact_quota(
     waiting: list[int], most: int
 ) -> None:
-    """P10: against a model that takes one by one from whoever has the most."""
+    """P10: compared with a model that removes one message at a time from the largest backlog."""
     naive = list(waiting)
     while sum(naive) > most:
         naive[naive.index(max(naive))] -= 1

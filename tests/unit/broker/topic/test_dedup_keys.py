@@ -1,4 +1,4 @@
-"""What a topic remembers of dedup keys, against a naive model; and its bytes."""
+"""The deduplication keys of a topic, compared with a model, and their encoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from escapement.storage.journal.entry import (
     encode_entry,
 )
 
-# Of 16 bytes the first eight decide the order: a few that share them, and others.
+# The first 8 of 16 bytes decide the order: some keys share them, and some do not.
 KEYS = [bytes([n // 4]) * 8 + bytes([n % 4 + 1]) * 8 for n in range(16)]
 WINDOW_MS = 160
 
@@ -41,7 +41,7 @@ def column(keys: list[bytes]) -> dedup_keys.Digests:
 
 
 class Model:
-    """The same with a dict; and the bytes that a start would find."""
+    """The keys, a dict of them, and the bytes that a start would read."""
 
     def __init__(self) -> None:
         self.budget = KeyBudget(1000)
@@ -53,7 +53,7 @@ class Model:
         self.next_offset = 0
 
     def publish(self, batch: list[bytes], outcome: int) -> None:
-        """One batch; committed, or refused, or repeated while it is under way."""
+        """Publish a batch that is committed, refused, or repeated while it is under way."""
         found = self.keys.sort_out(column(batch), self.now_ms - WINDOW_MS)
         expected, fresh = [], []
         for key in batch:
@@ -92,7 +92,7 @@ class Model:
         assert not self.keys.is_stale(self.now_ms, WINDOW_MS)
 
     def restart(self) -> None:
-        """Half of what the journal has is in the checkpoint's parts, too."""
+        """Restart; some keys of the journal are in the checkpoint's parts, too."""
         self.written += [encode_keys(table) for table in self.keys.take_unstated()]
         self.keys = DedupKeys(self.budget)
         self.budget.used = 0
@@ -111,10 +111,10 @@ class Model:
 
 
 @given(steps)
-def test_keys_are_known_as_a_dict_knows_them(life: list[tuple]) -> None:
+def test_known_keys_equal_those_of_a_dict(actions: list[tuple]) -> None:
     """B3: stored, waiting, repeated within a batch, refused, forgotten, loaded again."""
     model = Model()
-    for step in life:
+    for step in actions:
         if step[0] == "publish":
             model.publish(step[1], step[2])
         elif step[0] == "pass":
@@ -124,8 +124,8 @@ def test_keys_are_known_as_a_dict_knows_them(life: list[tuple]) -> None:
         model.check()
 
 
-def test_small_runs_are_merged_and_large_ones_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B3: keys that come one at a time are looked up in a few runs."""
+def test_small_runs_are_merged_and_all_keys_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B3: keys added one at a time are looked up in a few runs."""
     monkeypatch.setattr(dedup_keys, "_RUN_KEYS", 256)
     keys = DedupKeys(KeyBudget(10_000))
     names = digests([f"{n}" for n in range(2000)])
@@ -144,7 +144,7 @@ def test_small_runs_are_merged_and_large_ones_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_new_keys_beyond_the_bound_are_refused() -> None:
-    """B3, invariant 9: what waits counts; what can never fit is refused for good."""
+    """B3, invariant 9: waiting keys count, and batches that can never fit are refused for good."""
     budget = KeyBudget(3)
     one, other = DedupKeys(budget), DedupKeys(budget)
     one.hold(digests(["a", "b"]))
@@ -159,8 +159,8 @@ def test_new_keys_beyond_the_bound_are_refused() -> None:
     assert budget.used == 0
 
 
-def test_a_table_of_keys_is_read_back_or_said_to_be_damaged() -> None:
-    """P2: also as a part of a journal entry, which without keys is as it was."""
+def test_key_table_decodes_to_the_same_table_or_is_damaged() -> None:
+    """P2: also as part of a journal entry; entries without keys keep their old format."""
     table = KeyTable(digests(["a", "b"]), np.array([3, 5]), np.array([7, 7]))
     data = encode_keys(table)
     for column_, read in zip(table, decode_keys(data), strict=True):

@@ -1,4 +1,4 @@
-"""Groups of a topic: whatever is acknowledged in whatever order, against plain sets (Q10)."""
+"""Groups of a topic, acknowledged in any order, compared with plain sets (Q10)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escapement.message import Int64s
 from escapement.storage.inbox.event_group import Completion
 from escapement.storage.offsets import CHUNK_SIZE, OffsetSet
 
-# Members in three chunks, so that full, partial and empty ones are met.
+# Members in several chunks: full, partial and empty ones occur.
 PLACES = [0, 1, 2, 5, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 7, 3 * CHUNK_SIZE + 1]
 
 
@@ -43,7 +43,7 @@ def completion(group: str = "g", subscription_id: int = 1) -> Completion:
 
 @dataclass
 class Subscription:
-    """What groups ask of one."""
+    """A stub with the attributes that groups use."""
 
     id: int = 1
     acked: OffsetSet = field(default_factory=OffsetSet)
@@ -71,10 +71,10 @@ STEPS = st.lists(
     st.integers(0, 12),
     STEPS,
 )
-def test_each_closing_completes_once_and_when_all_is_done(
+def test_each_group_completes_once_when_all_its_messages_are_done(
     membership: dict[int, str], armed_after: int, steps: list[tuple[str, list[int]]]
 ) -> None:
-    """Q10: acknowledged, or cancelled and not held; before the closing is armed, or after."""
+    """Q10: acknowledged, or cancelled and not held, before or after the completion is armed."""
     groups, one, amendments = Groups(), Subscription(), Amendments()
     subscription: Any = one
     acked: set[int] = set()
@@ -101,7 +101,7 @@ def test_each_closing_completes_once_and_when_all_is_done(
     for number, (step, offsets) in enumerate(steps):
         if number == armed_after:
             arm()
-        if step == "hold":  # it is handed these; not what was cancelled
+        if step == "hold":  # these are delivered, except cancelled messages
             fresh = set(offsets) - acked - cancelled
             held |= fresh
             one.held.add(column(sorted(fresh)))
@@ -126,17 +126,17 @@ def test_each_closing_completes_once_and_when_all_is_done(
 
 
 class Counting(Groups):
-    """Counts how often it walks through a group."""
+    """Groups that count how often they search a group."""
 
-    walks = 0
+    searches = 0
 
     def _left(self, *arguments: Any) -> Any:
-        self.walks += 1
+        self.searches += 1
         return super()._left(*arguments)
 
 
-def test_a_watched_message_is_looked_at_again_only_when_it_is_done() -> None:
-    """Q10: in the order of the log, or out of it, a group is walked through once."""
+def test_group_is_searched_again_only_when_its_watched_message_is_done() -> None:
+    """Q10: messages done in any order lead to few searches of the group."""
     groups, one = Counting(), Subscription()
     subscription: Any = one
     count = 3 * CHUNK_SIZE
@@ -150,11 +150,11 @@ def test_a_watched_message_is_looked_at_again_only_when_it_is_done() -> None:
         one.acked.add(offsets)
         found += groups.done(subscription, Amendments(), offsets)
     assert found == [completion()]
-    assert groups.walks < 60
+    assert groups.searches < 60
 
 
-def test_groups_are_bounded_and_closed_ones_take_no_more() -> None:
-    """Invariant 9: what is refused leaves nothing behind."""
+def test_groups_are_bounded_and_completed_ones_accept_no_messages() -> None:
+    """Invariant 9: a refused group leaves nothing behind."""
     groups = Groups()
     some = [Member("a", column([0])), Member("b", column([1]))]
     groups.admit(some, 2)

@@ -1,4 +1,4 @@
-"""What is stored of a producer, and who may add to it."""
+"""The sequences of a producer: deduplication, refusals and fencing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def opened(last_sequence: int = -1) -> tuple[Producer, object]:
     return producer, holder
 
 
-def test_a_batch_that_is_stored_is_known_whole_and_an_overlap_is_trimmed() -> None:
+def test_resent_batch_is_skipped_and_an_overlapping_one_trimmed() -> None:
     """B3: resends are trimmed by their range of sequences."""
     producer, holder = opened(last_sequence=9)
     assert producer.admit(holder, 0, 10, -1) == 10
@@ -22,7 +22,7 @@ def test_a_batch_that_is_stored_is_known_whole_and_an_overlap_is_trimmed() -> No
     assert producer.admit(holder, 10, 3, 9) == 0
 
 
-def test_a_batch_under_way_is_not_called_stored() -> None:
+def test_batch_under_way_is_not_confirmed_as_stored() -> None:
     """B3: a repetition is confirmed only when the original is committed."""
     producer, holder = opened()
     producer.queued(9)
@@ -32,8 +32,8 @@ def test_a_batch_under_way_is_not_called_stored() -> None:
     assert producer.admit(holder, 0, 10, -1) == 10
 
 
-def test_after_a_refusal_later_batches_wait_until_the_refused_one_came_again() -> None:
-    """B3: a refused batch is not taken for a repetition because a later one overtook it."""
+def test_later_batches_are_refused_until_a_refused_batch_is_resent() -> None:
+    """B3: a refused batch does not count as a repetition because a later one was stored."""
     producer, holder = opened()
     producer.queued(9)
     producer.queued(19)
@@ -47,7 +47,7 @@ def test_after_a_refusal_later_batches_wait_until_the_refused_one_came_again() -
     assert producer.admit(holder, 10, 10, 9) == 0
 
 
-def test_a_refusal_behind_a_batch_of_unknown_outcome_keeps_that_batch() -> None:
+def test_refusal_after_a_batch_of_unknown_outcome_keeps_that_batch() -> None:
     producer, holder = opened()
     producer.queued(9)  # its COMMIT's reply was lost
     producer.queued(19)

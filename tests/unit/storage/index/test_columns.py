@@ -1,4 +1,4 @@
-"""One batch gathered out of many columns, held to plain lists."""
+"""One batch assembled from many columns, compared with plain lists."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WIDTHS = st.sampled_from(["one", "narrow", "wide", "any"])
 
 
 def strings(rng: np.random.Generator, height: int, widths: str) -> list[bytes]:
-    """As many byte strings, of lengths as a column may have them."""
+    """Return ``height`` byte strings whose lengths suit ``widths``."""
     low, high = {"one": (9, 10), "narrow": (0, 33), "wide": (0, 200), "any": (0, 1500)}[widths]
     return [rng.bytes(int(length)) for length in rng.integers(low, high, height)]
 
 
 def order_of_places(rng: np.random.Generator, heights: list[int], scattered: str) -> Int64s:
-    """The row of each place, of rows that lie in sources of these heights."""
+    """Return the row for each place; the rows are in sources of these heights."""
     order = np.arange(sum(heights))
     if scattered == "all":
         rng.shuffle(order)
@@ -40,10 +40,10 @@ def order_of_places(rng: np.random.Generator, heights: list[int], scattered: str
     scattered=st.sampled_from(["none", "all", "half", "within every second"]),
     seed=st.integers(0, 1 << 32),
 )
-def test_every_row_comes_to_its_place(
+def test_every_row_is_copied_to_its_place(
     heights: list[int], payloads: str, keys: str | None, scattered: str, seed: int
 ) -> None:
-    """Of strings of one length and of many, at the ends of columns too, and of no keys."""
+    """Strings have one length or many, are at the ends of columns too, and may have no keys."""
     rng = np.random.default_rng(seed)
     wanted: list[tuple[bytes, bytes, int]] = []
     sources = []
@@ -72,8 +72,8 @@ def test_every_row_comes_to_its_place(
 
 
 @pytest.mark.parametrize("length", [0, 1, 31])
-def test_strings_at_the_end_of_their_column_are_whole(length: int) -> None:
-    """What is shorter than the widest of them, and behind which there is nothing."""
+def test_strings_at_the_end_of_a_column_are_complete(length: int) -> None:
+    """These strings are shorter than the widest one, and no bytes follow them."""
     kept = [b"x" * 32, *[b"" for _ in range(200)], *[b"%d" % n for n in range(200)], b"y" * length]
     alone = [b"z"]
     sources = [FixedColumns.of(MessageBatch(Blobs.of(rows))) for rows in (kept, alone)]

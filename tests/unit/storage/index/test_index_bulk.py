@@ -1,4 +1,4 @@
-"""Segments written in bulk hold what was put in, whatever order it came in."""
+"""Segments written in bulk contain all messages, in whatever order they were added."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ batches = st.lists(
 
 
 def due_of(topic: int, offsets: range) -> np.ndarray:
-    """Many at one time; the same whenever a message is added."""
+    """Return due times: many are equal, and each depends only on topic and offset."""
     return np.array([offset * 7 % 5 + topic for offset in offsets], np.int64)
 
 
@@ -47,7 +47,7 @@ def content_of(directory: Path) -> Content:
 def filled(
     writer: SegmentWriter, table: BulkTable, named: list[tuple[int, int, int, bool]]
 ) -> Content:
-    """Add these batches and write them; what must be there."""
+    """Add these batches and write them. Return the expected content."""
     expected: Content = {}
     for topic, first, count, by_name in named:
         offsets = range(first, first + count)
@@ -64,12 +64,12 @@ def filled(
     return expected
 
 
-@settings(max_examples=25)  # each brings its files to disk
+@settings(max_examples=25)  # each example writes files to disk
 @given(st.lists(batches, min_size=1, max_size=3), st.sampled_from([100, 100_000]))
 def test_a_bulk_table_writes_each_message_once_in_order(
     rounds: list[list[tuple[int, int, int, bool]]], size_bytes: int
 ) -> None:
-    """P5: also one that was used before, and one that is too small for what comes."""
+    """P5: the table is reused, and may be too small for the batches."""
     table = BulkTable(size_bytes)
     for batches in rounds:
         with TemporaryDirectory() as directory:
@@ -81,8 +81,8 @@ def test_a_bulk_table_writes_each_message_once_in_order(
             assert content_of(Path(directory) / "index") == expected
 
 
-def test_a_bulk_table_has_room_for_what_it_was_made_for() -> None:
-    """Invariant 9: and takes a first batch of any size, so that it can be written."""
+def test_a_bulk_table_has_room_up_to_its_size() -> None:
+    """Invariant 9: an empty table accepts a batch of any size, so that it can be written."""
     table = BulkTable(1000)
     assert table.has_room(10**6, 10**9)
     table.add(1, 0, due_of(1, range(5)), batch_of(1, [*range(5)]))
@@ -93,24 +93,24 @@ def test_a_bulk_table_has_room_for_what_it_was_made_for() -> None:
     assert table.has_room(10**6, 10**9)
 
 
-def test_a_building_with_many_segments_is_merged_before_it_takes_its_place(tmp_path: Path) -> None:
-    """P5: into what a broker keeps to, and nothing of the index before is left."""
+def test_new_index_of_many_segments_is_merged_before_it_replaces_the_old(tmp_path: Path) -> None:
+    """P5: the result respects the broker's segment limit, and no file of the old index is left."""
     index = tmp_path / "index"
     index.mkdir()
-    (index / "00000001.segment").write_bytes(b"of before")
+    (index / "00000001.segment").write_bytes(b"old index")
     building, expected, paths = Building(index), {}, []
     for number in range(20):
         writer = building.new_segment()
         expected.update(filled(writer, BulkTable(10_000), [(1, number * 10, 10, False)]))
         paths.append(writer.path)
-    left = building.new_segment()  # of somebody who died
+    left = building.new_segment()  # left by a job that died
     left.finish()
     left.sync()
     building.name("log", {0: (7, b"group")}, paths, None)
     limits = IndexLimits(max_segments=6)
     building.merge(limits, lambda work: work())
     assert content_of(building.directory) == expected
-    assert (index / "00000001.segment").exists(), "until it takes its place"
+    assert (index / "00000001.segment").exists(), "the old index stays until it is replaced"
     building.take_place()
     opened = DelayedIndex.open(index)
     assert opened.segment_count == 6
@@ -124,7 +124,7 @@ def test_a_building_with_many_segments_is_merged_before_it_takes_its_place(tmp_p
     "sizes", [[], [1], [4096], [4095, 2], [9 << 20], [3 << 20, 7, 2 << 20, 4096]]
 )
 def test_a_direct_file_has_the_bytes_in_order(tmp_path: Path, sizes: list[int]) -> None:
-    """P5: whole blocks or not."""
+    """P5: for sizes of whole blocks and others."""
     rng = np.random.default_rng(len(sizes))
     pieces = [rng.bytes(size) for size in sizes]
     file = DirectFile(tmp_path / "new")
@@ -139,10 +139,10 @@ def test_a_direct_file_has_the_bytes_in_order(tmp_path: Path, sizes: list[int]) 
 
 
 @pytest.mark.parametrize("size_bytes", [5 << 20, 40 << 20])
-def test_what_the_disk_refuses_of_a_direct_file_is_raised_by_its_end(
+def test_failed_write_of_a_direct_file_is_raised_by_flush_at_the_latest(
     tmp_path: Path, size_bytes: int
 ) -> None:
-    """P5: also what was handed over while the next was already being gathered."""
+    """P5: also the failure of a piece that is written while the next is gathered."""
     file, piece = DirectFile(tmp_path / "new"), bytes(1 << 20)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 

@@ -1,4 +1,4 @@
-"""What the delayed index survives: crashes at each step, torn and altered files."""
+"""Durability of the delayed index: crashes at each step, torn and altered files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Content = dict[tuple[int, int, int], Row]
 
 
 class Crash(Exception):
-    """The process ends here."""
+    """Raised by a failpoint to simulate the end of the process."""
 
 
 class CrashAt:
@@ -69,7 +69,7 @@ def fill(index: DelayedIndex, first: int, count: int) -> None:
 
 
 def content(index: DelayedIndex) -> Content:
-    """Everything, by plans and fetches."""
+    """Return the whole content of the index, read by plans and fetches."""
     found: Content = {}
     for topic in sorted(index.topics()):
         at = KEY_MIN
@@ -100,7 +100,7 @@ def test_a_crash_in_a_checkpoint_leaves_the_state_before_or_after(
     failpoint.armed = True
     with pytest.raises(Crash):
         index.checkpoint("log", {0: (2, b"b"), 1: (7, b"c")})
-    assert content(index) == after, "what could not be written stays readable"
+    assert content(index) == after, "entries that could not be written stay readable"
     survivor = DelayedIndex.open(tmp_path, LIMITS)
     assert survivor.manifest is not None
     if step == "manifest renamed":
@@ -113,7 +113,7 @@ def test_a_crash_in_a_checkpoint_leaves_the_state_before_or_after(
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_failed_checkpoint_is_made_good_by_the_next(tmp_path: Path, step: str) -> None:
+def test_checkpoint_after_a_failed_one_writes_everything(tmp_path: Path, step: str) -> None:
     failpoint = CrashAt(step)
     index = DelayedIndex.open(tmp_path, LIMITS, failpoint)
     fill(index, 0, 50)
@@ -155,7 +155,7 @@ def test_a_crash_in_a_compaction_loses_nothing(tmp_path: Path, step: str) -> Non
 
 
 @pytest.mark.parametrize("checkpoint_first", [False, True])
-def test_a_compaction_that_ends_beside_a_checkpoint_replaces_only_its_inputs(
+def test_compaction_during_a_checkpoint_replaces_only_its_inputs(
     tmp_path: Path, checkpoint_first: bool
 ) -> None:
     index = DelayedIndex.open(tmp_path, LIMITS)
@@ -185,7 +185,7 @@ def test_a_compaction_that_ends_beside_a_checkpoint_replaces_only_its_inputs(
     assert survivor.manifest == index.manifest
 
 
-def test_a_disk_that_refuses_is_a_storage_error_and_loses_nothing(tmp_path: Path) -> None:
+def test_failed_write_is_a_storage_error_and_loses_nothing(tmp_path: Path) -> None:
     def full(name: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -200,12 +200,12 @@ def test_a_disk_that_refuses_is_a_storage_error_and_loses_nothing(tmp_path: Path
 
 @pytest.mark.parametrize("size_bytes", [0, 100, 5_000, 300_000])
 def test_full_disk_keeps_no_partial_file_and_is_named(tmp_path: Path, size_bytes: int) -> None:
-    """The rule "the disk of the index: full": the system itself refuses to write further."""
+    """The system itself refuses to write beyond a size."""
     index = DelayedIndex.open(tmp_path, LIMITS)
     fill(index, 0, 50)
     index.checkpoint("log", {})
     before = {path.name for path in tmp_path.iterdir()}
-    # Manifest and small segment fit in where only a large segment is refused.
+    # At the largest size the manifest fits, and only a large segment is refused.
     fill(index, 50, 10_000 if size_bytes > 100_000 else 50)
     everything = content(index)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -221,10 +221,10 @@ def test_full_disk_keeps_no_partial_file_and_is_named(tmp_path: Path, size_bytes
     assert content(DelayedIndex.open(tmp_path, LIMITS)) == everything
 
 
-def test_full_disk_that_has_no_room_for_the_manifest_keeps_no_segment(tmp_path: Path) -> None:
-    """The segment was written whole, and no manifest can name it."""
+def test_full_disk_without_room_for_the_manifest_keeps_no_segment(tmp_path: Path) -> None:
+    """The segment is complete, but no manifest can name it."""
     index = DelayedIndex.open(tmp_path, LIMITS)
-    for number in range(40):  # names enough to make the manifest larger than a segment
+    for number in range(40):  # enough names to make the manifest larger than a segment
         index.add(1, number, np.zeros(1, np.int64), batch_of(1, [number]))
         index.checkpoint("log", {})
     before = {path.name for path in tmp_path.iterdir()}
@@ -242,7 +242,7 @@ def test_full_disk_that_has_no_room_for_the_manifest_keeps_no_segment(tmp_path: 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content]:
-    """An index of two segments and what it contains."""
+    """Return the directory and the content of an index of two segments."""
     directory = tmp_path_factory.mktemp("written")
     index = DelayedIndex.open(directory, LIMITS)
     for first in (0, 30):
@@ -253,10 +253,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content]:
 
 @settings(max_examples=150)
 @given(st.data())
-def test_an_altered_byte_is_noticed_wherever_it_is(
+def test_altered_byte_at_any_position_is_noticed(
     written: tuple[Path, Content], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Invariant 7: damage is noticed; it never shows as other content."""
+    """Invariant 7: damage is noticed; it never appears as other content."""
     original, expected = written
     directory = tmp_path_factory.mktemp("altered")
     shutil.copytree(original, directory, dirs_exist_ok=True)
@@ -272,7 +272,7 @@ def test_an_altered_byte_is_noticed_wherever_it_is(
 def test_a_torn_file_is_noticed_when_the_index_opens(
     written: tuple[Path, Content], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Invariant 7: what is not whole is rebuilt from the log."""
+    """Invariant 7: an incomplete index is rebuilt from the log."""
     directory = tmp_path_factory.mktemp("torn")
     shutil.copytree(written[0], directory, dirs_exist_ok=True)
     victim = data.draw(st.sampled_from(sorted(directory.iterdir())))
@@ -297,7 +297,7 @@ def test_a_missing_segment_is_damage_and_a_discarded_index_is_new(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_of_nothing_live_writes_no_segment_and_advances_positions(
+def test_checkpoint_without_live_messages_advances_positions_only(
     tmp_path: Path,
 ) -> None:
     index = DelayedIndex.open(tmp_path, LIMITS)
@@ -312,7 +312,7 @@ def test_a_checkpoint_of_nothing_live_writes_no_segment_and_advances_positions(
 
 
 def large_index(directory: Path) -> DelayedIndex:
-    """Two segments that are too large to be merged in this process."""
+    """Return an index of two segments that are too large to be merged in this process."""
     index = DelayedIndex.open(directory)
     count, width = 12_000, 500
     for first in (0, count):
@@ -325,13 +325,13 @@ def large_index(directory: Path) -> DelayedIndex:
 
 @pytest.mark.parametrize("far_ms", [MAX_DUE_MS, 100])
 def test_a_large_compaction_runs_in_a_child_process(tmp_path: Path, far_ms: int) -> None:
-    """Whether most is read soon, or its file is written past the system's cache."""
+    """The merged file is read soon, or is written past the system's cache."""
     index = large_index(tmp_path)
     assert index.manifest is not None
     compaction = index.begin_compaction(list(index.manifest.segments), far_ms=far_ms)
     (topic,) = compaction.ranges()
     assert topic == (1, 0, 23_999)
-    for first in range(0, 24_000, 1000):  # all but each tenth, in pieces
+    for first in range(0, 24_000, 1000):  # all but every tenth offset, in pieces
         piece = np.arange(first, first + 1000)
         compaction.exclude(1, piece[piece % 10 != 0])
     compaction.run()
@@ -343,7 +343,7 @@ def test_a_large_compaction_runs_in_a_child_process(tmp_path: Path, far_ms: int)
     assert len(index.fetch(1, due_ms, offsets).read().payloads.data) == 2400 * 500
 
 
-def test_damage_met_by_the_child_is_reported_as_damage(tmp_path: Path) -> None:
+def test_damage_found_by_the_child_process_is_reported_as_damage(tmp_path: Path) -> None:
     index = large_index(tmp_path)
     assert index.manifest is not None
     victim = sorted(tmp_path.glob("*.segment"))[0]
@@ -357,7 +357,7 @@ def test_damage_met_by_the_child_is_reported_as_damage(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_compaction_given_up_before_its_child_starts_ends_it(tmp_path: Path) -> None:
+def test_abandoned_compaction_starts_no_child_process(tmp_path: Path) -> None:
     index = large_index(tmp_path)
     assert index.manifest is not None
     compaction = index.begin_compaction(list(index.manifest.segments))
@@ -367,7 +367,7 @@ def test_a_compaction_given_up_before_its_child_starts_ends_it(tmp_path: Path) -
     assert index.segment_count == 2
 
 
-def test_the_child_ends_when_its_parent_does() -> None:
+def test_child_process_ends_when_its_input_is_closed() -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "escapement.storage.index"],
         stdin=subprocess.PIPE,
@@ -379,7 +379,7 @@ def test_the_child_ends_when_its_parent_does() -> None:
 
 
 def as_version_1(path: Path) -> None:
-    """Make a segment what it was before there were traits: none in its directory."""
+    """Convert a segment to version 1, which has no traits in its directory."""
     data = path.read_bytes()
     at, size = TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
     body = data[at + 24 : at + size]
@@ -391,8 +391,8 @@ def as_version_1(path: Path) -> None:
     path.write_bytes(data[:12] + struct.pack("<I", 1) + data[16:at] + footer + end)
 
 
-def test_a_segment_from_before_there_were_traits_gives_them_all_the_same(tmp_path: Path) -> None:
-    """V5: after an upgrade, what was stored before it is ordered like the rest."""
+def test_segment_written_before_traits_existed_has_traits(tmp_path: Path) -> None:
+    """V5: after an upgrade, messages stored before it are ordered like the others."""
     index = DelayedIndex.open(tmp_path, LIMITS)
     due_ms = np.sort(np.arange(40) % 7)
     batch = batch_of(2, list(range(40)))

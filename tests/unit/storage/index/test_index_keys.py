@@ -1,4 +1,4 @@
-"""Columns of keys against lists of pairs."""
+"""Columns of keys, compared with lists of pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from escapement.storage.index.keys import (
     unique_sorted,
 )
 
-# Times and offsets that collide often, and some so far apart that they do not pack.
+# Times and offsets that collide often, and some too far apart to pack into one integer.
 NUMBERS = st.one_of(st.integers(0, 4), st.sampled_from([1 << 20, 1 << 46, (1 << 47) - 1]))
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=40)
 
@@ -47,9 +47,7 @@ def test_merging_sorts_and_keeps_each_key_once(parts: list[list[tuple[int, int]]
 
 
 @given(PAIRS.filter(bool), st.booleans())
-def test_rows_are_put_into_the_order_of_their_keys(
-    pairs: list[tuple[int, int]], by_offset: bool
-) -> None:
+def test_rows_are_sorted_by_their_keys(pairs: list[tuple[int, int]], by_offset: bool) -> None:
     if by_offset:
         of_offset = {offset: (due_ms, offset) for due_ms, offset in pairs}
         pairs = [of_offset[offset] for offset in sorted(of_offset)]
@@ -60,7 +58,7 @@ def test_rows_are_put_into_the_order_of_their_keys(
 
 
 @given(PAIRS, st.tuples(NUMBERS, NUMBERS))
-def test_a_position_counts_the_smaller_keys(
+def test_position_is_the_number_of_smaller_keys(
     pairs: list[tuple[int, int]], wanted: tuple[int, int]
 ) -> None:
     table = sorted(set(pairs))
@@ -70,7 +68,7 @@ def test_a_position_counts_the_smaller_keys(
 
 
 @given(PAIRS, PAIRS)
-def test_matching_finds_exactly_the_rows_that_are_there(
+def test_matching_finds_exactly_the_existing_keys(
     pairs: list[tuple[int, int]], wanted: list[tuple[int, int]]
 ) -> None:
     table = sorted(set(pairs))

@@ -1,4 +1,4 @@
-"""The delayed index against a dictionary, over random lives of an index."""
+"""The delayed index, compared with a dictionary under a random workload."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.index_samples import Row, batch_of, row_of, rows_of
 Entries = dict[tuple[int, int, int], Row]  # (topic, due, offset)
 
 # Blocks and tables of a few rows, and batches that are kept from a few bytes on, so that a short
-# life crosses many of their borders.
+# workload crosses many of their borders.
 LIMITS = IndexLimits(block_rows=5, table_rows=16, cache_bytes=2000, kept_bytes=60)
 TOPICS = st.integers(1, 3)
 KEYS = st.one_of(
@@ -42,8 +42,8 @@ KEYS = st.one_of(
 SEEDS = st.integers(0, 2**32)
 
 
-class IndexLife(RuleBasedStateMachine):
-    """``live`` must be in the index, ``dead`` may be, and nothing else is."""
+class RandomIndexWorkload(RuleBasedStateMachine):
+    """Entries in ``live`` must be in the index, those in ``dead`` may be, and no others are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class IndexLife(RuleBasedStateMachine):
         assert self.index.has_priorities(topic) or traits is None or not (traits >> 24).any()
         assert required <= set(keys) <= possible
         if self.expected(topic, start, until)[0]:
-            assert keys, "a plan that leaves anything must contain something"
+            assert keys, "a plan must contain entries while any are left"
             assert not plan.empty
         order = np.arange(len(keys))
         if seed is not None:
@@ -127,7 +127,7 @@ class IndexLife(RuleBasedStateMachine):
     @precondition(lambda self: self.read_plans)
     @rule(data=st.data())
     def locate_later(self, data: st.DataObject) -> None:
-        """A plan has pinned what it found, whatever became of the index meanwhile."""
+        """Entries that a plan has pinned stay readable, however the index has changed."""
         self.locate(data.draw(st.integers(0, len(self.read_plans) - 1)))
 
     def locate(self, number: int) -> None:
@@ -157,7 +157,7 @@ class IndexLife(RuleBasedStateMachine):
         assert self.index.count(topic) >= len(seen)
 
     @rule(topic=TOPICS, after=KEYS)
-    def ask_when_the_next_is_due(self, topic: int, after: Key) -> None:
+    def check_next_due(self, topic: int, after: Key) -> None:
         due = self.index.next_due(topic, after)
         required, possible = self.expected(topic, after, KEY_MAX)
         if required:
@@ -170,8 +170,8 @@ class IndexLife(RuleBasedStateMachine):
         self.checkpoint = self.index.begin_checkpoint()
         rng = np.random.default_rng(seed)
         self.mask_seed = seed
-        dead_messages = [key for key in self.live if rng.random() < 0.4]
-        for key in dead_messages:
+        excluded = [key for key in self.live if rng.random() < 0.4]
+        for key in excluded:
             self.dead[key] = self.live.pop(key)
         self.begun = dict(self.live), dict(self.dead)
 
@@ -215,11 +215,11 @@ class IndexLife(RuleBasedStateMachine):
         self.compaction = self.index.begin_compaction(names)
         for topic, first, last in self.compaction.ranges():
             offsets = [o for t, _, o in {**self.live, **self.dead} if t == topic]
-            dead_messages = {o for o in offsets if first <= o <= last and rng.random() < 0.3}
+            excluded = {o for o in offsets if first <= o <= last and rng.random() < 0.3}
             for live, dead in ((self.live, self.dead), self.begun, self.durable):
-                for key in [key for key in live if key[0] == topic and key[2] in dead_messages]:
+                for key in [key for key in live if key[0] == topic and key[2] in excluded]:
                     dead[key] = live.pop(key)
-            self.compaction.exclude(topic, np.array(sorted(dead_messages), np.int64))
+            self.compaction.exclude(topic, np.array(sorted(excluded), np.int64))
 
     @precondition(lambda self: self.compaction is not None)
     @rule()
@@ -256,7 +256,7 @@ class IndexLife(RuleBasedStateMachine):
         assert {topic for topic, _, _ in self.live} <= self.index.topics()
 
     @invariant()
-    def when_the_first_of_a_topic_is_due_is_known_exactly(self) -> None:
+    def first_due_time_of_each_topic_is_exact(self) -> None:
         for topic in self.next_offset:
             required, possible = self.expected(topic, KEY_MIN, KEY_MAX)
             if required:
@@ -265,5 +265,5 @@ class IndexLife(RuleBasedStateMachine):
                 assert min(possible).due_ms <= due <= min(required).due_ms
 
 
-IndexLife.TestCase.settings = settings(max_examples=100, stateful_step_count=25)
-TestIndexLife: Any = IndexLife.TestCase
+RandomIndexWorkload.TestCase.settings = settings(max_examples=100, stateful_step_count=25)
+TestRandomIndexWorkload: Any = RandomIndexWorkload.TestCase

@@ -1,4 +1,4 @@
-"""Plans and fetches: progress, pins, and what an idle topic costs."""
+"""Plans and fetches: progress, pinned entries, and the memory of idle topics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_range(index: DelayedIndex, topic: int, first: int, count: int, due_ms: i
 
 
 def scan_frames(index: DelayedIndex, topic: int, most: int) -> list[int]:
-    """The frames' sizes; asserts that together they are the whole topic."""
+    """Return the sizes of the frames. Assert that together they are the whole topic."""
     at, frames, seen = KEY_MIN, [], []
     while at < KEY_MAX:
         plan = index.plan(topic, at, KEY_MAX, most)
@@ -44,7 +44,7 @@ def scan_frames(index: DelayedIndex, topic: int, most: int) -> list[int]:
 def test_messages_due_in_one_millisecond_are_read_in_small_plans(
     tmp_path: Path, on_disk: bool
 ) -> None:
-    """Invariants 4 and 9: a position can stop between messages of one time, so nothing is stuck."""
+    """Invariants 4 and 9: a plan can stop between messages with equal due times."""
     index = DelayedIndex.open(tmp_path)
     blobs = Blobs(np.ones(ALL_AT_ONCE, np.uint32), b"x" * ALL_AT_ONCE)
     index.add(1, 0, np.full(ALL_AT_ONCE, 7, np.int64), MessageBatch(blobs))
@@ -57,7 +57,7 @@ def test_messages_due_in_one_millisecond_are_read_in_small_plans(
     assert len(frames) <= (15 if on_disk else 250)
 
 
-def test_a_cut_through_many_sources_misses_by_less_than_a_block_each(tmp_path: Path) -> None:
+def test_plan_over_many_segments_differs_from_its_size_by_a_block_each(tmp_path: Path) -> None:
     index = DelayedIndex.open(tmp_path)
     rng = np.random.default_rng(3)
     count, segments, most = 10_000, 6, 20_000
@@ -70,10 +70,10 @@ def test_a_cut_through_many_sources_misses_by_less_than_a_block_each(tmp_path: P
     assert all(abs(frame - most) <= 4096 * segments for frame in frames[:-1])
 
 
-def test_a_fetch_says_what_is_gone_where_that_may_be_and_is_damage_elsewhere(
+def test_fetch_accepts_missing_messages_only_in_the_given_range(
     tmp_path: Path,
 ) -> None:
-    """Invariant 4: what a fill is still to bring may have left the index meanwhile."""
+    """Invariant 4: messages of a running fill may have left the index in the meantime."""
     index = DelayedIndex.open(tmp_path)
     add_range(index, 1, 0, 10, 5)
     index.checkpoint("log", {})
@@ -92,8 +92,8 @@ def test_a_fetch_says_what_is_gone_where_that_may_be_and_is_damage_elsewhere(
     assert (len(none), len(empty)) == (0, 0)
 
 
-def test_what_is_excluded_is_kept_until_it_is_due(tmp_path: Path) -> None:
-    """N3: a subscription may still be made, or sought, that wants it."""
+def test_excluded_messages_are_kept_until_they_are_due(tmp_path: Path) -> None:
+    """N3: a new subscription, or one after a seek, may still need them."""
     index = DelayedIndex.open(tmp_path)
     add_range(index, 1, 0, 10, 5)
     add_range(index, 1, 10, 10, 7)
@@ -108,8 +108,8 @@ def test_what_is_excluded_is_kept_until_it_is_due(tmp_path: Path) -> None:
     assert offsets.tolist() == list(range(10, 20))
 
 
-def test_of_what_is_outdated_one_key_stays_or_none(tmp_path: Path) -> None:
-    """B1: due or not; and of what is dead as well what is due of the one that stays."""
+def test_compaction_keeps_one_key_or_none_of_an_outdated_message(tmp_path: Path) -> None:
+    """B1: for messages that are due or not, and for one that is excluded too."""
     index = DelayedIndex.open(tmp_path)
     for topic in (1, 2):
         for due_ms in (5, 7, 9):
@@ -134,7 +134,7 @@ def test_of_what_is_outdated_one_key_stays_or_none(tmp_path: Path) -> None:
     assert {path.suffix for path in tmp_path.iterdir()} == {"", ".segment"}
 
 
-def test_a_plan_made_before_a_checkpoint_and_a_compaction_reads_what_was_there(
+def test_plan_reads_its_entries_after_a_checkpoint_and_a_compaction(
     tmp_path: Path,
 ) -> None:
     index = DelayedIndex.open(tmp_path)
@@ -160,7 +160,7 @@ def test_a_plan_made_before_a_checkpoint_and_a_compaction_reads_what_was_there(
     assert not any(one() for one in replaced)
 
 
-def test_only_what_the_disk_may_hold_is_called_a_read_of_the_disk(tmp_path: Path) -> None:
+def test_in_memory_is_false_only_for_entries_on_disk(tmp_path: Path) -> None:
     index = DelayedIndex.open(tmp_path)
     add_range(index, 1, 0, 10, 100)
     index.checkpoint("log", {})
@@ -175,7 +175,7 @@ def test_only_what_the_disk_may_hold_is_called_a_read_of_the_disk(tmp_path: Path
     old = index.fetch(1, np.full(1, 100, np.int64), np.array([3]))
     assert not old.in_memory
     assert rows_of(old.read()) == [row_of(1, 3)]
-    assert old.in_memory, "what was read is in the cache"
+    assert old.in_memory, "blocks that were read are in the cache"
     assert len(index.fetch(1, np.zeros(0, np.int64), np.zeros(0, np.int64)).read()) == 0
 
 
@@ -187,8 +187,8 @@ def checkpoint(index: DelayedIndex, due_soon_ms: int, far_ms: int) -> None:
     index.install(written)
 
 
-def test_what_is_due_soon_is_at_hand_after_a_checkpoint(tmp_path: Path) -> None:
-    """P3: it is delivered without a look at the disk; what is due later is read in its time."""
+def test_messages_due_soon_are_in_memory_after_a_checkpoint(tmp_path: Path) -> None:
+    """P3: delivered without reading the disk; later messages are read when they are due."""
     index = DelayedIndex.open(tmp_path, IndexLimits(block_rows=10))
     add_range(index, 1, 0, 40, 100)
     add_range(index, 1, 40, 10, 300)
@@ -205,8 +205,8 @@ def test_what_is_due_soon_is_at_hand_after_a_checkpoint(tmp_path: Path) -> None:
     assert rows_of(both.read()) == [row_of(1, 3), row_of(1, 45)]
 
 
-def test_no_topic_takes_the_whole_cache_with_what_is_due_soon(tmp_path: Path) -> None:
-    """Invariant 9: of a topic with much of it the earliest is at hand."""
+def test_due_soon_blocks_of_one_topic_do_not_fill_the_cache(tmp_path: Path) -> None:
+    """Invariant 9: only the earliest messages of a large topic are in memory."""
     size = 1000
     limits = IndexLimits(block_rows=10, cache_bytes=400 * size)
     index = DelayedIndex.open(tmp_path, limits)
@@ -215,15 +215,15 @@ def test_no_topic_takes_the_whole_cache_with_what_is_due_soon(tmp_path: Path) ->
         index.add(topic, 0, np.arange(200), MessageBatch(payloads))
     checkpoint(index, 1000, 1000)
     for topic in (1, 2):
-        at_hand = [
+        in_memory = [
             index.fetch(topic, np.array([row]), np.array([row])).in_memory for row in range(200)
         ]
-        assert at_hand == [row < sum(at_hand) for row in range(200)]
-        assert 30 <= sum(at_hand) <= 50, "an eighth of the cache"
+        assert in_memory == [row < sum(in_memory) for row in range(200)]
+        assert 30 <= sum(in_memory) <= 50, "a topic uses an eighth of the cache"
 
 
 @pytest.mark.parametrize("far_ms", [50, 150])
-def test_much_that_is_due_late_is_written_past_the_cache_and_read_like_any_other(
+def test_large_segment_written_past_the_cache_is_read_like_any_other(
     tmp_path: Path, far_ms: int
 ) -> None:
     index = DelayedIndex.open(tmp_path)
@@ -238,7 +238,7 @@ def test_much_that_is_due_late_is_written_past_the_cache_and_read_like_any_other
     assert DelayedIndex.open(tmp_path).count(1) == count
 
 
-def test_a_key_that_is_nowhere_is_damage_and_names_the_topic(tmp_path: Path) -> None:
+def test_unknown_key_is_damage_and_the_error_names_the_topic(tmp_path: Path) -> None:
     index = DelayedIndex.open(tmp_path)
     add_range(index, 7, 0, 10, 100)
     fetch = index.fetch(7, np.array([100, 100, 101]), np.array([3, 10, 3]))
@@ -247,24 +247,22 @@ def test_a_key_that_is_nowhere_is_damage_and_names_the_topic(tmp_path: Path) -> 
 
 
 def test_the_next_due_time_is_exact_once_a_block_is_read(tmp_path: Path) -> None:
-    """Invariant 4: a task may sleep on it."""
+    """Invariant 4: a task may sleep until this time."""
     index = DelayedIndex.open(tmp_path)
     assert index.next_due(1, KEY_MIN) is None
     index.add(1, 0, np.array([50, 10, 90]), batch_of(1, [0, 1, 2]))
     assert index.next_due(1, KEY_MIN) == 10
     index.checkpoint("log", {})
     assert index.next_due(1, KEY_MIN) == 10
-    assert index.next_due(1, Key(11, 0)) == 11  # early: the block was not read yet
+    assert index.next_due(1, Key(11, 0)) == 11  # too early: the block has not been read
     index.plan(1, Key(11, 0), Key(12, 0), 10).read()
     assert index.next_due(1, Key(11, 0)) == 50
     assert index.next_due(1, Key(91, 0)) is None
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_between_two_keys_there_is_nothing_with_traits_or_without(
-    tmp_path: Path, on_disk: bool
-) -> None:
-    """Invariant 4: a scan that finds nothing goes on behind it."""
+def test_plan_between_two_keys_is_empty(tmp_path: Path, on_disk: bool) -> None:
+    """Invariant 4: a scan that finds nothing continues after the range."""
     index = DelayedIndex.open(tmp_path)
     for first, due_ms in ((0, 10), (20, 30)):
         add_range(index, 1, first, 20, due_ms)
@@ -277,7 +275,7 @@ def test_between_two_keys_there_is_nothing_with_traits_or_without(
     assert plan.stop == Key(25, 0)
 
 
-def test_adding_after_growing_through_tables_costs_no_message(tmp_path: Path) -> None:
+def test_no_message_is_lost_while_tables_grow(tmp_path: Path) -> None:
     index = DelayedIndex.open(tmp_path, IndexLimits(table_rows=1000))
     rng = np.random.default_rng(5)
     at = 0
@@ -291,10 +289,10 @@ def test_adding_after_growing_through_tables_costs_no_message(tmp_path: Path) ->
     assert rows == [row_of(1, offset) for offset in offsets_read.tolist()]
 
 
-def test_a_reader_in_another_thread_sees_whole_rows_while_the_topic_grows(
+def test_reader_in_another_thread_sees_complete_rows_while_topic_grows(
     tmp_path: Path,
 ) -> None:
-    """P3: what was pinned is read beside the thread that adds."""
+    """P3: pinned rows are read while another thread adds rows."""
     index = DelayedIndex.open(tmp_path, IndexLimits(table_rows=3000))
     rng = np.random.default_rng(9)
     groups = [list(range(first, first + 70)) for first in range(0, 7_000, 70)]
@@ -333,7 +331,7 @@ def test_neighbours_with_and_without_keys_are_read_as_one_run(
     assert batch.keys.to_list() == ([*keyed, *plain] if keyed_first else [*plain, *keyed]) * 2
 
 
-def test_a_dropped_topic_is_gone_at_once_and_from_the_disk_when_merged(tmp_path: Path) -> None:
+def test_dropped_topic_leaves_memory_at_once_and_the_disk_when_merged(tmp_path: Path) -> None:
     index = DelayedIndex.open(tmp_path)
     for topic in (1, 2):
         add_range(index, topic, 0, 10, 5)
@@ -347,7 +345,7 @@ def test_a_dropped_topic_is_gone_at_once_and_from_the_disk_when_merged(tmp_path:
     assert index.plan(1, KEY_MIN, KEY_MAX, 10).empty
     assert index.next_due(1, KEY_MIN) is None
     index.checkpoint("log", {})
-    # After a start the caller drops what does not exist; the index names it until then.
+    # After a start the index names the topic until the caller drops it again.
     index = DelayedIndex.open(tmp_path)
     assert index.topics() == {1, 2}
     index.drop_topic(1)
@@ -360,8 +358,8 @@ def test_a_dropped_topic_is_gone_at_once_and_from_the_disk_when_merged(tmp_path:
     assert DelayedIndex.open(tmp_path).topics() == {2}
 
 
-def test_topics_with_one_message_are_small(tmp_path: Path) -> None:
-    """Invariant 9: a hundred thousand topics, most of them idle."""
+def test_topics_with_one_message_take_little_memory(tmp_path: Path) -> None:
+    """Invariant 9: a broker may have a hundred thousand topics, most of them idle."""
     index = DelayedIndex.open(tmp_path)
     batch, due_ms = MessageBatch(Blobs.of([b"x" * 100])), np.array([5])
     index.add(0, 0, due_ms, batch)
@@ -376,7 +374,7 @@ def test_topics_with_one_message_are_small(tmp_path: Path) -> None:
     assert used == pytest.approx(index.memory_bytes, rel=0.2)
 
 
-def test_a_large_batch_is_kept_as_it_came_and_counted(tmp_path: Path) -> None:
+def test_large_batch_is_kept_without_a_copy_and_counted(tmp_path: Path) -> None:
     """Invariant 9."""
     index = DelayedIndex.open(tmp_path, IndexLimits(kept_bytes=100_000))
     batch = MessageBatch.decode(MessageBatch(Blobs.of([b"x" * 1000] * 200)).encode())
@@ -390,8 +388,8 @@ def test_a_large_batch_is_kept_as_it_came_and_counted(tmp_path: Path) -> None:
     assert index.fetch(1, due_ms, np.arange(200)).read().payloads.to_list() == [b"x" * 1000] * 200
 
 
-def test_what_lies_in_much_more_than_itself_is_copied(tmp_path: Path) -> None:
-    """Invariant 9: nothing stays in memory that is not counted."""
+def test_batch_that_is_a_small_part_of_a_buffer_is_copied(tmp_path: Path) -> None:
+    """Invariant 9: no memory is held that is not counted."""
     index = DelayedIndex.open(tmp_path, IndexLimits(kept_bytes=100_000))
     whole = np.zeros(1_000_000, np.uint8)
     gone = weakref.ref(whole)
@@ -402,8 +400,8 @@ def test_what_lies_in_much_more_than_itself_is_copied(tmp_path: Path) -> None:
     assert index.memory_bytes < 220_000
 
 
-def test_memory_asks_for_a_checkpoint_at_half_and_is_full_at_its_bound(tmp_path: Path) -> None:
-    """Invariant 9: what is being written stays in memory until it is on disk."""
+def test_index_needs_a_checkpoint_at_half_of_its_memory(tmp_path: Path) -> None:
+    """Invariant 9: entries of a running checkpoint count as memory until they are on disk."""
     index = DelayedIndex.open(tmp_path, IndexLimits(memory_bytes=400_000))
     at = 0
     while not index.needs_checkpoint:
@@ -423,7 +421,7 @@ def test_memory_asks_for_a_checkpoint_at_half_and_is_full_at_its_bound(tmp_path:
     assert index.count(1) == at
 
 
-def test_the_block_cache_keeps_what_was_read_last_within_its_bound() -> None:
+def test_block_cache_keeps_recently_read_blocks_within_its_bound() -> None:
     """Invariant 9."""
     column = np.arange(10)
     cache = BlockCache(50_000)
@@ -436,8 +434,8 @@ def test_the_block_cache_keeps_what_was_read_last_within_its_bound() -> None:
     assert kept == [50, *range(53, 100), 101]
 
 
-def test_a_count_of_a_span_is_near_and_needs_no_look_at_keys(tmp_path: Path) -> None:
-    """P10: exact in memory; on disk as if each block's messages were spread evenly."""
+def test_count_between_two_keys_is_approximate(tmp_path: Path) -> None:
+    """P10: the count is exact in memory; on disk it assumes evenly spread blocks."""
     index = DelayedIndex.open(tmp_path)
     rng = np.random.default_rng(5)
     count, segments = 20_000, 3

@@ -1,4 +1,4 @@
-"""Which segments are merged: few of them for any size, and little rewriting."""
+"""The choice of segments to merge: few segments remain, and little is rewritten."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def alive(name: int, size_bytes: int) -> SegmentSize:
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 1 << 30), min_size=1, max_size=300))
-def test_the_number_of_segments_stays_bounded_whatever_their_sizes(sizes: list[int]) -> None:
+def test_number_of_segments_stays_bounded_for_any_sizes(sizes: list[int]) -> None:
     segments: list[SegmentSize] = []
     for name, size in enumerate(sizes):
         segments.append(alive(name, size))
@@ -42,12 +42,12 @@ def test_equal_checkpoints_are_rewritten_a_logarithmic_number_of_times() -> None
     assert written / (count * size) < 10
 
 
-def test_a_lone_segment_and_segments_of_unlike_sizes_are_left_alone() -> None:
+def test_single_segment_and_segments_of_different_sizes_are_not_merged() -> None:
     assert choose([alive(1, 1 << 30)], MOST, WIDTH) == []
     assert choose([alive(n, 10**n) for n in range(8)], MOST, WIDTH) == []
 
 
-def test_segments_that_are_mostly_dead_are_rewritten_once_it_frees_something() -> None:
+def test_mostly_dead_segments_are_rewritten_if_that_frees_space() -> None:
     worth, small = 64 << 20, 1 << 20
     live, dead = alive(1, 1 << 30), SegmentSize("2", worth, 1000, 400)
     assert choose([live, dead], MOST, WIDTH) == ["2"]

@@ -1,4 +1,4 @@
-"""Attempts counted so far, as bytes."""
+"""Attempt counts and their encoding."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ int64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @given(st.lists(st.tuples(int64, int64, int64, int64), max_size=20))
-def test_a_table_of_attempts_comes_back_as_it_was(rows: list[tuple[int, int, int, int]]) -> None:
-    """V4: epoch (attempt) and next time survive a restart."""
+def test_table_of_attempts_decodes_to_the_same_table(rows: list[tuple[int, int, int, int]]) -> None:
+    """V4: attempts and their next times survive a restart."""
     columns = np.array(rows, np.int64).reshape(len(rows), 4).T
     back = decode_attempts(encode_attempts(AttemptTable(*columns)))
     assert np.array_equal(np.array(back), columns)
@@ -40,27 +40,27 @@ def test_damage_is_noticed(garbage: bytes, at: int, flip: int) -> None:
 
 
 @given(st.lists(st.integers(1, 50_000), max_size=300), st.integers(1, 100_000))
-def test_what_is_stored_follows_what_lives(stated: list[int], live: int) -> None:
-    """Q6: bounded parts and rows; what is stated anew is paid for by what was stated before."""
+def test_stored_attempts_are_bounded_by_the_live_ones(added: list[int], live: int) -> None:
+    """Q6: parts and rows are bounded, and rewriting costs no more than the rows written before."""
     parts = Parts()
     numbers: list[int] = []
-    restated = 0
-    for rows in stated:
+    rewritten = 0
+    for rows in added:
         if parts.wants_rewrite(live):
             assert parts.rewrite() == len(numbers)
             numbers.append(parts.add(live))
-            restated += live
+            rewritten += live
         else:
             numbers.append(parts.add(rows))
         assert numbers == list(range(len(numbers)))
         assert parts.parts <= 64 + 2 + 1
         assert parts.rows <= 65_536 + 2 * live + rows
-    assert restated <= max(1, len(stated) // 64) * live + sum(stated)
+    assert rewritten <= max(1, len(added) // 64) * live + sum(added)
     assert not Parts().wants_rewrite(0)
-    assert parts.wants_rewrite(0) is bool(stated)
+    assert parts.wants_rewrite(0) is bool(added)
 
 
-def test_what_is_stored_is_counted_by_its_size() -> None:
+def test_stored_parts_are_counted_with_their_rows() -> None:
     table = AttemptTable(*(np.arange(3) for _ in range(4)))
     stored = [(4, encode_attempts(table)), (9, encode_attempts(table))]
     assert Parts.of(stored) == Parts(10, 2, 6)

@@ -1,4 +1,4 @@
-"""What is counted of acknowledgements is what a loop over messages counts."""
+"""Tallies of acknowledgements, compared with a loop over messages."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ numbers = st.one_of(st.integers(0, 100), st.integers(0, 10**7), st.integers(0, 2
 
 @settings(max_examples=200)
 @given(st.lists(numbers, min_size=1, max_size=50))
-def test_a_bucket_says_what_is_in_it_to_one_in_32(values: list[int]) -> None:
-    """B7: up to 31 to the number; in the order of the numbers, and below BUCKETS."""
+def test_bucket_value_is_exact_to_one_part_in_32(values: list[int]) -> None:
+    """B7: exact up to 31, ascending, and below BUCKETS."""
     column = np.array(values)
     buckets = bucket_of(column)
     assert (buckets < BUCKETS).all()
@@ -49,7 +49,9 @@ def test_a_bucket_says_what_is_in_it_to_one_in_32(values: list[int]) -> None:
 @given(
     st.lists(st.integers(0, 10**6), min_size=1, max_size=50), st.sampled_from([0.5, 0.9, 0.99, 1])
 )
-def test_a_share_is_found_as_in_the_sorted_numbers(values: list[int], share: float) -> None:
+def test_value_at_a_share_equals_that_of_the_sorted_numbers(
+    values: list[int], share: float
+) -> None:
     """B7."""
     buckets, counts = np.unique(bucket_of(np.array(values)), return_counts=True)
     exact = sorted(values)[max(0, int(np.ceil(share * len(values))) - 1)]
@@ -78,7 +80,7 @@ def timings(draw: st.DrawFn) -> Timing:
 
 
 def naive(found: list[Timing]) -> dict[tuple[int, int], Counter[int]]:
-    """Message by message."""
+    """Return the counts, taken message by message."""
     counts: dict[tuple[int, int], Counter[int]] = {}
 
     def add(origin: int, at_ms: int, kind: int, value: int) -> None:
@@ -100,8 +102,8 @@ def naive(found: list[Timing]) -> dict[tuple[int, int], Counter[int]]:
 
 @settings(max_examples=200)
 @given(st.lists(timings(), max_size=5))
-def test_columns_are_counted_as_one_by_one(found: list[Timing]) -> None:
-    """B7: by subscription, hour of the hand-over, kind and bucket; and they survive as bytes."""
+def test_columns_are_counted_like_single_messages(found: list[Timing]) -> None:
+    """B7: by subscription, hour of the delivery, kind and bucket, also after encoding."""
     counted = {}
     for lag in count_lags(found):
         tally = decode_tally(encode_tally(lag.tally))
@@ -113,7 +115,7 @@ def test_columns_are_counted_as_one_by_one(found: list[Timing]) -> None:
 
 
 def test_a_long_column_is_counted_in_steps() -> None:
-    """B7: what is left behind the last step is counted too."""
+    """B7: the rest after the last step is counted too."""
     handed = [Handed(100, np.arange(1000), np.ones(1000, np.int64)) for _ in range(11)]
     (lag,) = count_lags([Timing(1, 500, handed, 0)])
     for kind in (LATE, HELD, TRIED):

@@ -1,4 +1,4 @@
-"""The times of moved messages, held against a dictionary."""
+"""The due times of moved messages, compared with a dictionary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def column(values: object) -> Int64s:
 
 
 class Model:
-    """Moves, and two dictionaries; before, a message is due at a thousand times its offset."""
+    """Moves, and dictionaries. An unmoved message is due at a thousand times its offset."""
 
     def __init__(self) -> None:
         self.moves = Moves()
@@ -59,20 +59,20 @@ class Model:
 
 
 @given(STEPS)
-def test_the_last_move_counts_and_the_first_time_is_remembered(
+def test_last_move_counts_and_earliest_due_time_is_kept(
     steps: list[tuple[set[int], int]],
 ) -> None:
-    """B1: whatever came in between, and in however many pieces."""
+    """B1: after any number of moves of the same messages."""
     model = Model()
     model.put(steps)
     model.check(model.moves)
 
 
 @given(STEPS, STEPS)
-def test_rows_bring_it_all_back_and_only_changed_ones_are_given(
+def test_changed_rows_restore_all_moves(
     steps: list[tuple[set[int], int]], more: list[tuple[set[int], int]]
 ) -> None:
-    """Invariant 7: what checkpoints write is what the next start has."""
+    """Invariant 7: a start restores exactly the rows that checkpoints wrote."""
     model = Model()
     model.put(steps)
     rows = model.moves.dirty_chunks()
@@ -99,7 +99,7 @@ def test_many_moves_are_merged_and_a_damaged_row_is_noticed() -> None:
 
 
 @given(moved=OFFSETS, done=OFFSETS, end=st.integers(0, 65_600))
-def test_what_was_discarded_is_gone_from_the_rows_as_well(
+def test_discarded_moves_are_removed_from_the_rows(
     moved: set[int], done: set[int], end: int
 ) -> None:
     moves = Moves()

@@ -1,4 +1,4 @@
-"""What is to be buried comes by offset, in steps, and without what was acknowledged meanwhile."""
+"""Dead messages are returned by offset, in portions, without those acknowledged meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(0,
 
 
 @given(ROUNDS, st.randoms(use_true_random=False))
-def test_each_of_the_dead_is_given_once_unless_it_was_acknowledged(
+def test_each_dead_message_is_returned_once_unless_acknowledged(
     rounds: list[tuple[int, int, int]], rng: random.Random
 ) -> None:
     """V4."""
@@ -51,8 +51,8 @@ def test_each_of_the_dead_is_given_once_unless_it_was_acknowledged(
     assert len(dead_lettered) + len(acked) == number
 
 
-def test_what_is_given_and_not_taken_is_given_again() -> None:
-    """Until its burial is durable it may have to be tried again."""
+def test_dead_message_that_is_not_taken_is_returned_again() -> None:
+    """Dead-lettering may have to be repeated until the dead letter is durable."""
     dead_messages, acked = DeadMessages(), OffsetSet()
     column = np.array([3, 1, 2])
     dead_messages.add(Dead.of(Rows.fresh(column, column), "timeout"))
@@ -65,7 +65,7 @@ def test_what_is_given_and_not_taken_is_given_again() -> None:
     assert dead_messages.next(2, acked).rows.offsets.tolist() == [3]
 
 
-def test_rows_stay_until_their_burial_is_durable() -> None:
+def test_rows_stay_until_their_dead_letter_is_durable() -> None:
     """V4: until then a checkpoint states their attempts."""
     dead_messages = DeadMessages()
     for offset in (1, 2):

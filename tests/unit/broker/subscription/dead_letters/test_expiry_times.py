@@ -1,4 +1,4 @@
-"""When a subscription is woken because something of it expires."""
+"""The times at which a subscription wakes because messages expire."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def test_without_a_time_to_live_nothing_ever_expires() -> None:
     assert not expiry.begin_sweep()
 
 
-def test_it_is_woken_when_the_oldest_that_is_kept_expires() -> None:
+def test_subscription_wakes_when_its_oldest_kept_message_expires() -> None:
     """P10."""
     expiry = Expiry()
     expiry.set_ttl(100)
-    assert expiry.advance(10_000), "what there was before must be looked at"
+    assert expiry.advance(10_000), "existing messages must be checked"
     assert expiry.begin_sweep()
     expiry.keeps(20_000)
     expiry.keeps(15_000)
@@ -30,18 +30,18 @@ def test_it_is_woken_when_the_oldest_that_is_kept_expires() -> None:
     assert expiry.until_ms(15_100) == 15_000
 
 
-def test_sweeps_have_a_rest_between_them_whether_anybody_sweeps_or_not() -> None:
+def test_wake_ups_for_sweeps_are_spaced_even_if_no_sweep_runs() -> None:
     expiry = Expiry()
     expiry.set_ttl(100)
     assert expiry.advance(0)
-    assert expiry.next_wake_ms() == REST_MS, "who may not sweep now is not woken all the time"
+    assert expiry.next_wake_ms() == REST_MS, "it is not woken all the time"
     assert expiry.begin_sweep()
     expiry.keeps(0)
     expiry.end_sweep(5)
     assert expiry.next_wake_ms() == 5 + REST_MS
 
 
-def test_another_time_to_live_is_looked_at_at_once_and_the_same_is_none() -> None:
+def test_changed_time_to_live_is_checked_at_once() -> None:
     expiry = Expiry()
     expiry.set_ttl(100)
     assert expiry.advance(0)

@@ -1,4 +1,4 @@
-"""Which consumer gets which run."""
+"""The distribution of ready messages among consumers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from escapement.broker.subscription.delivery.dispatcher import level_out, share_out
 
 
-def test_a_small_amount_is_spread_over_all_who_have_credit() -> None:
-    """V6: round robin over subscribers."""
+def test_few_messages_are_spread_over_all_consumers_with_permits() -> None:
+    """V6: round robin over consumers."""
     runs, turn = share_out(4, [10, 10, 0, 10], 1, 4096)
     assert runs == [(1, 2), (3, 1), (0, 1)]
     assert turn == 1
 
 
-def test_the_turn_moves_on_so_that_single_messages_go_round() -> None:
-    """V6: three messages, one at a time, reach three subscribers."""
+def test_single_messages_are_delivered_to_consumers_in_turn() -> None:
+    """V6: three messages, one at a time, reach three consumers."""
     turn, got = 0, []
     for _ in range(3):
         runs, turn = share_out(1, [5, 5, 5], turn, 4096)
@@ -30,7 +30,7 @@ def test_the_turn_moves_on_so_that_single_messages_go_round() -> None:
     st.integers(0, 7),
     st.integers(1, 5000),
 )
-def test_nobody_gets_more_than_its_credit_and_nothing_is_invented(
+def test_no_consumer_gets_more_messages_than_its_permits(
     ready: int, capacities: list[int], turn: int, frame: int
 ) -> None:
     runs, following = share_out(ready, capacities, turn % len(capacities), frame)
@@ -49,7 +49,7 @@ def test_nobody_gets_more_than_its_credit_and_nothing_is_invented(
     st.integers(0, 5),
     st.integers(1, 15),
 )
-def test_the_least_busy_gets_each_message_as_one_by_one(
+def test_each_message_goes_to_the_least_busy_consumer(
     ready: int, consumers: list[tuple[int, int]], turn: int, frame: int
 ) -> None:
     """Q4."""
@@ -69,11 +69,11 @@ def test_the_least_busy_gets_each_message_as_one_by_one(
     after = [held + given.get(at, 0) for at, held in enumerate(busy)]
     assert sum(after) == sum(levels)
     assert all(0 < given[at] <= room[at] for at in given)
-    # Of equals others may have been chosen; how many hold how much is the same.
+    # Ties may be broken differently; the resulting levels are the same.
     assert sorted(after) == sorted(levels)
 
 
-def test_of_equally_busy_consumers_each_has_its_turn() -> None:
+def test_equally_busy_consumers_take_turns() -> None:
     """Q4: three messages, one at a time, acknowledged at once."""
     turn, got = 0, []
     for _ in range(3):

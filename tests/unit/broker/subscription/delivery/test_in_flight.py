@@ -1,4 +1,4 @@
-"""What is in flight knows of each message when it was handed out, in whatever order it is done."""
+"""In-flight messages and their delivery times, acknowledged in any order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support.seeds import seeds
 
 
 @dataclass
-class Hand:
-    """One message in somebody's hands, by the naive model."""
+class Held:
+    """One in-flight message of the model."""
 
     consumer: int
     at_ms: int
@@ -24,15 +24,15 @@ class Hand:
 
 
 class Model:
-    """A dict for each message, beside the real thing."""
+    """A dict of in-flight messages, and the ``InFlight`` compared with it."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
         self.real = InFlight()
-        self.hands: dict[int, Hand] = {}
+        self.held: dict[int, Held] = {}
         self.done: set[int] = set()
         self.waiting = list(range(3_000))
-        self.sent: set[int] = set()  # of what is in hands, what has left
+        self.sent: set[int] = set()  # the in-flight messages that were sent
         self.tries: dict[int, int] = {}
         self.now_ms = 0
 
@@ -46,7 +46,7 @@ class Model:
         due = self.rng.integers(0, 50, len(offsets))
         for offset, wanted in zip(offsets, due.tolist(), strict=True):
             self.tries[offset] = self.tries.get(offset, 0) + 1
-            self.hands[offset] = Hand(consumer, self.now_ms, wanted, self.tries[offset])
+            self.held[offset] = Held(consumer, self.now_ms, wanted, self.tries[offset])
         tries = np.array([self.tries[offset] for offset in offsets])
         deadline = np.full(len(offsets), self.now_ms + 20)
         rows = Rows(due, np.array(offsets), tries)
@@ -57,7 +57,7 @@ class Model:
 
     def give_back(self) -> None:
         consumer = int(self.rng.integers(1, 4))
-        held = [offset for offset, hand in self.hands.items() if hand.consumer == consumer]
+        held = [offset for offset, one in self.held.items() if one.consumer == consumer]
         some = [offset for offset in held if self.rng.random() < 0.1]
         if self.rng.random() < 0.1:
             sent, unsent = self.real.take_back_consumer(consumer)
@@ -68,13 +68,13 @@ class Model:
             rows = self.real.take_back(np.array(some, np.int64), consumer)
         assert sorted(rows.offsets.tolist()) == sorted(some)
         for offset in some:
-            del self.hands[offset]
+            del self.held[offset]
             self.waiting.append(offset)
         self.sent.difference_update(some)
 
     def acknowledge(self) -> None:
-        """In the order of delivery, with gaps or without, sorted, or at random; some unseen."""
-        held = list(self.hands)
+        """Acknowledge in delivery order, with or without gaps, sorted, or shuffled."""
+        held = list(self.held)
         how = int(self.rng.integers(0, 4))
         some = held[: int(self.rng.integers(0, len(held) + 1))]
         if how == 1:
@@ -90,9 +90,9 @@ class Model:
             for one in found
             for wanted, tries in zip(one.wanted_ms, one.attempts, strict=True)
         ]
-        hands = [self.hands.pop(offset) for offset in some if offset in self.hands]
-        assert sorted(seen) == sorted((h.at_ms, h.wanted_ms, h.attempts) for h in hands)
-        assert self.real.settle(np.array(some, np.int64)) == len(hands)
+        gone = [self.held.pop(offset) for offset in some if offset in self.held]
+        assert sorted(seen) == sorted((h.at_ms, h.wanted_ms, h.attempts) for h in gone)
+        assert self.real.settle(np.array(some, np.int64)) == len(gone)
         self.done.update(some)
         self.waiting = [offset for offset in self.waiting if offset not in self.done]
 
@@ -100,12 +100,12 @@ class Model:
         self.now_ms += 1
         getattr(self, str(self.rng.choice(["hand_over", "give_back", "acknowledge"])))()
         self.real._check()
-        assert len(self.real) == len(self.hands)
+        assert len(self.real) == len(self.held)
 
 
 @pytest.mark.parametrize("seed", seeds(range(8)))
-def test_who_acknowledges_is_told_of_each_message_what_a_dict_knows(seed: int) -> None:
-    """B7: exactly what is in hands, each once, by its last hand-over."""
+def test_acknowledged_messages_have_the_deliveries_that_a_dict_has(seed: int) -> None:
+    """B7: exactly the in-flight messages, each once, with its last delivery."""
     model = Model(np.random.default_rng(seed))
     for _ in range(150):
         model.step()
@@ -117,10 +117,10 @@ def handed_over(flight: InFlight, *frames: Int64s) -> None:
         flight.hand_over(1, rows, np.full(len(offsets), 1 << 60), at_ms, rows.due_ms)
 
 
-def test_what_comes_in_the_order_of_delivery_is_not_searched(
+def test_acks_in_the_order_of_delivery_need_no_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B7: whole frames, parts of them, several at once, and what is left of one behind a nack."""
+    """B7: whole frames, parts of them, several at once, and the rest of one after a nack."""
     flight = InFlight()
     order = np.random.default_rng(1).permutation(1000)
     handed_over(flight, order[:300], order[300:700], order[700:])
@@ -137,8 +137,8 @@ def test_what_comes_in_the_order_of_delivery_is_not_searched(
 
 
 @pytest.mark.parametrize("apart", [1, 1 << 40, 1 << 55])
-def test_what_is_sought_is_found_however_far_apart_offsets_are(apart: int) -> None:
-    """B7: also what was taken back and handed out again."""
+def test_messages_are_found_however_far_apart_offsets_are(apart: int) -> None:
+    """B7: also messages that were redelivered."""
     flight = InFlight()
     order = np.random.default_rng(1).permutation(100) * apart
     handed_over(flight, order[:60], order[60:])

@@ -1,4 +1,4 @@
-"""What holds a subscription's dispatch back."""
+"""The limits on a subscription's dispatch: pauses, rates and the in-flight bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from escapement.storage.catalog.rule import FOREVER_MS
 
 def test_nothing_is_granted_until_the_pause_is_over() -> None:
     throttle = Throttle(SubscriptionPolicy(paused_until_ms=1_000))
-    assert throttle.next_wake_ms() is None, "nobody has asked"
+    assert throttle.next_wake_ms() is None, "no messages were requested"
     assert throttle.grant(5, 0, 999) == 0
     assert throttle.next_wake_ms() == 1_000
     assert not throttle.advance(999)
@@ -18,23 +18,23 @@ def test_nothing_is_granted_until_the_pause_is_over() -> None:
     assert throttle.grant(5, 0, 1_000) == 5
 
 
-def test_of_two_pauses_the_longer_counts() -> None:
+def test_longer_of_two_pauses_counts() -> None:
     throttle = Throttle(SubscriptionPolicy(paused_until_ms=1_000))
     throttle.topic_paused_until_ms = FOREVER_MS
     assert throttle.grant(5, 0, 2_000) == 0
-    assert throttle.next_wake_ms() is None, "there is no time to wait for"
+    assert throttle.next_wake_ms() is None, "the pause has no end to wait for"
     throttle.topic_paused_until_ms = 0
     assert throttle.grant(5, 0, 2_000) == 5
 
 
-def test_a_clock_set_back_before_the_end_of_a_pause_pauses_again() -> None:
+def test_clock_set_back_into_a_pause_pauses_again() -> None:
     throttle = Throttle(SubscriptionPolicy(paused_until_ms=1_000))
     assert throttle.grant(5, 0, 1_500) == 5
     assert throttle.grant(5, 0, 500) == 0
     assert throttle.next_wake_ms() == 1_000
 
 
-def test_another_policy_ends_the_wait() -> None:
+def test_changed_policy_ends_the_wait() -> None:
     throttle = Throttle(SubscriptionPolicy(paused_until_ms=1_000))
     assert throttle.grant(5, 0, 0) == 0
     throttle.set_policy(SubscriptionPolicy())
@@ -42,7 +42,7 @@ def test_another_policy_ends_the_wait() -> None:
     assert throttle.grant(5, 0, 0) == 5
 
 
-def test_at_a_rate_so_many_are_granted_and_the_next_are_waited_for() -> None:
+def test_rate_limits_grants_and_sets_the_next_wake() -> None:
     """Q3."""
     throttle = Throttle(SubscriptionPolicy(max_rate=5))
     assert throttle.grant(100, 0, 1_000) == 1
@@ -53,7 +53,7 @@ def test_at_a_rate_so_many_are_granted_and_the_next_are_waited_for() -> None:
     assert throttle.grant(100, 1, 1_200) == 1
 
 
-def test_a_high_rate_is_granted_by_the_grain_and_never_falls_behind() -> None:
+def test_high_rate_is_granted_in_portions_without_falling_behind() -> None:
     """Q3: a hundred wakes a second at most, and no message lost to rounding."""
     throttle = Throttle(SubscriptionPolicy(max_rate=12_345))
     now_ms, handed, wakes = 0, 0, 0
@@ -71,7 +71,7 @@ def test_a_high_rate_is_granted_by_the_grain_and_never_falls_behind() -> None:
     assert 123_450 <= handed <= 123_450 + 1_235 + 124
 
 
-def test_in_flight_is_filled_up_to_its_bound_and_needs_no_wake() -> None:
+def test_messages_are_granted_up_to_the_in_flight_bound_without_a_wake() -> None:
     """Q3."""
     throttle = Throttle(SubscriptionPolicy(max_in_flight=10))
     assert throttle.grant(100, 0, 0) == 10

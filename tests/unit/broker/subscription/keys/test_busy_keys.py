@@ -1,4 +1,4 @@
-"""Keys: who gets which, and one message of each at a time."""
+"""Keys: which consumer gets which, and one message of each in flight at a time."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from escapement.storage.index import Key
 from escapement.traits import HAS_KEY, KeyRange
 from support.shared_subscriptions import Outlet, column, scan, subscription
 
-# Slots, so that the two halves of them have some each; -1 is no key.
+# Slots in both halves of the range; -1 means no key.
 SLOTS = st.sampled_from([-1, 0, 1, 2, 40_000, 65_535])
-# So long a consumer may keep what it has.
+# An ack wait that never ends during a test.
 PATIENT_MS = 3_600_000
 HALVES: list[KeyRange] = [(0, 32_767), (32_768, 65_535)]
 
 
 def keyed(*slots: int) -> UInt32s:
-    """The traits of messages of the default priority."""
+    """Return the traits of messages with the default priority."""
     return np.array([0 if slot < 0 else HAS_KEY | slot for slot in slots], np.uint32)
 
 
@@ -42,8 +42,8 @@ def consumer(id: int, key_range: KeyRange, permits: int = 1000) -> Consumer:
 
 
 @dataclass
-class Life:
-    """A subscription, and what it ought to know."""
+class Model:
+    """A subscription, and a model of its messages."""
 
     made: SharedSubscription
     order: str
@@ -51,21 +51,21 @@ class Life:
     now_ms: int = 10_000
     slots: dict[int, int] = field(default_factory=dict)
     due_ms: dict[int, int] = field(default_factory=dict)
-    out: dict[int, int] = field(default_factory=dict)  # whose hands it is in
-    waiting: dict[int, int] = field(default_factory=dict)  # and until when
+    in_flight: dict[int, int] = field(default_factory=dict)  # offset -> id of the consumer
+    waiting: dict[int, int] = field(default_factory=dict)  # offset -> end of its back-off
     tried: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
-    fed: dict[int, int] = field(default_factory=dict)  # what a consumer does not take
+    withheld: dict[int, int] = field(default_factory=dict)  # id of a consumer -> permits
 
     def group(self, offset: int) -> Any:
-        """What it must not share with another that is out; a value of its own for none."""
+        """Return a value of which one message may be in flight; it is unique without a key."""
         if self.order == "topic":
             return "topic"
         return self.slots[offset] if self.slots[offset] >= 0 else -2 - offset
 
     def holders(self) -> list[Any]:
-        """The groups of whatever holds its own."""
-        held = [*self.out] + ([] if self.skip else [*self.waiting])
+        """Return the groups that a message holds."""
+        held = [*self.in_flight] + ([] if self.skip else [*self.waiting])
         return [self.group(offset) for offset in held]
 
     def publish(self, slots: list[int]) -> None:
@@ -92,8 +92,8 @@ class Life:
                 traits if traits.any() else None,
             )
 
-    def hand(self) -> int:
-        """Whatever may go now; returns how many did."""
+    def deliver(self) -> int:
+        """Deliver all messages that may be delivered now. Return their number."""
         self.read()
         count = 0
         while hands := self.made.assign(self.now_ms, 3):
@@ -101,7 +101,7 @@ class Life:
                 for offset in hand.rows.offsets.tolist():
                     count += 1
                     self.check(offset, hand.consumer)
-                    self.out[offset] = hand.consumer.id
+                    self.in_flight[offset] = hand.consumer.id
                     self.tried.add(offset)
             for part in (self.made._order, self.made._skipping):
                 if part is not None:
@@ -109,7 +109,7 @@ class Life:
         return count
 
     def check(self, offset: int, to: Consumer) -> None:
-        assert offset not in self.out
+        assert offset not in self.in_flight
         assert offset not in self.waiting
         assert offset not in self.done
         slot = self.slots[offset]
@@ -117,14 +117,14 @@ class Life:
             assert to.key_range[0] <= slot <= to.key_range[1]
         if self.order == "any":
             return
-        assert self.group(offset) not in self.holders(), "two of a key are out"
+        assert self.group(offset) not in self.holders(), "two messages of a key are in flight"
         for other in self.slots:
             if self.group(other) == self.group(offset) and self.due_ms[other] < self.due_ms[offset]:
                 skipped = self.skip and other in self.waiting
-                assert other in self.done or skipped or not self.has_taker(other)
+                assert other in self.done or skipped or not self.has_consumer(other)
 
-    def has_taker(self, offset: int) -> bool:
-        """Whether somebody gets it; what is in nobody's range waits, and holds up none."""
+    def has_consumer(self, offset: int) -> bool:
+        """Whether a consumer gets this message; a message outside all ranges delays no other."""
         slot = self.slots[offset]
         ranges = [one.key_range for one in self.made.consumers]
         return slot < 0 or any(
@@ -132,13 +132,13 @@ class Life:
         )
 
     def settle(self, pick: int, how: str) -> None:
-        if not self.out:
+        if not self.in_flight:
             return
-        offset = sorted(self.out)[pick % len(self.out)]
-        (holder,) = [one for one in self.made.consumers if one.id == self.out[offset]]
-        del self.out[offset]
+        offset = sorted(self.in_flight)[pick % len(self.in_flight)]
+        (holder,) = [one for one in self.made.consumers if one.id == self.in_flight[offset]]
+        del self.in_flight[offset]
         holder.permits += 1
-        if how in ("ack", "gone"):  # by a consumer, or by nobody
+        if how in ("ack", "gone"):  # by a consumer, or without one
             at_ms = self.now_ms if how == "ack" else None
             self.made.acknowledge(column(offset), None, at_ms=at_ms)
             self.done.add(offset)
@@ -149,7 +149,7 @@ class Life:
                 self.waiting[offset] = self.now_ms + delay_ms
 
     def cancel(self, pick: int) -> None:
-        """As the topic does: what was handed out once is not withdrawn."""
+        """Cancel like the topic does: a message that was delivered once is not withdrawn."""
         offsets = sorted(set(self.slots) - self.done)
         if not offsets:
             return
@@ -163,7 +163,7 @@ class Life:
         cancelled.take(cancelled.new_of(column(offset)))
 
     def expire(self, ttl_ms: int) -> None:
-        """A time to live, for a moment: what is ready and older goes, and nothing else."""
+        """Set a time to live for a moment: only older messages in ready expire."""
         self.made.expiry.set_ttl(ttl_ms)
         assert self.made.expiry.advance(self.now_ms)
         self.made.sweep(self.now_ms)
@@ -171,12 +171,12 @@ class Life:
         over = {o for o in self.slots if self.made.acked.contains(column(o))[0]} - self.done
         for offset in over:
             assert self.due_ms[offset] <= self.now_ms - ttl_ms
-            assert offset not in self.out
+            assert offset not in self.in_flight
             assert offset not in self.waiting
         self.done |= over
 
-    def turn(self, order: str) -> None:
-        """Another order, live."""
+    def set_order(self, order: str) -> None:
+        """Set another order while messages are in flight."""
         self.order = order
         policy = SubscriptionPolicy(order=order, on_retry="skip" if self.skip else "hold")
         self.made.set_policy(policy)
@@ -186,20 +186,20 @@ class Life:
         self.made.advance(self.now_ms)
         self.waiting = {o: at for o, at in self.waiting.items() if at > self.now_ms - 10}
 
-    def starve(self, id: int, permits: int) -> None:
-        """A consumer takes no more than this, until it is fed."""
+    def limit_permits(self, id: int, permits: int) -> None:
+        """Leave a consumer only these permits, until they are restored."""
         for one in self.made.consumers:
             if one.id == id:
-                self.fed[id] = self.fed.get(id, 0) + one.permits - permits
+                self.withheld[id] = self.withheld.get(id, 0) + one.permits - permits
                 one.permits = permits
 
-    def feed(self) -> None:
-        """All consumers take again what they would."""
+    def restore_permits(self) -> None:
+        """Give all consumers their withheld permits back."""
         for one in self.made.consumers:
-            one.permits += self.fed.pop(one.id, 0)
+            one.permits += self.withheld.pop(one.id, 0)
 
     def has_room(self, offset: int) -> bool:
-        """Whether somebody who gets it takes messages."""
+        """Whether a consumer of this message has permits."""
         slot = self.slots[offset]
         there = self.made.consumers
         ranges = [one.key_range for one in there if isinstance(one.key_range, tuple)]
@@ -217,13 +217,13 @@ class Life:
             for one in there
         )
 
-    def change(self, id: int, wanted: KeyRange) -> None:
-        """A consumer comes, or goes if it is there."""
+    def join_or_leave(self, id: int, wanted: KeyRange) -> None:
+        """Let a consumer join, or leave if it is there."""
         there = [one for one in self.made.consumers if one.id == id]
         for one in there:
             self.made.leave(one, self.now_ms)
-            self.out = {offset: who for offset, who in self.out.items() if who != id}
-            self.fed.pop(id, None)
+            self.in_flight = {offset: who for offset, who in self.in_flight.items() if who != id}
+            self.withheld.pop(id, None)
         if not there:
             self.made.join(consumer(id, wanted))
 
@@ -236,10 +236,10 @@ steps = st.lists(
         st.tuples(st.just("sleep"), st.sampled_from([10, 1000])),
         st.tuples(st.just("cancel"), st.integers(0, 20)),
         st.tuples(st.just("expire"), st.sampled_from([1, 100, 2000])),
-        st.tuples(st.just("turn"), st.sampled_from(["any", "key", "topic"])),
-        st.tuples(st.just("change"), st.integers(2, 3)),
-        st.tuples(st.just("starve"), st.integers(2, 3), st.integers(0, 2)),
-        st.tuples(st.just("hand")),
+        st.tuples(st.just("set_order"), st.sampled_from(["any", "key", "topic"])),
+        st.tuples(st.just("join_or_leave"), st.integers(2, 3)),
+        st.tuples(st.just("limit_permits"), st.integers(2, 3), st.integers(0, 2)),
+        st.tuples(st.just("deliver")),
     ),
     max_size=30,
 )
@@ -254,7 +254,7 @@ steps = st.lists(
     st.booleans(),
     st.sampled_from([4, 1000]),
 )
-def test_of_each_key_one_is_out_in_due_order_and_all_come_to_an_end(
+def test_one_message_of_each_key_is_in_flight_in_due_order_until_all_are_done(
     actions: list[tuple[Any, ...]],
     order: str,
     skip: bool,
@@ -262,32 +262,32 @@ def test_of_each_key_one_is_out_in_due_order_and_all_come_to_an_end(
     auto: bool,
     ready_messages: int,
 ) -> None:
-    """V16, Q9: also where consumers come and go, and where little finds room in ready."""
+    """V16, Q9: also if consumers join and leave, and if ready is small."""
     made = subscription(ready_messages)
-    life = Life(made, order, skip)
-    life.turn(order)
-    made.leave(made.consumers[0], life.now_ms)
+    model = Model(made, order, skip)
+    model.set_order(order)
+    made.leave(made.consumers[0], model.now_ms)
     ranges: list[KeyRange] = ["auto", "auto"] if auto else HALVES if ranged else [None, None]
     for action in actions:
         match action:
-            case ("change", id):
-                life.change(id, ranges[id - 2])
+            case ("join_or_leave", id):
+                model.join_or_leave(id, ranges[id - 2])
             case (name, *arguments):
-                getattr(life, name)(*arguments)
-        life.hand()
+                getattr(model, name)(*arguments)
+        model.deliver()
     for id in (2, 3):
         if not any(one.id == id for one in made.consumers):
-            life.change(id, ranges[id - 2])
-    life.feed()
-    life.sleep(1000)
+            model.join_or_leave(id, ranges[id - 2])
+    model.restore_permits()
+    model.sleep(1000)
     for _ in range(20):
-        while life.hand() or life.out:
-            life.settle(0, "ack")
-        life.sleep(STUCK_MS)
-    assert life.done == set(life.slots)
+        while model.deliver() or model.in_flight:
+            model.settle(0, "ack")
+        model.sleep(STUCK_MS)
+    assert model.done == set(model.slots)
 
 
-def test_ranges_may_touch_and_not_overlap() -> None:
+def test_ranges_may_touch_but_not_overlap() -> None:
     """V16."""
     there = [consumer(1, (100, 200)), consumer(2, None), consumer(3, "auto")]
     for wanted in ((0, 99), (201, 65_535), "auto", None):
@@ -297,7 +297,7 @@ def test_ranges_may_touch_and_not_overlap() -> None:
             check_range(there, wanted)
 
 
-def test_what_exact_ranges_leave_is_dealt_out_in_equal_parts() -> None:
+def test_slots_outside_exact_ranges_are_divided_equally() -> None:
     """V16."""
     there = [consumer(1, "auto"), consumer(2, (0, 5535)), consumer(3, "auto")]
     ranges = KeyRanges(there)
@@ -309,95 +309,97 @@ def test_what_exact_ranges_leave_is_dealt_out_in_equal_parts() -> None:
     assert np.array_equal(np.sort(np.concatenate([*dealt.values()])), slots)
 
 
-def test_where_nobody_asked_for_it_somebody_without_a_range_gets_it() -> None:
-    """V16: or else it waits, and fills nothing up."""
+def test_key_outside_all_ranges_goes_to_a_consumer_without_a_range() -> None:
+    """V16: without such a consumer it waits, and does not fill ready."""
     made = subscription(ready_messages=4)
     made.leave(made.consumers[0], 0)
-    life = Life(made, "any", False)
-    life.change(2, HALVES[0])
-    life.publish([40_000] * 50 + [1, -1])
-    assert life.hand() == 2
+    model = Model(made, "any", False)
+    model.join_or_leave(2, HALVES[0])
+    model.publish([40_000] * 50 + [1, -1])
+    assert model.deliver() == 2
     assert made.ready_count == 0
-    life.change(3, None)
-    while life.hand():
+    model.join_or_leave(3, None)
+    while model.deliver():
         pass
-    assert sorted(life.out) == list(range(52))
-    assert {life.out[offset] for offset in range(50)} == {3}
+    assert sorted(model.in_flight) == list(range(52))
+    assert {model.in_flight[offset] for offset in range(50)} == {3}
 
 
-def test_who_takes_nothing_holds_up_other_ranges_for_a_moment_only() -> None:
-    """V16: what is his is left in the index, and comes in its order once he takes it."""
+def test_consumer_without_permits_delays_other_ranges_only_briefly() -> None:
+    """V16: its messages stay in the index, and are delivered in order once it has permits."""
     made = subscription(ready_messages=40)
     made.leave(made.consumers[0], 0)
-    life = Life(made, "any", False)
-    life.change(2, HALVES[0])
-    life.change(3, HALVES[1])
-    life.starve(2, 0)
+    model = Model(made, "any", False)
+    model.join_or_leave(2, HALVES[0])
+    model.join_or_leave(3, HALVES[1])
+    model.limit_permits(2, 0)
     for _ in range(30):
-        life.publish([0, 1, 2, 3, 4])
-    life.publish([40_000] * 20)
-    assert life.hand() == 0
-    life.sleep(STUCK_MS - 1)
-    assert life.hand() == 0
+        model.publish([0, 1, 2, 3, 4])
+    model.publish([40_000] * 20)
+    assert model.deliver() == 0
+    model.sleep(STUCK_MS - 1)
+    assert model.deliver() == 0
     wake_ms = made.next_wake_ms()
     assert wake_ms is not None
-    assert wake_ms <= life.now_ms + 10
-    life.sleep(1)
-    assert life.hand() == 20
+    assert wake_ms <= model.now_ms + 10
+    model.sleep(1)
+    assert model.deliver() == 20
     for _ in range(20):
-        life.publish([5, 6, 7, 8] * 20 + [40_000])
-        assert life.hand() == 1, "and from then on at once"
+        model.publish([5, 6, 7, 8] * 20 + [40_000])
+        assert model.deliver() == 1, "and from then on without a wait"
     assert made.ready_count <= 40
-    life.feed()
+    model.restore_permits()
     order: list[int] = []
-    while len(life.done) < len(life.slots):
-        before = {*life.out}
-        if not life.hand() and not life.out:
-            life.sleep(STUCK_MS)
-        order += sorted({*life.out} - before)
-        while life.out:
-            life.settle(0, "ack")
-    his = [offset for offset, slot in life.slots.items() if slot < 40_000]
-    assert order == his
+    while len(model.done) < len(model.slots):
+        before = {*model.in_flight}
+        if not model.deliver() and not model.in_flight:
+            model.sleep(STUCK_MS)
+        order += sorted({*model.in_flight} - before)
+        while model.in_flight:
+            model.settle(0, "ack")
+    own = [offset for offset, slot in model.slots.items() if slot < 40_000]
+    assert order == own
 
 
-def test_who_takes_little_holds_up_other_ranges_no_longer() -> None:
-    """V16: there is always something of his ready, and there is always something that goes."""
+def test_consumer_with_few_permits_delays_other_ranges_only_briefly() -> None:
+    """V16: ready always has messages of that consumer, and some are always delivered."""
     made = subscription(ready_messages=40)
     made.leave(made.consumers[0], 0)
-    life = Life(made, "any", False)
-    life.change(2, HALVES[0])
-    life.change(3, HALVES[1])
-    life.starve(2, 1)
-    life.publish([0, 1, 2, 3, 4] * 60)
-    life.publish([40_000] * 20)
+    model = Model(made, "any", False)
+    model.join_or_leave(2, HALVES[0])
+    model.join_or_leave(3, HALVES[1])
+    model.limit_permits(2, 1)
+    model.publish([0, 1, 2, 3, 4] * 60)
+    model.publish([40_000] * 20)
     for _ in range(8):
-        life.sleep(STUCK_MS // 4)
-        life.hand()
-        for offset in [offset for offset, whose in life.out.items() if whose == 2]:
-            life.settle(sorted(life.out).index(offset), "ack")
-    assert [life.slots[offset] for offset in life.out if life.out[offset] == 3] == [40_000] * 20
+        model.sleep(STUCK_MS // 4)
+        model.deliver()
+        for offset in [offset for offset, whose in model.in_flight.items() if whose == 2]:
+            model.settle(sorted(model.in_flight).index(offset), "ack")
+    assert [model.slots[offset] for offset in model.in_flight if model.in_flight[offset] == 3] == [
+        40_000
+    ] * 20
 
 
-def test_a_range_with_room_ends_what_was_left_out_of_one_that_gets_none() -> None:
-    """V16: its consumer leaves, and another gets its keys."""
+def test_skipped_messages_of_a_departed_consumer_go_to_another() -> None:
+    """V16: a consumer leaves, and its keys get another consumer later."""
     made = subscription(ready_messages=8)
     made.leave(made.consumers[0], 0)
-    life = Life(made, "any", False)
-    life.change(2, HALVES[0])
-    life.change(3, HALVES[1])
-    life.starve(2, 0)
-    life.publish([0] * 30 + [40_000])
-    life.hand()
-    life.sleep(STUCK_MS)
-    assert life.hand() == 1
-    life.change(2, HALVES[0])
-    life.publish([1])
-    assert life.hand() == 0, "they are nobody's"
-    life.change(4, None)
-    while life.hand():
+    model = Model(made, "any", False)
+    model.join_or_leave(2, HALVES[0])
+    model.join_or_leave(3, HALVES[1])
+    model.limit_permits(2, 0)
+    model.publish([0] * 30 + [40_000])
+    model.deliver()
+    model.sleep(STUCK_MS)
+    assert model.deliver() == 1
+    model.join_or_leave(2, HALVES[0])
+    model.publish([1])
+    assert model.deliver() == 0, "no consumer has their keys"
+    model.join_or_leave(4, None)
+    while model.deliver():
         pass
-    assert sorted(life.out) == list(range(32))
+    assert sorted(model.in_flight) == list(range(32))
 
 
 @settings(max_examples=200)
@@ -405,120 +407,122 @@ def test_a_range_with_room_ends_what_was_left_out_of_one_that_gets_none() -> Non
     st.lists(
         st.one_of(
             st.tuples(st.just("publish"), st.lists(SLOTS, min_size=1, max_size=20)),
-            st.tuples(st.just("starve"), st.integers(2, 3), st.integers(0, 2)),
+            st.tuples(st.just("limit_permits"), st.integers(2, 3), st.integers(0, 2)),
             st.tuples(st.just("settle"), st.integers(0, 9), st.sampled_from(["ack", "nack"])),
             st.tuples(st.just("sleep"), st.sampled_from([10, 1000])),
-            st.tuples(st.just("change"), st.integers(2, 3)),
+            st.tuples(st.just("join_or_leave"), st.integers(2, 3)),
         ),
         max_size=30,
     ),
     st.sampled_from([("auto", "auto"), tuple(HALVES), ((0, 1), None), (None, (0, 1))]),
     st.sampled_from([4, 20]),
 )
-def test_who_takes_what_is_his_gets_it_whoever_takes_nothing(
+def test_consumer_with_permits_gets_its_messages_while_another_has_none(
     actions: list[tuple[Any, ...]], ranges: tuple[KeyRange, KeyRange], ready_messages: int
 ) -> None:
-    """V16: within a moment for each time that ready is full."""
+    """V16: after a short wait for each time that ready is full."""
     made = subscription(ready_messages)
-    life = Life(made, "any", False)
-    made.leave(made.consumers[0], life.now_ms)
+    model = Model(made, "any", False)
+    made.leave(made.consumers[0], model.now_ms)
     for action in actions:
         match action:
-            case ("change", id):
-                life.change(id, ranges[id - 2])
+            case ("join_or_leave", id):
+                model.join_or_leave(id, ranges[id - 2])
             case (name, *arguments):
-                getattr(life, name)(*arguments)
-        life.hand()
+                getattr(model, name)(*arguments)
+        model.deliver()
     for id in (2, 3):
         if not any(one.id == id for one in made.consumers):
-            life.change(id, ranges[id - 2])
-    life.feed()
-    life.starve(2, 0)
-    for _ in range(2 + 4 * len(life.slots) // ready_messages):
-        life.hand()
-        while his := [offset for offset, whose in life.out.items() if whose == 3]:
-            life.settle(sorted(life.out).index(his[0]), "ack")
-            life.hand()
-        life.sleep(STUCK_MS)
-    assert not [o for o in life.slots if o not in life.done | life.out.keys() and life.has_room(o)]
+            model.join_or_leave(id, ranges[id - 2])
+    model.restore_permits()
+    model.limit_permits(2, 0)
+    for _ in range(2 + 4 * len(model.slots) // ready_messages):
+        model.deliver()
+        while own := [offset for offset, whose in model.in_flight.items() if whose == 3]:
+            model.settle(sorted(model.in_flight).index(own[0]), "ack")
+            model.deliver()
+        model.sleep(STUCK_MS)
+    assert not [
+        o for o in model.slots if o not in model.done | model.in_flight.keys() and model.has_room(o)
+    ]
 
 
-def test_what_is_given_back_and_in_nobodys_range_takes_no_room() -> None:
-    """V16: its consumer has left with more than ready holds, and others go on."""
+def test_redelivered_messages_outside_all_ranges_do_not_fill_ready() -> None:
+    """V16: a consumer leaves with more messages than ready holds, and others continue."""
     made = subscription(ready_messages=8)
     made.leave(made.consumers[0], 0)
-    life = Life(made, "any", False)
-    life.change(2, HALVES[0])
-    life.change(3, HALVES[1])
-    life.publish([1] * 40)
-    while life.hand():
+    model = Model(made, "any", False)
+    model.join_or_leave(2, HALVES[0])
+    model.join_or_leave(3, HALVES[1])
+    model.publish([1] * 40)
+    while model.deliver():
         pass
-    assert len(life.out) == 40
-    life.change(2, HALVES[0])
-    life.publish([40_000] * 20)
-    while life.hand():
+    assert len(model.in_flight) == 40
+    model.join_or_leave(2, HALVES[0])
+    model.publish([40_000] * 20)
+    while model.deliver():
         pass
-    assert sorted(life.out) == list(range(40, 60))
-    life.change(2, HALVES[0])
-    while life.hand():
+    assert sorted(model.in_flight) == list(range(40, 60))
+    model.join_or_leave(2, HALVES[0])
+    while model.deliver():
         pass
-    assert sorted(life.out) == list(range(60))
+    assert sorted(model.in_flight) == list(range(60))
 
 
-def test_in_the_order_of_a_topic_what_gets_a_taker_comes_in_its_turn() -> None:
-    """Q9: also before what is ready already, of another range."""
+def test_topic_order_is_kept_when_a_range_gets_a_consumer() -> None:
+    """Q9: its messages come before those of another range that are ready already."""
     made = subscription(ready_messages=4)
     made.leave(made.consumers[0], 0)
-    life = Life(made, "topic", False)
-    life.turn("topic")
-    life.change(3, HALVES[1])
-    life.publish([-1, 0])
-    life.publish([-1, -1, -1])
-    assert life.hand() == 1
-    life.change(2, HALVES[0])
+    model = Model(made, "topic", False)
+    model.set_order("topic")
+    model.join_or_leave(3, HALVES[1])
+    model.publish([-1, 0])
+    model.publish([-1, -1, -1])
+    assert model.deliver() == 1
+    model.join_or_leave(2, HALVES[0])
     for _ in range(5):
-        life.settle(0, "ack")
-        life.hand()
-    assert life.done == set(range(5))
+        model.settle(0, "ack")
+        model.deliver()
+    assert model.done == set(range(5))
 
 
-def test_an_order_that_is_asked_for_later_counts_what_is_out_and_in_retry() -> None:
-    """Q9: the policy is changed while messages are in hands and in back-off."""
+def test_order_set_later_counts_messages_in_flight_and_in_back_off() -> None:
+    """Q9: the policy is changed while messages are in flight and in back-off."""
     made = subscription(100)
-    life = Life(made, "any", False)
-    life.publish([1, 1, 2, 2, -1, -1])
-    assert life.hand() == 6
-    life.settle(0, "later")
+    model = Model(made, "any", False)
+    model.publish([1, 1, 2, 2, -1, -1])
+    assert model.deliver() == 6
+    model.settle(0, "later")
     made.set_policy(SubscriptionPolicy(order="key"))
-    life.order = "key"
-    life.publish([1, 2, 3, 3, -1])
-    assert life.hand() == 2
+    model.order = "key"
+    model.publish([1, 2, 3, 3, -1])
+    assert model.deliver() == 2
     made.set_policy(SubscriptionPolicy())
-    life.order = "any"
-    assert life.hand() == 3
+    model.order = "any"
+    assert model.deliver() == 3
 
 
-def test_what_was_out_before_there_was_an_order_holds_its_key_until_the_last_is_done() -> None:
-    """Q9: also when it is given back and waits, again and again."""
+def test_messages_in_flight_before_an_order_hold_their_key_until_all_are_done() -> None:
+    """Q9: also if they are negatively acknowledged and wait for a retry."""
     made = subscription(100)
-    life = Life(made, "any", False)
-    life.publish([1, 1, 1])
-    assert life.hand() == 3
-    life.turn("key")
-    life.publish([1])
+    model = Model(made, "any", False)
+    model.publish([1, 1, 1])
+    assert model.deliver() == 3
+    model.set_order("key")
+    model.publish([1])
     for offset in (1, 2):
-        made.negative_acknowledge(made.consumers[0], column(offset), 1000, life.now_ms)
+        made.negative_acknowledge(made.consumers[0], column(offset), 1000, model.now_ms)
         assert made._order is not None
         made._order._check()
     made.acknowledge(column(0, 1), None)
-    assert made.assign(life.now_ms, 10) == []
+    assert made.assign(model.now_ms, 10) == []
     made.acknowledge(column(2), None)
-    (hand,) = made.assign(life.now_ms, 10)
+    (hand,) = made.assign(model.now_ms, 10)
     assert hand.rows.offsets.tolist() == [3]
 
 
 def test_keys_that_share_a_slot_do_not_wait_for_each_other() -> None:
-    """Q9: their hashes are of 23 bits, though ranges are of 16."""
+    """Q9: key hashes have 23 bits, slots only 16."""
     made = subscription(100)
     made.set_policy(SubscriptionPolicy(order="key"))
     traits = keyed(7, 7, 7) | np.array([0, 1 << 17, 0], np.uint32)
@@ -531,81 +535,81 @@ def test_keys_that_share_a_slot_do_not_wait_for_each_other() -> None:
     assert hand.rows.offsets.tolist() == [2]
 
 
-def test_many_messages_of_busy_keys_hold_up_others_for_a_moment_only() -> None:
-    """V16: ready is full of what may not go, again and again, and reading goes on behind it."""
+def test_many_messages_of_busy_keys_delay_other_keys_only_briefly() -> None:
+    """V16: ready is repeatedly full of busy keys, and the scan continues after them."""
     made = subscription(ready_messages=40)
-    life = Life(made, "any", False)
-    life.turn("key")
+    model = Model(made, "any", False)
+    model.set_order("key")
     for _ in range(30):
-        life.publish([0, 1, 2] * 5)
-    life.publish([7])
-    life.publish([0, 7, -1])
-    assert life.hand() == 3
-    life.sleep(STUCK_MS - 1)
-    assert life.hand() == 0
+        model.publish([0, 1, 2] * 5)
+    model.publish([7])
+    model.publish([0, 7, -1])
+    assert model.deliver() == 3
+    model.sleep(STUCK_MS - 1)
+    assert model.deliver() == 0
     wake_ms = made.next_wake_ms()
     assert wake_ms is not None
-    assert wake_ms <= life.now_ms + 10
-    life.sleep(1)
-    assert life.hand() == 2, "one of another key, and one without"
-    assert sorted(life.slots[offset] for offset in life.out) == [-1, 0, 1, 2, 7]
+    assert wake_ms <= model.now_ms + 10
+    model.sleep(1)
+    assert model.deliver() == 2, "one message of another key, and one without a key"
+    assert sorted(model.slots[offset] for offset in model.in_flight) == [-1, 0, 1, 2, 7]
     assert made.ready_count <= 40
-    # What was passed over comes when nothing else of its key is left, and in order.
+    # Skipped messages are delivered in order, after the other messages of their key.
     rounds = 0
-    while len(life.done) < len(life.slots):
+    while len(model.done) < len(model.slots):
         rounds += 1
-        while life.out:
-            life.settle(0, "ack")
-        if not life.hand():
-            life.sleep(STUCK_MS)
+        while model.in_flight:
+            model.settle(0, "ack")
+        if not model.deliver():
+            model.sleep(STUCK_MS)
     assert rounds < 600
 
 
-def test_of_several_skipped_keys_one_that_is_free_waits_a_moment_for_others() -> None:
-    """V16: reading begins again for many at once, and for one alone within a second."""
+def test_freed_skipped_key_waits_a_moment_for_other_skipped_keys() -> None:
+    """V16: the scan restarts for many freed keys at once, and for a single one after a moment."""
     made = subscription(ready_messages=8)
-    life = Life(made, "any", False)
-    life.turn("key")
+    model = Model(made, "any", False)
+    model.set_order("key")
     for _ in range(8):
-        life.publish([*range(8)])
-    assert life.hand() == 8
-    assert life.hand() == 0
-    life.sleep(STUCK_MS)
-    assert life.hand() == 0
-    assert made.ready_count == 0, "not even the next of each is kept"
-    life.settle(0, "ack")
-    assert life.hand() == 0
-    life.sleep(STUCK_MS - 1)
-    assert life.hand() == 0
-    life.sleep(1)
-    assert life.hand() == 1
-    # All of its messages have come, and fill ready; so others may wait for another moment.
+        model.publish([*range(8)])
+    assert model.deliver() == 8
+    assert model.deliver() == 0
+    model.sleep(STUCK_MS)
+    assert model.deliver() == 0
+    assert made.ready_count == 0, "ready keeps no message of a busy key"
+    model.settle(0, "ack")
+    assert model.deliver() == 0
+    model.sleep(STUCK_MS - 1)
+    assert model.deliver() == 0
+    model.sleep(1)
+    assert model.deliver() == 1
+    # All messages of that key fill ready, so the others may wait for another moment.
     for _ in range(3):
-        life.settle(0, "ack")
-    handed = life.hand()
-    life.sleep(STUCK_MS)
-    assert handed + life.hand() == 3
+        model.settle(0, "ack")
+    handed = model.deliver()
+    model.sleep(STUCK_MS)
+    assert handed + model.deliver() == 3
 
 
-def test_a_message_to_come_wakes_who_waits_for_room() -> None:
-    """Invariant 4: nothing else may ever happen in this topic."""
+def test_subscription_with_full_ready_wakes_to_skip_busy_keys() -> None:
+    """Invariant 4: nothing else may ever happen in this topic, so it must wake itself."""
     made = subscription(ready_messages=10)
-    life = Life(made, "any", False)
-    life.turn("key")
-    life.publish([0] * 30 + [1])
-    assert life.hand() == 1
+    model = Model(made, "any", False)
+    model.set_order("key")
+    model.publish([0] * 30 + [1])
+    assert model.deliver() == 1
     for _ in range(3):
         wake_ms = made.next_wake_ms()
         assert wake_ms is not None
-        life.now_ms = max(life.now_ms, wake_ms)
-        made.advance(life.now_ms)
-        if life.hand():
+        model.now_ms = max(model.now_ms, wake_ms)
+        made.advance(model.now_ms)
+        if model.deliver():
             break
-    assert {life.slots[offset] for offset in life.out} == {0, 1}
+    assert {model.slots[offset] for offset in model.in_flight} == {0, 1}
 
 
-def test_with_many_in_hands_freed_keys_are_gathered_for_a_moment() -> None:
-    """V16: many small acknowledgements make few frames."""
+def test_freed_keys_are_gathered_for_a_moment_with_many_in_flight() -> None:
+    """V16: many small acknowledgements lead to few frames."""
     made = subscription(ready_messages=100_000)
     made.set_policy(SubscriptionPolicy(order="key"))
     made.consumers[0].permits = 1_000_000
@@ -621,7 +625,7 @@ def test_with_many_in_hands_freed_keys_are_gathered_for_a_moment() -> None:
     assert made.next_wake_ms() == 1_000 + GATHER_MS
     made.acknowledge(np.arange(10, 1010), None)
     (hand,) = made.assign(1_002, 4096)
-    assert hand.rows.offsets.tolist() == [*range(4000, 5010)], "enough of them are free"
+    assert hand.rows.offsets.tolist() == [*range(4000, 5010)], "enough keys are free"
     made.acknowledge(np.arange(1010, 1020), None)
     assert made.assign(1_003, 4096) == []
     assert made.advance(1_003 + GATHER_MS)
@@ -629,8 +633,8 @@ def test_with_many_in_hands_freed_keys_are_gathered_for_a_moment() -> None:
     assert hand.rows.height == 10
 
 
-def test_while_more_is_read_a_few_are_gathered_for_a_moment() -> None:
-    """V16: a backlog that is read does not go out in small frames; nobody waits for it long."""
+def test_few_messages_are_gathered_for_a_moment_during_a_scan() -> None:
+    """V16: a backlog that is being read is not delivered in small frames, and waits briefly."""
     made = subscription(ready_messages=100_000)
     made.set_policy(SubscriptionPolicy(order="key"))
     made.consumers[0].permits = 1_000_000
@@ -646,11 +650,11 @@ def test_while_more_is_read_a_few_are_gathered_for_a_moment() -> None:
     assert hand.rows.height == 50
     made.end_scan([band], np.full(9, 1_000), np.arange(50, 59), keyed(*range(50, 59)))
     (hand,) = made.assign(1_001 + GATHER_MS, 4096)
-    assert hand.rows.height == 9, "nothing is being read any more"
+    assert hand.rows.height == 9, "the scan has ended"
 
 
-def test_a_consumer_that_leaves_takes_the_wake_ups_of_an_order_with_it() -> None:
-    """A wake-up in the past would be one without end."""
+def test_leaving_consumer_ends_the_wake_ups_of_an_order() -> None:
+    """A wake-up time in the past would wake the subscription without end."""
     made = subscription(ready_messages=3000)
     made.set_policy(SubscriptionPolicy(order="key"))
     made.consumers[0].permits = 1_000_000
@@ -675,16 +679,16 @@ def test_a_consumer_that_leaves_takes_the_wake_ups_of_an_order_with_it() -> None
     assert wake_ms is None or wake_ms > late_ms
 
 
-def test_the_least_busy_gets_the_next_also_where_keys_are_in_order() -> None:
-    """Q4: of what may go to several; a range of keys goes to its owner."""
+def test_least_busy_consumer_gets_the_next_message_in_key_order_too() -> None:
+    """Q4: for messages that several consumers may get; a range goes to its owner."""
     made = subscription(1000)
     made.set_policy(SubscriptionPolicy(order="key", dispatch="least_busy"))
-    life = Life(made, "key", False)
-    made.leave(made.consumers[0], life.now_ms)
-    life.change(2, None)
-    life.publish([0, 1, 2])
-    assert life.hand() == 3
-    life.change(3, None)
-    life.publish([3, 4, -1])
-    assert life.hand() == 3
-    assert sorted(life.out.values()) == [2] * 3 + [3] * 3
+    model = Model(made, "key", False)
+    made.leave(made.consumers[0], model.now_ms)
+    model.join_or_leave(2, None)
+    model.publish([0, 1, 2])
+    assert model.deliver() == 3
+    model.join_or_leave(3, None)
+    model.publish([3, 4, -1])
+    assert model.deliver() == 3
+    assert sorted(model.in_flight.values()) == [2] * 3 + [3] * 3

@@ -1,4 +1,4 @@
-"""What is out, and frees its key when it is acknowledged: a key is found where it is now."""
+"""Acknowledged messages free their keys, wherever the keys are in the table by then."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DUE_MS: Final = 1_000
 
 
 def rows_of(*offsets: int) -> Rows:
-    """Each with a key of its own, but for offset 0."""
+    """Return rows that each have a key of their own, except offset 0."""
     column = np.array(offsets, np.int64)
     traits = np.where(column > 0, HAS_KEY | column, 0).astype(np.uint32)
     return Rows.fresh(np.full(len(column), DUE_MS), column, traits)
 
 
-class Taken:
-    """An order of which all that may go is out, and what it holds."""
+class AllInFlight:
+    """An order whose messages are all in flight, and the offsets that it holds."""
 
     def __init__(self, *offsets: int) -> None:
         self.order = KeyOrder(False, 0)
@@ -39,14 +39,14 @@ class Taken:
         self._delivery = Delivery(1, rows, nothing, 0, nothing, placed)
 
     def push(self, *offsets: int) -> None:
-        """These are ready, and laid in."""
+        """Add these messages to the queues."""
         rows = rows_of(*offsets)
         self.held.add(rows.offsets)
         self.order.push(rows)
         self.order.settle(self.held)
 
     def acknowledge(self, *offsets: int) -> None:
-        """These are done."""
+        """Acknowledge these messages."""
         at = np.flatnonzero(np.isin(self._delivery.rows.offsets, offsets))
         self.order.done(Share(self._delivery, at))
         self.held.discard(np.array(offsets, np.int64))
@@ -55,15 +55,15 @@ class Taken:
 
     @property
     def busy(self) -> Int64s:
-        """Whose keys are held."""
+        """The messages that hold their keys."""
         return np.sort(self.order.table.holders[self.order.busy])
 
 
 @pytest.mark.parametrize("others", [0, 1, 3, 100])
-def test_a_key_is_freed_wherever_it_is_by_now(others: int) -> None:
-    """V6: others came and made room for themselves, where keys that do not matter had been."""
-    taken = Taken(0, 1, 2, 3)
-    assert taken.busy.tolist() == [1, 2, 3], "what has no key holds none"
+def test_key_is_freed_after_it_moved_in_the_table(others: int) -> None:
+    """V6: other keys have been added in the places of keys that were no longer needed."""
+    taken = AllInFlight(0, 1, 2, 3)
+    assert taken.busy.tolist() == [1, 2, 3], "a message without a key holds none"
     taken.acknowledge(0, 1)
     assert taken.busy.tolist() == [2, 3]
     taken.push(*range(10, 10 + others))
@@ -73,9 +73,9 @@ def test_a_key_is_freed_wherever_it_is_by_now(others: int) -> None:
     assert not len(taken.busy)
 
 
-def test_places_are_of_their_own_table_alone() -> None:
-    """What was handed out under another order frees the key that it has in this one."""
-    taken, other = Taken(1, 2, 3), Taken(3, 2, 1)
+def test_key_is_freed_in_the_table_of_the_current_order() -> None:
+    """A message delivered under an earlier order frees its key in the current one."""
+    taken, other = AllInFlight(1, 2, 3), AllInFlight(3, 2, 1)
     delivery = taken._delivery
     taken.order = other.order
     assert delivery.placed is not None

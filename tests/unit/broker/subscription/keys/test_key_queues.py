@@ -1,4 +1,4 @@
-"""Queues of what is ready, one for each key, beside plain lists."""
+"""Queues of ready messages, one for each key, compared with plain lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from escapement.traits import HAS_KEY, SLOTS, hash_keys
 from support.shared_subscriptions import column
 
 AGEING_MS = 10
-# The last has the slot of the first, and is another key.
+# The last key has the same slot as the first.
 KEYS = [0, 1, 2, 65_535, SLOTS]
 # due, key (-1: none), priority, attempts
 MESSAGES = st.tuples(
@@ -40,8 +40,8 @@ def traits(keys: list[int], priorities: list[int]) -> UInt32s:
 
 
 @dataclass
-class Twin:
-    """The queues, and what ought to be in them: due, key, priority, attempts by offset."""
+class Model:
+    """The queues, and a dict of their rows: due, key, priority, attempts by offset."""
 
     whole: bool
     rows: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
@@ -52,10 +52,10 @@ class Twin:
         self.table = KeyTable(self.whole)
         self.made = KeyQueues(self.table, self.ageing_ms)
 
-    def closed(self, shut: set[int]) -> Bools:
-        """Those keys, once everything is laid in."""
+    def busy_mask(self, busy: set[int]) -> Bools:
+        """Lay in all rows, then return which keys of the table are busy."""
         self.made.lay_in()
-        return np.isin(self.table.key_hashes, list(shut))
+        return np.isin(self.table.key_hashes, list(busy))
 
     def rank(self, offset: int) -> tuple[int, int]:
         due_ms, _, priority, _ = self.rows[offset]
@@ -67,16 +67,16 @@ class Twin:
     def queue_of(self, slot: int) -> list[int]:
         return sorted((o for o in self.rows if self.queue(o) == slot), key=self.rank)
 
-    def open(self, shut: set[int]) -> list[int]:
-        """What may go next, in order."""
-        slots = {self.queue(offset) for offset in self.rows} - shut - {-1}
+    def open(self, busy: set[int]) -> list[int]:
+        """Return the messages that may be delivered next, in order."""
+        slots = {self.queue(offset) for offset in self.rows} - busy - {-1}
         heads = [self.queue_of(slot)[0] for slot in slots]
         return sorted(heads + self.queue_of(-1), key=self.rank)
 
     def push(self, messages: list[tuple[int, int, int, int]]) -> None:
         offsets = [self.last + number for number in range(len(messages))]
         self.last += len(messages)
-        # Not in the order of offsets: what was given back comes among what is fresh.
+        # Not in the order of offsets: redelivered messages are mixed with new ones.
         offsets = offsets[::2] + offsets[1::2]
         self.rows |= dict(zip(offsets, messages, strict=True))
         due_ms, slots, priorities, attempts = map(list, zip(*messages, strict=True))
@@ -87,9 +87,9 @@ class Twin:
             )
         )
 
-    def take(self, shut: set[int], most: int, every: bool) -> None:
-        rows, places = self.made.open(self.closed(shut), most, all_heads=every)
-        expected = self.open(shut)
+    def take(self, busy: set[int], most: int, every: bool) -> None:
+        rows, places = self.made.open(self.busy_mask(busy), most, all_heads=every)
+        expected = self.open(busy)
         if every:
             free = [offset for offset in expected if self.queue(offset) < 0]
             expected = [o for o in expected if self.queue(o) >= 0 or o in free[:most]]
@@ -109,24 +109,24 @@ class Twin:
         for offset in set(gone):
             del self.rows[offset]
 
-    def shorten(self, shut: set[int], most: int) -> None:
-        """The ends of queues go, and nothing that was sent before, nor what is before such."""
-        gone = set(self.made.shorten(self.closed(shut), most).offsets.tolist())
+    def shorten(self, busy: set[int], most: int) -> None:
+        """Remove ends of queues, but no message that was sent or precedes one that was."""
+        gone = set(self.made.shorten(self.busy_mask(busy), most).offsets.tolist())
         fresh = sum(not attempts for *_, attempts in self.rows.values())
         for slot in {self.queue(offset) for offset in self.rows}:
             queue = self.queue_of(slot)
             left = [offset for offset in queue if offset not in gone]
             assert left == queue[: len(left)], "a gap in a queue"
             assert slot >= 0 or left == queue
-            assert slot in shut or left[:1] == queue[:1]
-            if fresh - len(gone) > most and slot in shut:
-                assert not left or self.rows[left[-1]][3], "more could have gone"
+            assert slot in busy or left[:1] == queue[:1]
+            if fresh - len(gone) > most and slot in busy:
+                assert not left or self.rows[left[-1]][3], "more could have been removed"
             assert all(not self.rows[offset][3] for offset in queue if offset in gone)
         for offset in gone:
             del self.rows[offset]
 
     def recall(self, band: int, due_ms: int) -> None:
-        """What was never sent goes from a key on, and nothing of another band."""
+        """Recall messages of a band from a key on that were never sent."""
         key = Key(due_ms, self.last // 2)
         gone = self.made.recall(band, key).tolist()
         expected = [
@@ -180,22 +180,22 @@ steps = st.lists(
 def test_queues_behave_like_a_sorted_list_for_each_key(
     actions: list[tuple[str, list[object]]], whole: bool, loose: int
 ) -> None:
-    """Q9, V16: whatever comes in whatever order, goes from wherever, and lies loose or sorted."""
-    twin = Twin(whole)
+    """Q9, V16: for any order of additions and removals, and for loose or sorted rows."""
+    model = Model(whole)
     with patch.multiple(key_queues, _FEW_ROWS=loose, _LOOSE_OF_EACH=loose):
         for name, *arguments in actions:
-            getattr(twin, name)(*arguments)
-            twin.check()
-    rows = twin.made.drain()
-    assert sorted(rows.offsets.tolist()) == sorted(twin.rows)
-    assert len(twin.made) == 0
+            getattr(model, name)(*arguments)
+            model.check()
+    rows = model.made.drain()
+    assert sorted(rows.offsets.tolist()) == sorted(model.rows)
+    assert len(model.made) == 0
 
 
 @pytest.mark.parametrize("span_ms", [100, 1 << 50])
-def test_the_order_is_the_same_whether_it_fits_one_number_or_not(
+def test_order_is_the_same_whether_or_not_it_packs_into_one_integer(
     span_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Q9: key, rank and offset are packed where they fit."""
+    """Q9: key, rank and offset are packed if they fit."""
     monkeypatch.setattr(key_queues, "_FEW_ROWS", 0)
     rng = np.random.default_rng(1)
     due_ms, slots = rng.integers(0, span_ms, 500), rng.integers(0, 5, 500)
@@ -216,8 +216,8 @@ def test_the_order_is_the_same_whether_it_fits_one_number_or_not(
         assert (np.diff(mine) >= 0).all()
 
 
-def test_a_key_that_matters_no_more_leaves_the_table() -> None:
-    """Q9: memory follows what is ready and held, not all keys that ever were."""
+def test_unused_key_leaves_the_table() -> None:
+    """Q9: memory depends on ready and held messages, not on all keys ever used."""
     table = KeyTable(whole=False)
     queues = KeyQueues(table, 0)
     for step in range(10):

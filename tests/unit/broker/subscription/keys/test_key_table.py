@@ -1,4 +1,4 @@
-"""A table of keys beside a plain dictionary."""
+"""A table of keys, compared with plain dictionaries."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KEYS = st.lists(st.integers(0, 12), max_size=8)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["hold", "free", "head", "go"]), KEYS), max_size=30))
-def test_a_key_keeps_what_is_known_of_it_as_long_as_it_matters(
+def test_key_keeps_its_data_while_it_is_busy_or_has_a_head(
     actions: list[tuple[str, list[int]]],
 ) -> None:
-    """Q9: whichever keys come and go beside it."""
+    """Q9: also while other keys are added and removed."""
     table = KeyTable(whole=False)
     busy: dict[int, int] = {}
     heads: dict[int, int] = {}
@@ -50,8 +50,8 @@ def test_a_key_keeps_what_is_known_of_it_as_long_as_it_matters(
         assert (table.ranks[table.there] == -table.heads.offsets[table.there]).all()
 
 
-def test_a_key_is_found_by_its_slot_and_the_rest_of_its_hash() -> None:
-    """V16, Q9: ranges are of slots, of which many keys may share one."""
+def test_key_is_found_by_its_hash_and_by_its_slot() -> None:
+    """V16, Q9: ranges consist of slots, and many keys may share a slot."""
     table = KeyTable(whole=False)
     traits = np.array([HAS_KEY | 7, HAS_KEY | 7 | 1 << 17, 0, HAS_KEY | 65_535], np.uint32)
     key_hashes = table.key_hashes_of(Rows.fresh(np.zeros(4, np.int64), np.arange(4), traits))
@@ -65,8 +65,8 @@ def test_a_key_is_found_by_its_slot_and_the_rest_of_its_hash() -> None:
     assert table.key_hashes[table.among(wanted) & table.there].tolist() == [7, 7 + SLOTS]
 
 
-def test_keys_that_do_not_matter_any_more_take_no_room() -> None:
-    """Q9: memory follows what is ready and held, however many keys there were."""
+def test_unused_keys_take_no_space() -> None:
+    """Q9: memory depends on ready and held messages, not on all keys ever used."""
     table = KeyTable(whole=False)
     at = table.place(np.array([5]))
     table.busy[at] = True

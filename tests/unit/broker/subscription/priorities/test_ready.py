@@ -1,4 +1,4 @@
-"""What a subscription may hand out now, in the order it is due."""
+"""The messages that a subscription may deliver now, in delivery order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def as_list(rows: Rows) -> list[tuple[int, int]]:
 @settings(max_examples=200)
 @given(steps)
 def test_ready_behaves_like_a_sorted_list(actions: list[tuple[str, object]]) -> None:
-    """V6: due order by time, then offset."""
+    """V6: ordered by due time, then offset."""
     ready, model = Ready(limit=50), list[tuple[int, int]]()
     for action, argument in actions:
         if action == "push":
@@ -68,8 +68,8 @@ def test_ready_behaves_like_a_sorted_list(actions: list[tuple[str, object]]) -> 
         max_size=40,
     )
 )
-def test_what_was_tried_and_what_is_fresh_share(actions: list[tuple[str, object]]) -> None:
-    """Q6: of two sorted lists each gives its first; while both have some, one in four is old."""
+def test_retried_and_new_messages_share_deliveries(actions: list[tuple[str, object]]) -> None:
+    """Q6: while both sorted lists have messages, one in four is a retried one."""
     ready = Ready(limit=50)
     lists: dict[str, list[tuple[int, int]]] = {"push": [], "tried": []}
     number = 0
@@ -97,8 +97,8 @@ def test_what_was_tried_and_what_is_fresh_share(actions: list[tuple[str, object]
         assert ready.room == max(0, 50 - len(lists["push"]))
 
 
-def test_old_ones_come_one_by_one_among_the_fresh_and_starve_neither() -> None:
-    """Q6: also where each take is for a single message."""
+def test_retried_messages_are_spread_evenly_among_new_ones() -> None:
+    """Q6: also if each take is for a single message. Neither kind starves."""
     ready = Ready(limit=1000)
     ready.push_tried(Rows.fresh(np.zeros(100, np.int64), np.arange(100)))
     ready.push(Rows.fresh(np.ones(400, np.int64), np.arange(100, 500)))

@@ -1,4 +1,4 @@
-"""What is read ahead, held to a dictionary: it says of a message what was put, or nothing."""
+"""Messages that were read ahead, compared with a dictionary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch_of(offsets: list[int], with_keys: bool) -> MessageBatch:
 
 @dataclass
 class Naive:
-    """Due times and keys by offset."""
+    """A model: due times and keys by offset."""
 
     there: dict[int, tuple[int, bytes]] = field(default_factory=dict)
 
@@ -48,8 +48,8 @@ def put(staged: Staged, naive: Naive, keys: dict[int, int], with_keys: bool) -> 
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_what_is_found_is_what_was_put(data: st.DataObject) -> None:
-    """Whatever is put, again too, joined and let go: a key gives its own message."""
+def test_found_messages_are_those_that_were_put(data: st.DataObject) -> None:
+    """Messages are put, put again, merged and dropped; each key finds its own message."""
     large = module._LARGE_ROWS
     module._LARGE_ROWS = data.draw(st.sampled_from([4, 16, large]))  # type: ignore[misc]
     try:
@@ -75,7 +75,7 @@ def test_what_is_found_is_what_was_put(data: st.DataObject) -> None:
 
 
 def found_in(staged: Staged, naive: Naive, wanted: list[int]) -> set[int]:
-    """Which of these are found; each with its own payload and key."""
+    """Return which of these are found. Assert that each has its own payload and key."""
     due = [naive.there.get(offset, (0, b""))[0] for offset in wanted]
     picks = staged.find(column(*due), column(*wanted))
     found: set[int] = set()
@@ -97,10 +97,10 @@ def test_a_message_that_was_moved_is_not_found_under_its_old_time() -> None:
     assert [pick.places.tolist() for pick in staged.find(column(200, 100), column(7, 8))] == [[1]]
 
 
-def test_what_finds_no_room_is_expected_and_the_lowest_ranks_are_read_first(
+def test_lowest_ranks_are_read_first_and_the_rest_is_expected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """V5: of four rows with room for two, the urgent ones are read, in the index's order."""
+    """V5: with room for two of four rows, the urgent ones are read, in the index's order."""
     monkeypatch.setattr(module, "_LEAST_ROWS", 2)
     staged = Staged()
     traits = traits_of(
@@ -118,13 +118,13 @@ def test_what_finds_no_room_is_expected_and_the_lowest_ranks_are_read_first(
         ).height
         == 0
     )
-    assert not staged.wants_read, "there is no room: it is not asked for again at once"
+    assert not staged.wants_read, "without room it does not ask for a read again"
     staged.find(column(1, 1), column(1, 2))
-    assert staged.wants_read, "some went out, so there may be room"
+    assert staged.wants_read, "some were delivered, so there may be room"
 
 
-def test_what_is_done_gives_its_bytes_back() -> None:
-    """Memory is bounded by what is held, whatever was put before."""
+def test_finished_messages_free_their_memory() -> None:
+    """Memory is bounded by the messages held, not by those put before."""
     staged, naive = Staged(), Naive()
     for first in range(0, 10_000, 1_000):
         put(staged, naive, dict.fromkeys(range(first, first + 1_000), 5), with_keys=True)
