@@ -194,7 +194,8 @@ async def test_acknowledged_messages_of_passive_topics_leave_the_index(
         assert not services.registry.active
         await services.compactor.merge(list(services.index.manifest.segments))
         counts = {
-            name: services.index.count(record.id) for name, record in services.registry.topics.items()
+            name: services.index.count(record.id)
+            for name, record in services.registry.topics.items()
         }
         assert counts == {"public/default/done": 0, "public/default/waiting": 50}
         assert [topic.name.name for topic in services.registry.active.values()] == ["done"]
