@@ -73,7 +73,7 @@ def test_a_malformed_namespace_is_refused(text: str) -> None:
         NamespaceName.parse(text)
 
 
-def test_a_name_cannot_be_made_malformed_by_its_parts() -> None:
+def test_name_with_malformed_parts_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         TopicName("a/b", "c", "d")
     with pytest.raises(InvalidRequest):

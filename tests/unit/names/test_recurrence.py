@@ -73,7 +73,7 @@ def test_time_that_occurs_twice_is_due_the_first_time_only() -> None:
     assert times(half_past_two, "2027-10-31T02:10+01:00", 1) == wanted[1:]
 
 
-def test_every_hour_is_every_real_hour() -> None:
+def test_hourly_cron_is_due_every_real_hour() -> None:
     hours = berlin("0 * * * *")
     assert times(hours, "2027-10-31T01:00", 3) == [
         "2027-10-31T02:00+02:00",
@@ -86,7 +86,7 @@ def test_every_hour_is_every_real_hour() -> None:
     ]
 
 
-def test_every_counts_real_time_from_its_anchor() -> None:
+def test_interval_counts_real_time_from_its_anchor() -> None:
     every = Recurrence(every_ms=90_000, anchor_ms=1_000)
     assert list(islice(every.occurrences(0), 2)) == [91_000, 181_000]
     assert every.after(91_000) == 181_000

@@ -34,7 +34,7 @@ from escapement.traits import (
         ("f" * 300, 0x72DF),
     ],
 )
-def test_a_slot_never_changes(key: str, slot: int) -> None:
+def test_slot_of_a_key_never_changes(key: str, slot: int) -> None:
     """V16: slots are part of the protocol and of files. The first three are FNV's test vectors."""
     assert slot_of(key) == slot_of(key.encode()) == slot
     assert slot_of("f" * HASHED_BYTES) == slot_of("f" * 300)

@@ -93,7 +93,7 @@ def test_invalid_policy_is_refused_and_its_field_named(changes: dict[str, Any], 
     assert said in str(caught.value)
 
 
-def test_ack_wait_above_max_backoff_stored_by_an_earlier_version_blocks_no_other_change() -> None:
+def test_stored_ack_wait_above_max_backoff_blocks_no_other_change() -> None:
     """V4: earlier versions accepted it. Other changes work; changes of these fields must fit."""
     policy = SubscriptionPolicy.decode('{"ack_wait_ms": 60000, "max_backoff_ms": 9000}')
     assert policy.updated({"jitter": 0}).jitter == 0

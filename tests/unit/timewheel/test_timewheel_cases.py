@@ -31,7 +31,7 @@ def assert_equal(returned: list[Entries], expected: Entries) -> None:
     assert np.array_equal(whole.ids, expected.ids)
 
 
-def test_the_worked_example_of_the_documentation() -> None:
+def test_worked_example_of_the_documentation() -> None:
     wheel = TimingWheel(1000, 130_000)
     wheel.insert_one(135_000, 1)
     wheel.insert_one(200_000, 2)
@@ -181,7 +181,7 @@ def partly_prepared() -> tuple[TimingWheel, Entries]:
     return wheel, entries
 
 
-def test_a_jump_past_a_slot_in_preparation_returns_all_of_it_in_order() -> None:
+def test_jump_past_a_partly_prepared_slot_returns_its_entries_in_order() -> None:
     wheel, entries = partly_prepared()
     assert_equal([wheel.advance(START_MS + 99 * DAY_MS)], entries)
 

@@ -15,7 +15,7 @@ def opened(last_sequence: int = -1) -> tuple[Producer, object]:
 
 
 def test_resent_batch_is_skipped_and_an_overlapping_one_trimmed() -> None:
-    """B3: resends are trimmed by their range of sequences."""
+    """B3: resent batches are trimmed by their range of sequences."""
     producer, holder = opened(last_sequence=9)
     assert producer.admit(holder, 0, 10, -1) == 10
     assert producer.admit(holder, 5, 10, 4) == 5
@@ -57,7 +57,7 @@ def test_refusal_after_a_batch_of_unknown_outcome_keeps_that_batch() -> None:
     assert producer.admit(holder, 10, 10, 9) == 0
 
 
-def test_the_newer_holder_of_a_name_fences_the_older() -> None:
+def test_newer_holder_of_a_name_fences_the_older() -> None:
     """B3: producers with one name."""
     producer, older = opened()
     newer = object()

@@ -199,7 +199,7 @@ def test_failed_write_is_a_storage_error_and_loses_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("size_bytes", [0, 100, 5_000, 300_000])
-def test_full_disk_keeps_no_partial_file_and_is_named(tmp_path: Path, size_bytes: int) -> None:
+def test_full_disk_leaves_no_partial_file_and_is_reported(tmp_path: Path, size_bytes: int) -> None:
     """The system itself refuses to write beyond a size."""
     index = DelayedIndex.open(tmp_path, LIMITS)
     fill(index, 0, 50)
