@@ -1,4 +1,4 @@
-"""What was tried too often: once in its dead-letter topic, whatever happens when."""
+"""A message that fails its last attempt has one dead letter, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def dead_letters(broker: escapement.Broker, **names: Any) -> list[dict[str
 
 
 async def settled(world: World) -> None:
-    """Until what was dead is in its topic: the postman looks at the inbox every so often."""
+    """Wait until the inbox relay has moved dead letters to their topic."""
     for _ in range(3):
         await world.clock.advance(seconds=1)
 
@@ -43,7 +43,7 @@ async def settled(world: World) -> None:
 async def test_dead_letter_next_to_a_message_with_a_group_is_redriven(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1, Q10: whatever else is published into a dead-letter topic."""
+    """V1, Q10: other messages in a dead-letter topic do not matter."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
         await (await broker.producer("x")).send(b"dead")
@@ -60,7 +60,7 @@ async def test_dead_letter_next_to_a_message_with_a_group_is_redriven(
 async def test_message_that_fails_its_last_attempt_is_dead_lettered_with_the_reason(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V1: nack, timeout and disconnect; the copy keeps everything and says where it is from."""
+    """V1: after nack, timeout and disconnect. The dead letter keeps all fields."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=TWICE)
         producer = await broker.producer("x")
@@ -107,7 +107,7 @@ async def test_message_that_fails_its_last_attempt_is_dead_lettered_with_the_rea
 async def test_redriven_message_is_unchanged_and_delivered_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1: redrive one, then all; purge the rest; each takes effect once, across a crash."""
+    """V1: redrive one, then all, and purge the rest; each takes effect once, across a crash."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
@@ -151,7 +151,7 @@ async def test_redriven_message_is_unchanged_and_delivered_once(
 async def test_stopping_the_broker_dead_letters_no_in_flight_message(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1: neither a clean end nor a crash is a failure of the message."""
+    """V1: neither a clean stop nor a crash counts as a failed delivery."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
@@ -174,7 +174,7 @@ async def test_stopping_the_broker_dead_letters_no_in_flight_message(
 async def test_message_acknowledged_before_dead_lettering_has_no_dead_letter(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V2: by another consumer, in the very moment in which it died."""
+    """V2: another consumer acknowledges it right after its last attempt failed."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
         await (await broker.producer("x")).send_many([b"a", b"b", b"c"])
@@ -213,9 +213,9 @@ async def test_show_reports_state_and_attempts_of_a_dead_message(
 async def test_subscriptions_sharing_a_dead_letter_topic_list_only_their_own(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1: a dead-letter topic may serve several subscriptions."""
+    """V1: a dead-letter topic can serve several subscriptions."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
-        policy = {"max_deliveries": 1, "dead_letter_topic": "grave"}
+        policy = {"max_deliveries": 1, "dead_letter_topic": "failed"}
         for name in ("s", "t"):
             await broker.admin("subscriptions.create", topic="x", subscription=name, policy=policy)
         await (await broker.producer("x")).send_many([b"a", b"b"])
@@ -237,7 +237,7 @@ async def test_subscriptions_sharing_a_dead_letter_topic_list_only_their_own(
 async def test_topic_can_be_deleted_while_its_messages_are_dead_lettered(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """Q7: what is to be buried has left the index, which is no damage."""
+    """Q7: dead messages that are missing from the index are not treated as damage."""
     held = Held()
     async with testing.start(config=CALM, run=held) as world, world.connect() as broker:
         policy = {"max_deliveries": 1}
@@ -248,7 +248,7 @@ async def test_topic_can_be_deleted_while_its_messages_are_dead_lettered(
                 (message,) = await arrived(inbox)
                 with held.hold(COMMIT):
                     await message.nack()
-                    await held.reached()  # the dead-letter topic is being made
+                    await held.reached()  # the dead-letter topic is being created
                     nursery.start_soon(world.server.delete_topic, TopicName.parse("x"))
                     await trio.testing.wait_all_tasks_blocked()
         server = world.server
@@ -283,7 +283,7 @@ async def test_invalid_dead_letter_topic_is_refused(
 async def test_each_of_many_dead_messages_has_one_dead_letter_after_crashes(
     mock_clock: trio.testing.MockClock, seed: int
 ) -> None:
-    """V1: thousands at once, while the broker is killed between any two of its steps."""
+    """V1: thousands of messages fail at once, and the broker is killed between any two steps."""
     await fail_messages_across_crashes(SqliteEngine.in_memory(), 3_000, random.Random(seed))
 
 
@@ -295,7 +295,7 @@ async def test_each_dead_message_has_one_dead_letter_on_every_engine(
 
 
 async def fail_messages_across_crashes(engine: Engine, count: int, rng: random.Random) -> None:
-    """So many messages fail for the last time; the broker is killed over and over meanwhile."""
+    """Fail ``count`` messages for the last time, and crash the broker repeatedly meanwhile."""
     config = BrokerConfig(ack_wait_ms=10_000, seed=0, limits=BrokerLimits(deliver_messages=256))
     async with testing.start(config=config, engine=engine) as world:
         async with world.connect() as broker:
@@ -326,24 +326,24 @@ async def fail_messages_across_crashes(engine: Engine, count: int, rng: random.R
 async def test_rescheduled_dead_letter_counts_once_and_cancelled_one_not_at_all(
     checkpoint: bool, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V1, B1: run at once, put off, cancelled; each that is left is listed and goes back once."""
+    """V1, B1: dead letters that were not cancelled are listed and redriven once each."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
         await (await broker.producer("x")).send_many([b"now", b"later", b"cancelled", b"still"])
         async with broker.consumer("x", "s") as inbox:
             await inbox.nack([m.id for m in await arrived(inbox)])
             await settled(world)
-            places = {row["payload"]: row["offset"] for row in await dead_letters(broker)}
-            await broker.run_now(places[b"now"], topic=DLQ)
-            await broker.reschedule(places[b"later"], topic=DLQ, delay="1h")
-            await broker.cancel(places[b"cancelled"], topic=DLQ)
+            offsets = {row["payload"]: row["offset"] for row in await dead_letters(broker)}
+            await broker.run_now(offsets[b"now"], topic=DLQ)
+            await broker.reschedule(offsets[b"later"], topic=DLQ, delay="1h")
+            await broker.cancel(offsets[b"cancelled"], topic=DLQ)
             if checkpoint:
                 await world.checkpoint()
             left = [b"later", b"now", b"still"]
             assert sorted(row["payload"] for row in await dead_letters(broker)) == left
             with pytest.raises(NotFound):
-                await broker.admin("dlq.show", **NAMES, offset=places[b"cancelled"])
-            shown = await broker.admin("dlq.show", **NAMES, offset=places[b"later"])
+                await broker.admin("dlq.show", **NAMES, offset=offsets[b"cancelled"])
+            shown = await broker.admin("dlq.show", **NAMES, offset=offsets[b"later"])
             assert shown["payload"] == b"later"
             assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 3}
             await settled(world)
@@ -359,7 +359,7 @@ async def test_rescheduled_dead_letter_counts_once_and_cancelled_one_not_at_all(
 async def test_dead_letter_rescheduled_during_a_scan_is_found_once(
     mock_clock: trio.testing.MockClock, verb: str
 ) -> None:
-    """V1: it is there all the while, at one time or the other."""
+    """V1: it exists throughout, at its old or its new due time."""
     held = Held()
     async with testing.start(run=held, config=uncached(CALM)) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
@@ -391,7 +391,7 @@ async def test_dead_letter_rescheduled_during_a_scan_is_found_once(
 async def test_redrive_and_purge_stop_when_their_subscription_is_deleted_or_sought(
     mock_clock: trio.testing.MockClock, verb: str, meanwhile: str
 ) -> None:
-    """V1, Q7: deleted or sought between two steps: nothing is ended for one who is not there."""
+    """V1, Q7: a change between two steps ends no dead letter of a new subscription."""
     held = Held()
     async with testing.start(run=held, config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
@@ -430,7 +430,7 @@ async def test_redrive_and_purge_stop_when_their_subscription_is_deleted_or_soug
 async def test_dead_letters_neither_expire_nor_are_dropped(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: neither a time to live nor a quota takes what nobody has looked at yet."""
+    """P10: time-to-live and quotas do not apply to dead letters."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         limits = {"ttl_ms": "1h", "quota_messages": 2, "quota_action": "drop_oldest"}
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
@@ -456,7 +456,7 @@ async def test_dead_letters_neither_expire_nor_are_dropped(
 async def test_dead_letter_dead_lettered_again_is_redriven_as_the_same_dead_letter(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1: from the second dead-letter topic to the first, and from there to its topic."""
+    """V1: from the second dead-letter topic to the first, and from there to the original topic."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         once = {"max_deliveries": 1}
         again = {"topic": DLQ, "subscription": "worker"}
@@ -486,7 +486,7 @@ async def test_dead_letter_dead_lettered_again_is_redriven_as_the_same_dead_lett
 async def test_properties_that_are_not_utf_8_are_shown_and_redriven_unchanged(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1: nobody checks what a job or another client packs."""
+    """V1: jobs and other clients pack properties themselves, and the broker does not check them."""
     odd = [b"\x81\xa1a\xa2\xff!", b"\x81\xa1\xfe\x07", msgpack.packb({b"\xff": 1})]
     read = [{"a": "\\xff!"}, {"\\xfe": 7}, {b"\xff": 1}]
     async with testing.start(config=CALM) as world, world.connect() as broker:
@@ -514,7 +514,7 @@ async def test_properties_that_are_not_utf_8_are_shown_and_redriven_unchanged(
 async def test_dead_letters_of_a_deleted_or_changed_subscription_stay_reachable(
     how: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V1: neither deleting a subscription nor another dead-letter topic loses letters."""
+    """V1: deleting the subscription or changing its dead-letter topic loses no dead letter."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
         await broker.admin("subscriptions.create", topic="x", subscription="other")
@@ -527,7 +527,7 @@ async def test_dead_letters_of_a_deleted_or_changed_subscription_stay_reachable(
             with pytest.raises(NotFound):
                 await dead_letters(broker)
         else:
-            to = {"dead_letter_topic": "grave"}
+            to = {"dead_letter_topic": "failed"}
             await broker.admin("subscriptions.update", **NAMES, policy=to)
             assert await dead_letters(broker) == []
         there = {"dead_letter_topic": DLQ}

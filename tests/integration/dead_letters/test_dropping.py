@@ -1,4 +1,4 @@
-"""A backlog quota that drops the oldest due instead of refusing (P10)."""
+"""A backlog quota that drops the oldest due messages instead of refusing new ones (P10)."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ KINDS = ["shared", "exclusive"]
 
 
 async def begin(broker: escapement.Broker, most: int, kind: str = "shared", **policy: str) -> None:
-    """A subscription of a topic that keeps at most so many messages."""
+    """Create a subscription of a topic whose quota keeps at most ``most`` messages."""
     await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
     quota = {"quota_messages": most, "quota_action": "drop_oldest"}
     await broker.admin("topics.update", topic="x", policy=quota)
 
 
 async def figures(broker: escapement.Broker) -> tuple[int, int]:
-    """How many were dropped, and how many are still to be done."""
+    """Return the numbers of dropped and of unacknowledged messages."""
     rows = await broker.admin("subscriptions.list", topic="x")
     (row,) = (row for row in rows if row["subscription"] == NAMES["subscription"])
     return row["dropped"], row["unacknowledged"]
 
 
 async def publish(broker: escapement.Broker, numbers: range, **how: str) -> None:
-    """Messages that are numbers, in one batch."""
+    """Publish the numbers as messages, in one batch."""
     producer = await broker.producer("x")
     await producer.send_many([b"%d" % number for number in numbers], **how)
 
 
 async def values(inbox: escapement.Inbox) -> list[int]:
-    """What has come, acknowledged."""
+    """Acknowledge all messages that have arrived, and return their values."""
     return [int(value) for value in await received_messages.values(inbox)]
 
 
@@ -53,7 +53,7 @@ async def values(inbox: escapement.Inbox) -> list[int]:
 async def test_oldest_messages_are_dropped_down_to_the_quota(
     kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """P10: without traffic, from memory and from disk, and for good."""
+    """P10: without traffic, from memory and from disk, and across a crash."""
     async with testing.start(config=TIGHT, engine=engine) as world:
         async with world.connect() as broker:
             await begin(broker, 100, kind)
@@ -77,7 +77,7 @@ async def test_oldest_messages_are_dropped_down_to_the_quota(
 async def test_in_flight_messages_are_kept_and_retrying_ones_are_dropped(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: a nack of what was let go brings nothing back."""
+    """P10: a dropped message is not redelivered when its back-off ends."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await begin(broker, 10, kind, max_in_flight="8")
         async with broker.consumer("x", "s", kind=kind, ack_wait="1h") as inbox:
@@ -87,8 +87,8 @@ async def test_in_flight_messages_are_kept_and_retrying_ones_are_dropped(
             await inbox.nack([message.id for message in held[:4]], "10m")
             await publish(broker, range(8, 18))
             await world.clock.advance(seconds=2)
-            dropped, waiting = await figures(broker)
-            assert (dropped, waiting) == (8, 10)
+            dropped, pending = await figures(broker)
+            assert (dropped, pending) == (8, 10)
             assert await inbox.ack([m.id for m in held[4:]], durable=True) == 4
             await world.clock.advance(minutes=11)
             assert await figures(broker) == (8, 6)
@@ -97,7 +97,7 @@ async def test_in_flight_messages_are_kept_and_retrying_ones_are_dropped(
 async def test_messages_that_fall_due_are_dropped_over_the_quota_without_traffic(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: what is not yet due is never dropped."""
+    """P10: messages that are not yet due are never dropped."""
     async with testing.start(config=TIGHT) as world, world.connect() as broker:
         await begin(broker, 10)
         await publish(broker, range(100), delay="1h")
@@ -115,7 +115,7 @@ async def test_messages_that_fall_due_are_dropped_over_the_quota_without_traffic
 async def test_messages_before_an_exclusive_subscription_began_are_not_counted_twice(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: neither what was cancelled then, nor what is acknowledged that it is not to get."""
+    """P10: neither if they were cancelled, nor if this subscription acknowledges them."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("topics.create", topic="x")
         await publish(broker, range(10), delay="1h")
@@ -132,7 +132,7 @@ async def test_messages_before_an_exclusive_subscription_began_are_not_counted_t
 async def test_acknowledged_messages_still_in_the_index_cause_no_drops(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: before anything is dropped it is counted exactly."""
+    """P10: the broker counts exactly before it drops messages."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             await begin(broker, 100)
@@ -158,7 +158,7 @@ async def test_acknowledged_messages_still_in_the_index_cause_no_drops(
 async def test_dropped_messages_are_dead_lettered_if_configured(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: once each, with the reason; whatever was tried before says how often."""
+    """P10: once each, with the reason and the number of attempts."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await begin(broker, 5, kind, dropped_to_dead_letter="yes")
         async with broker.consumer("x", "s", kind=kind) as inbox:
@@ -168,9 +168,9 @@ async def test_dropped_messages_are_dead_lettered_if_configured(
             await world.clock.settle()
         await publish(broker, range(1, 30))
         await world.clock.advance(seconds=5)
-        inbox_entries = await broker.admin("dlq.list", **NAMES, count=100)
-        assert {inbox_entry["reason"] for inbox_entry in inbox_entries} == {"dropped"}
-        assert sorted(inbox_entry["attempts"] for inbox_entry in inbox_entries) == [0] * 24 + [1]
+        rows = await broker.admin("dlq.list", **NAMES, count=100)
+        assert {row["reason"] for row in rows} == {"dropped"}
+        assert sorted(row["attempts"] for row in rows) == [0] * 24 + [1]
         assert await figures(broker) == (25, 5)
         await world.clock.advance(hours=2)
         assert await figures(broker) == (25, 5)
@@ -179,7 +179,7 @@ async def test_dropped_messages_are_dead_lettered_if_configured(
 async def test_publish_is_refused_only_when_dropping_cannot_meet_the_quota(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: where what is not yet due counts, it alone may meet the quota."""
+    """P10: if delayed messages count, they alone may reach the quota."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await begin(broker, 100)
         await broker.admin("topics.update", topic="x", policy={"quota_counts": "all"})
@@ -198,7 +198,7 @@ async def test_publish_is_refused_only_when_dropping_cannot_meet_the_quota(
 async def test_delayed_messages_are_counted_exactly_before_dropping(
     change: str, whole: bool, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: the index has what was cancelled, and old times, and lies in blocks of any time."""
+    """P10: the index also holds cancelled messages and former due times."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES)
         prefix = "total_" if whole else ""
@@ -225,7 +225,7 @@ async def test_delayed_messages_are_counted_exactly_before_dropping(
 async def test_exclusive_subscription_counts_a_delayed_message_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: a message that is not yet due is among those that such a subscription is to get."""
+    """P10: a delayed message is also one of the messages that the subscription will get."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await begin(broker, 100, "exclusive")
         await broker.admin("topics.update", topic="x", policy={"quota_counts": "all"})
@@ -241,7 +241,7 @@ async def test_exclusive_subscription_counts_a_delayed_message_once(
 async def test_cancelled_messages_do_not_count_for_an_exclusive_subscription(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: the index goes on having it among what is not yet due."""
+    """P10: the index still holds them as delayed messages."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await begin(broker, 3, "exclusive")
         await broker.admin("topics.update", topic="x", policy={"quota_counts": "all"})
@@ -257,7 +257,7 @@ async def test_cancelled_messages_do_not_count_for_an_exclusive_subscription(
 async def test_acknowledged_message_stops_counting_once_it_is_no_longer_delayed(
     change: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: also where no shared subscription waits for it, and nobody publishes."""
+    """P10: even if no shared subscription waits for it and no message is published."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await begin(broker, 0, "exclusive")
         await publish(broker, range(1), delay="1m")
@@ -283,7 +283,7 @@ async def test_acknowledged_message_stops_counting_once_it_is_no_longer_delayed(
 async def test_setting_the_clock_back_does_not_postpone_drops(
     whole: bool, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: what rests between two looks at a quota rests a second, by whatever clock."""
+    """P10: the second between two checks of a quota does not depend on the wall clock."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, kind="exclusive")
         quota = "total_quota_messages" if whole else "quota_messages"
@@ -303,14 +303,14 @@ async def test_setting_the_clock_back_does_not_postpone_drops(
 async def test_drop_that_failed_during_a_database_outage_happens_afterwards(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: who reads the log is read for, and that failed; nothing else comes."""
+    """P10: the failed log read is repeated, although no further message arrives."""
     outage = Outage()
     async with testing.start(config=CALM, engine=outage.engine) as world:
         async with world.connect() as broker:
             await begin(broker, 5, "exclusive")
             await publish(broker, range(10))
             await world.clock.advance(seconds=2)
-            # The first is looked at now, the second after a rest.
+            # The broker checks the quota for the first batch now, for the second a second later.
             await publish(broker, range(10, 12))
             await publish(broker, range(12, 14))
             outage.unreachable()
@@ -324,7 +324,7 @@ async def test_drop_that_failed_during_a_database_outage_happens_afterwards(
 async def test_drops_beyond_the_bound_of_dead_messages_wait_for_dead_lettering(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: dead letters that cannot be written wait in memory, in bounded number."""
+    """P10: dead messages wait in memory while the database is away, in bounded number."""
     outage = Outage()
     async with testing.start(config=TIGHT, engine=outage.engine) as world:
         async with world.connect() as broker:
@@ -359,9 +359,9 @@ async def test_byte_quota_uses_the_mean_size_also_after_a_restart(
             producer = await broker.producer("x")
             await producer.send_many([bytes(1_000)] * 90)
             await world.clock.advance(seconds=2)
-            dropped, waiting = await figures(broker)
-            assert dropped + waiting == 180
-            assert 95 <= waiting <= 105
+            dropped, pending = await figures(broker)
+            assert dropped + pending == 180
+            assert 95 <= pending <= 105
 
 
 async def let_time_pass(
@@ -371,14 +371,14 @@ async def let_time_pass(
     due: dict[int, int],
     held: dict[int, escapement.Message],
 ) -> dict[int, int]:
-    """Let time pass, and say what is left: of what is in nobody's hands the oldest go.
+    """Let time pass, and return the messages left: the oldest ones not in flight are dropped.
 
-    Whatever comes is added to ``held``.
+    Messages that arrive are added to ``held``.
     """
     held |= {int(message.value): message for message in await arrived(inbox)}
     await world.clock.advance(seconds=3)
     held |= {int(message.value): message for message in await arrived(inbox)}
-    assert held.keys() <= due.keys(), "what was dropped was handed out"
+    assert held.keys() <= due.keys(), "a dropped message was delivered"
     now_ms, in_log_order = world.clock.now_ms(), kind == "exclusive"
     counts = [one for one in due if in_log_order or due[one] <= now_ms]
     at_rest = [one for one in counts if one not in held]
@@ -388,8 +388,8 @@ async def let_time_pass(
 
 
 async def play(world: World, broker: escapement.Broker, chance: random.Random, kind: str) -> None:
-    """A random history; after each step as many wait as may, and they are the newest."""
-    due: dict[int, int] = {}  # number -> when, of what is neither done nor dropped
+    """Run a random history. After each step, only the newest messages of the quota are left."""
+    due: dict[int, int] = {}  # number -> due time, of pending messages
     held: dict[int, escapement.Message] = {}
     number = 0
     producer = await broker.producer("x")
@@ -424,7 +424,7 @@ async def play(world: World, broker: escapement.Broker, chance: random.Random, k
 async def test_random_history_keeps_the_newest_messages(
     kind: str, seed: int, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: with priorities, delays, retries and checkpoints, against a naive model."""
+    """P10: with priorities, delays, retries and checkpoints, against a simple model."""
     async with testing.start(config=TIGHT) as world, world.connect() as broker:
         await begin(broker, QUOTA, kind, max_in_flight="3")
         await play(world, broker, random.Random(seed), kind)
@@ -435,7 +435,7 @@ async def test_random_history_keeps_the_newest_messages(
 async def test_seek_or_new_subscription_at_earliest_is_cut_to_the_quota(
     how: str, kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: a seek, or a new subscription, is a longer backlog without any traffic."""
+    """P10: both lengthen the backlog without any traffic."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await begin(broker, 10, kind)
         await publish(broker, range(50))
@@ -449,8 +449,8 @@ async def test_seek_or_new_subscription_at_earliest_is_cut_to_the_quota(
         else:
             await broker.admin("subscriptions.seek", **NAMES, position="earliest")
         await world.clock.advance(seconds=3)
-        _, waiting = await figures(broker)
-        assert waiting == 10
+        _, pending = await figures(broker)
+        assert pending == 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -458,7 +458,7 @@ async def test_seek_or_new_subscription_at_earliest_is_cut_to_the_quota(
 async def test_messages_no_longer_in_flight_are_dropped_over_the_quota(
     how: str, kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: it was in hands when the quota was met, and nothing comes afterwards."""
+    """P10: they were in flight when the quota was checked, and no message arrives afterwards."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await begin(broker, 10, kind)
         async with broker.consumer("x", "s", kind=kind, ack_wait="10s", permits=50) as inbox:

@@ -1,4 +1,4 @@
-"""What refuses a letter for a reason of its own neither loses it nor ends the broker."""
+"""Inbox entries and dead letters whose topic refuses them are kept, and the broker goes on."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from support.inbox_entries import inbox_entry, post
 
 CALM = BrokerConfig(seed=0)
 NAMES = {"topic": "t/n/x", "subscription": "s"}
-# One that may be tried again, and one that may not.
+# The first may be retried, the second may not.
 REFUSALS = [BacklogFull("there is too much"), LimitExceeded("there are too many topics")]
 
 
 @contextmanager
 def refusing(world: World, target: str, error: EscapementError) -> Iterator[Callable[[], int]]:
-    """Inside, a topic cannot be had, for a reason that nobody expects; tells how often."""
+    """Refuse the topic ``target`` with ``error``. Yield a function that counts attempts."""
     registry, tries = world.server.registry, 0
     ensure_topic = registry.ensure_topic
 
@@ -58,14 +58,14 @@ def refusing(world: World, target: str, error: EscapementError) -> Iterator[Call
 async def test_refused_inbox_entry_is_retried_with_back_off_while_others_go_on(
     error: EscapementError, caplog: pytest.LogCaptureFixture, mock_clock: trio.testing.MockClock
 ) -> None:
-    """B2: said once in the log, shown in the figures, and moved once in the end."""
+    """B2: the refusal is logged once and shown in the statistics; the entry is moved once."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         with refusing(world, "t/n/x", error) as tries, caplog.at_level(logging.WARNING):
             await post(world, [inbox_entry("t/n/x", "one"), inbox_entry("t/n/y", "two")])
             for _ in range(300):
                 await world.clock.advance(seconds=1)
-            assert 8 <= tries() <= 11, "after 1, 2, 4, ... 60 seconds"
-            assert len([one for one in caplog.records if "letters for" in one.message]) == 1
+            assert 8 <= tries() <= 11, "attempts after 1, 2, 4, ... 60 seconds"
+            assert len([one for one in caplog.records if "inbox entries for" in one.message]) == 1
             stats = await broker.admin("broker.stats")
             assert stats["inbox_blocked"] == [f"t/n/x: {error}"]
             assert (await broker.admin("topics.stats", topic="t/n/y"))["next_offset"] == 1
@@ -79,7 +79,7 @@ async def test_refused_inbox_entry_is_retried_with_back_off_while_others_go_on(
 async def test_dead_messages_wait_for_a_refused_topic_and_are_dead_lettered_once(
     error: EscapementError, caplog: pytest.LogCaptureFixture, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V4: those of another subscription do not wait for them."""
+    """V4: dead messages of another subscription do not wait for them."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producers = []
         for topic in ("t/n/x", "t/n/y"):
@@ -101,7 +101,7 @@ async def test_dead_messages_wait_for_a_refused_topic_and_are_dead_lettered_once
             elsewhere = {"topic": "t/n/y", "subscription": "s"}
             assert len(await broker.admin("dlq.list", **elsewhere, count=9)) == 3
             async with broker.consumer("t/n/x", "s") as inbox:
-                assert await arrived(inbox) == [], "they are dead all the same"
+                assert await arrived(inbox) == [], "dead messages are not redelivered"
         await world.clock.advance(minutes=1)
         await world.clock.advance(seconds=2)
         assert len(await broker.admin("dlq.list", **NAMES, count=9)) == 3
@@ -110,7 +110,7 @@ async def test_dead_messages_wait_for_a_refused_topic_and_are_dead_lettered_once
 
 
 async def fail_one_message(world: World, broker: Broker) -> None:
-    """A message fails, and some seconds pass."""
+    """Publish a message, fail its delivery and wait some seconds."""
     producer = await broker.producer("t/n/x")
     await producer.send(b"bad")
     async with broker.consumer("t/n/x", "s") as inbox:
@@ -129,7 +129,9 @@ async def test_dead_letter_topic_in_a_namespace_being_deleted_does_not_end_the_b
         await broker.admin("subscriptions.create", **NAMES, policy=policy)
         await world.server.registry.namespaces.condemn(NamespaceName.parse("t/going"))
         await fail_one_message(world, broker)
-        assert await world.server.inbox_relay.waiting(9) == [], "it would go with the namespace"
+        assert await world.server.inbox_relay.waiting(9) == [], (
+            "the entry would be deleted with the namespace"
+        )
         (row,) = await broker.admin("subscriptions.list", topic="t/n/x")
         assert row["dead_waiting"] == 1
         await broker.admin("namespaces.delete", namespace="t/going", force=True)
@@ -161,7 +163,7 @@ def test_refusal_waits_double_up_to_a_minute_and_reset_after_success() -> None:
 async def test_dead_messages_wait_for_their_topic_without_automatic_topic_creation(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1."""
+    """V1: they are dead-lettered once the topic is created."""
     config = replace(CALM, auto_create_topics=False)
     async with testing.start(config=config) as world, world.connect() as broker:
         await broker.admin("topics.create", topic="t/n/x")
@@ -171,18 +173,22 @@ async def test_dead_messages_wait_for_their_topic_without_automatic_topic_creati
         assert "there is no topic t/n/x-s-DLQ" in waits
         await broker.admin("topics.create", topic="t/n/x-s-DLQ")
         await world.clock.advance(minutes=1)
-        (inbox_entry,) = await broker.admin("dlq.list", **NAMES)
-        assert inbox_entry["payload"] == b"bad"
+        (row,) = await broker.admin("dlq.list", **NAMES)
+        assert row["payload"] == b"bad"
         assert (await broker.admin("broker.stats"))["dead_letters_waiting"] == []
 
 
 async def test_dead_letters_subscription_must_be_shared(mock_clock: trio.testing.MockClock) -> None:
-    """V1: `dlq` looks for what is due, and a log's order has no such thing."""
+    """V1: ``dlq`` searches by due time, which the log order of other kinds does not have."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         keeper = {"topic": "t/n/x-s-DLQ", "subscription": "dead-letters"}
-        with pytest.raises(InvalidRequest, match="dead-letters is shared"):
+        with pytest.raises(
+            InvalidRequest, match="dead-letters keeps dead letters and must be shared"
+        ):
             await broker.admin("subscriptions.create", **keeper, kind="exclusive")
-        with pytest.raises(InvalidRequest, match="dead-letters is shared"):
+        with pytest.raises(
+            InvalidRequest, match="dead-letters keeps dead letters and must be shared"
+        ):
             async with broker.consumer(*keeper.values(), kind="failover"):
                 pass
         await broker.admin("subscriptions.create", **keeper)
