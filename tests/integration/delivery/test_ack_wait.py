@@ -1,4 +1,4 @@
-"""An ack_wait that is longer than the subscription's max_backoff is refused, never shortened."""
+"""A consumer's ack_wait above the subscription's max_backoff is refused, never shortened."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_consumer_with_an_ack_wait_above_max_backoff_is_refused(
 async def test_default_ack_wait_is_shortened_to_max_backoff(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4: the broker's default of 30 s is shortened to max_backoff; no consumer asked for it."""
+    """V4: the default of 30 s applies to consumers that do not ask for an ack_wait."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, policy={"max_backoff_ms": "10s"})
         producer = await broker.producer("x")
@@ -54,7 +54,7 @@ async def test_default_ack_wait_is_shortened_to_max_backoff(
 async def test_ack_wait_above_ten_years_is_refused(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4: without a max_backoff the bound is ten years."""
+    """V4: ten years is the bound without a max_backoff."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         for ack_wait in ("522w", (2**62 - 1, "ms")):
             with pytest.raises(InvalidRequest, match=r"is too long: ask for at most 3650d"):
@@ -65,7 +65,7 @@ async def test_ack_wait_above_ten_years_is_refused(
 async def test_max_backoff_cannot_be_lowered_below_the_ack_wait_of_a_connected_consumer(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4: the consumer keeps the wait that it was promised."""
+    """V4: the consumer keeps the ack_wait that it was granted."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s", ack_wait="1m", name="slow") as inbox:
@@ -90,7 +90,7 @@ async def test_max_backoff_cannot_be_lowered_below_the_ack_wait_of_a_connected_c
 async def test_consumer_that_joins_while_max_backoff_is_being_lowered_is_refused(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4: it waits until the new policy is stored, so it is not promised the old one's wait."""
+    """V4: the consumer waits until the new policy is stored, and is checked against it."""
     held, said = Held(), list[str]()
 
     async def lower(broker: escapement.Broker) -> None:
@@ -120,7 +120,7 @@ async def test_consumer_that_joins_while_max_backoff_is_being_lowered_is_refused
 async def test_reconnecting_consumer_ends_with_an_error_after_max_backoff_was_lowered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4: a reconnect does not shorten its wait either."""
+    """V4: a reconnect does not shorten the ack_wait."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         async with broker.consumer("x", "s", ack_wait="1m") as inbox:
             await world.crash()

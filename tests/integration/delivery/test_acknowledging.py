@@ -1,4 +1,4 @@
-"""Who may acknowledge what, when it counts, and what becomes of what nobody acknowledges."""
+"""Acknowledgements, redelivery without them, and the bounds of unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numbers(messages: list[Any]) -> list[int]:
 
 
 async def publish(broker: escapement.Broker, count: int, **times: Any) -> None:
-    """Messages on topic t, which has a subscription s."""
+    """Publish messages to topic t, which has a subscription s."""
     topics = (await broker.admin("topics.list"))["topics"]
     if not topics:
         await broker.admin("subscriptions.create", topic="t", subscription="s")
@@ -38,11 +38,11 @@ async def stats(broker: escapement.Broker) -> dict[str, Any]:
 
 
 async def until_next(world: World) -> int:
-    """Let time pass until something has been delivered; how many milliseconds it took."""
+    """Advance the clock until a message is delivered. Return the time passed in milliseconds."""
     begin_ms, delivered = world.clock.now_ms(), total(world)
     while total(world) == delivered:
         wake_ms = world.server.next_wake_ms()
-        assert wake_ms is not None, "nothing will ever come"
+        assert wake_ms is not None, "no message will ever be delivered"
         await world.clock.advance(ms=max(wake_ms - world.clock.now_ms(), 1))
     return world.clock.now_ms() - begin_ms
 
@@ -52,13 +52,13 @@ def total(world: World) -> int:
     return sum(subscription.counts.delivered for subscription in topic.subscriptions())
 
 
-# -- who, and how many ---------------------------------------------------------------
+# -- acknowledging -------------------------------------------------------------------
 
 
 async def test_any_consumer_can_acknowledge_and_learns_how_many_took_effect(
     mock_clock: MockClock,
 ) -> None:
-    """V17, V2: on however many of them it was, it is done for all consumers."""
+    """V17, V2: an acknowledgement by one consumer holds for all consumers."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 10)
         async with broker.consumer("t", "s", permits=10) as holder:
@@ -77,7 +77,7 @@ async def test_any_consumer_can_acknowledge_and_learns_how_many_took_effect(
 async def test_range_acknowledgement_counts_only_new_and_existing_offsets(
     mock_clock: MockClock,
 ) -> None:
-    """V17: both ends included; what overlaps or was never published does not count."""
+    """V17: both ends are included. Offsets acknowledged before or never published do not count."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 20)
         async with broker.consumer("t", "s", permits=3) as inbox:
@@ -93,14 +93,16 @@ async def test_range_acknowledgement_counts_only_new_and_existing_offsets(
                 await inbox.ack([m.id for m in messages], durable=True)
             assert got == [0, 1, 2, 3, 12, 13, 14]
             await publish(broker, 1)
-            assert numbers(await arrived(inbox)) == [20], "offsets from then on count as new"
+            assert numbers(await arrived(inbox)) == [20], (
+                "the range does not cover a message published later"
+            )
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["at once", "after a crash"])
 async def test_message_acknowledged_while_waiting_is_never_delivered(
     mock_clock: MockClock, crash: bool
 ) -> None:
-    """V2: in retry, ready for want of credit, and not due yet."""
+    """V2: the message waits for its retry, for credit, or for its due time."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             await publish(broker, 6)
@@ -112,7 +114,7 @@ async def test_message_acknowledged_while_waiting_is_never_delivered(
                 await world.clock.settle()
                 assert (await stats(broker))["given_back"] == 2
                 ready = (await stats(broker))["ready"]
-                assert ready == 2, "4 and 5: what was taken out gave credit for 2 and 3"
+                assert ready == 2, "4 and 5: receiving 0 and 1 gave credit for 2 and 3"
                 assert await inbox.ack([0, 5, 7, 8], durable=True) == 4
                 if crash:
                     await world.crash()
@@ -133,7 +135,7 @@ async def test_message_acknowledged_while_waiting_is_never_delivered(
 async def test_consumer_of_another_kind_or_a_second_exclusive_one_is_refused(
     mock_clock: MockClock,
 ) -> None:
-    """P7: who asks for something else is refused, and disturbs nobody."""
+    """P7: the refused consumer does not disturb the connected one."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("t")
         kinds = ("shared", "exclusive", "failover")
@@ -151,15 +153,15 @@ async def test_consumer_of_another_kind_or_a_second_exclusive_one_is_refused(
             assert numbers(await arrived(next_one))[-1] == receipt.id.offset
 
 
-# -- again and again -----------------------------------------------------------------
+# -- redelivery ----------------------------------------------------------------------
 
 
 async def test_unacknowledged_message_is_redelivered_forever(mock_clock: MockClock) -> None:
-    """V1, V4: after twice as long each time, for decades, and in spite of a crash."""
+    """V1, V4: the wait doubles with each attempt, up to decades, and across a crash."""
     async with testing.start(config=BrokerConfig(ack_wait_ms=1000, seed=0)) as world:
         async with world.connect() as broker:
             await publish(broker, 1)
-        # What was in flight at the crash was not given back, so it counts once more.
+        # The message in flight at the crash is redelivered, which counts as another attempt.
         for attempts in (range(1, 16), range(15, 31)):
             async with world.connect() as broker, broker.consumer("t", "s") as inbox:
                 for attempt in attempts:
@@ -180,7 +182,7 @@ async def test_unacknowledged_message_is_redelivered_forever(mock_clock: MockClo
 
 
 async def test_every_nack_counts_an_attempt(mock_clock: MockClock) -> None:
-    """V1, V4: also across checkpoints and clean starts."""
+    """V1, V4: across checkpoints and clean restarts."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             await publish(broker, 3)
@@ -202,7 +204,7 @@ async def test_every_nack_counts_an_attempt(mock_clock: MockClock) -> None:
 async def test_coarse_tick_for_delays_does_not_stretch_ack_timeouts(
     mock_clock: MockClock,
 ) -> None:
-    """V4, P3: a tick of an hour, a wait of a second."""
+    """V4, P3: a tick of an hour, and an ack_wait of a second."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await broker.admin("namespaces.create", namespace="public/default")
         await broker.admin(
@@ -232,7 +234,7 @@ async def test_coarse_tick_for_delays_does_not_stretch_ack_timeouts(
 async def test_dispatch_pauses_at_the_bound_of_unacknowledged_messages(
     mock_clock: MockClock,
 ) -> None:
-    """V3, invariant 9: in flight and in retry together; acks let it go on, and publishing does."""
+    """V3, invariant 9: it bounds messages in flight and in retry together; publishing goes on."""
     config = BrokerConfig(
         ack_wait_ms=86_400_000,
         limits=BrokerLimits(unacked_messages=20, ready_messages=30, deliver_messages=8),
@@ -252,7 +254,7 @@ async def test_dispatch_pauses_at_the_bound_of_unacknowledged_messages(
             seen = await stats(broker)
             assert seen["in_flight"] == 20
             assert seen["ready"] <= 30
-            # What waits for another attempt is remembered too, so it counts.
+            # Messages that wait for a retry count as well.
             mine = numbers(await arrived(inbox))
             assert mine == []
             await inbox.nack(list(range(20)), delay=HOUR)
@@ -271,7 +273,7 @@ async def test_dispatch_pauses_at_the_bound_of_unacknowledged_messages(
                 if not messages:
                     break
                 assert len(messages) <= 20
-                # What was tried takes no room from the others, and is bounded as before.
+                # Retries take no room from other messages, and their number is bounded too.
                 assert (await stats(broker))["ready"] <= 30 + 20
                 done.update(numbers(messages))
                 await inbox.ack(numbers(messages), durable=True)
@@ -306,7 +308,7 @@ async def test_exclusive_subscription_pauses_at_the_bound_of_unacknowledged_mess
 async def test_setting_the_clock_back_leaves_in_flight_messages_alone(
     mock_clock: MockClock,
 ) -> None:
-    """Invariants 2, 3 and 5: not sent again for it; acks count; timeouts come at their time."""
+    """Invariants 2, 3 and 5: no early redelivery; acknowledgements and timeouts work as before."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 4)
         await world.clock.advance(hours=2)
@@ -328,7 +330,7 @@ async def test_setting_the_clock_back_leaves_in_flight_messages_alone(
             await again.ack(durable=True)
             await world.clock.advance(hours=1)
             assert await arrived(inbox) == []
-            await world.clock.advance(seconds=25)  # a minute after it was handed over
+            await world.clock.advance(seconds=25)  # a minute after its delivery
             (late,) = await arrived(inbox)
             assert (late.offset, late.attempt) == (2, 2)
             await late.ack(durable=True)
@@ -340,7 +342,7 @@ async def test_setting_the_clock_back_leaves_in_flight_messages_alone(
 async def test_nacked_message_waits_until_it_is_due_again_after_the_clock_was_set_back(
     mock_clock: MockClock,
 ) -> None:
-    """Invariants 2 and 4: and it holds up nothing that is due before it."""
+    """Invariants 2 and 4: it holds up no message that is due before it."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, 2)
         async with broker.consumer("t", "s") as inbox:
@@ -366,7 +368,7 @@ async def test_nacked_message_waits_until_it_is_due_again_after_the_clock_was_se
 async def test_disabling_delays_leaves_pending_messages_their_times(
     mock_clock: MockClock,
 ) -> None:
-    """P2: also across a start, with an index that was lost."""
+    """P2: also after a restart with a lost index."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             await broker.admin("namespaces.create", namespace="public/default")

@@ -1,8 +1,8 @@
-"""What was decided to be sent and is not sent after all gives the consumer its credit back.
+"""Messages chosen for delivery but not sent give the consumer its credit back.
 
-A frame is decided on, and in flight, before its payloads are read. The read is held back
-here, as by a slow disk, while something happens to the messages. A consumer whose credit
-were lost with them would never be sent anything again.
+Messages are in flight before their payloads are read. Here the read is held back, as by a slow
+disk, while their state changes. If their credit were lost, the consumer would never receive a
+message again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PERMITS = 5
 
 
 async def on_disk(world: World, delay: timedelta | None = None) -> None:
-    """Messages whose payloads are in segments, and nowhere in memory."""
+    """Publish messages whose payloads are only in segments, not in memory."""
     async with world.connect() as broker:
         await broker.admin("subscriptions.create", topic="x", subscription="s")
         producer = await broker.producer("x")
@@ -36,7 +36,7 @@ async def on_disk(world: World, delay: timedelta | None = None) -> None:
 
 
 async def take_all(inbox: escapement.Inbox) -> list[int]:
-    """Take out and acknowledge until nothing more comes; the offsets, in order."""
+    """Receive and acknowledge until no message is left. Return the offsets in order."""
     taken: list[int] = []
     while messages := await arrived(inbox):
         taken += [message.offset for message in messages]
@@ -47,7 +47,7 @@ async def take_all(inbox: escapement.Inbox) -> list[int]:
 async def test_credit_returns_for_messages_acknowledged_during_the_payload_read(
     mock_clock: MockClock,
 ) -> None:
-    """V2, invariant 4: by another consumer, which has left since."""
+    """V2, invariant 4: another consumer acknowledges them and leaves."""
     held = Held()
     async with testing.start(run=held) as world:
         await on_disk(world)
@@ -64,7 +64,7 @@ async def test_credit_returns_for_messages_acknowledged_during_the_payload_read(
 async def test_credit_returns_for_messages_acknowledged_behind_another_frame(
     mock_clock: MockClock,
 ) -> None:
-    """V2, V6: two consumers get their frames together; the second waits behind the first."""
+    """V2, V6: the frame of the second consumer waits behind the frame of the first."""
     held = Held()
     async with testing.start(run=held) as world:
         await on_disk(world, timedelta(hours=1))
@@ -87,7 +87,7 @@ async def test_credit_returns_for_messages_acknowledged_behind_another_frame(
 async def test_credit_returns_for_messages_that_time_out_during_the_payload_read(
     mock_clock: MockClock,
 ) -> None:
-    """V1, invariant 5: it is not sent and taken back in the same moment."""
+    """V1, invariant 5: a message is not sent in the moment of its timeout."""
     held = Held()
     async with testing.start(run=held) as world:
         await on_disk(world)
@@ -103,7 +103,7 @@ async def test_credit_returns_for_messages_that_time_out_during_the_payload_read
 async def test_credit_returns_for_messages_whose_payload_read_outlasts_the_lease(
     mock_clock: MockClock,
 ) -> None:
-    """B8, invariant 4: a successor may deliver it meanwhile; none came, so we do."""
+    """B8, invariant 4: a successor could deliver them meanwhile; without one, this broker does."""
     held, outage = Held(), Outage()
     async with testing.start(run=held, engine=outage.engine) as world:
         limits = replace(world.config.limits, lease_ms=LEASE_MS)

@@ -1,4 +1,4 @@
-"""How late a delayed message may be where nobody has configured anything."""
+"""The lateness of delayed messages with the default configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMER_TICK_MS = 1_000
 
 
 def database_of_an_earlier_version() -> Engine:
-    """It has public/default and shop/eu, with the tick that namespaces had by default then."""
+    """Create a database with public/default and shop/eu, both with the former default tick."""
     engine = SqliteEngine.in_memory()
     schema.migrate(engine)
     connection = engine.connect()
@@ -28,7 +28,7 @@ def database_of_an_earlier_version() -> Engine:
 
 
 async def lateness_ms(world: World, topic: str) -> int:
-    """How late a message comes that is due between two ticks of a second, by 7 ms after one."""
+    """Return the lateness of a message that is due 7 ms after a full second."""
     async with world.connect() as broker:
         producer = await broker.producer(topic)
         async with broker.consumer(topic, "s") as inbox:
@@ -45,7 +45,7 @@ async def lateness_ms(world: World, topic: str) -> int:
 async def test_message_in_a_new_namespace_is_at_most_ten_milliseconds_late(
     mock_clock: trio.testing.MockClock, topic: str
 ) -> None:
-    """P2, P3: also where the namespace comes into being when its first topic is used."""
+    """P2, P3: also in a namespace that is created by the first use of a topic."""
     async with testing.start() as world:
         if topic.startswith("shop"):
             async with world.connect() as broker:
@@ -57,12 +57,12 @@ async def test_message_in_a_new_namespace_is_at_most_ten_milliseconds_late(
 async def test_namespaces_of_an_earlier_version_keep_their_tick(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P2, P4: public/default too; a namespace that is created after the upgrade has the new one."""
+    """P2, P4: public/default too. A namespace created after the upgrade has the new tick."""
     engine = database_of_an_earlier_version()
     async with testing.start(engine=engine) as world:
         assert await lateness_ms(world, "orders") == FORMER_TICK_MS - 7
         async with world.connect() as broker:
-            # A change that does not mention the tick leaves it.
+            # A change without a tick keeps the tick.
             await broker.admin(
                 "namespaces.enable_delayed_message", namespace="shop/eu", granularity_ms=60_000
             )

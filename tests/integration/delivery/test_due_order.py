@@ -1,8 +1,8 @@
-"""A subscription with an order hands messages of one key out by due time, and then by offset.
+"""A subscription with an order delivers the messages of a key by due time, then by offset.
 
-Each test is an interleaving in which a message was, or could be, handed out before an earlier
-one of its key: within a tick, while a retry waits, while the index or the log is being read,
-while ready is full, and while the policy changes.
+Each test is an interleaving in which a message might be delivered before an earlier one of its key:
+within a tick, while a retry waits, while the index or the log is being read, while ready is full,
+or while the policy changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def ordered(
     tick_ms: int = 1000,
     granularity_ms: int = 60_000,
 ) -> escapement.Producer:
-    """A producer of a topic that has a subscription with this order."""
+    """Return a producer of a topic that has a subscription with this order."""
     producer = await broker.producer(TOPIC)
     await broker.admin(
         "namespaces.enable_delayed_message",
@@ -73,7 +73,7 @@ async def drained(world: World, inbox: Inbox, seconds: float = 30) -> list[bytes
 async def test_delayed_message_is_not_passed_within_its_tick(
     mock_clock: MockClock, tick_ms: int, order: str
 ) -> None:
-    """Q9, V16: messages that are due when they are sent come behind those that fell due before."""
+    """Q9, V16: a message that is due when it is sent goes behind those that fell due before it."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker, order, tick_ms)
         async with broker.consumer(TOPIC, "s") as inbox:
@@ -89,7 +89,7 @@ async def test_delayed_message_is_not_passed_within_its_tick(
 async def test_topic_with_an_order_delivers_at_ticks_without_other_traffic(
     mock_clock: MockClock,
 ) -> None:
-    """P5, P6: without other traffic messages go out at the tick, and none before its time."""
+    """P5, P6: messages are delivered at the tick, and none before its due time."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker)
         async with broker.consumer(TOPIC, "s") as inbox:
@@ -111,7 +111,7 @@ async def test_topic_with_an_order_delivers_at_ticks_without_other_traffic(
 async def test_acknowledgement_within_a_tick_lets_the_lowest_rank_go_next(
     mock_clock: MockClock,
 ) -> None:
-    """V5, V16: an urgent message that is due goes first, though its tick has not come."""
+    """V5, V16: a due, urgent message goes first, even before its tick."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker)
         async with broker.consumer(TOPIC, "s") as inbox:
@@ -125,7 +125,7 @@ async def test_acknowledgement_within_a_tick_lets_the_lowest_rank_go_next(
 
 @ORDERS
 async def test_message_waiting_for_a_retry_is_not_passed(mock_clock: MockClock, order: str) -> None:
-    """Q9: neither by messages that are sent meanwhile, nor by those that fall due."""
+    """Q9: neither new messages nor messages that fall due pass it."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker, order)
         async with broker.consumer(TOPIC, "s") as inbox:
@@ -145,7 +145,7 @@ async def test_message_waiting_for_a_retry_is_not_passed(mock_clock: MockClock, 
 async def test_retry_comes_behind_a_lower_rank_that_fell_due_within_the_tick(
     mock_clock: MockClock,
 ) -> None:
-    """V5, Q9: when the wait ends, all that is due by then is compared."""
+    """V5, Q9: at the end of the back-off, all messages due by then are compared."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker)
         async with broker.consumer(TOPIC, "s") as inbox:
@@ -159,7 +159,7 @@ async def test_retry_comes_behind_a_lower_rank_that_fell_due_within_the_tick(
 async def test_order_enabled_later_applies_to_all_due_messages(
     mock_clock: MockClock,
 ) -> None:
-    """Q9: messages that became ready out of order are read again, in order."""
+    """Q9: messages that became ready out of order are read again in order."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker, "any")
         async with broker.consumer(TOPIC, "s", permits=1) as inbox:
@@ -173,7 +173,7 @@ async def test_order_enabled_later_applies_to_all_due_messages(
 
 
 async def test_message_outside_every_key_range_is_not_passed(mock_clock: MockClock) -> None:
-    """Q9, V16: messages of all ranges are in one order once the last range is given up."""
+    """Q9, V16: once the last range is released, the messages of all ranges are in one order."""
     high = next(key for key in map(str, range(99)) if escapement.slot_of(key) >= 32_768)
     limits = config(ready_messages=4)
     async with testing.start(config=limits) as world, world.connect() as broker:
@@ -182,7 +182,7 @@ async def test_message_outside_every_key_range_is_not_passed(mock_clock: MockClo
             await producer.send(b"first")
             assert len(await arrived(inbox)) == 1
             await producer.send(b"A", key=high)
-            await producer.send_many([b"%d" % n for n in range(6)])  # more than ready takes
+            await producer.send_many([b"%d" % n for n in range(6)])  # more than ready holds
         async with broker.consumer(TOPIC, "s", permits=1) as inbox:
             expected = [b"first", b"A", *(b"%d" % n for n in range(6))]
             assert await drained(world, inbox) == expected
@@ -192,7 +192,7 @@ async def test_message_outside_every_key_range_is_not_passed(mock_clock: MockClo
 
 
 async def test_messages_in_a_window_being_read_are_not_passed(mock_clock: MockClock) -> None:
-    """Q9: messages fall due while their keys come from a slow disk, and others are sent."""
+    """Q9: messages fall due and others are published while a slow disk reads keys."""
     held = Held()
     async with testing.start(config=config(), run=held) as world, world.connect() as broker:
         producer = await ordered(broker, granularity_ms=10_000)
@@ -209,7 +209,7 @@ async def test_messages_in_a_window_being_read_are_not_passed(mock_clock: MockCl
 
 
 async def test_messages_in_a_window_not_yet_read_are_not_passed(mock_clock: MockClock) -> None:
-    """Q9: the clock is set ahead of the horizon, and a message is sent before the topic wakes."""
+    """Q9: the clock jumps past the horizon, and a message is published before the topic wakes."""
     async with testing.start(config=config()) as world, world.connect() as broker:
         producer = await ordered(broker)
         async with broker.consumer(TOPIC, "s") as inbox:
@@ -220,7 +220,7 @@ async def test_messages_in_a_window_not_yet_read_are_not_passed(mock_clock: Mock
 
 
 async def test_backlog_being_read_is_not_passed(mock_clock: MockClock) -> None:
-    """Q9: a message that is sent while the last piece of a backlog is read waits for it."""
+    """Q9: a message published while the last part of a backlog is read waits for that read."""
     held = Held()
     async with testing.start(config=config(), run=held) as world:
         async with world.connect() as broker:
@@ -245,7 +245,7 @@ async def test_backlog_being_read_is_not_passed(mock_clock: MockClock) -> None:
 async def test_earlier_message_that_a_running_scan_misses_is_not_passed(
     mock_clock: MockClock, ready_messages: int
 ) -> None:
-    """Q9: a message is moved ahead of others while these are being read."""
+    """Q9: a message is rescheduled ahead of others while these are being read."""
     held = Held()
     limits = config(ready_messages=ready_messages)
     async with testing.start(config=limits, run=held) as world:
@@ -267,7 +267,7 @@ async def test_earlier_message_that_a_running_scan_misses_is_not_passed(
 
 
 async def test_earlier_message_that_finds_no_room_is_not_passed(mock_clock: MockClock) -> None:
-    """Q9: a message gets an earlier place than all that fills ready."""
+    """Q9: a message is rescheduled ahead of all messages that fill ready."""
     limits = config(ready_messages=4)
     async with testing.start(config=limits) as world, world.connect() as broker:
         producer = await ordered(broker)
@@ -282,11 +282,11 @@ async def test_earlier_message_that_finds_no_room_is_not_passed(mock_clock: Mock
             assert await drained(world, inbox) == expected
 
 
-# -- while the past is filled in -------------------------------------------------------------
+# -- while the log is filled in --------------------------------------------------------------
 
 
 async def test_messages_being_filled_in_from_the_log_are_not_passed(mock_clock: MockClock) -> None:
-    """Q9: messages in the log go before those that are sent after the subscription began."""
+    """Q9: they go before messages published after the subscription began."""
     held = Held()
     async with testing.start(config=config(), run=held) as world, world.connect() as broker:
         producer = await broker.producer(TOPIC)
@@ -294,7 +294,7 @@ async def test_messages_being_filled_in_from_the_log_are_not_passed(mock_clock: 
         large = b"x" * 700_000
         await producer.send(b"A", key="a")
         await producer.send(large, key="b")
-        # Of another row of the log, which the filler reads in another step.
+        # In another row of the log, which the filler reads in a separate step.
         await producer.send(b"B" + large, key="a")
         await world.checkpoint()
         names = {"topic": TOPIC, "subscription": "s"}
@@ -312,7 +312,7 @@ async def test_messages_being_filled_in_from_the_log_are_not_passed(mock_clock: 
 
 
 async def test_quota_drops_nothing_while_the_log_is_filled_in(mock_clock: MockClock) -> None:
-    """P10, Q9: the oldest messages are not known yet, and no later ones may pass them."""
+    """P10, Q9: the oldest messages are not known yet, and later ones must not be dropped first."""
     held = Held()
     async with testing.start(config=config(), run=held) as world, world.connect() as broker:
         producer = await broker.producer(TOPIC)
@@ -341,7 +341,7 @@ async def test_quota_drops_nothing_while_the_log_is_filled_in(mock_clock: MockCl
 
 
 class HeldFill(Held):
-    """Holds the reads of a fill, but for the first."""
+    """Holds every read of a fill except the first."""
 
     reads = 0
 
@@ -356,7 +356,7 @@ class HeldFill(Held):
 async def test_filled_in_messages_are_delivered_while_the_fill_goes_on(
     mock_clock: MockClock,
 ) -> None:
-    """Q9: the first messages do not wait for the whole log: the others were accepted later."""
+    """Q9: messages at the beginning of the log do not wait for rows accepted later."""
     held = HeldFill()
     async with testing.start(config=config(), run=held) as world, world.connect() as broker:
         producer = await broker.producer(TOPIC)

@@ -1,4 +1,4 @@
-"""Groups of messages: a follow-up fires once, when a subscription is done with all of one (Q10)."""
+"""Groups of messages: a follow-up fires once, when a subscription is done with a group (Q10)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def started(**options: object) -> AsyncIterator[tuple[World, escapement.Br
 
 
 async def followed(world: World, topic: str = "after") -> list[bytes]:
-    """Everything that has been published on the topic of the follow-ups."""
+    """Return the values of all messages published to the topic of the follow-ups."""
     await world.clock.settle()
     async with world.connect() as broker:
         try:
@@ -61,20 +61,20 @@ async def followed(world: World, topic: str = "after") -> list[bytes]:
 
 
 async def ack(broker: escapement.Broker, subscription: str = "s", most: int = 10**6) -> int:
-    """Acknowledge what is there, durably; how many."""
+    """Acknowledge up to ``most`` arrived messages durably. Return their number."""
     async with broker.consumer("t", subscription, permits=100_000) as inbox:
         messages = (await arrived(inbox))[:most]
         await inbox.ack([message.id for message in messages], durable=True)
     return len(messages)
 
 
-# -- when all is well ---------------------------------------------------------------------
+# -- without failures ----------------------------------------------------------------------
 
 
 async def test_follow_up_fires_once_when_all_messages_of_a_group_are_acknowledged(
     mock_clock: MockClock, engine: Engine
 ) -> None:
-    """Q10: at the last acknowledgement, not before, with all that a message can have."""
+    """Q10: at the last acknowledgement and not before, with every property a message can have."""
     async with started(engine=engine) as (world, broker):
         producer = await broker.producer("t")
         for number in range(3):
@@ -121,7 +121,7 @@ async def test_follow_up_fires_once_when_all_messages_of_a_group_are_acknowledge
 async def test_consumer_sees_the_group_of_a_message_after_a_checkpoint(
     mock_clock: MockClock,
 ) -> None:
-    """Q10: the membership is durable with the message, in log and index."""
+    """Q10: the group is durable with the message, in the log and in the index."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         await producer.send_many([b"a", b"b", b"c"], groups=["g", None, "h"])
@@ -138,7 +138,7 @@ async def test_consumer_sees_the_group_of_a_message_after_a_checkpoint(
 
 
 async def test_group_without_pending_messages_fires_at_once(mock_clock: MockClock) -> None:
-    """Q10: nobody has joined it, or all of it is done already."""
+    """Q10: no message has joined the group, or all of its messages are done."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         await producer.send_many([b"x"] * 3, groups="g")
@@ -151,7 +151,7 @@ async def test_group_without_pending_messages_fires_at_once(mock_clock: MockCloc
 async def test_closing_a_group_again_changes_nothing_and_conflicts_if_it_differs(
     mock_clock: MockClock,
 ) -> None:
-    """Q10: before and after it has fired, and after a restart."""
+    """Q10: before and after the follow-up fires, and after a restart."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         await producer.send(b"x", group="g")
@@ -181,7 +181,7 @@ async def test_closing_a_group_again_changes_nothing_and_conflicts_if_it_differs
 
 
 async def test_publishing_to_a_closed_group_is_refused(mock_clock: MockClock) -> None:
-    """Q10: the batch is refused as a whole; what was sent before stays, repeated or not."""
+    """Q10: the whole batch is refused. A duplicate of an earlier message is still confirmed."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         await producer.send(b"x", group="g", sequence=0)
@@ -201,7 +201,7 @@ async def test_publishing_to_a_closed_group_is_refused(mock_clock: MockClock) ->
 
 
 async def test_each_subscription_has_its_own_follow_up(mock_clock: MockClock) -> None:
-    """Q10: also one that reads the log in its order."""
+    """Q10: for shared and for exclusive subscriptions."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         async with broker.consumer("t", "e", kind="exclusive") as inbox:
@@ -215,7 +215,7 @@ async def test_each_subscription_has_its_own_follow_up(mock_clock: MockClock) ->
 
 
 async def test_invalid_groups_and_follow_ups_are_refused(mock_clock: MockClock) -> None:
-    """Q10: names, heights, follow-ups."""
+    """Q10: invalid names, batches and follow-ups, and those beyond a limit."""
     limits = BrokerLimits(groups=2, follow_up_bytes=1000)
     config = BrokerConfig(limits=limits, seed=0)
     async with started(config=config) as (_, broker):
@@ -253,7 +253,7 @@ async def test_invalid_groups_and_follow_ups_are_refused(mock_clock: MockClock) 
 async def test_cancelled_expired_and_dead_messages_count_as_done(
     mock_clock: MockClock,
 ) -> None:
-    """Q10: whatever ends a message for the subscription; a copy of it belongs to no group."""
+    """Q10: a dead letter belongs to no group."""
     async with started() as (world, broker):
         policy = {"max_deliveries": 1, "max_backoff_ms": 1000}
         await broker.admin("subscriptions.update", topic="t", subscription="s", policy=policy)
@@ -279,7 +279,7 @@ async def test_cancelled_expired_and_dead_messages_count_as_done(
 async def test_group_waits_for_a_cancelled_message_returned_by_an_exclusive_consumer(
     mock_clock: MockClock,
 ) -> None:
-    """Q10: also by a subscription that reads the log, which has it nowhere but there."""
+    """Q10: an exclusive subscription finds the returned message in the log only."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         async with broker.consumer("t", "e", kind="exclusive") as inbox:
@@ -302,7 +302,7 @@ async def test_group_waits_for_a_cancelled_message_returned_by_an_exclusive_cons
 async def test_group_waits_for_a_cancelled_message_that_is_in_flight(
     mock_clock: MockClock,
 ) -> None:
-    """Q10: of two subscriptions the one keeps it, the other is done; also after a crash."""
+    """Q10: one subscription still has the message, the other is done; the same after a crash."""
     async with started() as (world, broker):
         await broker.admin("subscriptions.create", topic="t", subscription="other")
         producer = await broker.producer("t")
@@ -326,7 +326,7 @@ async def test_group_waits_for_a_cancelled_message_that_is_in_flight(
 async def test_message_published_before_the_subscription_counts_as_done(
     mock_clock: MockClock, engine: Engine, kind: str
 ) -> None:
-    """Q10: published before it; a shared one gets of that what comes due later."""
+    """Q10: a shared subscription gets those earlier messages that fall due later."""
     async with started(engine=engine) as (world, broker):
         producer = await broker.producer("t")
         delays = [None, timedelta(hours=1), timedelta(hours=2), timedelta(hours=3)]
@@ -352,7 +352,7 @@ async def test_message_published_before_the_subscription_counts_as_done(
 async def test_message_rescheduled_to_before_the_subscription_counts_as_done(
     mock_clock: MockClock,
 ) -> None:
-    """Q10: it waited for it, and is not to get it any more."""
+    """Q10: the group waits for the message until the subscription no longer gets it."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         await producer.send_many([b"0", b"1"], groups="g", delay=timedelta(hours=3))
@@ -373,7 +373,7 @@ async def test_message_rescheduled_to_before_the_subscription_counts_as_done(
 async def test_message_forgotten_before_the_subscription_began_counts_as_done(
     mock_clock: MockClock, kind: str
 ) -> None:
-    """Q10: it is to get all that the log still has, and no more than that."""
+    """Q10: a subscription at earliest gets only the messages that the log still has."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         await producer.send_many([b"0", b"1"], groups="g")
@@ -396,7 +396,7 @@ async def test_message_forgotten_before_the_subscription_began_counts_as_done(
 
 
 async def test_follow_up_of_a_deleted_subscription_is_void(mock_clock: MockClock) -> None:
-    """Q10: and one of the same name is another, for which it may be closed."""
+    """Q10: a new subscription of the same name can have a follow-up for the same group."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         await producer.send(b"x", group="g")
@@ -415,7 +415,7 @@ async def test_follow_up_of_a_deleted_subscription_is_void(mock_clock: MockClock
 
 
 async def test_seek_makes_messages_of_a_group_pending_again(mock_clock: MockClock) -> None:
-    """Q10: with what it is to get now; what has fired stays so. Also after a crash."""
+    """Q10: also after a crash. A follow-up that has fired does not fire again."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         await producer.send_many([b"x"] * 4, groups="g")
@@ -447,7 +447,7 @@ async def test_seek_makes_messages_of_a_group_pending_again(mock_clock: MockCloc
 
 @pytest.mark.parametrize("checkpoints", ["none", "before", "between", "after"])
 async def test_groups_survive_a_crash_unchanged(mock_clock: MockClock, checkpoints: str) -> None:
-    """Q10: from the journal, from the checkpoint, or from both; and again after another crash."""
+    """Q10: from the journal, from a checkpoint, or from both; also after a second crash."""
     async with testing.start(config=CONFIG) as world:
         async with world.connect(settings=HURRIED) as broker:
             await broker.admin("subscriptions.create", topic="t", subscription="s")
@@ -477,7 +477,7 @@ async def test_groups_survive_a_crash_unchanged(mock_clock: MockClock, checkpoin
 
 
 async def import_all(world: World) -> None:
-    """A group's whole life, going on wherever the last attempt ended."""
+    """Create, close and complete a group. Continue where the last attempt ended."""
     async with world.connect(settings=HURRIED) as broker:
         with suppress(escapement.AlreadyExists):
             await broker.admin("subscriptions.create", topic="t", subscription="s")
@@ -493,7 +493,7 @@ async def import_all(world: World) -> None:
 async def test_follow_up_fires_once_after_a_crash_at_any_step(
     mock_clock: MockClock, engine: Engine
 ) -> None:
-    """Q10: publishing, closing, acknowledging, firing, moving: whatever was the last step."""
+    """Q10: steps are publishing, closing, acknowledging, firing and moving the follow-up."""
     faulty = FaultyEngine(engine)
     async with testing.start(config=CONFIG, engine=faulty) as world:
 
@@ -521,7 +521,7 @@ async def test_follow_up_fires_once_after_a_crash_at_any_step(
 async def test_follow_up_fires_once_after_a_lost_commit_reply(
     mock_clock: MockClock, arrived_there: bool
 ) -> None:
-    """Q10: of the closing, and of the firing."""
+    """Q10: the reply to the commit of the closing, the acknowledgement or the firing is lost."""
     lost = Once("commit", OutcomeUnknown("the reply was lost"))
     engine = FaultyEngine(SqliteEngine.in_memory())
     if arrived_there:
@@ -530,7 +530,7 @@ async def test_follow_up_fires_once_after_a_lost_commit_reply(
         engine.before = lost
     async with started(engine=engine) as (world, broker):
         producer = await broker.producer("t")
-        for number in range(3):  # the reply to the commit of: the closing, the ack, the firing
+        for number in range(3):  # lost reply: of the closing, the ack, the firing
             group = f"g{number}"
             await producer.send(b"x", group=group)
             if number == 0:
@@ -556,7 +556,7 @@ async def test_follow_up_fires_once_after_a_lost_commit_reply(
 async def test_publish_during_the_closing_of_a_group_waits_for_it(
     mock_clock: MockClock,
 ) -> None:
-    """Q10: what is under way joins it; what comes later is refused for now, and then for good."""
+    """Q10: a batch under way joins the group. A later batch waits, and is then refused."""
     held = Held()
     async with started(run=held) as (world, broker):
         one, two = await broker.producer("t"), await broker.producer("t")
@@ -587,7 +587,7 @@ async def test_publish_during_the_closing_of_a_group_waits_for_it(
 
 
 async def test_seek_while_the_follow_up_fires_does_not_undo_it(mock_clock: MockClock) -> None:
-    """Q10: both in one group commit, whichever is heard of first; closing again says the same."""
+    """Q10: both are in one group commit. Closing again reports that the follow-up has fired."""
     held = Held()
     async with started(run=held) as (world, broker):
         producer = await broker.producer("t")
@@ -596,7 +596,7 @@ async def test_seek_while_the_follow_up_fires_does_not_undo_it(mock_clock: MockC
         async with broker.consumer("t", "s") as inbox, trio.open_nursery() as nursery:
             (message,) = await arrived(inbox)
             with held.hold(COMMIT):
-                # Under way; behind it the acknowledgement, the firing and the seek.
+                # A commit under way. The acknowledgement, the firing and the seek wait behind it.
                 nursery.start_soon(producer.send, b"y")
                 await held.reached()
                 await message.ack()
@@ -614,7 +614,7 @@ async def test_seek_while_the_follow_up_fires_does_not_undo_it(mock_clock: MockC
 
 
 async def test_inbox_entry_with_a_group_is_held(mock_clock: MockClock) -> None:
-    """Q10: who writes one that says so finds it held, and the reason."""
+    """Q10: the inbox shows the reason."""
     async with started() as (world, broker):
         batch = escapement.MessageBatch(
             escapement.Blobs.of([b"x"]), groups=escapement.Blobs.of([b"g"])
@@ -627,7 +627,7 @@ async def test_inbox_entry_with_a_group_is_held(mock_clock: MockClock) -> None:
 
 
 async def test_follow_up_waits_for_a_database_outage_to_end(mock_clock: MockClock) -> None:
-    """Q10: and it fires by itself when the database is back."""
+    """Q10: then it fires without further traffic."""
     outage = Outage()
     async with started(engine=outage.engine) as (world, broker):
         producer = await broker.producer("t")
@@ -646,11 +646,11 @@ async def test_follow_up_waits_for_a_database_outage_to_end(mock_clock: MockCloc
         await producer.send(b"open", group="h")
 
 
-# -- in time --------------------------------------------------------------------------------
+# -- over time ------------------------------------------------------------------------------
 
 
 async def test_finished_group_is_forgotten_and_its_name_is_free(mock_clock: MockClock) -> None:
-    """Q10: a while after it fired or was void; one that waits, or is open, stays."""
+    """Q10: a day after the follow-up fired or became void. Open and waiting groups stay."""
     async with started() as (world, broker):
         await broker.admin("subscriptions.create", topic="t", subscription="gone")
         producer = await broker.producer("t")
@@ -681,7 +681,7 @@ async def test_finished_group_is_forgotten_and_its_name_is_free(mock_clock: Mock
 
 
 async def test_deleted_group_never_fires(mock_clock: MockClock) -> None:
-    """Q10: while it waits; its name is free at once, also where no checkpoint was written."""
+    """Q10: the name is free at once, even before a checkpoint."""
     async with started() as (world, broker):
         producer = await broker.producer("t")
         await producer.send_many([b"x"] * 2, groups="g")
@@ -699,12 +699,13 @@ async def test_deleted_group_never_fires(mock_clock: MockClock) -> None:
 
 
 async def test_group_outlives_the_log_generation_of_its_messages(mock_clock: MockClock) -> None:
-    """Q10: what is live of it was relocated, the rest is gone; its follow-up fires."""
+    """Q10: pending messages are relocated, the others are deleted, and the follow-up fires."""
     async with started() as (world, broker):
         policy = {"retention_ms": "1h"}
         await broker.admin("namespaces.update", namespace="public/default", policy=policy)
         producer = await broker.producer("t")
-        await producer.send_many([b"x" * 100_000] * 20, groups="g")  # what is live is little
+        # Most bytes of this log generation are acknowledged below.
+        await producer.send_many([b"x" * 100_000] * 20, groups="g")
         await producer.send(b"later", group="g", delay=timedelta(days=3))
         await producer.close_group("g", "s", DONE)
         assert await ack(broker) == 20
