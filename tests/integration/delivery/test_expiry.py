@@ -1,4 +1,4 @@
-"""Messages expire: so long after their delivery time, whoever looks (P10)."""
+"""Messages expire a configured time after their delivery time (P10)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = ["shared", "exclusive"]
 
 
 async def figures(broker: escapement.Broker) -> dict[str, int]:
-    """What has become of the subscription's messages."""
+    """Return the counts of expired, ready, unacknowledged and dead-lettered messages."""
     (row,) = await broker.admin("subscriptions.list", topic="x")
     return {name: row[name] for name in ("expired", "ready", "unacknowledged", "dead_lettered")}
 
@@ -28,7 +28,7 @@ async def figures(broker: escapement.Broker) -> dict[str, int]:
 async def test_expired_messages_are_not_delivered(
     kind: str, mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """P10: acknowledged as expired, and stays so after a crash."""
+    """P10: they count as acknowledged, also after a crash."""
     async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES, kind=kind)
@@ -58,7 +58,7 @@ async def test_expired_messages_are_not_delivered(
 async def test_time_to_live_counts_from_the_delivery_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: a message lives its time after a delay that is longer."""
+    """P10: a delay longer than the time-to-live does not expire a message."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("namespaces.update", namespace="public/default", policy={"ttl_ms": "5m"})
         producer = await broker.producer("x")
@@ -94,7 +94,7 @@ async def test_in_flight_messages_do_not_expire_but_nacked_ones_do(
 async def test_message_waiting_for_a_retry_expires_on_time_and_releases_its_key(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10, Q9: however long the wait that was asked for."""
+    """P10, Q9: even if the retry is due much later."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await broker.producer("x")
         await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})
@@ -116,7 +116,7 @@ async def test_message_waiting_for_a_retry_expires_on_time_and_releases_its_key(
 async def test_new_time_to_live_applies_to_messages_waiting_for_a_retry(
     kind: str, restart: bool, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10, Q9: it had none when it was given back; nor does it hold its key any longer."""
+    """P10, Q9: there was none at the nack. The expired message releases its key."""
     policy = {"order": "key"} if kind == "shared" else {}
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
@@ -148,7 +148,7 @@ async def test_new_time_to_live_applies_to_messages_waiting_for_a_retry(
 async def test_backlog_without_a_consumer_expires_on_time(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: what is ready and what found no room there, without any traffic (invariant 4)."""
+    """P10: ready messages, and those without room in ready, without any traffic (invariant 4)."""
     config = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=100))
     async with testing.start(config=config) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, kind=kind)
@@ -179,7 +179,7 @@ async def test_backlog_without_a_consumer_expires_on_time(
 async def test_shorter_time_to_live_applies_at_once_and_after_a_restart(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: of a topic, too, that nobody has used since."""
+    """P10: after the restart, also to a topic without any traffic."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES, kind=kind)
@@ -203,7 +203,7 @@ async def test_shorter_time_to_live_applies_at_once_and_after_a_restart(
 async def test_exclusive_subscription_expires_messages_anywhere_in_the_log(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: an order of the log is none of delivery times; moved messages have their new ones."""
+    """P10: the log is not sorted by delivery time; a rescheduled message has its new one."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, kind="exclusive")
         await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1h"})
@@ -217,7 +217,7 @@ async def test_exclusive_subscription_expires_messages_anywhere_in_the_log(
             expired.append((await figures(broker))["expired"])
             if len(expired) == 6:
                 await broker.reschedule([8], topic="x", delay="1h")
-        # After 1 and 3 hours; then after 6, 8 (the one that was moved), 11 and 21.
+        # After 1 and 3 hours; then after 6, 8 (the rescheduled message), 11 and 21.
         assert expired == [4, 4, 6, 6, 6, 8, 8, 9, 9, 9, 11] + [11] * 9 + [12] * 3
         assert (await figures(broker))["unacknowledged"] == 0
 
@@ -225,7 +225,7 @@ async def test_exclusive_subscription_expires_messages_anywhere_in_the_log(
 async def test_paused_exclusive_subscription_expires_waiting_and_returned_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: with a consumer, and when that has left."""
+    """P10: messages return by a nack, or when the consumer leaves."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin(
             "subscriptions.create", **NAMES, kind="exclusive", policy={"max_in_flight": 2}
@@ -251,7 +251,7 @@ async def test_paused_exclusive_subscription_expires_waiting_and_returned_messag
 async def test_each_subscription_expires_its_own_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P10: also one that begins with the first message when that has expired."""
+    """P10: also a subscription that begins with the first message after it has expired."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES)
         producer = await broker.producer("x")
@@ -287,9 +287,9 @@ async def test_expired_messages_are_dead_lettered_if_configured(
         await producer.send_many([b"%d" % number for number in range(5)])
         await world.clock.advance(minutes=2)
         await world.clock.advance(seconds=5)
-        inbox_entries = await broker.admin("dlq.list", **NAMES, count=10)
-        assert {inbox_entry["reason"] for inbox_entry in inbox_entries} == {"expired"}
-        assert len(inbox_entries) == 5
+        rows = await broker.admin("dlq.list", **NAMES, count=10)
+        assert {row["reason"] for row in rows} == {"expired"}
+        assert len(rows) == 5
         found = await figures(broker)
         assert (found["expired"], found["dead_lettered"]) == (5, 5)
         assert found["unacknowledged"] == 0
@@ -313,7 +313,7 @@ async def test_expiry_goes_on_during_a_pause(mock_clock: trio.testing.MockClock)
 async def test_expired_messages_hold_up_no_key_and_no_range(
     policy: dict[str, str], mock_clock: trio.testing.MockClock
 ) -> None:
-    """P10: also what is of a range that no consumer asks for."""
+    """P10: also messages in a key range that no consumer asks for."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", **NAMES, policy=policy)
         await broker.admin("topics.update", topic="x", policy={"ttl_ms": "1m"})

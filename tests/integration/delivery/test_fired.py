@@ -1,4 +1,4 @@
-"""What consumers hold is on record: a broker that dies leaves its successor what was fired."""
+"""Deliveries are recorded, so that the successor of a killed broker knows which messages fired."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ HOUR = timedelta(hours=1)
 
 
 async def recorded(world: World) -> None:
-    """So much time passes that all that was sent and is still held is on record."""
+    """Wait until all deliveries of messages still in flight are recorded."""
     await world.clock.advance(ms=2 * AFTER_MS)
 
 
 def attempts_in(outage: Outage) -> Iterator[AttemptColumns]:
-    """What the journal says of attempts."""
+    """Yield the attempts in the journal."""
     connection = outage.database.connect()
     try:
         for row in journal.read(connection, 0):
@@ -44,9 +44,10 @@ def attempts_in(outage: Outage) -> Iterator[AttemptColumns]:
 
 
 async def shown(broker: escapement.Broker, offset: int) -> tuple[str, str, int | None]:
-    life = await broker.show(offset, "t")
-    (standing,) = life.subscriptions
-    return life.state, standing.state, standing.attempts
+    """Return the state of a message, and its state and attempts in the subscription."""
+    history = await broker.show(offset, "t")
+    (status,) = history.subscriptions
+    return history.state, status.state, status.attempts
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +56,7 @@ async def shown(broker: escapement.Broker, offset: int) -> tuple[str, str, int |
 async def test_successor_knows_which_messages_were_in_flight_and_their_attempts(
     mock_clock: MockClock, kind: str, checkpoint: str, index: str
 ) -> None:
-    """Q2, V4: fired is on record, whatever of it a checkpoint has written."""
+    """Q2, V4: fired messages are on record, in the journal or in a checkpoint."""
     async with testing.start(config=TWO) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", **NAMES, kind=kind)
@@ -74,7 +75,7 @@ async def test_successor_knows_which_messages_were_in_flight_and_their_attempts(
             if index == "lost":
                 lose_index(world)
             await world.restart()
-            if checkpoint == "between":  # by one who delivered nothing himself
+            if checkpoint == "between":  # by a broker that delivered nothing
                 await world.checkpoint()
                 await world.crash()
                 await world.restart()
@@ -88,7 +89,7 @@ async def test_successor_knows_which_messages_were_in_flight_and_their_attempts(
 async def test_messages_in_flight_at_a_crash_count_as_delivered(
     mock_clock: MockClock, change: str
 ) -> None:
-    """B1: it may have been in any hands, on record or not, so nothing is changed."""
+    """B1: a message may have been in flight without a record, so no message is changed."""
     async with testing.start(config=ONE) as world:
         async with world.connect() as broker:
             for name in ("s", "idle"):
@@ -119,7 +120,7 @@ async def test_messages_in_flight_at_a_crash_count_as_delivered(
 async def test_quickly_acknowledged_message_writes_no_attempt_to_the_journal(
     mock_clock: MockClock,
 ) -> None:
-    """A hand-over costs nothing where the acknowledgement is quick."""
+    """Recording costs nothing if the acknowledgement follows quickly."""
     outage = Outage()
     async with testing.start(config=PATIENT, engine=outage.engine) as world:
         async with world.connect() as broker:
@@ -141,7 +142,7 @@ async def test_quickly_acknowledged_message_writes_no_attempt_to_the_journal(
 
 
 async def test_each_delivery_is_recorded_once(mock_clock: MockClock) -> None:
-    """However long it is held."""
+    """The duration for which a consumer holds a message does not matter."""
     outage = Outage()
     async with testing.start(config=PATIENT, engine=outage.engine) as world:
         async with world.connect() as broker:
@@ -161,7 +162,7 @@ async def test_each_delivery_is_recorded_once(mock_clock: MockClock) -> None:
 async def test_delivery_is_recorded_after_the_clock_was_set_back(
     mock_clock: MockClock,
 ) -> None:
-    """Q2: how long something was held is then not known by the wall clock."""
+    """Q2: the wall clock cannot tell how long the message was in flight."""
     outage = Outage()
     async with testing.start(config=PATIENT, engine=outage.engine) as world:
         async with world.connect() as broker:

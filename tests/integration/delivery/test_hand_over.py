@@ -1,4 +1,4 @@
-"""Messages wait for a slow peer until the lease they were sent under has ended."""
+"""Messages for a slow peer are not sent once the lease has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELAYS: Final = [timedelta(seconds=1), timedelta(seconds=2)]
 
 
 class SlowPeer:
-    """A client that sees what it is sent, and a socket that is full while a test says so."""
+    """A client whose socket is full on demand, and which records the commands it receives."""
 
     def __init__(self, world: World, nursery: trio.Nursery) -> None:
         self._protocol = Connection("client")
@@ -51,7 +51,7 @@ class SlowPeer:
         await wait_all_tasks_blocked()
 
     async def heard(self) -> list[wire.Command]:
-        """What has arrived since it was last asked."""
+        """Return the commands received since the last call."""
         await wait_all_tasks_blocked()
         heard, self._heard = self._heard, []
         return heard
@@ -70,9 +70,9 @@ class SlowPeer:
 async def test_messages_buffered_in_a_connection_past_the_lease_are_not_delivered(
     mock_clock: MockClock,
 ) -> None:
-    """B8, invariant 8: as after a SIGSTOP, when a successor delivers the same by now.
+    """B8, invariant 8: as after a SIGSTOP, when a successor may already deliver the same messages.
 
-    It was in flight, so it comes again, marked, once the lease is held again.
+    They were in flight, so they are redelivered once the broker has the lease again.
     """
     outage = Outage()
     config = BrokerConfig(ack_wait_ms=86_400_000, seed=0)

@@ -1,4 +1,4 @@
-"""The order in which a shared subscription hands out: by priority, by key, one at a time."""
+"""The delivery order of a shared subscription: by priority, by key, or one message at a time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SMALL = BrokerConfig(
 
 
 async def subscribed(broker: escapement.Broker) -> escapement.Producer:
-    """A producer of a topic that has a subscription without a consumer."""
+    """Return a producer of a topic that has a subscription without a consumer."""
     async with broker.consumer("x", "s"):
         return await broker.producer("x")
 
 
 async def taken(broker: escapement.Broker) -> list[escapement.Message]:
-    """What one consumer gets now, in order and acknowledged, with a credit of one."""
+    """Return the messages that one consumer with a credit of one gets, in order, acknowledged."""
     async with broker.consumer("x", "s", permits=1) as inbox:
         messages = await arrived(inbox)
         await inbox.ack([message.id for message in messages], durable=True)
@@ -43,7 +43,7 @@ def priorities_of(messages: Sequence[escapement.Message]) -> list[int]:
 async def test_messages_due_together_are_delivered_by_priority(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V5: single sends, batches, delayed and not; lower first, 50 without one."""
+    """V5: single sends, batches, delayed or not. Lower priorities first; the default is 50."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await subscribed(broker)
         in_a_minute = timedelta(minutes=1)
@@ -58,7 +58,7 @@ async def test_messages_due_together_are_delivered_by_priority(
 async def test_low_priority_message_waits_a_bounded_time(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V5: a second a step, unless the subscription says otherwise."""
+    """V5: one second per priority step, unless the subscription sets priority_ageing_ms."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await subscribed(broker)
         await producer.send(b"low", priority=60)
@@ -79,7 +79,7 @@ async def test_low_priority_message_waits_a_bounded_time(
 async def test_long_backlog_of_one_priority_does_not_hold_up_another(
     end: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V5: far more messages than ready takes, in memory and on disk, before a restart and after."""
+    """V5: many more messages than ready holds, in memory and on disk, also after a restart."""
     async with testing.start(config=SMALL) as world:
         async with world.connect() as broker:
             producer = await subscribed(broker)
@@ -96,7 +96,7 @@ async def test_long_backlog_of_one_priority_does_not_hold_up_another(
         async with world.connect() as broker:
             found = priorities_of(await taken(broker))
             assert len(found) == 1310
-            # What the first look at the backlog did not come to is found within a few more.
+            # The first scan of the backlog does not reach all of it; a few more scans do.
             settled = found[100:]
             assert {10, 20, 50, 200} == set(settled)
             assert settled == sorted(settled)
@@ -106,7 +106,7 @@ async def test_long_backlog_of_one_priority_does_not_hold_up_another(
 async def test_retried_messages_keep_their_priority(
     end: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V5, V16: from the wheel of retries, from the journal, and from a checkpoint's attempts."""
+    """V5, V16: from the wheel of retries, the journal, or the attempts of a checkpoint."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker, broker.consumer("x", "s") as inbox:
             producer = await broker.producer("x")
@@ -135,7 +135,7 @@ async def test_retried_messages_keep_their_priority(
 async def test_exclusive_and_failover_subscriptions_ignore_priorities(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V5: only shared subscriptions look at priorities."""
+    """V5: they deliver in the order of the log."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s", kind=kind) as inbox:
@@ -147,7 +147,7 @@ async def test_exclusive_and_failover_subscriptions_ignore_priorities(
 
 
 async def with_policy(broker: escapement.Broker, **policy: object) -> escapement.Producer:
-    """A producer of a topic that has a subscription with this policy."""
+    """Return a producer of a topic that has a subscription with this policy."""
     await broker.admin("subscriptions.create", topic="x", subscription="s", policy=policy)
     return await broker.producer("x")
 
@@ -157,7 +157,7 @@ def values_of(messages: Sequence[escapement.Message]) -> list[bytes]:
 
 
 async def test_consumers_get_the_keys_of_their_ranges(mock_clock: trio.testing.MockClock) -> None:
-    """V16: exact ranges; what is in nobody's waits; what has no key goes to any."""
+    """V16: keys outside all ranges wait. Messages without a key go to any consumer."""
     async with testing.start(config=SMALL) as world, world.connect() as broker:
         producer = await subscribed(broker)
         keys = [f"user-{n}" for n in range(400)]
@@ -187,7 +187,7 @@ async def test_consumers_get_the_keys_of_their_ranges(mock_clock: trio.testing.M
 async def test_idle_consumer_holds_up_no_other_key_range(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V16: however much lies ready for him, and he gets all of it in order once he takes it."""
+    """V16: it may have many ready messages, and gets all of them in order once it takes them."""
     async with testing.start(config=SMALL) as world, world.connect() as broker:
         producer = await subscribed(broker)
         keys = [f"user-{n}" for n in range(60)]
@@ -216,7 +216,7 @@ async def test_idle_consumer_holds_up_no_other_key_range(
 async def test_key_ranges_are_reassigned_when_consumers_join_and_leave(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V16: what is in hands stays there, and holds its keys until it is done."""
+    """V16: in-flight messages stay with their consumer and hold their keys until acknowledged."""
     async with testing.start(config=SMALL) as world, world.connect() as broker:
         producer = await with_policy(broker, order="key")
         keys = [f"user-{n}" for n in range(40)]
@@ -243,7 +243,7 @@ async def test_key_ranges_are_reassigned_when_consumers_join_and_leave(
 async def test_message_waiting_for_a_retry_holds_only_its_own_key(
     end: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """Q9, V16: across restarts, too."""
+    """Q9, V16: also across restarts."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             producer = await with_policy(broker, order="key")
@@ -278,7 +278,7 @@ async def test_message_waiting_for_a_retry_holds_only_its_own_key(
 async def test_ready_message_is_not_held_up_by_one_due_later(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V16: the order of a key is by due time, and only among what is ready."""
+    """V16: the order of a key is by due time, among due messages only."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await with_policy(broker, order="key")
         await producer.send(b"later", key="a", delay=timedelta(hours=1))
@@ -291,7 +291,7 @@ async def test_ready_message_is_not_held_up_by_one_due_later(
 async def test_topic_order_keeps_one_message_in_flight_at_a_time(
     on_retry: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """Q9: in due order, over all consumers."""
+    """Q9: by due time, across all consumers."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await with_policy(broker, order="topic", on_retry=on_retry)
         await producer.send_many([b"0", b"1", b"2"], keys=["a", "b", None])
@@ -313,7 +313,7 @@ async def test_topic_order_keeps_one_message_in_flight_at_a_time(
 async def test_keys_without_an_order_hold_up_nothing(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V16: keys alone hold up nothing."""
+    """V16: only the order policy makes messages of one key wait for each other."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await subscribed(broker)
         await producer.send_many([b""] * 50, keys=["a"] * 50)
@@ -321,7 +321,7 @@ async def test_keys_without_an_order_hold_up_nothing(
 
 
 async def test_dead_message_holds_up_no_other_message(mock_clock: trio.testing.MockClock) -> None:
-    """Q9: what was tried too often lets go of its key."""
+    """Q9: a message that fails its last attempt releases its key."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await with_policy(broker, order="topic", max_deliveries=1)
         await producer.send_many([b"bad", b"good"])

@@ -1,4 +1,4 @@
-"""The log's number of tables, changed while messages come and go."""
+"""Changes of the log's number of tables during traffic."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TOPICS = ["a", "b", "c"]
 
 
 async def set_tables(broker: escapement.Broker, count: int) -> tuple[int, int]:
-    """Change it; which generation of how many tables the log is in afterwards."""
+    """Set the number of tables. Return the resulting log generation and number of tables."""
     stats = await broker.admin("broker.update", table_parallelism=count)
     return stats["log_generation"], stats["table_parallelism"]
 
 
 async def publish(broker: escapement.Broker, topic: str, count: int) -> None:
-    """Send messages one after the other; their offsets are unbroken."""
+    """Send messages one after the other. Check that their offsets have no gaps."""
     producer = await broker.producer(topic)
     for number in range(count):
         receipt = await producer.send(b"%d" % number)
@@ -38,7 +38,7 @@ async def publish(broker: escapement.Broker, topic: str, count: int) -> None:
 
 
 async def everything(world: World, topic: str) -> list[bytes]:
-    """All that the topic has, in the order of the log."""
+    """Return all messages of the topic, in log order."""
     async with (
         world.connect() as broker,
         broker.consumer(
@@ -53,7 +53,7 @@ async def everything(world: World, topic: str) -> list[bytes]:
 async def test_table_parallelism_changes_while_publishing_goes_on(
     engine: Engine, mock_clock: trio.testing.MockClock
 ) -> None:
-    """N5: up and down; nothing is lost, offsets are unbroken, also for who reads the log anew."""
+    """N5: up and down. No message is lost, and offsets have no gaps, also with a rebuilt index."""
     async with testing.start(engine=engine, config=BrokerConfig(seed=0)) as world:
         async with world.connect() as broker, world.connect() as operator:
             for topic in TOPICS:
@@ -64,7 +64,7 @@ async def test_table_parallelism_changes_while_publishing_goes_on(
                 for generation, count in enumerate((7, 1, 3), 2):
                     assert await set_tables(operator, count) == (generation, count)
                     await trio.testing.wait_all_tasks_blocked()
-            assert await set_tables(operator, 3) == (4, 3), "as it was"
+            assert await set_tables(operator, 3) == (4, 3), "unchanged"
         expected = [b"%d" % number for number in range(60)]
         for topic in TOPICS:
             assert await everything(world, topic) == expected
@@ -111,7 +111,7 @@ async def test_table_parallelism_cannot_change_during_a_database_outage(
 
 
 class LosesAt:
-    """At the step of that number, once, the connection is lost; perhaps it was done."""
+    """Loses the connection once, before or after the step with this number."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -125,7 +125,7 @@ class LosesAt:
 async def test_lost_connection_at_any_step_leaves_no_tables_behind(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """N5: also where the next try wants fewer tables, and where a COMMIT got no reply."""
+    """N5: also if the next try asks for fewer tables, or if a COMMIT got no reply."""
     faulty, fewer = FaultyEngine(engine), 2
     async with testing.start(engine=faulty, config=BrokerConfig(seed=0)) as world:
         for number in counted(1, 4 if engine.kind == "mysql" else 1):
@@ -139,7 +139,7 @@ async def test_lost_connection_at_any_step_leaves_no_tables_behind(
                 await world.restart()
             async with world.connect() as broker:
                 await world.clock.advance(seconds=3)
-                fewer = 5 - fewer  # another number, or nothing would be tried again
+                fewer = 5 - fewer  # a different number, or no change would be tried
                 assert (await set_tables(broker, fewer))[1] == fewer
                 producer = await broker.producer("a")
                 await producer.send(b"%d" % number)

@@ -1,4 +1,4 @@
-"""Topics and subscriptions that are paused, and go on."""
+"""Pauses of topics and subscriptions."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ async def test_paused_subscription_gets_nothing_until_it_is_resumed(
             (held,) = await arrived(inbox)
             await broker.pause("x", "s")
             await producer.send(b"meanwhile")
-            assert await held.ack(durable=True) is None, "what is in flight may be acknowledged"
+            assert await held.ack(durable=True) is None, "in-flight messages can be acknowledged"
             await world.clock.advance(days=300)
             assert await values(inbox) == []
-            assert b"meanwhile" in await values(other), "others go on"
+            assert b"meanwhile" in await values(other), "other subscriptions go on"
             await broker.resume("x", "s")
             assert await values(inbox) == [b"meanwhile"]
 
@@ -50,7 +50,7 @@ async def test_paused_subscription_gets_nothing_until_it_is_resumed(
 async def test_topic_resumes_at_the_end_of_its_pause_also_after_a_restart(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """Also where nothing else happens at that time (invariant 4)."""
+    """No other event is needed at that time (invariant 4)."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             await broker.admin("subscriptions.create", topic="x", subscription="s", kind=kind)
@@ -165,7 +165,7 @@ async def test_invalid_pauses_are_refused(mock_clock: trio.testing.MockClock) ->
 async def test_messages_being_read_when_a_pause_begins_wait_for_its_end(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Its messages were still being read when the pause was answered."""
+    """The payloads are being read from disk when the pause is confirmed."""
     held = Held()
     async with testing.start(run=held, config=uncached(CALM)) as world, world.connect() as broker:
         await broker.admin("subscriptions.create", topic="x", subscription="s")

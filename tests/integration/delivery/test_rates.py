@@ -1,4 +1,4 @@
-"""Rates, bounds of what is in flight, and who gets the next message, in a running broker."""
+"""Rates, bounds of in-flight messages, and the choice of the next consumer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ["shared", "exclusive"]
 
 
 async def counts(world: World, inbox: escapement.Inbox, seconds: int) -> list[int]:
-    """How many messages have come, and are acknowledged, after each second."""
+    """Acknowledge the messages that arrive in each second. Return their numbers."""
     found = []
     for _ in range(seconds):
         await world.clock.advance(seconds=1)
@@ -31,7 +31,7 @@ async def counts(world: World, inbox: escapement.Inbox, seconds: int) -> list[in
 
 
 async def filled(broker: escapement.Broker, count: int, kind: str = "shared") -> None:
-    """A subscription with so many messages due."""
+    """Create a subscription with ``count`` due messages."""
     await broker.admin("subscriptions.create", **NAMES, kind=kind)
     producer = await broker.producer("x")
     await producer.send_many([b"%d" % number for number in range(count)])
@@ -41,12 +41,12 @@ async def filled(broker: escapement.Broker, count: int, kind: str = "shared") ->
 async def test_delivery_uses_the_full_rate_and_no_more(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """Q3, V18: nothing else happens in the topic (invariant 4); changed while it runs."""
+    """Q3, V18: without other events in the topic (invariant 4). The rate can change at any time."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await filled(broker, 200, kind)
         await broker.admin("subscriptions.update", **NAMES, policy={"max_rate": 20})
         async with broker.consumer("x", "s", kind=kind) as inbox:
-            # The burst of 100 ms comes at once.
+            # The burst of 100 ms is delivered at once.
             assert await counts(world, inbox, 3) == [22, 20, 20]
             await broker.admin("subscriptions.update", **NAMES, policy={"max_rate": "0.5"})
             assert sum(await counts(world, inbox, 10)) in (5, 6)
@@ -115,7 +115,7 @@ async def test_least_busy_consumer_gets_the_next_messages(
 async def test_publishing_over_the_rate_is_held_back_and_nothing_is_lost(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """V18: other topics go on; changed while it runs."""
+    """V18: other topics go on. The rate can change at any time."""
     async with testing.start(config=CALM, engine=engine) as world:
         async with world.connect() as broker, world.connect() as another:
             await broker.admin("topics.create", topic="x")
@@ -125,7 +125,7 @@ async def test_publishing_over_the_rate_is_held_back_and_nothing_is_lost(
                 for number in range(10):
                     nursery.start_soon(producer.send_many, [b"%d" % number] * 50)
                 await world.clock.advance(seconds=2)
-                # What is held back holds up its own connection, and no other.
+                # A held-back batch holds up its own connection and no other.
                 assert 100 <= (await stored(another)) <= 300
                 elsewhere = await another.producer("y")
                 await elsewhere.send(b"at once")
@@ -135,13 +135,13 @@ async def test_publishing_over_the_rate_is_held_back_and_nothing_is_lost(
 
 
 async def stored(broker: escapement.Broker) -> int:
-    """How many messages the topic has."""
+    """Return the number of messages published to the topic."""
     offset: int = (await broker.admin("topics.stats", topic="x"))["next_offset"]
     return offset
 
 
 async def test_each_producer_has_its_own_rate(mock_clock: trio.testing.MockClock) -> None:
-    """V18: one that is over it does not hold up another one."""
+    """V18: a producer over its rate does not hold up another producer."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker, world.connect() as another:
             await broker.admin("topics.create", topic="x")
@@ -164,7 +164,7 @@ async def test_each_producer_has_its_own_rate(mock_clock: trio.testing.MockClock
 async def test_publish_that_would_wait_too_long_is_refused_and_may_be_retried(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V18: what comes again because its receipt was lost is not counted again."""
+    """V18: a batch sent again after a lost receipt does not count again."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         await broker.admin("topics.create", topic="x")
         await broker.admin("topics.update", topic="x", policy={"max_publish_rate": 10})

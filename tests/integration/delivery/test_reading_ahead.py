@@ -1,4 +1,4 @@
-"""Backlogs that are read while what is ready goes out, and messages that are read ahead."""
+"""Backlogs that are read during delivery, and messages that are read ahead."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def offsets(inbox: Inbox) -> list[int]:
 async def test_ready_messages_are_delivered_while_the_backlog_is_read(
     mock_clock: MockClock,
 ) -> None:
-    """V3, P3: a slow disk holds up what lies on it, and nothing that is in memory."""
+    """V3, P3: a slow disk delays only the messages on it, not those in memory."""
     held = Held()
     config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
     async with testing.start(run=held, config=config) as world, world.connect() as broker:
@@ -49,7 +49,7 @@ async def test_ready_messages_are_delivered_while_the_backlog_is_read(
             with held.hold(KEYS):
                 await held.reached()
                 seen += await offsets(inbox)
-                assert seen == list(range(8)), "what had found room in ready"
+                assert seen == list(range(8)), "the messages that fit in ready"
             while more := await offsets(inbox):
                 seen += more
         assert seen == list(range(40))
@@ -58,7 +58,7 @@ async def test_ready_messages_are_delivered_while_the_backlog_is_read(
 async def test_nothing_passes_a_more_urgent_band_that_is_being_read(
     mock_clock: MockClock,
 ) -> None:
-    """V5: what is urgent has nothing ready and more in the index: the others wait for it."""
+    """V5: the urgent band has no ready messages and more in the index, so other bands wait."""
     held = Held()
     config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
     async with testing.start(run=held, config=config) as world, world.connect() as broker:
@@ -72,7 +72,7 @@ async def test_nothing_passes_a_more_urgent_band_that_is_being_read(
             with held.hold(KEYS):
                 seen += await offsets(inbox)
                 await held.reached()
-                # What was ready of them went out, and nothing else while the rest is read.
+                # The ready messages are delivered, and no others while the rest is read.
                 assert seen == list(range(8))
             while messages := await arrived(inbox):
                 seen += [message.offset for message in messages]
@@ -83,7 +83,7 @@ async def test_nothing_passes_a_more_urgent_band_that_is_being_read(
 async def test_many_messages_due_together_are_read_before_delivery(
     mock_clock: MockClock,
 ) -> None:
-    """V5, V3: of many, the best are chosen among what has been read; a few are not waited for."""
+    """V5, V3: a large offer is read first and sorted by priority; a small one does not wait."""
     held = Held()
     limits = BrokerLimits(large_offer=20)
     config = BrokerConfig(ack_wait_ms=LONG_MS, limits=limits, seed=0)
@@ -95,14 +95,14 @@ async def test_many_messages_due_together_are_read_before_delivery(
             await world.checkpoint()
             with held.hold(KEYS):
                 await world.clock.advance(seconds=2)
-                assert await offsets(inbox) == list(range(19)), "no read was waited for"
+                assert await offsets(inbox) == list(range(19)), "a small offer waits for no read"
                 await world.clock.advance(seconds=8)
                 await held.reached()
                 assert await offsets(inbox) == []
             assert await offsets(inbox) == list(range(48, 18, -1))
 
 
-# A piece is 4,096 messages, here of some 40 bytes each.
+# A piece is 4,096 messages of about 40 bytes each.
 PIECE_BYTES = 4_096 * 40
 
 
@@ -110,7 +110,7 @@ PIECE_BYTES = 4_096 * 40
 async def test_messages_read_ahead_are_delivered_unchanged(
     autojump_clock: MockClock, staged_bytes: int
 ) -> None:
-    """V5, V16: with room for nothing, for a little and for all; each message is its own."""
+    """V5, V16: with room for no message, for some and for all. Each payload matches its offset."""
     count = 20_000
     rng = np.random.default_rng(5)
     limits = BrokerLimits(ready_messages=5_000, staged_bytes=staged_bytes)
@@ -146,7 +146,7 @@ async def test_messages_read_ahead_are_delivered_unchanged(
                     await inbox.ack(got.offsets[~failed])
         (topic,) = world.server.registry.active.values()
         staged = topic.shared["s"].staged
-        # The map of offsets comes on top: it grows with the span of the offsets.
+        # The map of offsets is not included: it grows with the span of the offsets.
         assert staged.size_bytes - staged._places.size_bytes <= staged_bytes
         assert (staged.size_bytes > 0) == (staged_bytes > 0)
 
@@ -154,7 +154,7 @@ async def test_messages_read_ahead_are_delivered_unchanged(
 async def test_topic_can_be_deleted_while_its_messages_are_read_ahead(
     mock_clock: MockClock,
 ) -> None:
-    """N6: a topic ends while its messages are read; nobody misses them."""
+    """N6: the missing messages cause no error."""
     held = Held()
     config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
     async with testing.start(run=held, config=config) as world, world.connect() as broker:
@@ -174,9 +174,9 @@ async def test_topic_can_be_deleted_while_its_messages_are_read_ahead(
 async def test_messages_over_a_quota_are_dropped_while_readers_are_busy(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P10: a read that had to wait for its turn goes on waiting while messages are dropped.
+    """P10: a read that waits for its turn keeps waiting while messages are dropped.
 
-    Two scans of one band at once would be one too many.
+    Otherwise two scans of one band would run at once.
     """
     dropping: list[Subscription] = []
     begun: list[bool] = []
@@ -193,7 +193,7 @@ async def test_messages_over_a_quota_are_dropped_while_readers_are_busy(
 
     monkeypatch.setattr(DropOldest, "shed", shed_watched)
     monkeypatch.setattr(DueSubscription, "next_scan", scan_watched)
-    monkeypatch.setattr(drop_oldest, "_STEP_KEYS", 20)  # so that counting takes some steps
+    monkeypatch.setattr(drop_oldest, "_STEP_KEYS", 20)  # so that counting takes several steps
     held = Held()
     config = BrokerConfig(ack_wait_ms=LONG_MS, limits=SMALL, seed=0)
     async with testing.start(run=held, config=config) as world, world.connect() as broker:
@@ -205,7 +205,7 @@ async def test_messages_over_a_quota_are_dropped_while_readers_are_busy(
         await world.checkpoint()
         async with AsyncExitStack() as stack:
             with held.hold(KEYS):
-                for name in "abcdx":  # one more than there are readers
+                for name in "abcdx":  # one more than the number of readers
                     inbox = await stack.enter_async_context(broker.consumer(name, "s"))
                     assert await arrived(inbox) == []
                 policy = {"quota_messages": 5, "quota_action": "drop_oldest"}
@@ -221,7 +221,7 @@ async def test_messages_over_a_quota_are_dropped_while_readers_are_busy(
 async def test_large_messages_read_ahead_stay_within_the_bound(
     autojump_clock: MockClock,
 ) -> None:
-    """Invariant 9: the sizes of what is read ahead are known only when it is read."""
+    """Invariant 9: the broker knows the sizes of messages only after it has read them."""
     limits = BrokerLimits(staged_bytes=1_000_000, deliver_messages=64)
     config = BrokerConfig(ack_wait_ms=LONG_MS, limits=limits, seed=0)
     async with testing.start(config=config) as world, world.connect() as broker:

@@ -1,4 +1,4 @@
-"""What receivers cost the database: nothing, but that what they acknowledge is stored."""
+"""Receivers cost the database no statements except for storing acknowledgements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALM = BrokerConfig(ack_wait_ms=10**9, seed=0)
 
 
 async def statements_with(receivers: int) -> Counter[str]:
-    """The statements of an hour in which so many wait, and then are sent 1000 messages."""
+    """Count the statements of an hour in which receivers wait, and then get 1000 messages."""
     statements: list[str] = []
     engine = FaultyEngine(SqliteEngine.in_memory(), before=statements.append)
     async with testing.start(engine=engine, config=CALM) as world, world.connect() as broker:
@@ -42,11 +42,11 @@ async def statements_with(receivers: int) -> Counter[str]:
 async def test_waiting_receivers_send_no_statements_to_the_database(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q5: while they wait, and when they are sent what an index on disk has."""
+    """Q5: while they wait, and while they receive messages that the index has on disk."""
     alone = await statements_with(1)
-    assert alone.total() > 180, "leases are renewed meanwhile"
+    assert alone.total() > 180, "the lease is renewed meanwhile"
     many = await statements_with(50)
     assert many.keys() == alone.keys()
-    # What they were handed goes on record as it leaves: in one commit, or in two.
+    # Deliveries are recorded in one commit or in two.
     more = {statement: many[statement] - alone[statement] for statement in many}
     assert all(-2 <= times <= 2 for times in more.values()), more

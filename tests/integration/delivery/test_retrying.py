@@ -1,4 +1,4 @@
-"""What a consumer may do with a message beside acknowledging it or not."""
+"""Extending and releasing messages, attempts, and retries next to fresh messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ["shared", "exclusive"]
 
 
 async def attempts(world: World, inbox: escapement.Inbox, seconds: float) -> list[int]:
-    """The attempts of what has come once so much time has passed."""
+    """Wait some seconds. Return the attempts of the messages that have arrived."""
     await world.clock.advance(ms=round(1000 * seconds))
     return [message.attempt for message in await arrived(inbox)]
 
@@ -29,7 +29,7 @@ async def attempts(world: World, inbox: escapement.Inbox, seconds: float) -> lis
 async def test_extend_postpones_the_ack_timeout(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V4: extend puts off the deadline of what is still held, never brings it forward."""
+    """V4: only of in-flight messages, and never to an earlier time."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await broker.producer("x")
         wait = timedelta(seconds=10)
@@ -56,7 +56,7 @@ async def test_extend_postpones_the_ack_timeout(
 async def test_released_message_counts_no_attempt_and_is_marked_redelivered(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V4: release; its mark survives a crash, a checkpoint and a clean restart."""
+    """V4: the mark survives a crash, a checkpoint and a clean restart."""
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
             producer = await broker.producer("x")
@@ -90,7 +90,7 @@ async def test_released_message_counts_no_attempt_and_is_marked_redelivered(
 async def test_messages_left_in_an_inbox_count_no_attempt(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V4: a consumer that leaves hands back untried what it has not looked at."""
+    """V4: a leaving consumer releases the messages that it has not received."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
         producer = await broker.producer("x")
         async with broker.consumer("x", "s", permits=5) as inbox:
@@ -108,7 +108,7 @@ async def test_messages_left_in_an_inbox_count_no_attempt(
 async def test_messages_sent_to_a_leaving_consumer_count_no_attempt(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V4: what it has just handed back is handed to it once more, or was about to be."""
+    """V4: a released message has been sent to the leaving consumer again, or is about to be."""
     held = Held()
     async with testing.start(run=held, config=uncached(CALM)) as world, world.connect() as broker:
         producer = await broker.producer("x")
@@ -134,7 +134,7 @@ async def test_messages_sent_to_a_leaving_consumer_count_no_attempt(
 async def test_attempts_survive_checkpoints_and_crashes(
     kind: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """V4, Q6: checkpoints write what changed, and now and then all of it anew."""
+    """V4, Q6: checkpoints write the changes, and at times the whole table again."""
     rng = random.Random(7)
     counted = dict.fromkeys(range(60), 0)
     rewritten = False
@@ -171,7 +171,7 @@ async def test_attempts_survive_checkpoints_and_crashes(
 async def test_retries_due_together_do_not_hold_up_fresh_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q6: also after a restart, when all of them are overdue; and they come to an end."""
+    """Q6: also after a restart with all retries overdue. All retries are delivered in the end."""
     chronic, fresh = range(1000), range(1000, 1060)
     async with testing.start(config=CALM) as world:
         async with world.connect() as broker:
@@ -204,7 +204,7 @@ async def test_retries_due_together_do_not_hold_up_fresh_messages(
 async def test_fresh_messages_do_not_wait_until_old_ones_are_read_from_disk(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Q6: nor is more taken of the old ones meanwhile, which would time out unsent."""
+    """Q6: meanwhile no further old messages are chosen, because they would time out unsent."""
     held = Held()
     config = uncached(CALM)
     async with testing.start(config=config, run=held) as world, world.connect() as broker:

@@ -1,4 +1,4 @@
-"""Where a subscription begins, and being sought: the whole broker on the virtual clock."""
+"""The position at which a subscription begins, and seeks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENT = BrokerConfig(
 
 
 async def publish(broker: escapement.Broker, topic: str, *hours: int) -> None:
-    """One message for each of the delays; its value is the delay."""
+    """Publish a message for each delay in hours, with the delay as its value."""
     producer = await broker.producer(topic)
     await producer.send_many(
         [b"%d" % hour for hour in hours], delay=[timedelta(hours=hour) for hour in hours]
@@ -35,7 +35,7 @@ async def publish(broker: escapement.Broker, topic: str, *hours: int) -> None:
 
 
 async def taken(inbox: escapement.Inbox) -> list[bytes]:
-    """What is there now, acknowledged durably."""
+    """Receive the messages that have arrived, and acknowledge them durably."""
     found = []
     while messages := await arrived(inbox):
         assert await inbox.ack([m.id for m in messages], durable=True) == len(messages)
@@ -44,12 +44,12 @@ async def taken(inbox: escapement.Inbox) -> list[bytes]:
 
 
 def moment(world: World, **ago: float) -> datetime:
-    """So long ago."""
+    """Return the time that lies this long ago."""
     return datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC) - timedelta(**ago)
 
 
 async def everything_is_done(world: World, broker: escapement.Broker, topic: str) -> None:
-    """Have the topic's messages acknowledged by a first subscription, and forgotten."""
+    """Acknowledge the topic's messages in a first subscription, so that the index forgets them."""
     async with broker.consumer(topic, "first", position="earliest", permits=100) as inbox:
         await taken(inbox)
     await world.checkpoint()
@@ -59,7 +59,7 @@ async def everything_is_done(world: World, broker: escapement.Broker, topic: str
 async def test_shared_subscription_begins_at_an_offset(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N1, N3: what has that offset or a higher one, each at its time, whatever was due when."""
+    """N1, N3: messages from that offset on are delivered at their due times."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, "x", 0, 3, 0, 0, 2, 1)
         await world.checkpoint()
@@ -74,7 +74,7 @@ async def test_shared_subscription_begins_at_an_offset(
 
 
 async def test_shared_subscription_begins_at_a_time(mock_clock: trio.testing.MockClock) -> None:
-    """N3: what is due from then on, be it past or still to come, and all that is published."""
+    """N3: it gets messages due from then on, past or future, and all new messages."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, "x", 0, 1, 2, 3, 7, 8)
         await world.clock.advance(hours=5)
@@ -92,7 +92,7 @@ async def test_shared_subscription_begins_at_a_time(mock_clock: trio.testing.Moc
 async def test_exclusive_subscription_begins_at_an_offset_or_a_time(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
-    """N1, P7: a time is that of being accepted, because its order is the log's."""
+    """N1, P7: the time is that of acceptance, because the subscription follows the log order."""
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         for hour in range(6):
             await publish(broker, "x", hour, hour)
@@ -113,7 +113,7 @@ async def test_exclusive_subscription_begins_at_an_offset_or_a_time(
 async def test_unacknowledged_counts_only_messages_the_subscription_will_get(
     mock_clock: trio.testing.MockClock, engine: Engine, kind: str
 ) -> None:
-    """B6: also where it began later, or was sought there, and some of it was cancelled."""
+    """B6: also after a later start, a seek or a cancelled message."""
     async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
         for hour in range(6):
             await publish(broker, "x", hour, hour)
@@ -141,7 +141,7 @@ async def test_unacknowledged_counts_only_messages_the_subscription_will_get(
 async def test_seek_back_redelivers_acknowledged_and_forgotten_messages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N3, invariant 3: acknowledged comes back only because somebody asked for it."""
+    """N3, invariant 3: only an explicit seek brings acknowledged messages back."""
     full = "public/default/x"
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, full, *[0] * 30)
@@ -177,7 +177,7 @@ async def test_seek_forward_skips_unacknowledged_messages(
 async def test_seek_takes_back_messages_buffered_at_the_consumer(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N3, invariant 5: in order from the new place, nothing old in between, credit whole."""
+    """N3, invariant 5: delivery goes on in order from the new position, with the whole credit."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         producer = await broker.producer("x")
         await producer.send_many([b"%d" % n for n in range(20)])
@@ -197,7 +197,7 @@ async def test_seek_takes_back_messages_buffered_at_the_consumer(
 async def test_acknowledgement_after_a_seek_counts(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N3: by its offset, whoever holds the message; one that came before counts no more."""
+    """N3: any consumer may acknowledge the offset. Acknowledgements from before no longer count."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         async with (
             broker.consumer("x", "s", permits=50) as one,
@@ -217,7 +217,7 @@ async def test_acknowledgement_after_a_seek_counts(
 
 
 async def test_seek_survives_a_crash(mock_clock: trio.testing.MockClock, engine: Engine) -> None:
-    """N3, P6: the old one's acknowledgements in the journal mean nothing to the new one."""
+    """N3, P6: acknowledgements in the journal from before the seek do not count after it."""
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
             await publish(broker, "x", *[0] * 5, 1)
@@ -241,7 +241,7 @@ async def test_seek_survives_a_crash(mock_clock: trio.testing.MockClock, engine:
 async def test_delayed_message_acknowledged_early_is_delivered_on_time_after_a_seek(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N3: the index keeps what is not yet due, whoever has acknowledged it."""
+    """N3: the index keeps messages that are not yet due, even if acknowledged."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         async with broker.consumer("x", "s") as inbox:
             await publish(broker, "x", 1, 2)
@@ -257,7 +257,7 @@ async def test_delayed_message_acknowledged_early_is_delivered_on_time_after_a_s
 
 @asynccontextmanager
 async def unread(world: World) -> AsyncIterator[None]:
-    """For a while the log says where it begins, and what is due in it cannot be read."""
+    """Let the filler learn where the log begins, but hold back its reads of due messages."""
     reader = world.server.services.reader
     reading, there = reader.read_due, trio.Event()
 
@@ -274,11 +274,11 @@ async def unread(world: World) -> AsyncIterator[None]:
 async def test_message_removed_by_a_merge_during_a_seek_is_delivered_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Invariants 4 and 6: it was done when the merge began, and found before it ended."""
+    """Invariants 4 and 6: acknowledged when the merge began, and pending again before it ended."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, "x", *[0] * 6)
         async with broker.consumer("x", "s", position="earliest", permits=2) as inbox:
-            await world.checkpoint()  # all of it is in a segment
+            await world.checkpoint()  # all messages are in a segment
             assert len(await taken(inbox)) == 6
             index = world.server.index
             (topic,) = world.server.registry.active.values()
@@ -287,9 +287,11 @@ async def test_message_removed_by_a_merge_during_a_seek_is_delivered_once(
             merge.exclude(topic.id, topic.shared["s"].acked.to_array(0, 6))
             merge.run_here()
             merge.finish()
-            async with unread(world):  # so the fill does not come to them
+            async with unread(world):  # so the fill does not reach them
                 await inbox.seek("earliest")
-                await trio.testing.wait_all_tasks_blocked()  # two are here, the others ready
+                await (
+                    trio.testing.wait_all_tasks_blocked()
+                )  # two are with the consumer, the others are ready
                 index.install_compaction(merge)
                 assert len(await arrived(inbox)) == 2
             assert len(await arrived(inbox)) == 4
@@ -298,7 +300,7 @@ async def test_message_removed_by_a_merge_during_a_seek_is_delivered_once(
 async def test_message_removed_by_a_merge_during_a_seek_can_be_dead_lettered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """V1, invariant 7: it failed for the last time before the fill came to it."""
+    """V1, invariant 7: it fails its last attempt before the fill reaches it."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, "x", 0, 0)
         names = {"topic": "x", "subscription": "s"}
@@ -329,7 +331,7 @@ async def test_message_removed_by_a_merge_during_a_seek_can_be_dead_lettered(
 async def test_messages_being_read_during_a_seek_are_sent_from_the_new_position_only(
     mock_clock: trio.testing.MockClock, kind: str
 ) -> None:
-    """Invariant 5: it was decided on for the old place, and is sent from the new one only."""
+    """Invariant 5: they were chosen for the old position."""
     held = Held()
     config = uncached(PATIENT)
     async with testing.start(config=config, run=held) as world, world.connect() as broker:
@@ -351,7 +353,7 @@ async def test_messages_being_read_during_a_seek_are_sent_from_the_new_position_
 async def test_message_published_while_a_seek_commits_is_delivered(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Invariant 4: it lies past the new place, whichever of the two commits first."""
+    """Invariant 4: it is past the new position, whichever commit is first."""
     held = Held()
     async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
         producer = await broker.producer("x")
@@ -369,7 +371,7 @@ async def test_message_published_while_a_seek_commits_is_delivered(
 async def test_cancelled_message_that_was_in_flight_is_redelivered_after_a_crash(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1, invariant 7: who had been handed it keeps it, and the index has it for him."""
+    """B1, invariant 7: the fill adds it to the index for the subscription that had it in flight."""
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
             await publish(broker, "public/default/x", 0, 0)
@@ -395,7 +397,7 @@ async def test_cancelled_message_that_was_in_flight_is_redelivered_after_a_crash
 async def test_seek_to_a_time_finds_messages_rescheduled_past_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """B1, N3: a message is due when it was last said to be."""
+    """B1, N3: the latest due time of a message counts."""
     full = "public/default/x"
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, full, 1)
@@ -411,7 +413,7 @@ async def test_seek_to_a_time_finds_messages_rescheduled_past_it(
 async def test_seek_is_not_applied_to_a_new_subscription_of_the_same_name(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """N3: while it waits for its turn, the one it was asked for is deleted."""
+    """N3: the subscription is deleted and created again while the seek waits for its turn."""
     held = Held()
     async with testing.start(config=PATIENT, run=held) as world, world.connect() as broker:
         await publish(broker, "x", 0)
@@ -441,7 +443,7 @@ async def test_seek_is_not_applied_to_a_new_subscription_of_the_same_name(
 
 
 async def test_invalid_position_is_refused(mock_clock: trio.testing.MockClock) -> None:
-    """N3: by name, and nothing is changed."""
+    """N3: the error names the problem, and the subscription does not change."""
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await publish(broker, "x", 0, 0)
         with pytest.raises(escapement.NaiveDatetime):
@@ -474,7 +476,7 @@ async def test_invalid_position_is_refused(mock_clock: trio.testing.MockClock) -
 async def test_messages_due_before_the_clock_was_set_back_are_delivered(
     mock_clock: trio.testing.MockClock, engine: Engine, restart: str, position: str
 ) -> None:
-    """Q7, invariant 7: the index forgot it when it was due, and it is not due any more."""
+    """Q7, invariant 7: the index forgot them when they were due, and now they are delayed again."""
     async with testing.start(config=PATIENT, engine=engine) as world:
         async with world.connect() as broker:
             await publish(broker, "t/n/x", 1, 2, 3)
