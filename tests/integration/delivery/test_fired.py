@@ -1,4 +1,4 @@
-"""Deliveries are recorded, so that the successor of a killed broker knows which messages fired."""
+"""Recorded deliveries: the successor of a killed broker knows the fired messages."""
 
 from __future__ import annotations
 

@@ -289,9 +289,8 @@ async def test_message_removed_by_a_merge_during_a_seek_is_delivered_once(
             merge.finish()
             async with unread(world):  # so the fill does not reach them
                 await inbox.seek("earliest")
-                await (
-                    trio.testing.wait_all_tasks_blocked()
-                )  # two are with the consumer, the others are ready
+                await trio.testing.wait_all_tasks_blocked()
+                # Two messages are with the consumer, the others are ready.
                 index.install_compaction(merge)
                 assert len(await arrived(inbox)) == 2
             assert len(await arrived(inbox)) == 4
