@@ -146,8 +146,8 @@ class LogAddress:
             file = Path(self.data, FILE_NAME)
             if not file.is_file():
                 raise InvalidRequest(
-                    f"there is no log on SQLite in {self.data}, because {FILE_NAME} does not exist:"
-                    " give the data directory of the broker"
+                    f"{self.data} has no SQLite log: {FILE_NAME} does not exist. Give the data"
+                    " directory of the broker"
                 )
             return SqliteEngine(file)
         url = self.url or os.environ.get(URL_VARIABLE)

@@ -122,7 +122,7 @@ def test_spark_failure_is_one_line_unless_it_may_be_a_bug() -> None:
 
 def test_no_log_is_created_in_a_directory_without_one(tmp_path: Path) -> None:
     """B7."""
-    with pytest.raises(InvalidRequest, match="no log on SQLite"):
+    with pytest.raises(InvalidRequest, match="has no SQLite log"):
         LogAddress.of(Options({"data": str(tmp_path)})).engine()
     assert not list(tmp_path.iterdir())
 
