@@ -158,6 +158,7 @@ async def _serve_and_repair(
 ) -> None:
     """Serve until asked to stop. Start a new broker each time the index was damaged.
 
+    Damage that is found during the stop is left to the next start: the index is discarded by then.
     During such a restart the server waits for an unavailable database. At the first start an
     unavailable database is an error: the operator may have named the wrong one.
     """
@@ -175,6 +176,9 @@ async def _serve_and_repair(
                 await _serve_once(broker, listeners, ready)
             return
         except IndexDamaged as error:
+            if broker.stopping:
+                _log.error("the next start rebuilds the delayed index from the log: %s", error)
+                return
             _log.error("rebuilding the delayed index from the log: %s", error)
             repairing = True
         except (StorageUnavailable, TransactionAborted) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 import trio.testing
 
 from escapement import testing
-from escapement.broker.broker import BrokerConfig
+from escapement.broker.broker import Broker, BrokerConfig
+from escapement.broker.server import ServerConfig, serve
 from escapement.client.settings import Settings
 from escapement.errors import IndexDamaged
 from escapement.storage.engine.base import Connection
@@ -96,6 +99,27 @@ async def test_damaged_index_is_discarded_before_the_broker_ends(
     with pytest.raises(IndexDamaged):
         await live()
     assert left == []
+
+
+async def test_server_stops_although_the_index_is_found_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P5: the next start rebuilds the index; the server forgets no SIGTERM."""
+    starts: list[str] = []
+
+    async def find_damage(broker: Broker) -> None:
+        raise IndexDamaged("found by the last checkpoint")
+
+    def ready(at: str) -> None:
+        starts.append(at)
+        if len(starts) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Broker, "_wind_down", find_damage)
+    with trio.fail_after(30):
+        await serve(ServerConfig(tmp_path, port=0), ready)
+    assert len(starts) == 1
+    assert list((tmp_path / "index").iterdir()) == []
 
 
 def test_close_waits_for_a_call_in_another_thread(tmp_path: Path) -> None:
