@@ -29,14 +29,34 @@ async def consume(world: World, subscription: str) -> None:
         topic = SUBSCRIPTIONS[subscription]
         while True:
             async with client.consumer(topic, subscription, permits=PERMITS) as inbox:
-                while await _take(world, subscription, inbox):
+                while await _take_all(world, subscription, inbox):
                     pass
 
 
-async def _take(world: World, subscription: str, inbox: escapement.Inbox) -> bool:
-    """Receive a batch and do something with each message; return whether to stay."""
+async def _take_all(world: World, subscription: str, inbox: escapement.Inbox) -> bool:
+    """Wait for messages, and empty the inbox; return whether to stay."""
+    empty_ms = now_ms()
     batch = await inbox.next_batch()
     assert batch is not None
+    while batch is not None:
+        if not await _take(world, subscription, inbox, batch, empty_ms):
+            return False
+        batch = await inbox.next_batch(timeout_s=0)
+    return True
+
+
+async def _take(
+    world: World,
+    subscription: str,
+    inbox: escapement.Inbox,
+    batch: escapement.Batch,
+    empty_ms: int,
+) -> bool:
+    """Do something with each message of a batch; return whether to stay.
+
+    Args:
+      empty_ms: the inbox was empty then, so the batch arrived later.
+    """
     at_ms = now_ms()
     chosen: dict[str, list[int]] = {action: [] for action in ACTIONS}
     for message in batch:
@@ -48,6 +68,7 @@ async def _take(world: World, subscription: str, inbox: escapement.Inbox) -> boo
             message.due_ms,
             message.key or "",
             message.redelivered or message.attempt > 1,
+            empty_ms,
             at_ms,
         )
         known = world.history.messages[number]

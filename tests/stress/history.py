@@ -58,7 +58,7 @@ class Course:
     deliveries: int = 0
     fresh: int = 0  # deliveries that are marked as the first one
     first_ms: int = NEVER_MS  # received, by the clients' clock
-    last_ms: int = 0
+    last_ms: int = 0  # the last delivery arrived then, or later
     ack_sent: bool = False
     durable_ms: int = NEVER_MS  # a durable acknowledgement was confirmed then
 
@@ -71,7 +71,7 @@ class Arrival:
     key: str
     due_ms: int
     offset: int
-    at_ms: int  # received
+    at_ms: int  # it arrived then, or later
 
 
 @dataclass
@@ -79,6 +79,7 @@ class DeadLetters:
     """Dead letters of one subscription, by their offset in the dead-letter topic."""
 
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # (number, original offset)
+    listed_ms: dict[int, int] = field(default_factory=dict)  # first, by original offset
     asked: set[int] = field(default_factory=set)  # a redrive was requested
     remaining: set[int] = field(default_factory=set)  # of the last listing
 
@@ -94,6 +95,7 @@ class History:
     dead_letters: dict[str, DeadLetters] = field(default_factory=dict)
     arrivals: dict[str, list[Arrival]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)  # found while the run went on
+    troubles_ms: list[int] = field(default_factory=list)  # each may cost unread deliveries
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -124,9 +126,16 @@ class History:
         due_ms: int,
         key: str,
         again: bool,
+        empty_ms: int,
         at_ms: int,
     ) -> Course:
-        """Note a delivery; ``again`` means that the broker marks it as redelivered."""
+        """Note a delivery.
+
+        Args:
+          again: whether the broker marks it as redelivered.
+          empty_ms: the inbox of its consumer was empty then.
+          at_ms: its consumer took it out then.
+        """
         known = self.courses[subscription]
         course = known.get(offset)
         if course is None:
@@ -134,11 +143,11 @@ class History:
         course.deliveries += 1
         course.fresh += not again
         course.first_ms = min(course.first_ms, at_ms)
-        course.last_ms = max(course.last_ms, at_ms)
+        course.last_ms = max(course.last_ms, empty_ms)
         self.counts["delivered"] += 1
         self.counts["delivered again"] += again
         if not again and subscription in self.ordered:
-            self.arrivals[subscription].append(Arrival(number, key, due_ms, offset, at_ms))
+            self.arrivals[subscription].append(Arrival(number, key, due_ms, offset, empty_ms))
         return course
 
     def list_dead_letters(self, subscription: str, listed: dict[int, tuple[int, int]]) -> None:
@@ -146,4 +155,6 @@ class History:
         dead_letters = self.dead_letters[subscription]
         self.counts["dead letters"] += len(listed.keys() - dead_letters.seen.keys())
         dead_letters.seen |= listed
+        for _, original in listed.values():
+            dead_letters.listed_ms.setdefault(original, now_ms())
         dead_letters.remaining = set(listed)

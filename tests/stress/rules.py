@@ -11,6 +11,8 @@ from stress.history import Arrival, Course, History, Message
 # Deliveries and confirmations travel over different connections. A delivery may be received
 # this long after a confirmation that was sent later.
 OVERTAKE_MS: Final = 1_000
+# Subscriptions with dead letters allow this many deliveries.
+MAX_DELIVERIES: Final = 2
 
 
 def unfinished(history: History) -> Iterator[str]:
@@ -23,7 +25,8 @@ def unfinished(history: History) -> Iterator[str]:
             if not _is_owed(message, name, history):
                 continue
             if message.offset >= 0 and message.offset not in history.courses[name]:
-                yield f"lost: message {number} never came to {name}"
+                if not _died_unread(history, name, message.offset):
+                    yield f"lost: message {number} never came to {name}"
             elif not copies[number]:
                 yield f"lost: message {number} never came to any subscription"
     for name, courses in history.courses.items():
@@ -76,6 +79,21 @@ def _is_owed(message: Message, name: str, history: History) -> bool:
     return name in message.cancelled_but_for and message.offset in history.courses[name]
 
 
+def _died_unread(history: History, name: str, offset: int) -> bool:
+    """Return whether a message may have a dead letter that no consumer has read.
+
+    A delivery counts when it is sent. A kill loses what waits in sockets and inboxes, so each
+    delivery of the message may be lost if there were as many troubles before its dead letter.
+    """
+    dead_letters = history.dead_letters[name]
+    for number, original in dead_letters.seen.values():
+        if original == offset:
+            due_ms, listed_ms = history.messages[number].earliest_ms, dead_letters.listed_ms[offset]
+            troubles = sum(due_ms <= at_ms < listed_ms for at_ms in history.troubles_ms)
+            return troubles >= MAX_DELIVERIES
+    return False
+
+
 def _copies(history: History) -> dict[int, set[int]]:
     """Return the offsets at which each message is known to be stored."""
     copies: dict[int, set[int]] = defaultdict(set)
@@ -112,7 +130,8 @@ def _lost_redrives(history: History, copies: dict[int, set[int]]) -> Iterator[st
         topic = history.messages[number].topic
         for offset in copies[number] - {history.messages[number].offset}:
             for name in history.subscriptions[topic]:
-                if offset not in history.courses[name]:
+                unread = _died_unread(history, name, offset)
+                if offset not in history.courses[name] and not unread:
                     yield f"lost: redriven message {number} (offset {offset}) missed {name}"
 
 
@@ -141,7 +160,7 @@ def _wrong_dead_letters(history: History, name: str) -> Iterator[str]:
         if count > 1:
             yield f"doubled: offset {original} of {name} has {count} dead letters"
         course = history.courses[name].get(original)
-        if course is None:
+        if course is None and not _died_unread(history, name, original):
             yield f"unknown: offset {original} of {name} has a dead letter and was never delivered"
     for offset in dead_letters.seen.keys() - dead_letters.remaining - dead_letters.asked:
         yield f"lost: dead letter {offset} of {name} is gone, and no client redrove it"

@@ -9,6 +9,7 @@ from typing import Final
 
 import trio
 
+from stress.history import now_ms
 from stress.world import World
 from support.broker_processes import until
 from support.damaged_bytes import scramble
@@ -48,6 +49,7 @@ class Troubles:
             others = list(self._kinds)[1:]
             kind = "SIGKILL" if chance.random() < 0.5 else chance.choice(others)
             counts[kind] += 1
+            self._world.history.troubles_ms.append(now_ms())
             await self._restart_if_ended()
             await trio.to_thread.run_sync(self._kinds[kind])
             await trio.sleep(chance.uniform(0, 2))

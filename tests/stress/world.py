@@ -9,6 +9,7 @@ from typing import Any, Final
 import escapement
 from escapement.errors import EscapementError, IndexDamaged
 from stress.history import History
+from stress.rules import MAX_DELIVERIES
 from support.broker_processes import BrokerProcess
 
 PLAIN: Final = "plain"
@@ -18,9 +19,14 @@ WITH_DEAD_LETTERS: Final = {"p": PLAIN, "k": KEYED}
 WITHOUT_DEAD_LETTERS: Final = {"q": PLAIN}
 SUBSCRIPTIONS: Final = WITH_DEAD_LETTERS | WITHOUT_DEAD_LETTERS
 POLICIES: Final[dict[str, dict[str, Any]]] = {
-    "p": {"max_deliveries": 2, "min_backoff_ms": 50, "max_backoff_ms": 5_000, "ack_wait_ms": 5_000},
+    "p": {
+        "max_deliveries": MAX_DELIVERIES,
+        "min_backoff_ms": 50,
+        "max_backoff_ms": 5_000,
+        "ack_wait_ms": 5_000,
+    },
     "k": {
-        "max_deliveries": 2,
+        "max_deliveries": MAX_DELIVERIES,
         "min_backoff_ms": 50,
         "max_backoff_ms": 5_000,
         "ack_wait_ms": 5_000,

@@ -25,7 +25,9 @@ def clean() -> History:
         history.messages[number].settled_ms = T0_MS - 10_000
     for name in ("a", "b"):
         for number, offset in ((0, 10), (1, 11), (2, 12), (2, 13)):
-            course = history.deliver(name, number, offset, T0_MS, "k", False, T0_MS + offset)
+            course = history.deliver(
+                name, number, offset, T0_MS, "k", False, T0_MS + offset, T0_MS + offset
+            )
             course.ack_sent = (name, offset) != ("a", 12)
     history.list_dead_letters("a", {5: (2, 12)})
     history.dead_letters["a"].asked.add(5)
@@ -58,7 +60,7 @@ def dead_letter_twice(history: History) -> None:
 
 
 def store_twice(history: History) -> None:
-    history.deliver("a", 1, 14, T0_MS, "k", False, T0_MS + 20).ack_sent = True
+    history.deliver("a", 1, 14, T0_MS, "k", False, T0_MS + 20, T0_MS + 20).ack_sent = True
 
 
 def deliver_early(history: History) -> None:
@@ -71,11 +73,11 @@ def deliver_before_moved_time(history: History) -> None:
 
 def deliver_after_durable_ack(history: History) -> None:
     history.courses["a"][10].durable_ms = T0_MS
-    history.deliver("a", 0, 10, T0_MS, "k", True, T0_MS + 60_000)
+    history.deliver("a", 0, 10, T0_MS, "k", True, T0_MS + 60_000, T0_MS + 60_000)
 
 
 def redeliver_unmarked(history: History) -> None:
-    history.deliver("a", 0, 10, T0_MS, "k", False, T0_MS + 20)
+    history.deliver("a", 0, 10, T0_MS, "k", False, T0_MS + 20, T0_MS + 20)
 
 
 def deliver_cancelled_message(history: History) -> None:
@@ -95,6 +97,29 @@ def test_message_confirmed_after_a_later_one_was_delivered_may_follow_it() -> No
     assert list(violations(history)) == []
 
 
+def dead_letter_unread(history: History) -> None:
+    """Lose the deliveries of message 2 to ``a``, with one trouble less than those need."""
+    history.messages[2].earliest_ms = T0_MS
+    history.troubles_ms = [T0_MS - 1, T0_MS + 1]
+    del history.courses["a"][12]
+
+
+def test_message_may_die_unread_after_as_many_troubles_as_deliveries() -> None:
+    """P6: a delivery counts when it is sent, and a kill loses what waits in sockets."""
+    history = clean()
+    dead_letter_unread(history)
+    history.troubles_ms.append(T0_MS + 2)
+    assert list(violations(history)) == []
+
+
+def test_delivery_before_a_durable_ack_may_wait_in_the_inbox() -> None:
+    """V2: the delivery counts from when the inbox was empty."""
+    history = clean()
+    history.courses["a"][10].durable_ms = T0_MS
+    history.deliver("a", 0, 10, T0_MS, "k", True, T0_MS, T0_MS + 60_000)
+    assert list(violations(history)) == []
+
+
 def test_clean_history_breaks_no_promise() -> None:
     """P6."""
     assert list(violations(clean())) == []
@@ -108,6 +133,7 @@ def test_clean_history_breaks_no_promise() -> None:
         (lose_redriven_copy, "lost"),
         (lose_redriven_copy_of_one, "lost"),
         (lose_dead_letter_without_request, "lost"),
+        (dead_letter_unread, "unknown"),
         (dead_letter_twice, "doubled"),
         (store_twice, "doubled"),
         (deliver_early, "early"),
