@@ -25,6 +25,7 @@ class BrokerLimits:
     idle_timeout_s: float = 90.0  # a connection without even a ping is closed
     outbound_bytes: int = 8 * MIB  # per connection; then its consumers wait until it drains
     outbound_hard_bytes: int = 64 * MIB  # per connection; then the peer is disconnected
+    output_bytes: int = 64 * MIB  # of all connections; then large shares wait until they drain
     inbound_bytes: int = 64 * MIB  # unfinished frames of all connections; large ones wait
     inbound_timeout_s: float = 5.0  # for a frame while others wait; then its peer is disconnected
     unconfirmed_bytes: int = 32 * MIB  # per connection; reading stops until receipts go out

@@ -1,7 +1,10 @@
 """The output of one connection: a queue of frames, and the task that writes them.
 
-Bounds: above ``outbound_bytes`` consumers get no more messages. Above ``outbound_hard_bytes`` the
-broker cuts off the peer, which does not read its answers.
+Bounds: above ``outbound_bytes`` consumers get no more messages, and large answers wait. The same
+holds if all connections together queue too much (:mod:`output_bound
+<escapement.broker.session.output_bound>`); while they do, a peer that accepts nothing for
+``STALL_S`` is cut off. Above ``outbound_hard_bytes`` the broker cuts off the peer, which does not
+read its answers.
 
 Messages leave only while the broker holds the lease. The broker checks that before it queues them.
 But while they wait here for a slow peer, the process may be stopped or the machine may sleep for
@@ -14,12 +17,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
 
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.session.output_bound import FRAME_BYTES, OutputBound
 from escapement.errors import EscapementError, LimitExceeded, LocalProtocolError, ProtocolError
 from escapement.message import Buffer
 from escapement.protocol import commands as wire
@@ -30,6 +35,8 @@ _log = logging.getLogger(__name__)
 # The bytes handed to the socket between two checks of the lease. A writable socket usually accepts
 # this much; half of it would double the calls.
 PIECE_BYTES: Final = 256 * 1024
+# A peer that accepts nothing for this time is cut off while all output together is at its bound.
+STALL_S: Final = 5.0
 
 
 class Outbound:
@@ -46,6 +53,7 @@ class Outbound:
         stream: trio.abc.SendStream,
         protocol: Connection,
         limits: BrokerLimits,
+        bound: OutputBound,
         *,
         may_deliver: Callable[[], bool],
         on_room: Callable[[], None],
@@ -58,6 +66,7 @@ class Outbound:
             self._socket = stream.socket
         self._protocol = protocol
         self._limits = limits
+        self._bound = bound
         self._may_deliver = may_deliver
         self._on_room = on_room
         self._cut_off = cut_off
@@ -65,11 +74,39 @@ class Outbound:
         self._has_messages = False  # whether a queued frame has messages
         self._size_bytes = 0
         self._writable = trio.Event()
+        self._one_answer = trio.Lock()
+        self._roomy = trio.lowlevel.ParkingLot()
 
     @property
     def has_room(self) -> bool:
-        """Whether messages may be queued."""
-        return self._size_bytes < self._limits.outbound_bytes
+        """Whether messages may be queued. If not, ``on_room`` is called when they may."""
+        if self._size_bytes >= self._limits.outbound_bytes:
+            return False
+        if self._bound.may_queue(self._size_bytes):
+            return True
+        self._bound.wait(self)
+        return False
+
+    def has_room_again(self) -> None:
+        """Continue what waits for room."""
+        self._roomy.unpark_all()
+        self._on_room()
+
+    async def room(self) -> None:
+        """Wait until a large answer may be queued."""
+        while not self.has_room and not self._is_over:
+            await self._roomy.park()
+
+    @asynccontextmanager
+    async def large_answer(self) -> AsyncIterator[None]:
+        """Wait for room, and count a large answer while it is made. One at a time is made."""
+        async with self._one_answer:
+            await self.room()
+            self._count(FRAME_BYTES)
+            try:
+                yield
+            finally:
+                self._count(-FRAME_BYTES)
 
     @property
     def _is_over(self) -> bool:
@@ -117,19 +154,28 @@ class Outbound:
         """Queue nothing more. Queued frames are still written."""
         self.finished = True
         self._writable.set()
+        self._roomy.unpark_all()
 
     def discard(self) -> None:
         """Release the queued frames, because the connection has ended."""
         self._frames.clear()
-        self._size_bytes = 0
+        self._count(-self._size_bytes)
+        self._bound.leave(self)
 
     def _queue(self, frames: list[Buffer]) -> None:
         self._frames += frames
-        self._size_bytes += sum(map(len, frames))
+        self._count(sum(map(len, frames)))
         self._writable.set()
-        if self._size_bytes > self._limits.outbound_hard_bytes:
+        is_over = self._size_bytes > self._limits.outbound_hard_bytes
+        if is_over or self._bound.is_exceeded_by(self._size_bytes):
             _log.warning("cutting off a peer that does not read its answers")
             self._cut_off()
+
+    def _count(self, more_bytes: int) -> None:
+        """Change the number of queued bytes."""
+        before_bytes = self._size_bytes
+        self._size_bytes += more_bytes
+        self._bound.change(before_bytes, self._size_bytes)
 
     async def run(self) -> None:
         """Write queued frames until ``finish`` was called and none is left; close the stream."""
@@ -145,34 +191,41 @@ class Outbound:
             has_messages, self._has_messages = self._has_messages, False
             size_bytes = sum(map(len, frames))
             data = memoryview(b"".join(frames))
-            if has_messages:
-                await self._hand_over(data)
-            else:
-                left = data[self._write_at_once(data) :]
-                if left:
-                    await self._stream.send_all(left)
+            await self._write(data, has_messages)
             # Frames may have been added meanwhile, up to the bound.
             was_full = not self.has_room
-            self._size_bytes -= size_bytes
+            self._count(-size_bytes)
             if was_full and self.has_room:
-                self._on_room()
+                self.has_room_again()
 
-    async def _hand_over(self, left: memoryview) -> None:
-        """Write frames with messages among them, while messages may leave."""
+    async def _write(self, left: memoryview, has_messages: bool) -> None:
+        """Write frames; those with messages only while messages may leave."""
         while left:
-            if self._may_deliver() and (written := self._write_at_once(left[:PIECE_BYTES])):
+            may_leave = not has_messages or self._may_deliver()
+            if may_leave and (written := self._write_at_once(left[:PIECE_BYTES])):
                 left = left[written:]
                 if left:
                     await trio.lowlevel.checkpoint()
                 continue
-            await self._stream.wait_send_all_might_not_block()
-            if not self._may_deliver():
+            await self._accepts_more()
+            if has_messages and not self._may_deliver():
                 _log.warning("the lease has ended: cutting off a peer that was to get messages")
                 self._cut_off()
                 await trio.lowlevel.checkpoint()
             if self._socket is None:
                 await self._stream.send_all(left[:PIECE_BYTES])
                 left = left[PIECE_BYTES:]
+
+    async def _accepts_more(self) -> None:
+        """Wait until the peer accepts more; cut it off if others wait for too long."""
+        while True:
+            with trio.move_on_after(STALL_S):
+                await self._stream.wait_send_all_might_not_block()
+                return
+            if self._bound.is_full:
+                _log.warning("cutting off a peer that does not read, because output is full")
+                self._cut_off()
+                await trio.lowlevel.checkpoint()
 
     def _write_at_once(self, data: memoryview) -> int:
         """Write what the socket accepts without a wait, so without a turn of the event loop.

@@ -25,16 +25,17 @@ class Reading(RequestHandler):
     async def _read(self, command: wire.Read) -> None:
         topic = self._broker.registry.topic(TopicName.parse(command.topic))
         stop = None if command.stop < 0 else command.stop
-        page = await self._broker.read(topic, command.start, stop, command.max_messages)
-        self._outbound.send(
-            wire.Page(
-                command.request_id,
-                topic.name.full,
-                page.next_offset,
-                page.end_offset,
-                page.offsets,
-                page.due_ms,
-                page.published_ms,
-                page.batch.encode() if len(page.batch) else b"",
+        async with self._outbound.large_answer():
+            page = await self._broker.read(topic, command.start, stop, command.max_messages)
+            self._outbound.send(
+                wire.Page(
+                    command.request_id,
+                    topic.name.full,
+                    page.next_offset,
+                    page.end_offset,
+                    page.offsets,
+                    page.due_ms,
+                    page.published_ms,
+                    page.batch.encode() if len(page.batch) else b"",
+                )
             )
-        )

@@ -22,6 +22,7 @@ from escapement.broker.session.amendments import AmendmentRequests
 from escapement.broker.session.consumers import Consumers
 from escapement.broker.session.inbound import Inbound, Intake
 from escapement.broker.session.outbound import Outbound
+from escapement.broker.session.output_bound import OutputBound
 from escapement.broker.session.producers import Producers
 from escapement.broker.session.reading import Reading
 from escapement.broker.session.request_handler import AtOnce, RequestHandler, Waiting
@@ -52,7 +53,12 @@ class Session:
     """The session of one connection."""
 
     def __init__(
-        self, broker: Broker, stream: trio.abc.Stream, limits: BrokerLimits, inbound: Inbound
+        self,
+        broker: Broker,
+        stream: trio.abc.Stream,
+        limits: BrokerLimits,
+        inbound: Inbound,
+        output: OutputBound,
     ) -> None:
         self._broker = broker
         self._stream = stream
@@ -65,6 +71,7 @@ class Session:
             stream,
             self._protocol,
             limits,
+            output,
             may_deliver=broker.holds_lease,
             on_room=lambda: self._consumers.wake(),
             cut_off=self._scope.cancel,
@@ -211,5 +218,6 @@ class _BrokerRequests(RequestHandler):
         self._outbound.send(wire.Pong(command.token))
 
     async def _administer(self, command: wire.Admin) -> None:
+        await self._outbound.room()
         result = await self._admin.carry_out(command.verb, command.arguments)
         self._outbound.answer(wire.AdminReply(command.request_id, result))

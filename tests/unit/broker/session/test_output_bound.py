@@ -1,0 +1,72 @@
+"""The bound on the output of all connections, with connections that only count."""
+
+from __future__ import annotations
+
+from escapement.broker.session.output_bound import FRAME_BYTES, OutputBound
+
+
+class Peer:
+    """A connection that queues frames."""
+
+    def __init__(self, bound: OutputBound) -> None:
+        self.queued_bytes = self.calls = 0
+        self._bound = bound
+
+    def queue(self, frames: int) -> None:
+        before, self.queued_bytes = self.queued_bytes, self.queued_bytes + frames * FRAME_BYTES
+        self._bound.change(before, self.queued_bytes)
+
+    def has_room_again(self) -> None:
+        self.calls += 1
+
+    def may_queue(self) -> bool:
+        return self._bound.may_queue(self.queued_bytes)
+
+
+def test_connection_below_its_share_may_queue_while_the_bound_is_reached() -> None:
+    """Invariant 9."""
+    bound = OutputBound(8 * FRAME_BYTES)
+    greedy, modest = Peer(bound), Peer(bound)
+    while greedy.may_queue():
+        greedy.queue(1)
+    assert bound.queued_bytes == 8 * FRAME_BYTES
+    assert modest.may_queue()
+    modest.queue(1)
+    assert modest.may_queue()
+    assert not greedy.may_queue()
+
+
+def test_all_connections_together_queue_at_most_twice_the_bound() -> None:
+    """Invariant 9: shares shrink with the number of connections."""
+    bound = OutputBound(8 * FRAME_BYTES)
+    peers = [Peer(bound) for _ in range(100)]
+    for _ in range(20):
+        for peer in peers:
+            if peer.may_queue():
+                peer.queue(1)
+    assert bound.queued_bytes <= 16 * FRAME_BYTES
+
+
+def test_waiting_connection_learns_once_of_room() -> None:
+    """Invariant 9: connections that left learn nothing."""
+    bound = OutputBound(4 * FRAME_BYTES)
+    full, waiting, left = Peer(bound), Peer(bound), Peer(bound)
+    full.queue(4)
+    bound.wait(waiting)
+    bound.wait(left)
+    bound.leave(left)
+    full.queue(-1)
+    full.queue(-1)
+    assert (waiting.calls, left.calls) == (1, 0)
+
+
+def test_connection_above_its_share_is_cut_off_at_three_times_the_bound() -> None:
+    """Invariant 9: small answers are queued without asking."""
+    bound = OutputBound(4 * FRAME_BYTES)
+    greedy, modest = Peer(bound), Peer(bound)
+    modest.queue(1)
+    greedy.queue(11)
+    assert not bound.is_exceeded_by(greedy.queued_bytes)
+    greedy.queue(1)
+    assert bound.is_exceeded_by(greedy.queued_bytes)
+    assert not bound.is_exceeded_by(modest.queued_bytes)
