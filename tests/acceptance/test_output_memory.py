@@ -1,4 +1,4 @@
-"""Peers that do not read what they ask for use only bounded memory, all together."""
+"""Peers that ask for data and do not read it use only bounded memory, all together."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _is_owed(message: Message, name: str, history: History) -> bool:
 def _died_unread(history: History, name: str, offset: int) -> bool:
     """Return whether a message may have a dead letter that no consumer has read.
 
-    A delivery counts when it is sent. A kill loses what waits in sockets and inboxes, so each
+    A delivery counts when it is sent. A kill loses unread data in sockets and inboxes, so each
     delivery of the message may be lost if there were as many troubles before its dead letter.
     """
     dead_letters = history.dead_letters[name]

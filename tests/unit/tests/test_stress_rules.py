@@ -105,7 +105,7 @@ def dead_letter_unread(history: History) -> None:
 
 
 def test_message_may_die_unread_after_as_many_troubles_as_deliveries() -> None:
-    """P6: a delivery counts when it is sent, and a kill loses what waits in sockets."""
+    """P6: a delivery counts when it is sent, and a kill loses unread data."""
     history = clean()
     dead_letter_unread(history)
     history.troubles_ms.append(T0_MS + 2)

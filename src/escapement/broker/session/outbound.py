@@ -74,21 +74,23 @@ class Outbound:
         self._has_messages = False  # whether a queued frame has messages
         self._size_bytes = 0
         self._writable = trio.Event()
+        self._refused = False  # ``has_room`` was False, and nothing was woken since
         self._one_answer = trio.Lock()
         self._roomy = trio.lowlevel.ParkingLot()
 
     @property
     def has_room(self) -> bool:
         """Whether messages may be queued. If not, ``on_room`` is called when they may."""
-        if self._size_bytes >= self._limits.outbound_bytes:
-            return False
-        if self._bound.may_queue(self._size_bytes):
+        if not self._bound.may_queue(self._size_bytes):
+            self._bound.wait(self)
+        elif self._size_bytes < self._limits.outbound_bytes:
             return True
-        self._bound.wait(self)
+        self._refused = True
         return False
 
     def has_room_again(self) -> None:
-        """Continue what waits for room."""
+        """Wake the consumers and requests that wait for room."""
+        self._refused = False
         self._roomy.unpark_all()
         self._on_room()
 
@@ -176,6 +178,8 @@ class Outbound:
         before_bytes = self._size_bytes
         self._size_bytes += more_bytes
         self._bound.change(before_bytes, self._size_bytes)
+        if more_bytes < 0 and self._refused and self.has_room:
+            self.has_room_again()
 
     async def run(self) -> None:
         """Write queued frames until ``finish`` was called and none is left; close the stream."""
@@ -192,11 +196,7 @@ class Outbound:
             size_bytes = sum(map(len, frames))
             data = memoryview(b"".join(frames))
             await self._write(data, has_messages)
-            # Frames may have been added meanwhile, up to the bound.
-            was_full = not self.has_room
             self._count(-size_bytes)
-            if was_full and self.has_room:
-                self.has_room_again()
 
     async def _write(self, left: memoryview, has_messages: bool) -> None:
         """Write frames; those with messages only while messages may leave."""
@@ -230,7 +230,7 @@ class Outbound:
     def _write_at_once(self, data: memoryview) -> int:
         """Write what the socket accepts without a wait, so without a turn of the event loop.
 
-        Return the number of bytes written; 0 if there is no socket.
+        Return the number of bytes written; 0 without a socket.
         """
         if self._socket is None:
             return 0
