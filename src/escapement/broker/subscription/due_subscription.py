@@ -175,7 +175,8 @@ class DueSubscription(Subscription):
           mean_bytes: the mean size of a message.
         """
         staged = self.staged
-        rows = staged.take_expected(self._waits) if found is None else found
+        # A message that left ready and came back is expected twice.
+        rows = staged.take_expected(self._waits).once() if found is None else found
         if not rows.height:
             return rows
         if staged.is_untidy:
@@ -188,9 +189,15 @@ class DueSubscription(Subscription):
             room = room_bytes()
         return staged.begin_read(rows, self.record.policy.priority_ageing_ms, room, mean_bytes)
 
-    def _waits(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which messages are held and not in flight."""
-        return self.held.contains(offsets) & ~self.in_flight.offsets.contains(offsets)
+    def _waits(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return which rows are held, not in flight, and have their current key.
+
+        A moved message may be held again under its new key, when the index has dropped the old one.
+        """
+        offsets = rows.offsets
+        waits = self.held.contains(offsets) & ~self.in_flight.offsets.contains(offsets)
+        stale = self._amendments.moves.stale(rows.due_ms, offsets)
+        return waits if stale is None else waits & ~stale
 
     @property
     def ready_count(self) -> int:

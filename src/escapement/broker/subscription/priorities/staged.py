@@ -112,11 +112,11 @@ class Staged:
         """Whether most messages here may be done."""
         return 4 * self._asked >= 3 * self._height
 
-    def take_expected(self, waits: Which) -> Rows:
+    def take_expected(self, waits: Callable[[Rows], Bools]) -> Rows:
         """Remove all expected rows; return those for which ``waits`` is true."""
         rows = Rows.concat(self._expected)
         self._expected, self.expected = [], 0
-        return rows.pick(waits(rows.offsets)) if rows.height else rows
+        return rows.pick(waits(rows)) if rows.height else rows
 
     def begin_read(self, rows: Rows, ageing_ms: int, room_bytes: int, mean_bytes: float) -> Rows:
         """Return which of these rows to read now, sorted by key; expect the others.

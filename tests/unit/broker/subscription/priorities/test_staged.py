@@ -114,7 +114,7 @@ def test_lowest_ranks_are_read_first_and_the_rest_is_expected(
     assert staged.wants_read
     assert (
         staged.begin_read(
-            staged.take_expected(lambda all_: np.ones(len(all_), bool)), 1_000, 0, 100.0
+            staged.take_expected(lambda all_: np.ones(all_.height, bool)), 1_000, 0, 100.0
         ).height
         == 0
     )
