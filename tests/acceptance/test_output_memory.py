@@ -23,14 +23,16 @@ TOPIC: Final = "public/default/large"
 
 def ask(broker: BrokerProcess, commands: list[wire.Command]) -> socket.socket:
     """Connect, send a hello and the commands, and read only what must come before the next."""
-    peer = socket.create_connection(("127.0.0.1", broker.port))
+    peer = socket.create_connection(("127.0.0.1", broker.port), timeout=60)
     protocol = Connection("client")
     for command in [wire.Hello(PROTOCOL_VERSION, "deaf", {}), *commands]:
         peer.sendall(b"".join(protocol.send(command)))
         if isinstance(command, wire.Hello | wire.Subscribe):
             answers: list[wire.Command] = []
             while not answers:
-                protocol.receive_data(peer.recv(65_536))
+                data = peer.recv(65_536)
+                assert data, "the broker closed the connection"
+                protocol.receive_data(data)
                 answers += protocol.events()
             assert isinstance(answers[0], wire.Welcome | wire.ConsumerReady)
     return peer
