@@ -4,6 +4,11 @@
 State that could not be written stays for the next ``take``. State of topics and
 subscriptions that were deleted meanwhile is left out, so that it does not reappear.
 
+Only what is committed may be written. All of this state changes in
+:mod:`~escapement.broker.settlement`, after the commit, except for the two kinds of
+:class:`~escapement.broker.log.cursor.Cursor`: acknowledgements and cancellations. A cursor leaves
+out what is not committed.
+
 No I/O: :mod:`~escapement.broker.upkeep.checkpointer` writes the state.
 """
 
