@@ -19,7 +19,7 @@ once, and step 2 fails if it does not.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -39,6 +39,7 @@ from escapement.pipeline.archiving.tasks import Made, make
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.source.part import Part
 from escapement.pipeline.source.planning import looking
+from escapement.pipeline.task_shares import shares
 from escapement.storage import archive_record, removal
 from escapement.storage.catalog.catalog import (
     find_namespace,
@@ -162,8 +163,8 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
             run = _Run(spark, config, folder, address, engine, connection)
             tasks = run.tasks()
             behind = 0
-            for some in _bounded(tasks):
-                left = some
+            for some in shares(tasks, lambda task: task.most, _MESSAGES_AT_ONCE, _TOPICS_AT_ONCE):
+                left: Sequence[_Task] = some
                 while left:
                     step, left = run.archive(left)
                     done.topics += step
@@ -345,17 +346,3 @@ class _Run:
             manifest.last_offset,
             f"{self._folder.root}/{one.manifest_path}",
         )
-
-
-def _bounded(tasks: Sequence[_Task]) -> Iterator[list[_Task]]:
-    """Yield the tasks in groups within the bounds of a step, at least one task each."""
-    some: list[_Task] = []
-    messages = 0
-    for task in tasks:
-        if some and (messages + task.most > _MESSAGES_AT_ONCE or len(some) == _TOPICS_AT_ONCE):
-            yield some
-            some, messages = [], 0
-        some.append(task)
-        messages += task.most
-    if some:
-        yield some

@@ -1,4 +1,4 @@
-"""Shares: groups of small pieces of work, one group for each task.
+"""Shares: groups of small pieces of work, one group for each task or step.
 
 A task costs some tens of milliseconds even if it does little. With one task for each of thousands
 of topics, that would dominate. This module does not use Spark.
@@ -15,7 +15,9 @@ T = TypeVar("T")
 _MOST_PIECES: Final = 20
 
 
-def shares(pieces: Iterable[T], messages: Callable[[T], int], most: int) -> list[tuple[T, ...]]:
+def shares(
+    pieces: Iterable[T], messages: Callable[[T], int], most: int, most_pieces: int = _MOST_PIECES
+) -> list[tuple[T, ...]]:
     """Group pieces, in order, into shares of at most ``most`` messages, or of one piece.
 
     Args:
@@ -26,7 +28,7 @@ def shares(pieces: Iterable[T], messages: Callable[[T], int], most: int) -> list
     total = 0
     for piece in pieces:
         total += messages(piece)
-        if some and (total > most or len(some) == _MOST_PIECES):
+        if some and (total > most or len(some) == most_pieces):
             found.append(tuple(some))
             some, total = [], messages(piece)
         some.append(piece)

@@ -11,7 +11,7 @@ to find their credentials.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +27,7 @@ from escapement.pipeline.archive_manifest import ArchivedFile, Manifest
 from escapement.pipeline.directories.local_directory import local_path
 from escapement.pipeline.selection import Selection, Span
 from escapement.pipeline.source.message_status import NO_COUNT, STATES, MessageStatuses
+from escapement.pipeline.task_shares import shares
 from escapement.storage import archive_record
 from escapement.storage.engine.base import Connection
 
@@ -78,20 +79,10 @@ def archived_parts(
     for record in archive_record.records(connection, topic_id, span.low, span.high):
         manifest = Manifest.decode(record.manifest)
         files += [(manifest.root, file) for file in manifest.files if file.may_have(selection)]
-    return [ArchivedPart(topic, tuple(some), selection, live, statuses) for some in _bounded(files)]
-
-
-def _bounded(files: Iterable[tuple[str, ArchivedFile]]) -> Iterator[list[tuple[str, ArchivedFile]]]:
-    some: list[tuple[str, ArchivedFile]] = []
-    messages = 0
-    for root, file in files:
-        if some and (messages + file.messages > _MOST_MESSAGES or len(some) == _MOST_FILES):
-            yield some
-            some, messages = [], 0
-        some.append((root, file))
-        messages += file.messages
-    if some:
-        yield some
+    return [
+        ArchivedPart(topic, some, selection, live, statuses)
+        for some in shares(files, lambda one: one[1].messages, _MOST_MESSAGES, _MOST_FILES)
+    ]
 
 
 def read_archived(part: ArchivedPart, schema: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@ Each message is read once, with its published content and its current due time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from escapement.pipeline.source.read_ahead import ReadAhead
 from escapement.storage import archive_record
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.log.log import Log
-from escapement.storage.log.log_table import LogRow, RowHead, RowKey
+from escapement.storage.log.log_table import LogRow, RowHead, RowKey, bounded
 from escapement.storage.log.published import Published
 from escapement.storage.offsets import OffsetSet
 
@@ -106,7 +106,7 @@ def _rows(
                 forgotten.append(Span(at, end))
                 at = end
                 continue
-            keys = _steps(_keys(log, connection, part, at, forgotten))
+            keys = bounded(_keys(log, connection, part, at, forgotten), _STEP_BYTES)
             for step, found in ahead.steps(log, keys):
                 if len(found) < len(step):
                     there = {row.key for row in found}
@@ -157,20 +157,6 @@ def _keys(
             yield head.key
     if at < high:
         forgotten.append(Span(at, high))
-
-
-def _steps(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
-    """Group keys into steps: rows of one generation, of bounded size."""
-    step: list[RowKey] = []
-    size = 0
-    for key in keys:
-        if step and (size + key.size_bytes > _STEP_BYTES or key.generation != step[0].generation):
-            yield step
-            step, size = [], 0
-        step.append(key)
-        size += key.size_bytes
-    if step:
-        yield step
 
 
 def _wanted(part: Part, head: RowHead) -> bool:
