@@ -129,6 +129,27 @@ async def test_untried_messages_are_released_and_ack_waits_are_extended() -> Non
 
 
 @on_both
+async def test_extend_without_an_answer_is_an_error_unless_the_connection_is_lost() -> None:
+    """V4: after a lost connection the message is in flight at this consumer no more."""
+
+    async def cut(peer: Peer) -> None:
+        await anyio.sleep(1)
+        await peer.cut()
+
+    async with Peer.running() as peer:
+        async with connect(peer, request_timeout_s=5, heartbeat_s=None) as broker:
+            async with broker.consumer("t", "s") as inbox:
+                await peer.deliver([b""], [0])
+                message = await anext(inbox)
+                peer.silent = True
+                with pytest.raises(Disconnected, match="within 5 s"):
+                    await message.extend("1m")
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(cut, peer)
+                    assert not await message.extend("1m")
+
+
+@on_both
 async def test_acks_are_batched_and_all_are_answered_at_the_end() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", permits=1000) as inbox:
@@ -233,6 +254,25 @@ async def test_no_message_is_lost_to_a_timeout_or_a_cancellation() -> None:
                 found += (await anext(inbox.batches())).offsets.tolist()
             found += (await anext(inbox.batches())).offsets.tolist()
             assert found == list(range(200))
+
+
+@on_both
+async def test_receiving_buffered_messages_lets_other_tasks_run() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b""] * 400, list(range(400)))
+            await anyio.sleep(0.01)
+            for receive in (inbox.receive, inbox.__anext__):
+                ran: list[bool] = []
+
+                async def other(ran: list[bool] = ran) -> None:
+                    ran.append(True)
+
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(other)
+                    for _ in range(200):
+                        await receive()
+                    assert ran
 
 
 @on_both

@@ -8,7 +8,7 @@ messages to any consumer of the subscription. The application can still acknowle
 that it has received: the broker identifies a message by its offset, independent of the
 consumer.
 
-Iterating takes messages from the delivery buffer without a checkpoint, except for every
+Receiving takes messages from the delivery buffer without a checkpoint, except for every
 ``CHECKPOINT_EVERY``-th message, and waits while the buffer is empty.
 """
 
@@ -44,8 +44,8 @@ from escapement.traits import KeyRange, check_key_range
 
 log = logging.getLogger("escapement.client")
 
-# A loop that never waits lets other tasks run this often. A message takes a few
-# microseconds, so 64 of them are a short time. A checkpoint costs about as much as a message.
+# A loop that never waits lets other tasks run this often. Receiving a message takes less than
+# a microsecond, so 64 of them are a short time. A checkpoint takes several microseconds.
 CHECKPOINT_EVERY: Final = 64
 BACK_OFF: Final = -1
 
@@ -94,7 +94,7 @@ class Inbox(Attached):
             raise InvalidRequest(f"only shared subscriptions have key ranges; this one is {kind}")
         self.loads = serializer(choice).loads
         self._buffer = DeliveryBuffer(permits)
-        self._turns = 0
+        self._received = 0
         self._arrived = Promise()
         self._acks = AckQueue(Retry())
         self._room = Promise()
@@ -112,17 +112,9 @@ class Inbox(Attached):
 
     async def __anext__(self) -> Message:
         """Wait for the next message and return it. Iteration ends when the consumer is closed."""
-        self._turns += 1
-        if self._turns % CHECKPOINT_EVERY == 0:
-            # Before taking a message, so that a cancellation here does not lose one.
-            await anyio.lowlevel.checkpoint()
-        message = self._buffer.pop()
+        message = await self.receive()
         if message is None:
-            if not await self._some():
-                raise StopAsyncIteration
-            message = self._buffer.pop()
-            assert message is not None
-        self._give_credit()
+            raise StopAsyncIteration
         return message
 
     async def receive(self, timeout_s: float | None = None) -> Message | None:
@@ -134,10 +126,15 @@ class Inbox(Attached):
         Returns:
           The message, or None if none arrives in time or the consumer is closed.
         """
-        if self._buffer.empty:
+        self._received += 1
+        if self._received % CHECKPOINT_EVERY == 0:
+            # Before taking a message, so that a cancellation here does not lose one.
+            await anyio.lowlevel.checkpoint()
+        message = self._buffer.pop()
+        if message is None:
             with anyio.move_on_after(timeout_s):
                 await self._some()
-        message = self._buffer.pop()
+            message = self._buffer.pop()
         self._give_credit()
         return message
 
@@ -164,17 +161,13 @@ class Inbox(Attached):
         self._give_credit()
         return batch
 
-    async def _some(self) -> bool:
-        """Wait for messages in the delivery buffer; return False if the consumer is closed."""
-        while self._buffer.empty:
-            if self.error is not None:
-                if self._closed:
-                    return False
-                raise copy(self.error)
+    async def _some(self) -> None:
+        """Wait until the delivery buffer has messages or the consumer is closed."""
+        while self._buffer.empty and not self._closed:
+            self._check()
             if self._arrived.settled:
                 self._arrived = Promise()
             await self._arrived.wait()
-        return True
 
     def _give_credit(self) -> None:
         if self._state is State.READY and (permits := self._buffer.due_credit()):
@@ -245,17 +238,26 @@ class Inbox(Attached):
 
         Returns:
           The number of these messages that are still in flight at this consumer. The others
-          may have been delivered to another consumer.
+          may have been delivered to another consumer. 0 if the connection is lost, which ends
+          all deliveries to this consumer.
+
+        Raises:
+          InvalidRequest: if an argument is not valid. Nothing is sent.
+          Disconnected: if the broker does not answer in time. The deadline may or may not be
+            extended.
         """
         offsets, wait_ms = self._named(what), delivery_times.delay_ms(wait)
         if self._state is not State.READY:
-            return 0  # losing the connection ended all deliveries to this consumer
+            return 0
+        link = self._line.link
         self._line.wake(self)
         try:
             answer = await self._line.ask(
                 lambda number: wire.Extend(number, self.id, offsets, wait_ms)
             )
         except Disconnected:
+            if self._line.link is link:
+                raise
             return 0
         assert isinstance(answer, wire.Acked)
         return answer.count
