@@ -37,6 +37,7 @@ from escapement.errors import RemoteProtocolError
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 UInt32s = npt.NDArray[np.uint32]
+Bools = npt.NDArray[np.bool_]
 Buffer = bytes | bytearray | memoryview
 
 DEFAULT_PRIORITY: Final = 50

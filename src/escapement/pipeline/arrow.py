@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escapement.message import Blobs, Int64s
+from escapement.message import Blobs, Bools, Int64s
 from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.maps import Maps
 
@@ -43,13 +43,13 @@ def arrow_schema(columns: Sequence[tuple[str, bool]]) -> Any:
     )
 
 
-def numbers(values: npt.NDArray[Any], kind: Any, present: npt.NDArray[np.bool_] | None) -> Any:
+def numbers(values: npt.NDArray[Any], kind: Any, present: Bools | None) -> Any:
     """Return a column of numbers, null where ``present`` is false."""
     buffers = [_validity(present), pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
-def integers(values: Int64s, present: npt.NDArray[np.bool_] | None = None) -> Any:
+def integers(values: Int64s, present: Bools | None = None) -> Any:
     """Return an ``INT`` column."""
     return numbers(values.astype(np.int32), pa.int32(), present)
 
@@ -69,7 +69,7 @@ def instants(times_ms: Int64s) -> Any:
     return numbers(times_ms * 1000, _INSTANT, None)
 
 
-def booleans(values: npt.NDArray[np.bool_]) -> Any:
+def booleans(values: Bools) -> Any:
     """Return a boolean column, for a filter."""
     packed = pa.py_buffer(np.packbits(values, bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, packed])
@@ -126,7 +126,7 @@ def values_of(column: Any, kind: type[Number]) -> npt.NDArray[Number]:
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * size_bytes)
 
 
-def present(column: Any) -> npt.NDArray[np.bool_]:
+def present(column: Any) -> Bools:
     """Return a mask of the values that are not null."""
     return values_of(column.is_valid().cast(pa.uint8()), np.bool_)
 
@@ -136,7 +136,7 @@ def record_batch(schema: Any, columns: Mapping[str, Any]) -> Any:
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
-def _bytes(kind: Any, blobs: Blobs, present: npt.NDArray[np.bool_] | None = None) -> Any:
+def _bytes(kind: Any, blobs: Blobs, present: Bools | None = None) -> Any:
     """Return a column of text or binary strings that shares the bytes of ``blobs``."""
     assert len(blobs.data) < 1 << 31, "a batch exceeds the range of Arrow's 32-bit offsets"
     buffers = [_validity(present), _places(blobs.lengths), pa.py_buffer(blobs.data)]
@@ -150,7 +150,7 @@ def _places(lengths: npt.NDArray[Any]) -> Any:
     return pa.py_buffer(places)
 
 
-def _validity(present: npt.NDArray[np.bool_] | None) -> Any:
+def _validity(present: Bools | None) -> Any:
     if present is None or present.all():
         return None
     return pa.py_buffer(np.packbits(present, bitorder="little"))

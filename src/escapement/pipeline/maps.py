@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from escapement.message import Blobs, Int64s, UInt8s, gather
+from escapement.message import Blobs, Bools, Int64s, UInt8s, gather
 from escapement.properties import read_properties
 
 # The largest map with a head of one byte. Larger maps are decoded one at a time.
@@ -26,8 +25,6 @@ _MOST_ENTRIES: Final = 15
 _NIL: Final = 0xC0
 # The length of a nil value.
 _NONE: Final = -1
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.errors import LogDamaged, StorageError
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.pipeline.selection import Span
 from escapement.pipeline.source.message_status import MessageStatuses
 from escapement.pipeline.source.part import Moved
@@ -36,8 +35,6 @@ _HEADS_AT_ONCE: Final = 256
 _CLOCKS_APART_MS: Final = 60_000
 # The maximum of findings for one stretch; further ones are dropped.
 _MOST_FINDINGS: Final = 20
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

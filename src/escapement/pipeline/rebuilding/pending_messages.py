@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.storage.encoding.attempts import decode_attempts
 from escapement.storage.encoding.moves import Moves
 from escapement.storage.engine.base import Connection
@@ -24,8 +23,6 @@ from escapement.storage.log.log import Log
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.state import State
 from escapement.storage.state.topic_state import SubscriptionState
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True, eq=False)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from escapement.message import Blobs, Int64s, UInt8s, copy_strings
+from escapement.message import Blobs, Bools, Int64s, UInt8s, copy_strings
 
 _FIXMAP, _MAP16 = 0x80, 0xDE
 _FIXSTR, _STR8, _STR16, _STR32 = 0xA0, 0xD9, 0xDA, 0xDB
@@ -20,9 +19,7 @@ _NIL: Final = 0xC0
 MOST_ENTRIES: Final = 65_535
 
 
-def encode_maps(
-    counts: Int64s, names: Blobs, values: Blobs, absent: npt.NDArray[np.bool_] | None = None
-) -> Blobs:
+def encode_maps(counts: Int64s, names: Blobs, values: Blobs, absent: Bools | None = None) -> Blobs:
     """Encode a map for each of ``counts``. An empty map becomes an empty string.
 
     Args:

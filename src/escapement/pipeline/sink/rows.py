@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +19,7 @@ from escapement.message import (
     DEFAULT_PRIORITY,
     NO_TIME,
     Blobs,
+    Bools,
     Int64s,
     MessageBatch,
     UInt8s,
@@ -32,8 +32,6 @@ _BYTES: Final = pa.large_binary()
 _LAST_PRIORITY: Final = 255
 # How many characters of a key an error shows.
 _SHOWN_KEY_CHARS: Final = 100
-
-Bools = npt.NDArray[np.bool_]
 
 
 class Rows(NamedTuple):

@@ -18,10 +18,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.errors import InvalidRequest, LogDamaged
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.pipeline import arrow
 from escapement.pipeline.archive_manifest import ArchivedFile, Manifest
 from escapement.pipeline.directories.local_directory import local_path
@@ -45,8 +44,6 @@ _LONG: Final = frozenset({"key", "properties", "payload"})
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}
 # Columns that are compared with a range of the selection, and the attribute with that range.
 _RANGES: Final = (("published_at", "published"), ("deliver_at", "due"))
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

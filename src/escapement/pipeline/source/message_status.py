@@ -28,13 +28,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from escapement.message import Int64s, UInt8s
+from escapement.message import Bools, Int64s, UInt8s
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.topic_state import SubscriptionState, TopicState
-
-Bools = npt.NDArray[np.bool_]
 
 # The names of the states, by their codes.
 STATES: Final = (

@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.errors import LogForgotten, StorageError
-from escapement.message import DEFAULT_PRIORITY, Int64s
+from escapement.message import DEFAULT_PRIORITY, Bools, Int64s
 from escapement.pipeline import arrow
 from escapement.pipeline.maps import decode_maps
 from escapement.pipeline.selection import Span
@@ -36,8 +35,6 @@ _STEP_BYTES: Final = 8 << 20
 # Connections that read, and steps that are read ahead.
 _READERS: Final = 2
 _AHEAD: Final = 3
-
-Bools = npt.NDArray[np.bool_]
 
 
 def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
