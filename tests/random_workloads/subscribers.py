@@ -117,8 +117,9 @@ class Subscribers(Workload):
         """Return the first offset of the log. Earlier messages were relocated or deleted."""
         services = self.world.server.services
         topic = services.registry.topics.get(TOPIC)
-        first = None if topic is None else await services.reader.first_offset(topic.id)
-        return self.model.end if first is None else first
+        if topic is None:
+            return self.model.end
+        return await services.reader.begin(topic.id, self.model.end)
 
     def check_start(self, name: str, expectation: Expectation, where: str | int | datetime) -> None:
         """Check where a new subscription in log order began."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 import trio
@@ -22,7 +23,8 @@ from escapement.clock import Clock
 from escapement.errors import StorageReadOnly, StorageUnavailable
 from escapement.storage import lease as leases
 from escapement.storage.blocking import Run
-from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.base import Engine, TransactionAborted
+from escapement.storage.engine.kept_connection import KeptConnection
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ class LeaseKeeper:
         self._run = run
         self._on_renewed = on_renewed
         self._on_read_only = on_read_only
-        self._connection: Connection | None = None
+        self._connection = KeptConnection(engine)
         self._noted = clock.now_ms(), clock.lease_ms()  # both clocks at the last renewal
 
     @property
@@ -104,34 +106,24 @@ class LeaseKeeper:
         return now_ms + self._clock.lease_ms() - lease_ms
 
     def _renew(self) -> leases.Lease:
-        try:
-            if self._connection is None:
-                self._connection = self._engine.connect()
+        with self._connection.use() as connection:
             noted, seen_ms = (self._clock.now_ms(), self._clock.lease_ms()), self._come_to_ms()
-            renewed = leases.renew(self._engine, self._connection, self.lease, self._clock, seen_ms)
+            renewed = leases.renew(self._engine, connection, self.lease, self._clock, seen_ms)
             self._noted = noted
             return renewed
-        except BaseException:
-            self.close()
-            raise
 
     def release(self, doubtful_until_ms: int) -> None:
         """Release the lease after a clean stop, so that any broker can take it. Blocking."""
         self.close()
-        self._connection = self._engine.connect()
-        try:
+        with closing(self._engine.connect()) as connection:
             leases.release(
                 self._engine,
-                self._connection,
+                connection,
                 self.lease,
                 clean=True,
                 doubtful_until_ms=doubtful_until_ms,
             )
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection.close()

@@ -250,8 +250,7 @@ class GroupCompleter:
         members = topic.groups.members.get(completion.group)
         if members is None:
             return
-        first = await self._reader.first_offset(topic.id)
-        log_begin = topic.next_offset if first is None else first
+        log_begin = await self._reader.begin(topic.id, topic.next_offset)
         below = max(subscription.record.start_offset, log_begin)
         left = members.left(subscription.acked, topic.amendments.cancelled, subscription.kept())
         for base, remainders in left:

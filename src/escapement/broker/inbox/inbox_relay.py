@@ -54,7 +54,8 @@ from escapement.errors import (
 from escapement.names import TopicName
 from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.base import Engine, TransactionAborted
+from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.inbox import inbox, job, staged_batch
 from escapement.storage.inbox.inbox import InboxTarget, Waiting
 from escapement.storage.inbox.job import JobState
@@ -102,7 +103,7 @@ class InboxRelay:
         self._stopping = False
         self._wake = trio.Event()
         self._moving = trio.Lock()  # held from reading entries to their commit
-        self._connection: Connection | None = None
+        self._connection = KeptConnection(engine)
         self.moved = 0  # entries, since the broker started
         self.blocked: dict[str, str] = {}  # target -> why its entries wait
         self._refusals = Refusals()  # of inbox targets, and of bulk jobs for them
@@ -136,9 +137,7 @@ class InboxRelay:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection.close()
 
     # -- the task --------------------------------------------------------------
 
@@ -374,13 +373,8 @@ class InboxRelay:
         return await self._run(self._read_now, read, *arguments)
 
     def _read_now(self, read: Callable[..., T], *arguments: object) -> T:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-        try:
-            return read(self._connection, *arguments)
-        except BaseException:
-            self.close()
-            raise
+        with self._connection.use() as connection:
+            return read(connection, *arguments)
 
 
 def _jobs_for(target: str) -> str:

@@ -7,10 +7,9 @@ messages that are rescheduled one by one are in a few rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,12 @@ from escapement.message import Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.encoding.moves import Moves
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import NO_END, LogRow
 from escapement.storage.log.published import Published
+
+T = TypeVar("T")
 
 # Requests for messages of one topic that one read answers.
 _ASKING_AT_ONCE: Final = 1024
@@ -64,10 +66,9 @@ class LogReader:
     """The reader of the log."""
 
     def __init__(self, engine: Engine, log: Log, run: Run, connection: Connection) -> None:
-        self._engine = engine
         self._log = log
         self._run = run
-        self._connection: Connection | None = connection
+        self._connection = KeptConnection(engine, connection)
         self._alone = trio.Lock()
         self._asked: dict[int, list[_Asked]] = {}  # by topic
         self._kept = RowCache()
@@ -85,11 +86,8 @@ class LogReader:
           StorageUnavailable: if the database cannot be reached.
           LogDamaged: if a row fails its checksum.
         """
-        async with self._alone:
-            parts, _ = await self._run(
-                self._read_due, topic_id, from_offset, until_offset, 0, max_bytes
-            )
-            return parts
+        parts, _ = await self.read_due(topic_id, from_offset, until_offset, 0, max_bytes)
+        return parts
 
     async def read_due(
         self,
@@ -108,17 +106,26 @@ class LogReader:
                 self._read_due, topic_id, from_offset, until_offset, min_due_ms, max_bytes
             )
 
+    def _read_due(
+        self,
+        topic_id: int,
+        from_offset: int,
+        until_offset: int,
+        min_due_ms: int,
+        max_bytes: int,
+    ) -> tuple[list[LogPart], int]:
+        with self._connection.use() as connection:
+            rows, reached = self._log.read_due(
+                connection, topic_id, from_offset, until_offset, min_due_ms, max_bytes
+            )
+        return [_part(row) for row in rows], reached
+
     async def first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
         """Return the offset of the topic's first message accepted at ``at_ms`` or later.
 
         Returns ``until_offset`` if there is none before it. Raises ``StorageUnavailable``.
         """
-        async with self._alone:
-            return await self._run(self._first_accepted, topic_id, at_ms, until_offset)
-
-    def _first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
-        with self._connected() as connection:
-            return self._log.first_accepted(connection, topic_id, at_ms, until_offset)
+        return await self._ask(self._log.first_accepted, topic_id, at_ms, until_offset)
 
     async def published(
         self, topic_id: int, offsets: Int64s, moves: Moves, max_bytes: int
@@ -187,7 +194,7 @@ class LogReader:
     def _published(
         self, topic_id: int, offsets: Int64s, bases: Int64s, max_bytes: int
     ) -> tuple[Published, int]:
-        with self._connected() as connection:
+        with self._connection.use() as connection:
             rows, count = self._log.holding(connection, topic_id, offsets, max_bytes)
             read = [Kept(row.key, Published.of(row)) for row in rows]
             self._kept.keep(read)
@@ -210,17 +217,13 @@ class LogReader:
         both = Published.concat([found.pick(found.offsets < end), *again])
         return both.take(np.argsort(both.offsets)), count
 
-    async def first_offset(self, topic_id: int) -> int | None:
-        """Return the first offset whose first row the log has; None if there is none.
+    async def begin(self, topic_id: int, end_offset: int) -> int:
+        """Return the first offset whose first row the log has; ``end_offset`` if there is none.
 
         Raises ``StorageUnavailable``.
         """
-        async with self._alone:
-            return await self._run(self._first_offset, topic_id)
-
-    def _first_offset(self, topic_id: int) -> int | None:
-        with self._connected() as connection:
-            return self._log.first_offset(connection, topic_id)
+        first = await self._ask(self._log.first_offset, topic_id)
+        return end_offset if first is None else first
 
     async def forgotten(
         self, topic_id: int, offsets: Int64s, end_offset: int, moves: Moves
@@ -234,9 +237,7 @@ class LogReader:
         Raises:
           StorageUnavailable: if the database cannot be reached.
         """
-        first = await self.first_offset(topic_id)
-        begin = end_offset if first is None else first
-        gone: npt.NDArray[np.bool_] = offsets < begin
+        gone: npt.NDArray[np.bool_] = offsets < await self.begin(topic_id, end_offset)
         if gone.any() and not moves.empty:
             lost = await self.unstated(topic_id, offsets, moves)
             gone &= lost | ~moves.contains(offsets)
@@ -260,46 +261,11 @@ class LogReader:
 
     async def lowest_base(self, topic_id: int) -> int:
         """Return the key of the topic's newest restatement; 0 if it has none."""
-        async with self._alone:
-            return await self._run(self._lowest_base, topic_id)
-
-    def _lowest_base(self, topic_id: int) -> int:
-        with self._connected() as connection:
-            return self._log.lowest_base(connection, topic_id)
+        return await self._ask(self._log.lowest_base, topic_id)
 
     async def first_base(self, topic_id: int) -> int:
         """Return the key of the topic's oldest restatement that the log has; 0 if it has none."""
-        async with self._alone:
-            return await self._run(self._first_base, topic_id)
-
-    def _first_base(self, topic_id: int) -> int:
-        with self._connected() as connection:
-            return self._log.first_base(connection, topic_id)
-
-    @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        """Provide the connection; close it after any error."""
-        try:
-            if self._connection is None:
-                self._connection = self._engine.connect()
-            yield self._connection
-        except BaseException:
-            self.close()
-            raise
-
-    def _read_due(
-        self,
-        topic_id: int,
-        from_offset: int,
-        until_offset: int,
-        min_due_ms: int,
-        max_bytes: int,
-    ) -> tuple[list[LogPart], int]:
-        with self._connected() as connection:
-            rows, reached = self._log.read_due(
-                connection, topic_id, from_offset, until_offset, min_due_ms, max_bytes
-            )
-        return [_part(row) for row in rows], reached
+        return await self._ask(self._log.first_base, topic_id)
 
     async def accepted_ms(self, topic_id: int, offsets: Int64s, moves: Moves) -> Int64s:
         """Return when each message was accepted; 0 if the log does not have it any more.
@@ -311,8 +277,7 @@ class LogReader:
         Raises:
           StorageUnavailable: if the database cannot be reached.
         """
-        async with self._alone:
-            found = await self._run(self._accepted_ms, topic_id, offsets)
+        found = await self._ask(self._log.accepted_ms, topic_id, offsets)
         left = np.flatnonzero((found == 0) & moves.contains(offsets))
         while len(left):
             again, count = await self.published(topic_id, offsets[left], moves, _STEP_BYTES)
@@ -320,9 +285,14 @@ class LogReader:
             left = left[count:]
         return found
 
-    def _accepted_ms(self, topic_id: int, offsets: Int64s) -> Int64s:
-        with self._connected() as connection:
-            return self._log.accepted_ms(connection, topic_id, offsets)
+    async def _ask(self, question: Callable[..., T], *arguments: object) -> T:
+        """Ask the log, in turn with the other reads."""
+        async with self._alone:
+            return await self._run(self._asked_now, question, *arguments)
+
+    def _asked_now(self, question: Callable[..., T], *arguments: object) -> T:
+        with self._connection.use() as connection:
+            return question(connection, *arguments)
 
     async def settled(self) -> None:
         """Wait until the current reads have ended."""
@@ -331,9 +301,7 @@ class LogReader:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection.close()
 
 
 def _part(row: LogRow) -> LogPart:

@@ -17,8 +17,7 @@ since the last time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -32,29 +31,27 @@ from escapement.message import Int64s
 from escapement.storage import archive_record
 from escapement.storage.blocking import Run
 from escapement.storage.cleanup.forgetting import Holding
-from escapement.storage.engine.base import Connection
 from escapement.storage.log.generation import Generation
-from escapement.storage.offsets import OffsetSet
 
 _logger = logging.getLogger(__name__)
 
-Connected = Callable[[], AbstractContextManager[Connection]]
 # A check of a generation: its id, the version of the archive, the topics, their subscriptions.
 _Look = tuple[int, int, frozenset[int], dict[int, frozenset[int]]]
 _NOTHING: Final[_Look] = (0, 0, frozenset(), {})
 
 
 class ArchiveHold:
-    """The check that messages are archived before they are deleted."""
+    """The check that messages are archived before they are deleted.
 
-    def __init__(
-        self, connected: Connected, registry: Registry, reader: LogReader, clock: Clock, run: Run
-    ) -> None:
-        self._connected = connected
+    Args:
+      ask: runs a function with a connection to the database before its arguments.
+    """
+
+    def __init__(self, ask: Run, registry: Registry, reader: LogReader, clock: Clock) -> None:
+        self._ask = ask
         self._registry = registry
         self._reader = reader
         self._clock = clock
-        self._run = run
         self._waited: _Look = _NOTHING  # the last check that found unarchived messages
 
     def concerned(self, held: Sequence[Holding]) -> frozenset[int]:
@@ -81,7 +78,7 @@ class ArchiveHold:
                 self._registry.active[one.topic_id].archive_awaited_since_ms = 0
         if not concerned:
             return False
-        version = await self._run(self._version)
+        version = await self._ask(archive_record.version)
         look = oldest.id, version, concerned, dict(empty)
         if look == self._waited:
             return True
@@ -100,7 +97,7 @@ class ArchiveHold:
         if not len(offsets) or not topic.namespace.policy.archive:
             return offsets
         span = int(offsets[0]), int(offsets[-1]) + 1
-        archived = await self._run(self._archived, topic.id, *span)
+        archived = await self._ask(archive_record.archived, topic.id, *span)
         first = await self._reader.first_base(topic.id)
         # A message whose row is gone cannot be archived any more.
         stated = topic.amendments.moves.bases(offsets)
@@ -111,13 +108,12 @@ class ArchiveHold:
         """Return whether deleting the generation would lose unarchived messages of a topic."""
         end = held.end_offset
         if not end:  # it has only restatements, of messages before the log's beginning
-            begin = await self._reader.first_offset(topic.id)
-            end = topic.next_offset if begin is None else begin
+            end = await self._reader.begin(topic.id, topic.next_offset)
         moved = topic.amendments.moves.between(0, end)
         bases = topic.amendments.moves.bases(moved)
         here = moved[(bases >= held.lowest_base) & (bases <= held.highest_base) & (bases < 0)]
         low = min([held.first_offset if held.end_offset else end, *here[:1].tolist()])
-        archived = await self._run(self._archived, topic.id, low, end)
+        archived = await self._ask(archive_record.archived, topic.id, low, end)
         if not archived.contains(here).all():
             return True
         elsewhere = moved[(bases < 0) & (bases < held.lowest_base)]
@@ -138,11 +134,3 @@ class ArchiveHold:
             )
         elif not lacks:
             topic.archive_awaited_since_ms = 0
-
-    def _version(self) -> int:
-        with self._connected() as connection:
-            return archive_record.version(connection)
-
-    def _archived(self, topic_id: int, low: int, high: int) -> OffsetSet:
-        with self._connected() as connection:
-            return archive_record.archived(connection, topic_id, low, high)

@@ -34,7 +34,8 @@ from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
 from escapement.storage.blocking import Run
 from escapement.storage.encoding.attempts import AttemptTable, Parts
-from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.base import Engine, TransactionAborted
+from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.index import DelayedIndex, Lineage, Mark
 from escapement.storage.index.checkpoint import Part
 from escapement.storage.lease import Lease
@@ -95,7 +96,7 @@ class Checkpointer:
         self._spacious = trio.lowlevel.ParkingLot()
         self._wanted = trio.Event()
         self._lock = trio.Lock()
-        self._connection: Connection | None = None
+        self._connection = KeptConnection(engine)
 
     def touch(self, topic_id: int) -> None:
         """Note that a topic's state changed without a group commit."""
@@ -183,16 +184,9 @@ class Checkpointer:
         self.unwritten.stored()
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-        try:
-            checkpoints.write(self._engine, self._connection, self._lease, checkpoint)
-        except BaseException:
-            self.close()
-            raise
+        with self._connection.use() as connection:
+            checkpoints.write(self._engine, connection, self._lease, checkpoint)
 
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection.close()

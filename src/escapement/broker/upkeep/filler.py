@@ -95,8 +95,7 @@ class Filler:
         Returns whether the fill goes on.
         """
         topic, record = fill.topic, fill.subscription.record
-        first = await self._log.first_offset(topic.id)
-        begin = record.fill_until if first is None else min(first, record.fill_until)
+        begin = min(await self._log.begin(topic.id, record.fill_until), record.fill_until)
         early = topic.amendments.moves.between(record.fill_from, begin)
         lost = early[await self._log.unstated(topic.id, early, topic.amendments.moves)]
         if topic.shared.get(record.name) is not fill.subscription:

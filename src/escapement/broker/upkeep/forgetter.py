@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable
+from contextlib import closing
+from typing import Final, TypeVar
 
 import numpy as np
 import trio
@@ -53,6 +53,8 @@ from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import RowKey
 
 _logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ROUND_S: Final = 60.0
 # Bytes of log rows read per step, and the pause between steps: at most about 50 MB/s.
@@ -102,7 +104,7 @@ class Forgetter:
         self._clock = clock
         self._run = run
         self._sparse_bytes = sparse_bytes
-        self._archive = ArchiveHold(self._connected, registry, reader, clock, run)
+        self._archive = ArchiveHold(self._ask, registry, reader, clock)
         self._alone = trio.Lock()
         self._held: dict[int, list[Holding]] = {}  # by id, of generations that no longer grow
         # For the oldest generation: the topics without live messages, and their subscriptions.
@@ -159,9 +161,7 @@ class Forgetter:
         for topic in list(self._registry.active.values()):
             moved = not topic.amendments.moves.empty
             if moved or _lapsing(topic):
-                end = topic.next_offset
-                first = await self._reader.first_offset(topic.id)
-                begin = end if first is None else first
+                begin = await self._reader.begin(topic.id, topic.next_offset)
                 if moved:
                     await self._forget_moves(topic, begin)
                 if _lapsing(topic):
@@ -191,21 +191,13 @@ class Forgetter:
         """Return what existing topics have in a generation."""
         held = self._held.get(generation.id)
         if held is None:
-            held = await self._run(self._read_holdings, generation)
+            held = await self._ask(forgetting.holdings, generation)
             if generation.id != self._log.current.id:
                 self._held[generation.id] = held
         return [one for one in held if self._registry.exists(one.topic_id)]
 
-    def _read_holdings(self, generation: Generation) -> list[Holding]:
-        with self._connected() as connection:
-            return forgetting.holdings(connection, generation)
-
     async def _named_by_journal(self, generation: Generation) -> bool:
-        def read() -> bool:
-            with self._connected() as connection:
-                return forgetting.named_by_journal(connection, self._lease.bundle_id, generation)
-
-        return await self._run(read)
+        return await self._ask(forgetting.named_by_journal, self._lease.bundle_id, generation)
 
     # -- conditions ------------------------------------------------------------
 
@@ -343,22 +335,18 @@ class Forgetter:
                 lambda connection: forgetting.empty_step(self._engine, connection, generation)
             )
             await trio.sleep(_DELETE_BREATH_S)
-        await self._run(self._drop, generation)
+        await self._ask(forgetting.drop, generation)
         await self._pipeline.transact(lambda connection: forgetting.strike(connection, generation))
         self._log.forget(generation)
         _logger.info("generation %d of the log is forgotten", generation.id)
 
-    def _drop(self, generation: Generation) -> None:
-        with self._connected() as connection:
-            forgetting.drop(connection, generation)
+    async def _ask(self, question: Callable[..., T], *arguments: object) -> T:
+        """Call a function with a connection of its own."""
+        return await self._run(self._asked_now, question, *arguments)
 
-    @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        connection = self._engine.connect()
-        try:
-            yield connection
-        finally:
-            connection.close()
+    def _asked_now(self, question: Callable[..., T], *arguments: object) -> T:
+        with closing(self._engine.connect()) as connection:
+            return question(connection, *arguments)
 
 
 def _lapsing(topic: Topic) -> list[Subscription]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Final
 
@@ -130,11 +131,8 @@ class Housekeeper:
     def _prepare_generation(
         self, parallelism: int, now_ms: int
     ) -> tuple[Generation, list[Generation]]:
-        connection = self._engine.connect()
-        try:
+        with closing(self._engine.connect()) as connection:
             return self._log.prepare(self._engine, connection, self._lease, parallelism, now_ms)
-        finally:
-            connection.close()
 
     async def _step_by_step(self, step: Callable[[Connection], bool]) -> None:
         """Run short transactions, with pauses, until one reports that nothing is left."""
