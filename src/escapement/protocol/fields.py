@@ -18,7 +18,6 @@ from escapement.dedup import DIGEST, Digests
 from escapement.errors import InvalidRequest
 from escapement.message import Buffer, Int64s
 from escapement.position import Position
-from escapement.protocol import columns
 from escapement.protocol.limits import (
     MAX_ACK_ROWS,
     MAX_BATCH_MESSAGES,
@@ -148,7 +147,10 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of numbers, which may be optional."""
+    """A column of numbers, which may be optional: little-endian, end to end.
+
+    Reading makes no copy: the array is a read-only view of the received bytes.
+    """
 
     dtype: np.dtype[Any]
     max_rows: int
@@ -160,7 +162,12 @@ class Column:
             return None
         if type(value) is not bytes:
             raise ValueError(f"is {type(value).__name__}, not a column")
-        column = columns.read(value, self.dtype, self.max_rows)
+        rows, rest = divmod(len(value), self.dtype.itemsize)
+        if rest:
+            raise ValueError(f"has {len(value)} bytes, not rows of {self.dtype.itemsize} each")
+        if rows > self.max_rows:
+            raise ValueError(f"has {rows} rows, more than {self.max_rows}")
+        column = np.frombuffer(value, self.dtype)
         if self.low is not None and len(column) and column.min() < self.low:
             raise ValueError(f"holds {column.min()}, below {self.low}")
         return column
@@ -171,7 +178,7 @@ class Column:
         assert value is not None, "this column is not optional"
         if len(value) > self.max_rows:
             raise ValueError(f"has {len(value)} rows, more than {self.max_rows}")
-        return columns.write(value, self.dtype)
+        return value.astype(self.dtype, copy=False).tobytes()
 
 
 class Map:
@@ -239,23 +246,22 @@ Boolean = Annotated[bool, Flag()]
 Topic = Annotated[str, Text(MAX_TOPIC_CHARS, low=1)]
 Name = Annotated[str, Text(MAX_NAME_CHARS, low=1)]
 OptionalName = Annotated[str, Text(MAX_NAME_CHARS)]
+SubscriptionKind = Annotated[str, Choice(("shared", "exclusive", "failover"))]
 Code = Annotated[str, Text(MAX_CODE_CHARS, low=1)]
 Explanation = Annotated[str, Text(MAX_MESSAGE_CHARS)]
 BodyBytes = Annotated[Buffer, Body()]
 PlainMap = Annotated[dict[str, Any], Map()]
 PlainValue = Annotated[Any, Plain()]
 
-TimeColumn = Annotated[Int64s | None, Column(_INT64, MAX_BATCH_MESSAGES, low=-1, optional=True)]
-DueColumn = Annotated[Int64s, Column(_INT64, MAX_BATCH_MESSAGES, low=0)]
-OffsetColumn = Annotated[Int64s, Column(_INT64, MAX_BATCH_MESSAGES, low=0)]
+Int64Column = Annotated[Int64s, Column(_INT64, MAX_BATCH_MESSAGES, low=0)]
+OptionalInt64Column = Annotated[
+    Int64s | None, Column(_INT64, MAX_BATCH_MESSAGES, low=-1, optional=True)
+]
 AttemptColumn = Annotated[
     npt.NDArray[np.uint16] | None, Column(np.dtype("<u2"), MAX_BATCH_MESSAGES, optional=True)
 ]
 FlagColumn = Annotated[
     npt.NDArray[np.uint8] | None, Column(np.dtype("u1"), MAX_BATCH_MESSAGES, optional=True)
-]
-OptionalOffsets = Annotated[
-    Int64s | None, Column(_INT64, MAX_BATCH_MESSAGES, low=-1, optional=True)
 ]
 FoundColumn = Annotated[Int64s, Column(_INT64, MAX_BATCH_MESSAGES, low=-1)]
 DigestColumn = Annotated[Digests, Column(DIGEST, MAX_BATCH_MESSAGES)]

@@ -13,7 +13,7 @@ from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.request_handler import RequestHandler
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.topic.handles import ConsumerHandle
-from escapement.errors import EscapementError, InvalidRequest, LimitExceeded
+from escapement.errors import EscapementError, LimitExceeded
 from escapement.message import Int64s, MessageBatch
 from escapement.position import Position
 from escapement.protocol import commands as wire
@@ -30,7 +30,7 @@ class Consumers(RequestHandler):
     def __init__(self, broker: Broker, outbound: Outbound) -> None:
         self._broker = broker
         self._outbound = outbound
-        self._handles: Handles[ConsumerHandle] = Handles()
+        self._handles: Handles[ConsumerHandle] = Handles("consumer")
         self.at_once = {
             wire.CloseConsumer: self._close,
             wire.Flow: self._flow,
@@ -111,7 +111,7 @@ class Consumers(RequestHandler):
         self._broker.consuming.wake(handle)
 
     def _ack(self, command: wire.Ack) -> None:
-        handle = self._find(command.consumer_id)
+        handle = self._handles.get(command.consumer_id)
         offsets = _offsets_of(command, handle.topic.next_offset)
         request_id = command.request_id
 
@@ -121,31 +121,24 @@ class Consumers(RequestHandler):
         self._broker.consuming.acknowledge(handle, offsets, done if request_id else None)
 
     def _nack(self, command: wire.Nack) -> None:
-        handle = self._find(command.consumer_id)
+        handle = self._handles.get(command.consumer_id)
         delay_ms = None if command.delay_ms < 0 else command.delay_ms
         count = self._broker.consuming.negative_acknowledge(handle, command.offsets, delay_ms)
-        if command.request_id:
-            self._outbound.send(wire.Acked(command.request_id, count))
+        self._acked(command, count)
 
     def _extend(self, command: wire.Extend) -> None:
-        handle = self._find(command.consumer_id)
+        handle = self._handles.get(command.consumer_id)
         count = self._broker.consuming.extend(handle, command.offsets, command.wait_ms)
-        if command.request_id:
-            self._outbound.send(wire.Acked(command.request_id, count))
+        self._acked(command, count)
 
     def _release(self, command: wire.Release) -> None:
-        handle = self._find(command.consumer_id)
+        handle = self._handles.get(command.consumer_id)
         count = self._broker.consuming.release(handle, command.offsets, command.delay_ms)
+        self._acked(command, count)
+
+    def _acked(self, command: wire.Nack | wire.Extend | wire.Release, count: int) -> None:
         if command.request_id:
             self._outbound.send(wire.Acked(command.request_id, count))
-
-    def _find(self, consumer_id: int) -> ConsumerHandle:
-        handle = self._handles.find(consumer_id)
-        if handle is None:
-            raise InvalidRequest(
-                f"consumer {consumer_id} is not open on this connection, or no longer"
-            )
-        return handle
 
     # -- the Outlet of each consumer -----------------------------------------------------
 
@@ -185,9 +178,7 @@ class Consumers(RequestHandler):
     def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
         """Tell a consumer that the broker closed it, and why."""
         self._handles.take(consumer_id)
-        self._outbound.send(
-            wire.ConsumerClosed(consumer_id, error.code, str(error), error.retryable)
-        )
+        self._outbound.send(wire.ConsumerClosed(consumer_id, *wire.error_fields(error)))
 
 
 def _offsets_of(command: wire.Ack, next_offset: int) -> Int64s:

@@ -18,11 +18,12 @@ MAX_HANDLES: Final = 10_000
 
 
 class Handles(Generic[T]):
-    """The open handles of one kind."""
+    """The open handles of one kind, such as "producer"."""
 
-    __slots__ = ("_by_id",)
+    __slots__ = ("_by_id", "_kind")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
         self._by_id: dict[int, T | None] = {}  # None: claimed, being opened
 
     def claim(self, handle_id: int) -> None:
@@ -35,7 +36,7 @@ class Handles(Generic[T]):
         if handle_id in self._by_id:
             raise InvalidRequest(f"the id {handle_id} is in use on this connection")
         if len(self._by_id) >= MAX_HANDLES:
-            raise LimitExceeded(f"a connection may have at most {MAX_HANDLES} of these open")
+            raise LimitExceeded(f"a connection may have at most {MAX_HANDLES} {self._kind}s open")
         self._by_id[handle_id] = None
 
     def give_up(self, handle_id: int) -> None:
@@ -49,6 +50,15 @@ class Handles(Generic[T]):
     def find(self, handle_id: int) -> T | None:
         """Return the open handle of an id; None if there is none."""
         return self._by_id.get(handle_id)
+
+    def get(self, handle_id: int) -> T:
+        """Return the open handle of an id. Raises ``InvalidRequest`` if there is none."""
+        handle = self.find(handle_id)
+        if handle is None:
+            raise InvalidRequest(
+                f"{self._kind} {handle_id} is not open on this connection, or no longer"
+            )
+        return handle
 
     def take(self, handle_id: int) -> T | None:
         """Remove and return the open handle of an id; None if there is none."""

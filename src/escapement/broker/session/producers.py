@@ -11,7 +11,7 @@ from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.request_handler import RequestHandler
 from escapement.broker.topic.handles import ProducerHandle
 from escapement.broker.topic.publication import Publication, Stored
-from escapement.errors import EscapementError, InvalidRequest
+from escapement.errors import EscapementError
 from escapement.names import anonymous_name
 from escapement.protocol import commands as wire
 
@@ -23,7 +23,7 @@ class Producers(RequestHandler):
         self._broker = broker
         self._outbound = outbound
         self._limits = limits
-        self._handles: Handles[ProducerHandle] = Handles()
+        self._handles: Handles[ProducerHandle] = Handles("producer")
         self._unconfirmed_bytes = 0
         self._confirmed = trio.Event()
         self.at_once = {wire.CloseProducer: self._close}
@@ -44,8 +44,7 @@ class Producers(RequestHandler):
 
         def fenced(error: EscapementError) -> None:
             if self._handles.take(producer_id) is not None:
-                closed = wire.ProducerClosed(producer_id, error.code, str(error), error.retryable)
-                self._outbound.send(closed)
+                self._outbound.send(wire.ProducerClosed(producer_id, *wire.error_fields(error)))
 
         name = command.name or anonymous_name()
         try:
@@ -85,14 +84,15 @@ class Producers(RequestHandler):
 
     async def _publish(self, command: wire.Publish) -> None:
         batch, times = command.decode()
+        producer_id = command.producer_id
         try:
             await self._broker.publishing.turn(
-                self._find(command), command.sequence, len(batch), command.after
+                self._handles.get(producer_id), command.sequence, len(batch), command.after
             )
             await self._broker.publishing.room()
-            await self._broker.publishing.weigh(self._find(command).topic)
+            await self._broker.publishing.weigh(self._handles.get(producer_id).topic)
             self._broker.check_open()
-            handle = self._find(command)  # it may have been fenced meanwhile
+            handle = self._handles.get(producer_id)  # it may have been fenced meanwhile
             size_bytes = len(command.body)
             publication = Publication(
                 command.sequence,
@@ -112,14 +112,6 @@ class Producers(RequestHandler):
                 raise
         except EscapementError as error:
             self._refuse(command, error)
-
-    def _find(self, command: wire.Publish) -> ProducerHandle:
-        handle = self._handles.find(command.producer_id)
-        if handle is None:
-            raise InvalidRequest(
-                f"producer {command.producer_id} is not open on this connection, or no longer"
-            )
-        return handle
 
     def _receipt(self, command: wire.Publish, count: int, size_bytes: int, stored: Stored) -> None:
         self._confirm(size_bytes)

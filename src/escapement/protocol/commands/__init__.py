@@ -39,7 +39,7 @@ from escapement.protocol.commands.producing import (
     Receipt,
 )
 from escapement.protocol.commands.reading import Find, Found, Page, Read
-from escapement.protocol.commands.refusal import Refused, carried
+from escapement.protocol.commands.refusal import Refused, error_fields
 
 __all__ = [
     "COMMANDS",
@@ -81,5 +81,5 @@ __all__ = [
     "Role",
     "Subscribe",
     "Welcome",
-    "carried",
+    "error_fields",
 ]

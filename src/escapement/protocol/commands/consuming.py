@@ -5,32 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from escapement.errors import EscapementError, RemoteProtocolError
 from escapement.message import MessageBatch
 from escapement.protocol.body import decode_body
 from escapement.protocol.commands.command import Command, command
-from escapement.protocol.commands.refusal import carried
+from escapement.protocol.commands.refusal import ErrorCommand
 from escapement.protocol.fields import (
     AckColumn,
     AttemptColumn,
     BodyBytes,
     Boolean,
-    Choice,
     Code,
     Count,
     CountOrNone,
-    DueColumn,
     Explanation,
     FlagColumn,
     Id,
+    Int64Column,
     Integer,
     Keys,
     Name,
-    OffsetColumn,
     OptionalAckColumn,
     OptionalId,
     OptionalName,
     Place,
+    SubscriptionKind,
     Topic,
 )
 from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_PERMITS
@@ -50,7 +48,7 @@ class Subscribe(Command):
     consumer_id: Id
     topic: Topic
     subscription: Name
-    kind: Annotated[str, Choice(("shared", "exclusive", "failover"))]
+    kind: SubscriptionKind
     position: Annotated[str, Place()]
     ack_wait_ms: Count
     consumer_name: OptionalName
@@ -67,7 +65,7 @@ class ConsumerReady(Command):
     request_id: Id
     consumer_id: Id
     topic: Topic
-    kind: Annotated[str, Choice(("shared", "exclusive", "failover"))]
+    kind: SubscriptionKind
 
 
 @command(22, "client")
@@ -89,8 +87,8 @@ class Deliver(Command):
     """
 
     consumer_id: Id
-    offsets: OffsetColumn
-    due_ms: DueColumn
+    offsets: Int64Column
+    due_ms: Int64Column
     attempts: AttemptColumn
     redelivered: FlagColumn
     body: BodyBytes
@@ -107,18 +105,8 @@ class Deliver(Command):
             raise ValueError(f"columns differ in height: {sorted(heights)}")
 
     def decode(self) -> MessageBatch:
-        """Return the messages, as views of the frame.
-
-        Raises:
-          RemoteProtocolError: if the body does not decode, has no messages, or has another
-            height than the columns.
-        """
-        batch = decode_body(self.body)
-        if len(batch) != len(self.offsets):
-            raise RemoteProtocolError(
-                f"a batch of {len(batch)} messages came with {len(self.offsets)} offsets"
-            )
-        return batch
+        """Return the messages, as views of the frame. Raises as ``decode_body``."""
+        return decode_body(self.body, self.offsets)
 
 
 @command(24, "client")
@@ -202,17 +190,13 @@ class ConsumerActive(Command):
 
 @command(29, "broker")
 @dataclass(frozen=True, slots=True)
-class ConsumerClosed(Command):
+class ConsumerClosed(ErrorCommand):
     """A notice that the broker closed a consumer, as its subscription or topic was deleted."""
 
     consumer_id: Id
     code: Code
     message: Explanation
     retryable: Boolean
-
-    def error(self) -> EscapementError:
-        """Return the error of this command, as an exception to raise."""
-        return carried(self.code, self.message, self.retryable)
 
 
 @command(30, "client")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escapement.errors import EscapementError, RemoteProtocolError
+from escapement.errors import RemoteProtocolError
 from escapement.message import MessageBatch, Times
 from escapement.protocol.body import decode_body
 from escapement.protocol.commands.command import Command, command
-from escapement.protocol.commands.refusal import carried
+from escapement.protocol.commands.refusal import ErrorCommand
 from escapement.protocol.fields import (
     BodyBytes,
     Boolean,
@@ -19,9 +19,8 @@ from escapement.protocol.fields import (
     FlagColumn,
     Id,
     OptionalDigests,
+    OptionalInt64Column,
     OptionalName,
-    OptionalOffsets,
-    TimeColumn,
     Topic,
 )
 from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_INT64
@@ -80,8 +79,8 @@ class Publish(Command):
     producer_id: Id
     sequence: Count
     after: CountOrNone
-    delay_ms: TimeColumn
-    at_ms: TimeColumn
+    delay_ms: OptionalInt64Column
+    at_ms: OptionalInt64Column
     body: BodyBytes
     dedup: OptionalDigests = None
 
@@ -95,19 +94,9 @@ class Publish(Command):
         """Return the batch and its times, as views of the frame.
 
         Raises:
-          RemoteProtocolError: if the body does not decode, has no messages, or has another
-            height than the columns.
+          RemoteProtocolError: as ``decode_body``, or if the sequence numbers do not suffice.
         """
-        batch = decode_body(self.body)
-        for column in (self.delay_ms, self.at_ms):
-            if column is not None and len(column) != len(batch):
-                raise RemoteProtocolError(
-                    f"a batch of {len(batch)} messages came with {len(column)} times"
-                )
-        if self.dedup is not None and len(self.dedup) != len(batch):
-            raise RemoteProtocolError(
-                f"a batch of {len(batch)} messages came with {len(self.dedup)} dedup keys"
-            )
+        batch = decode_body(self.body, self.delay_ms, self.at_ms, self.dedup)
         if self.sequence > MAX_INT64 - len(batch):
             raise RemoteProtocolError(
                 f"{len(batch)} messages from sequence {self.sequence} exceed the last, {MAX_INT64}"
@@ -131,7 +120,7 @@ class Receipt(Command):
     count: Count
     base_offset: CountOrNone
     duplicate: Boolean
-    offsets: OptionalOffsets = None
+    offsets: OptionalInt64Column = None
     repeated: FlagColumn = None
 
     MAX_BYTES = MAX_FRAME_BYTES
@@ -155,14 +144,10 @@ class CloseProducer(Command):
 
 @command(15, "broker")
 @dataclass(frozen=True, slots=True)
-class ProducerClosed(Command):
+class ProducerClosed(ErrorCommand):
     """A notice that the broker closed a producer: it was fenced, or its topic was deleted."""
 
     producer_id: Id
     code: Code
     message: Explanation
     retryable: Boolean
-
-    def error(self) -> EscapementError:
-        """Return the error of this command, as an exception to raise."""
-        return carried(self.code, self.message, self.retryable)

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from escapement.errors import RemoteProtocolError
 from escapement.message import Blobs, MessageBatch
+from escapement.protocol.body import decode_body
 from escapement.protocol.commands.command import Command, command
 from escapement.protocol.fields import (
     BodyBytes,
     Count,
     CountOrNone,
     DigestColumn,
-    DueColumn,
     FoundColumn,
     Id,
+    Int64Column,
     Integer,
-    OffsetColumn,
     Topic,
 )
 from escapement.protocol.limits import MAX_BATCH_MESSAGES, MAX_FRAME_BYTES
@@ -52,9 +51,9 @@ class Page(Command):
     topic: Topic
     next_offset: Count
     end_offset: Count
-    offsets: OffsetColumn
-    due_ms: DueColumn
-    published_ms: DueColumn
+    offsets: Int64Column
+    due_ms: Int64Column
+    published_ms: Int64Column
     body: BodyBytes
 
     MAX_BYTES = MAX_FRAME_BYTES
@@ -64,18 +63,10 @@ class Page(Command):
             raise ValueError("columns differ in height")
 
     def decode(self) -> MessageBatch:
-        """Return the messages, as views of the frame.
-
-        Raises:
-          RemoteProtocolError: if the body does not decode, or has another height than the
-            columns.
-        """
-        batch = MessageBatch.decode(self.body) if len(self.body) else MessageBatch(Blobs.empty(0))
-        if len(batch) != len(self.offsets):
-            raise RemoteProtocolError(
-                f"a page of {len(batch)} messages came with {len(self.offsets)} offsets"
-            )
-        return batch
+        """Return the messages, as views of the frame. Raises as ``decode_body``."""
+        if not len(self.body) and not len(self.offsets):
+            return MessageBatch(Blobs.empty(0))
+        return decode_body(self.body, self.offsets)
 
 
 @command(35, "client")

@@ -1,4 +1,4 @@
-"""The error reply to a request."""
+"""Commands that carry an error: the refusal of a request, and the base of all of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,33 @@ from escapement.protocol.fields import Boolean, Code, CountOrNone, Explanation, 
 from escapement.protocol.limits import MAX_MESSAGE_CHARS
 
 
+class ErrorCommand(Command):
+    """A command whose last fields are an error."""
+
+    __slots__ = ()
+    code: str
+    message: str
+    retryable: bool
+
+    def error(self) -> EscapementError:
+        """Return the error that the other side sent, with its own ``retryable``.
+
+        An unknown code gives an ``EscapementError`` with the message.
+        """
+        error = from_code(self.code, self.message)
+        if error.retryable != self.retryable:
+            vars(error)["retryable"] = self.retryable
+        return error
+
+
+def error_fields(error: EscapementError) -> tuple[str, str, bool]:
+    """Return the last fields of an ``ErrorCommand``. A long message is truncated."""
+    return error.code, str(error)[:MAX_MESSAGE_CHARS], error.retryable
+
+
 @command(6, "broker")
 @dataclass(frozen=True, slots=True)
-class Refused(Command):
+class Refused(ErrorCommand):
     """A refusal of a request, with the reason. The request had no effect.
 
     It answers the request ``request_id``, or the Publish of ``producer_id`` that begins at
@@ -35,21 +59,5 @@ class Refused(Command):
         producer_id: int = 0,
         sequence: int = -1,
     ) -> Refused:
-        """Return a refusal with the code and the message of ``error``; truncate the message."""
-        message = str(error)[:MAX_MESSAGE_CHARS]
-        return cls(request_id, producer_id, sequence, error.code, message, error.retryable)
-
-    def error(self) -> EscapementError:
-        """Return the error of this command, as an exception to raise."""
-        return carried(self.code, self.message, self.retryable)
-
-
-def carried(code: str, message: str, retryable: bool) -> EscapementError:
-    """Return the error that the other side sent, with its own ``retryable``.
-
-    An unknown code gives an ``EscapementError`` with the message.
-    """
-    error = from_code(code, message)
-    if error.retryable != retryable:
-        vars(error)["retryable"] = retryable
-    return error
+        """Return a refusal because of ``error``."""
+        return cls(request_id, producer_id, sequence, *error_fields(error))
