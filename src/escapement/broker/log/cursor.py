@@ -19,8 +19,8 @@ class Cursor(OffsetSet):
     """A set of offsets that grows at once and becomes durable later.
 
     Invariant: ``undurable`` is the part of the set that is in no committed group. Its offsets reach
-    the database only with the group that has them (``dirty_chunks`` leaves them out), because that
-    group may have more than the offset: a dead letter, a follow-up, a lag count.
+    the database only with the group that has them (a checkpoint's rows leave them out), because
+    that group may have more than the offset: a dead letter, a follow-up, a lag count.
     """
 
     __slots__ = ("undurable",)
@@ -39,11 +39,6 @@ class Cursor(OffsetSet):
     def committed(self, offsets: Int64s) -> None:
         """Mark offsets as durable."""
         self.undurable.discard(offsets)
-
-    def dirty_chunks(self, without: OffsetSet | None = None) -> dict[int, bytes]:
-        """Return the rows of a checkpoint, without the offsets that are not durable."""
-        assert without is None, "a cursor decides by itself which offsets its rows leave out"
-        return super().dirty_chunks(self.undurable)
 
     def contains_durably(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         """Return which of these offsets are durably in the set; bool[n]."""

@@ -6,7 +6,7 @@ subscriptions that were deleted meanwhile is left out, so that it does not reapp
 
 Only what is committed may be written. All of this state changes in
 :mod:`~escapement.broker.settlement`, after the commit, except for the two kinds of
-:class:`~escapement.broker.log.cursor.Cursor`: acknowledgements and cancellations. A cursor leaves
+:class:`~escapement.broker.log.cursor.Cursor`: acknowledgements and cancellations. Their rows leave
 out what is not committed.
 
 No I/O: :mod:`~escapement.broker.upkeep.checkpointer` writes the state.
@@ -249,18 +249,18 @@ def _whose(row: ChunkRow) -> int:
 def _take_cursors(topic: Topic, chunks: dict[tuple[int, int], ChunkRow]) -> None:
     """Take the rows of a topic's sets, without offsets whose group is not committed yet."""
     cancelled = topic.amendments.cancelled
-    _take_set(cancellations_id(topic.id), cancelled, cancelled.dirty_chunks(), chunks)
+    _take_set(cancellations_id(topic.id), cancelled, cancelled.undurable, chunks)
     for subscription in topic.subscriptions():
         id, acked, lapsed = subscription.record.id, subscription.acked, subscription.lapsed
-        _take_set(id, acked, acked.dirty_chunks(), chunks)
+        _take_set(id, acked, acked.undurable, chunks)
         if lapsed is not None:
             # A lapse is durable with its acknowledgement, by the same group.
-            _take_set(lapses_id(id), lapsed, lapsed.dirty_chunks(acked.undurable), chunks)
+            _take_set(lapses_id(id), lapsed, acked.undurable, chunks)
 
 
 def _take_set(
-    id: int, offsets: OffsetSet, rows: dict[int, bytes], chunks: dict[tuple[int, int], ChunkRow]
+    id: int, offsets: OffsetSet, undurable: OffsetSet, chunks: dict[tuple[int, int], ChunkRow]
 ) -> None:
-    for chunk, data in rows.items():
+    for chunk, data in offsets.dirty_chunks(undurable).items():
         chunks[id, chunk] = ChunkRow(id, chunk, data)
     offsets.mark_clean()

@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.errors import LogDamaged, StorageError
+from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 from escapement.storage.encoding.dedup_keys import Keyed, decode_keys, encode_keys
 from escapement.storage.encoding.lag import Lag, decode_tally, encode_tally
@@ -185,7 +185,7 @@ def decode_entry(data: Buffer) -> JournalEntry:
         raise LogDamaged("a journal entry's offsets have the wrong length")
     acked = []
     for subscription_id, length in zip(subscriptions[0].tolist(), lengths, strict=True):
-        acked.append(Acked(subscription_id, _offsets(view[at : at + length])))
+        acked.append(Acked(subscription_id, decode_offsets(view[at : at + length])))
         at += length
     keys, groups, lags, tried = _parts(view[at:], version)
     return JournalEntry(
@@ -249,7 +249,7 @@ def _encode_grouped(grouped: Sequence[Grouped]) -> list[bytes]:
 def _decode_grouped(view: memoryview) -> list[Grouped]:
     (topics,), (names, offsets) = _split(view, 1, 2, "groups")
     return [
-        Grouped(topic_id, bytes(name).decode(), _offsets(one))
+        Grouped(topic_id, bytes(name).decode(), decode_offsets(one))
         for topic_id, name, one in zip(topics, names, offsets, strict=True)
     ]
 
@@ -344,10 +344,3 @@ def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:
 def _table(view: memoryview, at: int, columns: int, rows: int) -> tuple[Table, int]:
     table = np.frombuffer(view, "<i8", columns * rows, at).reshape(columns, rows)
     return table.astype(np.int64, copy=False), at + 8 * columns * rows
-
-
-def _offsets(view: memoryview) -> Int64s:
-    try:
-        return decode_offsets(view)
-    except StorageError as error:
-        raise LogDamaged(f"a journal entry's offsets do not decode: {error}") from error

@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from escapement.errors import LogDamaged, RemoteProtocolError, StorageError
+from escapement.errors import LogDamaged, RemoteProtocolError
 from escapement.message import Buffer, Int64s, MessageBatch
 from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed, sealed_into
 from escapement.storage.engine.result_buffer import Landing
@@ -168,10 +168,7 @@ def _decode_restated(
     at += 8 * count * columns
     (length,) = _LENGTH.unpack_from(view, at)
     at += _LENGTH.size
-    try:
-        offsets = decode_offsets(view[at : at + length])
-    except StorageError as error:
-        raise LogDamaged(f"a log row's offsets do not decode: {error}") from error
+    offsets = decode_offsets(view[at : at + length])
     if len(offsets) != count:
         raise LogDamaged(f"a log row has {len(offsets)} offsets for {count} messages")
     return times, offsets, at + length

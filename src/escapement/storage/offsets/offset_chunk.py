@@ -134,6 +134,13 @@ def whole_chunks(first: int, end: int) -> tuple[int, int]:
 # -- bitmaps ----------------------------------------------------------------------
 
 
+def span(low: int, high: int) -> BitMap:
+    """Return the bitmap of ``[low, high)``."""
+    bits = BitMap()
+    bits.add_range(low, high)
+    return bits
+
+
 class Bits(Protocol):
     def contains_range(self, start: int, end: int) -> bool: ...
 

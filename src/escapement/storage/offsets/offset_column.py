@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
-from escapement.errors import StorageError
+from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 
 UInt64s = npt.NDArray[np.uint64]
@@ -78,23 +78,23 @@ def decode_offsets(data: Buffer) -> Int64s:
     """Return the offsets in ``data``, strictly increasing; int64[n]. O(n).
 
     Raises:
-      StorageError: if ``encode_offsets`` did not make ``data``.
+      LogDamaged: if ``encode_offsets`` did not make ``data``.
     """
     view = memoryview(data)
     if not len(view):
         return np.zeros(0, np.int64)
     if len(view) < _HEADER.size + _CRC.size:
-        raise StorageError(f"a column of offsets is truncated to {len(view)} bytes")
+        raise LogDamaged(f"a column of offsets is truncated to {len(view)} bytes")
     body = view[: -_CRC.size]
     if crc32(body) != _CRC.unpack(view[-_CRC.size :])[0]:
-        raise StorageError("a column of offsets fails its checksum")
+        raise LogDamaged("a column of offsets fails its checksum")
     form, length_width, distance_width, count, first = _HEADER.unpack_from(body)
     known = (form == _GAPS and length_width == 0) or (form == _RUNS and length_width in _WIDTHS)
     if not known or distance_width not in _WIDTHS or first < 0:
-        raise StorageError(f"a column of offsets has an unknown form ({form}) or a bad header")
+        raise LogDamaged(f"a column of offsets has an unknown form ({form}) or a bad header")
     length_bytes = count * length_width
     if len(body) != _HEADER.size + length_bytes + (count - 1) * distance_width:
-        raise StorageError(f"a column of {count} offsets cannot be {len(view)} bytes long")
+        raise LogDamaged(f"a column of {count} offsets cannot be {len(view)} bytes long")
     distances = _unpack(body, distance_width, count - 1, _HEADER.size + length_bytes)
     if form == _GAPS:
         return _accumulate(first, distances)
@@ -108,7 +108,7 @@ def decode_offsets(data: Buffer) -> Int64s:
 def _accumulate(first: int, steps_less_one: UInt64s) -> Int64s:
     """Return ``first`` and every offset that the steps lead to; int64[n + 1]."""
     if first + float(steps_less_one.sum(dtype=np.float64)) + len(steps_less_one) > _SAFE_SUM:
-        raise StorageError("a column of offsets exceeds the highest possible offset")
+        raise LogDamaged("a column of offsets exceeds the highest possible offset")
     offsets = np.empty(len(steps_less_one) + 1, np.int64)
     offsets[0] = first
     np.cumsum(steps_less_one.astype(np.int64) + 1, out=offsets[1:])

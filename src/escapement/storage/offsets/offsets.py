@@ -43,7 +43,11 @@ from escapement.storage.offsets.offset_column import decode_offsets, encode_offs
 # The number of the row that holds the bitmap of full chunks.
 FULL_CHUNKS: Final = -1
 
+# Past the highest offset.
+END: Final = 1 << 63
+
 _REMAINDER: Final = CHUNK_SIZE - 1
+_NO_BITS: Final = BitMap()
 
 
 class OffsetSet:
@@ -85,11 +89,7 @@ class OffsetSet:
             return self.add_range(int(column[0]), int(column[-1]) + 1)
         before = self._length
         for chunk_no, added in bits.chunks:
-            if chunk_no not in self._full:
-                chunk = self._chunk_to_fill(chunk_no)
-                had = len(chunk)
-                chunk |= added
-                self._settle(chunk_no, chunk, had)
+            self._add_bits(chunk_no, added)
         return self._length - before
 
     def add_one(self, offset: int) -> bool:
@@ -113,11 +113,7 @@ class OffsetSet:
             return self.discard_range(int(column[0]), int(column[-1]) + 1)
         before = self._length
         for chunk_no, taken in bits.chunks:
-            chunk = self._chunk_to_thin(chunk_no)
-            if chunk is not None:
-                had = len(chunk)
-                chunk -= taken
-                self._settle(chunk_no, chunk, had)
+            self._discard_bits(chunk_no, taken)
         return before - self._length
 
     def discard_one(self, offset: int) -> bool:
@@ -228,9 +224,7 @@ class OffsetSet:
             if chunk is None:
                 part = np.arange(at, at + min(left, end - start), dtype=np.int64)
             else:
-                holes = BitMap()
-                holes.add_range(start, end)
-                holes -= chunk
+                holes = offset_chunk.span(start, end) - chunk
                 part = offset_chunk.offsets_of(chunk_no, holes)[:left]
             parts.append(part)
             left -= len(part)
@@ -287,12 +281,9 @@ class OffsetSet:
                 yield chunk_no << CHUNK_BITS, left
 
     def _bits(self, chunk_no: int) -> BitMap:
-        chunk = self._chunks.get(chunk_no)
-        if chunk is None:
-            chunk = BitMap()
-            if chunk_no in self._full:
-                chunk.add_range(0, CHUNK_SIZE)
-        return chunk
+        if chunk_no in self._full:
+            return offset_chunk.span(0, CHUNK_SIZE)
+        return self._chunks.get(chunk_no, _NO_BITS)
 
     # -- other sets ------------------------------------------------------------
 
@@ -302,11 +293,7 @@ class OffsetSet:
         for low_no, high_no in offset_chunk.runs(other._full):
             self.add_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
         for chunk_no, theirs in other._chunks.items():
-            if chunk_no not in self._full:
-                chunk = self._chunk_to_fill(chunk_no)
-                had = len(chunk)
-                chunk |= theirs
-                self._settle(chunk_no, chunk, had)
+            self._add_bits(chunk_no, theirs)
         return self._length - before
 
     def difference_update(self, other: OffsetSet) -> int:
@@ -315,33 +302,22 @@ class OffsetSet:
         for low_no, high_no in offset_chunk.runs(other._full):
             self.discard_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
         for chunk_no, theirs in list(other._chunks.items()):
-            chunk = self._chunk_to_thin(chunk_no)
-            if chunk is not None:
-                had = len(chunk)
-                chunk -= theirs
-                self._settle(chunk_no, chunk, had)
+            self._discard_bits(chunk_no, theirs)
         return before - self._length
 
     def copy(self) -> OffsetSet:
         """Return a copy of the set, all of whose rows are dirty. O(size)."""
-        twin = OffsetSet()
-        twin._chunks = {chunk_no: chunk.copy() for chunk_no, chunk in self._chunks.items()}
-        twin._full = self._full.copy()
-        twin._length = self._length
-        twin._changed = {*self._chunks, FULL_CHUNKS}
-        return twin
+        return self.part(0, END)
 
     def part(self, low: int, high: int) -> OffsetSet:
-        """Return a new set with the chunks that overlap with ``[low, high)``."""
+        """Return a new set with the chunks that overlap with ``[low, high)``; all rows dirty."""
         twin = OffsetSet()
         first, end = low >> CHUNK_BITS, -(-high >> CHUNK_BITS)
-        for chunk_no, chunk in self._chunks.items():
-            if first <= chunk_no < end:
-                twin._chunks[chunk_no] = chunk.copy()
-                twin._length += len(chunk)
-        for chunk_no in offset_chunk.members(self._full, low, high):
-            twin._full.add(chunk_no)
-            twin._length += CHUNK_SIZE
+        twin._chunks = {no: self._chunks[no].copy() for no in self._chunks if first <= no < end}
+        twin._full = self._full.copy()
+        twin._full.remove_range(0, first)
+        twin._full.remove_range(end, END >> CHUNK_BITS)
+        twin._length = sum(map(len, twin._chunks.values())) + len(twin._full) * CHUNK_SIZE
         twin._changed = {*twin._chunks, FULL_CHUNKS}
         return twin
 
@@ -354,29 +330,34 @@ class OffsetSet:
         Empty bytes mean that the row is to be deleted.
 
         Args:
-          without: offsets of this set that the rows leave out. Their chunks stay dirty.
-            The stored set must not have any of them.
+          without: offsets that the rows leave out. Their chunks stay dirty.
         """
         self._unconfirmed |= self._changed
         self._changed.clear()
+        stored = self
         if without is not None and len(without):
-            self._keep_dirty(without)
-        return {chunk_no: self._row(chunk_no, without) for chunk_no in sorted(self._unconfirmed)}
+            stored = self._without(without)
+            self._changed |= stored._changed
+            self._unconfirmed |= stored._changed
+        return {chunk_no: stored._row(chunk_no) for chunk_no in sorted(self._unconfirmed)}
 
-    def _keep_dirty(self, without: OffsetSet) -> None:
-        """Make the next ``dirty_chunks`` return the rows again that leave something out."""
-        left_out = {*without._chunks, *without._full}
-        if FULL_CHUNKS in self._unconfirmed:
-            # A full chunk without some of its offsets is partial, and so has a row.
-            self._unconfirmed |= {chunk_no for chunk_no in left_out if chunk_no in self._full}
-        self._changed |= self._unconfirmed & left_out
-        if any(chunk_no in self._full for chunk_no in self._changed):
-            self._changed.add(FULL_CHUNKS)
+    def _without(self, other: OffsetSet) -> OffsetSet:
+        """Return a set to read without the members of ``other``; dirty where it differs.
+
+        It shares chunks with this set.
+        """
+        twin = OffsetSet()
+        twin._chunks = self._chunks | {
+            no: self._chunks[no].copy() for no in other._chunks if no in self._chunks
+        }
+        twin._full = self._full.copy()
+        twin.difference_update(other)
+        return twin
 
     def rows(self) -> list[tuple[int, bytes]]:
         """Return all rows of the set, in the form for ``load_chunk``."""
         full = [FULL_CHUNKS] if self._full else []
-        return [(no, self._row(no, None)) for no in (*full, *sorted(self._chunks))]
+        return [(no, self._row(no)) for no in (*full, *sorted(self._chunks))]
 
     def mark_clean(self) -> None:
         """Confirm that the rows ``dirty_chunks`` last returned are durable.
@@ -417,20 +398,27 @@ class OffsetSet:
         self._chunks[chunk_no] = chunk
         self._length += len(chunk)
 
-    def _row(self, chunk_no: int, without: OffsetSet | None) -> bytes:
-        """Return the bytes of a row that leaves out the offsets of ``without``."""
+    def _row(self, chunk_no: int) -> bytes:
         if chunk_no == FULL_CHUNKS:
-            full = self._full
-            if without is not None:
-                full = full - BitMap64(array("Q", without._chunks)) - without._full
-            return encode_offsets(np.array(full.to_array(), np.int64))
-        if without is not None and (left_out := without._bits(chunk_no)):
-            chunk = self._bits(chunk_no) - left_out
-            return offset_chunk.encode_chunk(chunk) if chunk else b""
+            return encode_offsets(np.array(self._full.to_array(), np.int64))
         partial = self._chunks.get(chunk_no)
         return b"" if partial is None else offset_chunk.encode_chunk(partial)
 
     # -- states of a chunk -----------------------------------------------------
+
+    def _add_bits(self, chunk_no: int, added: BitMap) -> None:
+        if chunk_no not in self._full:
+            chunk = self._chunk_to_fill(chunk_no)
+            had = len(chunk)
+            chunk |= added
+            self._settle(chunk_no, chunk, had)
+
+    def _discard_bits(self, chunk_no: int, taken: BitMap) -> None:
+        chunk = self._chunk_to_thin(chunk_no)
+        if chunk is not None:
+            had = len(chunk)
+            chunk -= taken
+            self._settle(chunk_no, chunk, had)
 
     def _chunk_to_fill(self, chunk_no: int) -> BitMap:
         chunk = self._chunks.get(chunk_no)
@@ -444,8 +432,7 @@ class OffsetSet:
             # A caller removes offsets from this chunk, so it becomes partial or empty.
             self._full.discard(chunk_no)
             self._changed.add(FULL_CHUNKS)
-            chunk = self._chunks[chunk_no] = BitMap()
-            chunk.add_range(0, CHUNK_SIZE)
+            chunk = self._chunks[chunk_no] = offset_chunk.span(0, CHUNK_SIZE)
         return chunk
 
     def _settle(self, chunk_no: int, chunk: BitMap, had: int) -> bool:

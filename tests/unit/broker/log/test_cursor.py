@@ -64,7 +64,7 @@ def test_checkpoint_rows_contain_only_durable_offsets(
             cursor.committed(known)
             durable.add(known)
         else:
-            stored |= cursor.dirty_chunks()
+            stored |= cursor.dirty_chunks(cursor.undurable)
             cursor.mark_clean()
             loaded = OffsetSet()
             for chunk_no in sorted(stored):  # the row of full chunks comes first
