@@ -38,7 +38,6 @@ from escapement.pipeline.archiving.spark_directory import place
 from escapement.pipeline.archiving.tasks import Made, make
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.source.part import Part
-from escapement.pipeline.source.planning import looking
 from escapement.pipeline.task_shares import shares
 from escapement.storage import archive_record, removal
 from escapement.storage.catalog.catalog import (
@@ -154,7 +153,7 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
     options.check(ADDRESS_OPTIONS)
     root = place(spark, config.output)
     address = LogAddress.of(options)
-    with looking(address) as (engine, connection):
+    with address.connected() as (engine, connection):
         require(connection)
         with archive_record.alone(engine, connection):
             done = Archived()

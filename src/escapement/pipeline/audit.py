@@ -14,6 +14,7 @@ if a checkpoint replaces the index while the states are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -37,7 +38,6 @@ from escapement.pipeline.selection import END, Span
 from escapement.pipeline.source.archived_reading import ArchivedPart
 from escapement.pipeline.source.message_status import MessageStatuses
 from escapement.pipeline.source.part import Moved, stated_again
-from escapement.pipeline.source.planning import looking
 from escapement.pipeline.task_shares import shares
 from escapement.storage.catalog.catalog import read_named
 from escapement.storage.engine.base import Connection, Engine
@@ -135,11 +135,8 @@ def _recounted(
     """Recount the stretches in tasks. A task gets one large stretch, or several small ones."""
 
     def count(some: Sequence[Stretch]) -> list[Recount]:
-        engine = address.engine()
-        try:
+        with closing(address.engine()) as engine:
             return [recount(engine, stretch) for stretch in some]
-        finally:
-            engine.close()
 
     return _by_tasks(spark, count, shares(stretches, lambda one: one.messages, _STRETCH))
 
@@ -172,7 +169,7 @@ class _Survey:
         self._stale = False  # whether a broker would discard the index
         self._archives: dict[str, ArchiveClaim] = {}
         self.stretches: list[Stretch] = []
-        with looking(address) as (engine, connection):
+        with address.connected() as (engine, connection):
             try:
                 self._index = None if config.index is None else IndexCount.open(Path(config.index))
             except IndexDamaged as error:

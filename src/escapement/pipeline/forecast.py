@@ -22,7 +22,6 @@ from escapement.message import Int64s
 from escapement.pipeline.columns import INSTANT
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.parquet import write_new
-from escapement.pipeline.source.planning import looking
 from escapement.spans import Spans
 from escapement.storage.inbox.job import now_ms
 
@@ -117,7 +116,7 @@ def _database_ms(spark: SparkSession, address: LogAddress) -> int:
         for _ in rows:
             pass
         try:
-            with looking(address) as (engine, connection):
+            with address.connected() as (engine, connection):
                 answer: int | EscapementError = now_ms(engine.dialect, connection)
         except EscapementError as error:
             answer = error

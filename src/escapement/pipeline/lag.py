@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from escapement.names import TopicName
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.parquet import write_new
-from escapement.pipeline.source.planning import looking
 from escapement.storage.encoding.buckets import at_share, value_of
 from escapement.storage.encoding.lag import HELD, HOUR_MS, LATE, LATE_AGAIN, TRIED, UNSEEN, Tally
 from escapement.storage.inbox.job import now_ms
@@ -134,7 +133,7 @@ def run(spark: SparkSession, config: LagConfig) -> Lags:
     options = Options(config.source)
     options.check(ADDRESS_OPTIONS)
     topics = list(dict.fromkeys(map(TopicName.parse, config.topics))) or None
-    with looking(LogAddress.of(options)) as (engine, connection):
+    with LogAddress.of(options).connected() as (engine, connection):
         from_ms = now_ms(engine.dialect, connection) - config.within_ms
         read = read_lags(connection, from_ms - from_ms % HOUR_MS, _NO_END_MS, topics)
     hours = [Lag.of(one.topic.full, one.subscription, one.hour_ms, one.tally) for one in read]

@@ -8,7 +8,8 @@ file or from its environment. No object that is sent between processes has the p
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.base import Engine
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
@@ -169,6 +170,12 @@ class LogAddress:
             ),
             creates=False,
         )
+
+    @contextmanager
+    def connected(self) -> Iterator[tuple[Engine, Connection]]:
+        """Open a connection, and close it with its engine."""
+        with closing(self.engine()) as engine, closing(engine.connect()) as connection:
+            yield engine, connection
 
     def _password(self) -> str | None:
         if self.password_file is None:

@@ -113,20 +113,16 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
     if _by_spark(spark, config):
         address = _address(config, data)
         fill = partial(_by_tasks, _session(spark, config), address, config.memory_bytes)
-    with DataDirectory.open(data) as directory:
-        engine = _engine(config, data)
-        try:
-            return rebuild(
-                engine,
-                Identity(directory.identity, "rebuild"),
-                directory.index,
-                SystemClock(),
-                config.memory_bytes,
-                config.progress,
-                fill,
-            )
-        finally:
-            engine.close()
+    with DataDirectory.open(data) as directory, closing(_engine(config, data)) as engine:
+        return rebuild(
+            engine,
+            Identity(directory.identity, "rebuild"),
+            directory.index,
+            SystemClock(),
+            config.memory_bytes,
+            config.progress,
+            fill,
+        )
 
 
 def check_tasks(config: RebuildConfig) -> None:
@@ -181,8 +177,7 @@ def rebuild(
     Args:
       fill: fills the index; None for this process.
     """
-    connection = engine.connect()
-    try:
+    with closing(engine.connect()) as connection:
         require(connection)
         with _held(engine, identity, clock) as renewal:
             building = Building(directory)
@@ -213,8 +208,6 @@ def rebuild(
                 building.discard()
                 raise
             building.take_place()
-    finally:
-        connection.close()
     return done
 
 
@@ -375,8 +368,7 @@ def _held(engine: Engine, identity: Identity, clock: Clock) -> Iterator[_Renewal
     """
     held = lease.acquire(engine, identity, _LEASE_MS, clock)
     # A separate connection, because the log is read on another one meanwhile.
-    connection = engine.connect()
-    try:
+    with closing(engine.connect()) as connection:
         renewal = _Renewal(engine, connection, held, clock)
         try:
             yield renewal
@@ -387,5 +379,3 @@ def _held(engine: Engine, identity: Identity, clock: Clock) -> Iterator[_Renewal
                 lease.release(
                     engine, connection, held, clean=True, doubtful_until_ms=doubtful_until_ms
                 )
-    finally:
-        connection.close()

@@ -47,8 +47,8 @@ def test_maps_are_packed_like_msgpack_does(maps: list[dict[str, str | None]]) ->
 def test_columns_are_found_by_name_in_any_case_and_order() -> None:
     shape = Shape.of({"Topic": "string", "PAYLOAD": "binary", "deliver_at": "timestamp"})
     assert shape.places == {"topic": 0, "payload": 1, "deliver_at": 2}
-    assert shape.has_times
-    assert not Shape.of({"payload": "string"}).has_times
+    assert shape.when == "deliver_at"
+    assert Shape.of({"payload": "string"}).when is None
     Shape.of({"payload": "string", "delay": "interval hour to minute"})
     Shape.of({"payload": "string", "delay_ms": "int", "properties": "map<string,string>"})
 

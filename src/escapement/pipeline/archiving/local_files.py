@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -56,10 +57,7 @@ def store(shared: SharedDirectory, number: int, files: Iterable[Encoded]) -> Ite
 
 
 def _write(path: Path, content: Any) -> None:
-    file = DirectFile(path)
-    try:
+    with closing(DirectFile(path)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    finally:
-        file.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -135,11 +135,8 @@ def _of_task(numbers: Iterator[Any], pickled: Sequence[bytes]) -> Iterator[tuple
 
 
 def _encoded(address: LogAddress, part: Part) -> Iterator[Encoded]:
-    engine = address.engine()
-    try:
+    with closing(address.engine()) as engine:
         yield from encode(part.topic, read_part(engine, part, FILE_SCHEMA))
-    finally:
-        engine.close()
 
 
 def _row(content: Any) -> Any:

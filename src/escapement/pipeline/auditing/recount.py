@@ -13,6 +13,7 @@ meanwhile.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -137,8 +138,7 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
     Raises:
       StorageUnavailable: if the database cannot be reached.
     """
-    connection = engine.connect()
-    try:
+    with closing(engine.connect()) as connection:
         log = Log.look(connection)
         found = Recount(stretch.topic, stretch.offsets)
         found.forgotten = first_generation(log) != stretch.generation
@@ -160,8 +160,6 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
         if found.findings and first_generation(Log.look(connection)) != stretch.generation:
             found.forgotten = True
         return found
-    finally:
-        connection.close()
 
 
 def first_generation(log: Log) -> int:

@@ -17,11 +17,10 @@ others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from escapement.pipeline.directories.shared_directory import SharedDirectory
 from escapement.pipeline.options import LogAddress
 from escapement.pipeline.rebuilding.pending_messages import PendingMessages
 from escapement.pipeline.rebuilding.ranges import Ranges, Sample
-from escapement.storage.engine.base import Connection
 from escapement.storage.index.merging.bulk import BulkTable
 from escapement.storage.index.segments.writer import SegmentWriter, writing
 from escapement.storage.log.log import Log
@@ -47,8 +45,6 @@ _SAMPLED_ROWS: Final = 2
 # The least size of a range, so that a small log does not become many segments. The target size is
 # at most half of a task's memory, because a sample is not exact.
 _LEAST_RANGE_BYTES: Final = 16 << 20
-
-T = TypeVar("T")
 
 
 class Block(NamedTuple):
@@ -106,7 +102,7 @@ def sample(work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Sample]:
     some = list(dict.fromkeys(some))
     stand_for = sum(key.message_count for key in keys) / sum(key.message_count for key in some)
     found = []
-    with _reading(work.address) as connection:
+    with work.address.connected() as (_, connection):
         for rows in Log.look(connection).fetch(connection, some, _STEP_BYTES):
             for row in rows:
                 due_ms, offsets, _ = _pending(work, claims, row)
@@ -119,7 +115,7 @@ def scatter(
 ) -> Iterator[tuple[int, Block]]:
     """Yield the pending messages of these rows in blocks, each with the number of its range."""
     work.shared.check()
-    with _reading(work.address) as connection:
+    with work.address.connected() as (_, connection):
         for rows in Log.look(connection).fetch(connection, keys, _STEP_BYTES):
             # Restated messages are grouped separately, so that offsets ascend in each block.
             for (topic_id, _), group in groupby(rows, key=_stream):
@@ -198,19 +194,6 @@ def _blocks(
         part = slice(low, high)
         times, names = due_ms[part].tobytes(), offsets[part].tobytes()
         yield int(of_range[low]), Block(topic_id, times, names, batch.part(low, high).encode())
-
-
-@contextmanager
-def _reading(address: LogAddress) -> Iterator[Connection]:
-    engine = address.engine()
-    try:
-        connection = engine.connect()
-        try:
-            yield connection
-        finally:
-            connection.close()
-    finally:
-        engine.close()
 
 
 # -- in the driver ---------------------------------------------------------------

@@ -20,7 +20,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -162,17 +162,14 @@ class BulkWrite:
 
     def _checked(self) -> BulkWrite:
         """Check the plan against the database, and return it with the database's time."""
-        transactions = Transactions(self.address.engine())
-        try:
+        with closing(Transactions(self.address.engine())) as transactions:
             transactions.run(require)
             if self.topic:
-                timed = self.shape.has_times
+                timed = self.shape.when is not None
                 transactions.run(lambda connection: self.admit(connection, self.topic, timed))
             dialect = transactions.engine.dialect
             now_ms = transactions.run(lambda connection: job.now_ms(dialect, connection))
             return replace(self, start_ms=now_ms)
-        finally:
-            transactions.close()
 
     def of_batch(self, series: str, version: int) -> BulkWrite:
         """Return the plan of a stream's batch. A series given by an option takes precedence."""
@@ -262,8 +259,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
     from escapement.pipeline.sink.rows import RowReader
 
     name = f"{plan.run}-{part}-{secrets.token_hex(8)}"
-    transactions = Transactions(plan.address.engine())
-    try:
+    with closing(Transactions(plan.address.engine())) as transactions:
         entered = plan.enter(transactions)
         if entered.committed:
             for _ in batches:  # Spark expects that its batches are consumed
@@ -293,8 +289,6 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
         by_topic = {target: tally.messages for target, tally in stager.tallies.items()}
         size_bytes = sum(tally.size_bytes for tally in stager.tallies.values())
         return Part(plan.series, plan.version, counted, by_topic, size_bytes, plan.began_s)
-    finally:
-        transactions.close()
 
 
 @contextmanager
@@ -313,8 +307,7 @@ def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
     Raises:
       StagingLost: if some staged messages were given up meanwhile. Nothing was added.
     """
-    transactions = Transactions(plan.address.engine())
-    try:
+    with closing(Transactions(plan.address.engine())) as transactions:
         entered = plan.enter(transactions)
         counted = [part.counted for part in parts]
         added = transactions.run(
@@ -322,8 +315,6 @@ def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
         )
         added = added or transactions.in_doubt
         seconds = time.time() - min([plan.began_s, *(part.began_s for part in parts)])
-    finally:
-        transactions.close()
     report = Report(plan.series, plan.version, True)
     if added:
         by_topic: dict[str, int] = {}
@@ -373,18 +364,14 @@ def abandon(plan: BulkWrite, attempts: Iterable[str] = ()) -> None:
 
     Errors are ignored: the broker's upkeep gives up the rest later.
     """
-    transactions = Transactions(plan.address.engine())
-    try:
-        with suppress(EscapementError):
-            entered, dialect = plan.enter(transactions), transactions.engine.dialect
+    with closing(Transactions(plan.address.engine())) as transactions, suppress(EscapementError):
+        entered, dialect = plan.enter(transactions), transactions.engine.dialect
 
-            def give_up(connection: Connection) -> None:
-                for run in (plan.run, *attempts):
-                    job.give_up(dialect, connection, entered, run)
+        def give_up(connection: Connection) -> None:
+            for run in (plan.run, *attempts):
+                job.give_up(dialect, connection, entered, run)
 
-            transactions.run(give_up)
-    finally:
-        transactions.close()
+        transactions.run(give_up)
 
 
 def abandon_batch(plan: BulkWrite, version: int, parts: Sequence[Part]) -> None:
@@ -398,14 +385,8 @@ def abandon_batch(plan: BulkWrite, version: int, parts: Sequence[Part]) -> None:
         names = [part.counted.attempt for part in parts]
         abandon(plan.of_batch(parts[0].series, version), names)
         return
-    transactions = Transactions(plan.address.engine())
     found: list[str] = []
-    try:
-        with suppress(EscapementError):
-            found = transactions.run(
-                lambda connection: job.staged_by(connection, plan.run, version)
-            )
-    finally:
-        transactions.close()
+    with closing(Transactions(plan.address.engine())) as transactions, suppress(EscapementError):
+        found = transactions.run(lambda connection: job.staged_by(connection, plan.run, version))
     for series in found:
         abandon(plan.of_batch(series, version))

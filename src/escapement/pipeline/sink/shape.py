@@ -72,11 +72,6 @@ class Shape:
         return cls(places)
 
     @property
-    def has_times(self) -> bool:
-        """Whether messages may have due times."""
-        return self.when is not None
-
-    @property
     def when(self) -> str | None:
         """The column with the due times or delays, or None."""
         return next((name for name in _WHEN if name in self.places), None)

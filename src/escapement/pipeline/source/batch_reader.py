@@ -7,6 +7,7 @@ Columns are returned under the names that the user's schema has.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 from pyspark.sql.datasource import (
@@ -102,11 +103,8 @@ def _batches(address: LogAddress, part: Part | ArchivedPart, schema: Any) -> Ite
     if isinstance(part, ArchivedPart):
         yield from read_archived(part, schema)
         return
-    engine = address.engine()
-    try:
+    with closing(address.engine()) as engine:
         yield from read_part(engine, part, schema)
-    finally:
-        engine.close()
 
 
 def columns_of(schema: StructType) -> list[tuple[str, bool]]:

@@ -5,8 +5,7 @@ Runs in the driver, or in a Python process beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -30,7 +29,7 @@ from escapement.pipeline.source.part import (
 )
 from escapement.pipeline.task_shares import shares
 from escapement.storage import archive_record
-from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.base import Connection
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.topic_state import TopicState, read_topics
 
@@ -82,7 +81,7 @@ class BatchPlan:
           StorageUnavailable: if the database cannot be reached.
         """
         found: list[Part | ArchivedPart] = []
-        with looking(self.address) as (engine, connection):
+        with self.address.connected() as (engine, connection):
             wanteds: list[tuple[TopicState, Selection]] = []
             states = read_topics(engine, connection, self.topics)
             for topic, state in zip(self.topics, states, strict=True):
@@ -168,17 +167,3 @@ def forgotten(topic: TopicName, start: int, begin: int) -> LogForgotten:
         f"the log of {topic.full} begins at {begin}, not at {start}: it has forgotten finished"
         " messages before that. Start at earliest, or set failOnDataLoss to false"
     )
-
-
-@contextmanager
-def looking(address: LogAddress) -> Iterator[tuple[Engine, Connection]]:
-    """Open a connection for a short read, and close it with its engine."""
-    engine = address.engine()
-    try:
-        connection = engine.connect()
-        try:
-            yield engine, connection
-        finally:
-            connection.close()
-    finally:
-        engine.close()

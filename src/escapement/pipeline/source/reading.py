@@ -9,6 +9,7 @@ Each message is read once, with its published content and its current due time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
@@ -46,8 +47,7 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
       LogDamaged: if a row fails its checksum.
       StorageUnavailable: if the database cannot be reached.
     """
-    connection = engine.connect()
-    try:
+    with closing(engine.connect()) as connection:
         for published in _earlier(connection, part):
             yield from _batches(part, published, schema)
         forgotten: list[Span] = []
@@ -57,8 +57,6 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
         # A range may be in the list twice, because the log is listed again after an error.
         for span in Span.merged(forgotten):
             yield from _archived(connection, part, span & part.offsets, schema)
-    finally:
-        connection.close()
 
 
 # -- selecting rows --------------------------------------------------------------

@@ -19,7 +19,7 @@ from escapement.pipeline import selection
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
 from escapement.pipeline.source.part import Part, cut, parts_of_each, stated_again
-from escapement.pipeline.source.planning import looking, tasks_of
+from escapement.pipeline.source.planning import tasks_of
 from escapement.storage.engine.base import Connection
 from escapement.storage.log.log import Log
 from escapement.storage.log.published import Published
@@ -91,7 +91,7 @@ class StreamPlan:
             is false.
         """
         found: Positions = {}
-        with looking(self.address) as (engine, connection):
+        with self.address.connected() as (engine, connection):
             states = read_topics(engine, connection, self.topics)
             for topic, state in zip(self.topics, states, strict=True):
                 if isinstance(state, NotFound):
@@ -106,7 +106,7 @@ class StreamPlan:
           NotFound: if a topic does not exist, unless ``failOnDataLoss`` is false.
         """
         found: Positions = {}
-        with looking(self.address) as (_, connection):
+        with self.address.connected() as (_, connection):
             for topic in self.topics:
                 try:
                     found[topic] = Position(*read_range(connection, topic))
@@ -148,7 +148,7 @@ class StreamPlan:
             is false.
           NotFound: if a topic of the batch was deleted, unless ``failOnDataLoss`` is false.
         """
-        with looking(self.address) as (engine, connection):
+        with self.address.connected() as (engine, connection):
             begun = {
                 topic: start.get(topic, at._replace(next_offset=0)) for topic, at in end.items()
             }
