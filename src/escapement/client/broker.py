@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from escapement.client import delivery_times, selection
-from escapement.client.administration import amending, finding
+from escapement.client import delivery_times
+from escapement.client.administration.amending import amend
+from escapement.client.administration.finding import find
 from escapement.client.administration.forecast import Forecast
 from escapement.client.administration.message_history import MessageHistory
 from escapement.client.administration.outcome import Outcomes
@@ -23,7 +25,7 @@ from escapement.client.message_ids import One, What, name_message
 from escapement.client.producing.groups import Groups
 from escapement.client.producing.producer import Producer
 from escapement.client.producing.producer_bounds import Bounds
-from escapement.client.selection import Selection
+from escapement.client.selection import Selection, criteria, select
 from escapement.client.serializers import SerializerLike
 from escapement.errors import InvalidRequest
 from escapement.message import NO_TIME, MessageId
@@ -164,7 +166,7 @@ class Broker:
     @property
     def groups(self) -> Groups:
         """The groups of messages, which publish a follow-up at group completion."""
-        return Groups(self._line)
+        return Groups(self.admin)
 
     @property
     def schedules(self) -> Schedules:
@@ -182,7 +184,7 @@ class Broker:
           NotFound: if the topic does not exist.
           EscapementError: if the broker refuses, or does not answer in time.
         """
-        name, offsets = await finding.find(self._line, topic, dedup)
+        name, offsets = await find(self._line, topic, dedup)
         return [MessageId(name, offset) if offset >= 0 else None for offset in offsets.tolist()]
 
     async def cancel(
@@ -221,23 +223,7 @@ class Broker:
           EscapementError: if the broker refuses, or does not answer in time. If there are more
             than 32,768 messages, some may be cancelled.
         """
-        what = await self._with_key(what, topic, key, dedup)
-        return await amending.cancel(self._line, what, topic, dedup)
-
-    async def _with_key(
-        self,
-        what: What | None,
-        topic: str | None,
-        key: str | None,
-        dedup: str | Sequence[str] | None,
-    ) -> What | None:
-        if key is None:
-            return what
-        if what is not None or dedup is not None or topic is None or not key:
-            raise InvalidRequest(
-                "key= needs topic=, and cannot be combined with messages or dedup="
-            )
-        return await self.select(topic, key=key)
+        return await amend(self._line, what, topic, key, dedup, wire.Cancel)
 
     async def select(
         self,
@@ -266,9 +252,8 @@ class Broker:
           InvalidRequest: if an argument is not valid.
           EscapementError: if the broker refuses, or does not answer in time.
         """
-        return await selection.select(
-            self.admin, topic, due_from, due_until, key, properties, progress
-        )
+        sought = criteria(due_from, due_until, key, properties)
+        return await select(self.admin, topic, sought, progress)
 
     async def reschedule(
         self,
@@ -299,9 +284,9 @@ class Broker:
         """
         if delay is None and at is None:
             raise InvalidRequest("no time was given: pass delay= or at=, or call run_now")
-        times = delivery_times.one(delay, at)
-        what = await self._with_key(what, topic, key, dedup)
-        return await amending.reschedule(self._line, what, topic, dedup, *times)
+        delay_ms, at_ms = delivery_times.one(delay, at)
+        request = partial(wire.Reschedule, delay_ms=delay_ms, at_ms=at_ms)
+        return await amend(self._line, what, topic, key, dedup, request)
 
     async def run_now(
         self,
@@ -312,8 +297,8 @@ class Broker:
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
         """Make messages due now; otherwise as ``reschedule``."""
-        what = await self._with_key(what, topic, key, dedup)
-        return await amending.reschedule(self._line, what, topic, dedup, NO_TIME, NO_TIME)
+        request = partial(wire.Reschedule, delay_ms=NO_TIME, at_ms=NO_TIME)
+        return await amend(self._line, what, topic, key, dedup, request)
 
     def read(
         self,
@@ -376,16 +361,8 @@ class Broker:
           InvalidRequest: if an argument is not valid.
           EscapementError: if the broker refuses, or does not answer in time.
         """
-        return Peeking(
-            self.admin,
-            topic,
-            count=count,
-            due_from=due_from,
-            due_until=due_until,
-            key=key,
-            offset=offset,
-            properties=properties,
-        )
+        sought = criteria(due_from, due_until, key, properties) | {"offset": offset}
+        return Peeking(self.admin, topic, sought, count)
 
     async def show(self, message: One, topic: str | None = None) -> MessageHistory:
         """Return the history of a message, and its state in each subscription.
@@ -481,4 +458,4 @@ class Broker:
           Disconnected: if no answer arrives. The request may or may not have taken effect.
           EscapementError: if the broker refuses.
         """
-        return await ask_verb(self._line, verb, arguments)
+        return await ask_verb(self._line, verb, **arguments)

@@ -135,3 +135,8 @@ def _milliseconds(values: npt.NDArray[Any]) -> Int64s:
 def moment(due_ms: int) -> datetime:
     """Return the aware datetime, in UTC, of a Unix time in milliseconds."""
     return _EPOCH + timedelta(milliseconds=due_ms)
+
+
+def moment_or_none(due_ms: int | None) -> datetime | None:
+    """Return ``moment`` of a time that may be absent."""
+    return None if due_ms is None else moment(due_ms)

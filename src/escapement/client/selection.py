@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from escapement.client import content, delivery_times
+from escapement.client.connection.retried_request import REQUEST_ROWS, Ask
 from escapement.message import Int64s
 from escapement.names import TopicName
-
-_PART: Final = 32_768
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,27 +30,33 @@ class Selection:
 
     def parts(self) -> Iterator[Selection]:
         """Split the selection into parts of one request each, so that callers show progress."""
-        for low in range(0, len(self), _PART):
-            yield Selection(self.topic, self.offsets[low : low + _PART])
+        for low in range(0, len(self), REQUEST_ROWS):
+            yield Selection(self.topic, self.offsets[low : low + REQUEST_ROWS])
 
 
-async def select(
-    ask: Callable[..., Awaitable[Any]],
-    topic: str,
-    due_from: datetime | None,
-    due_until: datetime | None,
-    key: str | None,
-    properties: Mapping[str, Any] | None,
-    progress: Callable[[int], None] | None = None,
-) -> Selection:
-    """Select pending messages; see ``escapement.Broker.select``."""
-    full = TopicName.parse(topic).full
-    sought = {
+def criteria(
+    due_from: datetime | None = None,
+    due_until: datetime | None = None,
+    key: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of a request for the pending messages that match."""
+    return {
         "from_ms": None if due_from is None else delivery_times.at_ms(due_from) or None,
         "until_ms": None if due_until is None else max(1, delivery_times.at_ms(due_until)),
         "key": key,
         "properties": content.as_map(properties),
     }
+
+
+async def select(
+    ask: Ask,
+    topic: str,
+    sought: dict[str, Any],
+    progress: Callable[[int], None] | None = None,
+) -> Selection:
+    """Select the pending messages that match ``criteria``; see ``escapement.Broker.select``."""
+    full = TopicName.parse(topic).full
     found: list[Int64s] = [np.zeros(0, np.int64)]
     after: list[int] | None = None
     while True:

@@ -1,23 +1,21 @@
-"""Lookup of messages by the dedup keys with which they were published."""
+"""Lookup of the messages that the arguments of a request name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from escapement.client.connection.line import Line
-from escapement.client.connection.retried_request import ask_again
-from escapement.dedup import Digests, digests
+from escapement.client.connection.retried_request import ask_in_parts, ask_verb
+from escapement.client.message_ids import What, name_messages
+from escapement.client.selection import criteria, select
+from escapement.dedup import digests
+from escapement.errors import InvalidRequest
 from escapement.message import Int64s
 from escapement.names import TopicName
 from escapement.protocol import commands as wire
-from escapement.protocol.commands import Command
-
-# Keys in one request. The broker handles that many in a few milliseconds, and serves other
-# clients between requests.
-REQUEST_KEYS: Final = 32_768
 
 
 async def find(line: Line, topic: str, keys: str | Sequence[str]) -> tuple[str, Int64s]:
@@ -33,12 +31,39 @@ async def find(line: Line, topic: str, keys: str | Sequence[str]) -> tuple[str, 
     name = TopicName.parse(topic).full
     wanted = digests([keys] if isinstance(keys, str) else keys)
     parts = [np.zeros(0, np.int64)]
-    for low in range(0, len(wanted), REQUEST_KEYS):
-        answer = await ask_again(line, _find(name, wanted[low : low + REQUEST_KEYS]))
+    for _, answer in await ask_in_parts(
+        line, wanted, lambda part, number: wire.Find(number, name, part)
+    ):
         assert isinstance(answer, wire.Found)
         parts.append(answer.offsets)
     return name, np.concatenate(parts)
 
 
-def _find(topic: str, part: Digests) -> Callable[[int], Command]:
-    return lambda number: wire.Find(number, topic, part)
+async def locate(
+    line: Line,
+    what: What | None,
+    topic: str | None,
+    key: str | None,
+    dedup: str | Sequence[str] | None,
+) -> tuple[str, Int64s]:
+    """Return the full name of the topic and the offsets; -1 for an unknown dedup key.
+
+    Raises:
+      InvalidRequest: unless the arguments name messages of one topic, by ``what``, ``key`` or
+        ``dedup``.
+    """
+    if key is not None:
+        if what is not None or dedup is not None or topic is None or not key:
+            raise InvalidRequest(
+                "key= needs topic=, and cannot be combined with messages or dedup="
+            )
+        what = await select(partial(ask_verb, line), topic, criteria(key=key))
+    if dedup is not None:
+        if what is not None or topic is None:
+            raise InvalidRequest("dedup= needs topic=, and cannot be combined with messages")
+        return await find(line, topic, dedup)
+    if what is None:
+        raise InvalidRequest(
+            "no messages were given: pass messages, or their dedup keys with dedup="
+        )
+    return name_messages(what, topic)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from escapement.client.delivery_times import moment
+from escapement.client.delivery_times import moment, moment_or_none
 from escapement.message import MessageId
 
 
@@ -82,13 +82,9 @@ class MessageHistory:
                     one["state"],
                     one["attempts"],
                     one["consumer"],
-                    _moment(one["since_at_ms"]),
-                    _moment(one["until_at_ms"]),
+                    moment_or_none(one["since_at_ms"]),
+                    moment_or_none(one["until_at_ms"]),
                 )
                 for one in answer["subscriptions"]
             ],
         )
-
-
-def _moment(at_ms: int | None) -> datetime | None:
-    return None if at_ms is None else moment(at_ms)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from escapement.client import content, delivery_times
+from escapement.client.connection.retried_request import Ask
+from escapement.client.delivery_times import moment
 from escapement.errors import InvalidRequest
 from escapement.message import MessageId
 from escapement.names import TopicName
@@ -35,31 +35,14 @@ class Peeking:
     ``looked`` counts the messages that the broker has examined.
     """
 
-    def __init__(
-        self,
-        ask: Callable[..., Awaitable[Any]],
-        topic: str,
-        *,
-        count: int | None,
-        due_from: datetime | None,
-        due_until: datetime | None,
-        key: str | None,
-        offset: int | None,
-        properties: Mapping[str, Any] | None,
-    ) -> None:
+    def __init__(self, ask: Ask, topic: str, sought: dict[str, Any], count: int | None) -> None:
         if count is not None and (type(count) is not int or count < 1):
             raise InvalidRequest(f"count must be an integer of at least 1, not {count!r}")
         self.topic = TopicName.parse(topic).full
         self.looked = 0
         self._ask = ask
         self._left = count
-        self._sought = {
-            "from_ms": None if due_from is None else delivery_times.at_ms(due_from) or None,
-            "until_ms": None if due_until is None else max(1, delivery_times.at_ms(due_until)),
-            "key": key,
-            "properties": content.as_map(properties),
-            "offset": offset,
-        }
+        self._sought = sought
         self._page: deque[Upcoming] = deque()
         self._after: list[int] | None = None
         self._over = False
@@ -83,7 +66,7 @@ class Peeking:
             self._page.append(
                 Upcoming(
                     MessageId(self.topic, one["offset"]),
-                    delivery_times.moment(one["due_at_ms"]),
+                    moment(one["due_at_ms"]),
                     one["key"],
                     one["properties"],
                     one["size_bytes"],

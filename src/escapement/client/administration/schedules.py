@@ -7,13 +7,14 @@ an occurrence has the properties ``schedule``, the name of the schedule, and
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from escapement.client import content, serializers
-from escapement.client.delivery_times import Delay, at_ms, delay_ms, moment
+from escapement.client.connection.retried_request import Ask
+from escapement.client.delivery_times import Delay, at_ms, delay_ms, moment, moment_or_none
 from escapement.client.serializers import SerializerLike
 
 
@@ -44,8 +45,8 @@ class Schedule:
 class Schedules:
     """The recurring schedules of a broker; available as ``Broker.schedules``."""
 
-    def __init__(self, admin: Callable[..., Awaitable[Any]]) -> None:
-        self._admin = admin
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
 
     async def create(
         self,
@@ -83,47 +84,43 @@ class Schedules:
           InvalidRequest: if an argument is not valid.
           AlreadyExists: if a schedule of this name exists.
         """
-        arguments: dict[str, Any] = {"payload": serializers.serializer(serializer).dumps(value)}
-        if cron is not None:
-            arguments |= {"cron": cron, "timezone": timezone}
-        if every is not None:
-            arguments["every_ms"] = delay_ms(every)
-        if until is not None:
-            arguments["until_ms"] = at_ms(until)
-        if key is not None:
-            arguments["key"] = content.key(key)
-        return _schedule(
-            await self._admin(
-                "schedules.create", schedule=name, topic=topic, missed=missed, **arguments
-            )
+        plain = await self._ask(
+            "schedules.create",
+            schedule=name,
+            topic=topic,
+            payload=serializers.serializer(serializer).dumps(value),
+            cron=cron,
+            timezone=None if cron is None else timezone,
+            every_ms=None if every is None else delay_ms(every),
+            until_ms=None if until is None else at_ms(until),
+            missed=missed,
+            key=None if key is None else content.key(key),
         )
+        return _schedule(plain)
 
     async def list(self, namespace: str | None = None) -> list[Schedule]:
         """Return all schedules, or those of one namespace, ordered by name."""
-        found = await self._admin("schedules.list", namespace=namespace)
+        found = await self._ask("schedules.list", namespace=namespace)
         return [_schedule(one) for one in found]
 
     async def get(self, name: str) -> Schedule:
         """Return one schedule, with its next ten times. Raises ``NotFound``."""
-        return _schedule(await self._admin("schedules.get", schedule=name))
+        return _schedule(await self._ask("schedules.get", schedule=name))
 
     async def pause(self, name: str) -> Schedule:
         """Pause a schedule until it is resumed. Raises ``NotFound``."""
-        return _schedule(await self._admin("schedules.pause", schedule=name))
+        return _schedule(await self._ask("schedules.pause", schedule=name))
 
     async def resume(self, name: str) -> Schedule:
         """Resume a schedule with the next occurrence after now. Raises ``NotFound``."""
-        return _schedule(await self._admin("schedules.resume", schedule=name))
+        return _schedule(await self._ask("schedules.resume", schedule=name))
 
     async def delete(self, name: str) -> None:
         """Delete a schedule; the messages it published stay. Raises ``NotFound``."""
-        await self._admin("schedules.delete", schedule=name)
+        await self._ask("schedules.delete", schedule=name)
 
 
 def _schedule(plain: Mapping[str, Any]) -> Schedule:
-    def time(name: str) -> datetime | None:
-        return None if plain[name] is None else moment(plain[name])
-
     every_ms = plain["every_ms"]
     return Schedule(
         plain["schedule"],
@@ -131,12 +128,12 @@ def _schedule(plain: Mapping[str, Any]) -> Schedule:
         plain["cron"],
         plain["timezone"],
         None if every_ms is None else timedelta(milliseconds=every_ms),
-        time("until_at_ms"),
+        moment_or_none(plain["until_at_ms"]),
         plain["missed"],
         plain["state"],
         plain["problem"],
-        time("next_at_ms"),
-        time("last_at_ms"),
+        moment_or_none(plain["next_at_ms"]),
+        moment_or_none(plain["last_at_ms"]),
         plain["published"],
         moment(plain["created_at_ms"]),
         tuple(map(moment, plain.get("coming_ms", ()))),

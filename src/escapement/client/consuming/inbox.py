@@ -26,6 +26,7 @@ from escapement.client import delivery_times
 from escapement.client.connection.attachment import Attached, State
 from escapement.client.connection.line import Answer, Line
 from escapement.client.connection.promise import Promise, all_settled
+from escapement.client.connection.retried_request import ask_verb
 from escapement.client.connection.retry import Retry
 from escapement.client.consuming.ack_queue import LINGER_S, AckQueue, PendingAck
 from escapement.client.consuming.batch import Batch, Batches, Message
@@ -277,12 +278,13 @@ class Inbox(Attached):
         """
         where = str(delivery_times.position(position))
         await self._until_answered(self._acks.unsettled)  # earlier acks apply before the seek
-        arguments = {
-            "topic": self.topic,
-            "subscription": self.subscription,
-            "position": where,
-        }
-        await self._line.ask(lambda number: wire.Admin(number, "subscriptions.seek", arguments))
+        await ask_verb(
+            self._line,
+            "subscriptions.seek",
+            topic=self.topic,
+            subscription=self.subscription,
+            position=where,
+        )
 
     async def flush(self) -> None:
         """Wait until all earlier acknowledgements are durable or refused."""

@@ -20,9 +20,8 @@ from datetime import datetime
 from typing import Any
 
 from escapement.client import content, delivery_times, serializers
-from escapement.client.connection.line import Line
-from escapement.client.connection.retried_request import ask_verb
-from escapement.client.delivery_times import Delay, moment
+from escapement.client.connection.retried_request import Ask
+from escapement.client.delivery_times import Delay, moment, moment_or_none
 from escapement.client.serializers import SerializerLike
 from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, NO_TIME
@@ -92,8 +91,8 @@ class Group:
 class Groups:
     """The groups of topics; available as ``Broker.groups``."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
 
     async def close(self, topic: str, group: str, subscription: str, then: FollowUp) -> Group:
         """Close a group, and publish ``then`` when the subscription has finished its messages.
@@ -140,9 +139,6 @@ class Groups:
         """
         await self._ask("groups.delete", topic=topic, group=group)
 
-    async def _ask(self, verb: str, **arguments: Any) -> Any:
-        return await ask_verb(self._line, verb, arguments)
-
 
 def _group(plain: Mapping[str, Any]) -> Group:
     return Group(
@@ -155,12 +151,11 @@ def _group(plain: Mapping[str, Any]) -> Group:
 
 
 def _completion(plain: Mapping[str, Any]) -> GroupCompletion:
-    fired_at_ms = plain["fired_at_ms"]
     return GroupCompletion(
         plain["subscription"],
         plain["target"],
         plain["state"],
         plain["remaining"],
         moment(plain["closed_at_ms"]),
-        None if fired_at_ms is None else moment(fired_at_ms),
+        moment_or_none(plain["fired_at_ms"]),
     )

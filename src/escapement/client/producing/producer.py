@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping, Sequence
 from copy import copy
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from escapement.client import content, delivery_times
 from escapement.client.connection.attachment import Attached
 from escapement.client.connection.line import Line
 from escapement.client.connection.promise import Promise
+from escapement.client.connection.retried_request import ask_verb
 from escapement.client.connection.retry import Retry
 from escapement.client.delivery_times import Delay
 from escapement.client.producing.builder import MessageBuilder
@@ -286,7 +288,8 @@ class Producer(Attached):
     async def close_group(self, group: str, subscription: str, then: FollowUp) -> Group:
         """Close a group of the topic after all earlier sends; see ``Groups.close``."""
         await self.flush()
-        return await Groups(self._line).close(self.topic, group, subscription, then)
+        groups = Groups(partial(ask_verb, self._line))
+        return await groups.close(self.topic, group, subscription, then)
 
     async def flush(self) -> None:
         """Wait until all messages sent before are durable or have failed."""
