@@ -27,7 +27,6 @@ from escapement.broker.subscription.delivery.delivery import Share
 from escapement.broker.subscription.delivery.dispatcher import level_out, share_out
 from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.due_subscription import DueSubscription
-from escapement.broker.subscription.key_places import Placed
 from escapement.broker.subscription.keys.key_order import GATHER_READ, KeyOrder
 from escapement.broker.subscription.keys.key_ranges import KeyRanges, shorten
 from escapement.broker.subscription.keys.key_table import Bools
@@ -292,7 +291,7 @@ class SharedSubscription(DueSubscription):
     def _leave_hands(self, shares: Sequence[Share]) -> None:
         if self._order is not None:
             for share in shares:
-                self._order.done(share)
+                self._order.done(share.rows)
 
     def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
         """Return the keys, by place, that are not deliverable now."""
@@ -377,11 +376,7 @@ class SharedSubscription(DueSubscription):
         gone = np.sort(np.concatenate([at for _, at in dealt]))
         order.hand_over(rows.those(gone), places[gone])
         self._skipping.handed(len(gone))
-        placed = Placed(order.table.layout, places)
-        return [
-            self._hand_over(self.consumers[who], rows.those(at), now_ms, placed=placed.pick(at))
-            for who, at in dealt
-        ]
+        return [self._hand_over(self.consumers[who], rows.those(at), now_ms) for who, at in dealt]
 
     def _assign_by_range(
         self, ready: int, now_ms: int, frame_messages: int, tried: bool

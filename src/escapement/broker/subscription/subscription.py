@@ -41,7 +41,6 @@ from escapement.broker.subscription.delivery.delivery import Share
 from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.delivery.in_flight import NEVER_MS, InFlight
 from escapement.broker.subscription.delivery.throttle import Throttle
-from escapement.broker.subscription.key_places import Placed
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.retries.backoff import CEILING_MS
 from escapement.broker.subscription.retries.retries import Retries
@@ -528,14 +527,12 @@ class Subscription(ABC):
         now_ms: int,
         batch: MessageBatch | None = None,
         wanted_ms: Int64s | None = None,
-        placed: Placed | None = None,
     ) -> HandOver:
         """Record a delivery, and count the attempt.
 
         Args:
           wanted_ms: the earliest time at which each message could have been delivered, if not its
             due time; int64[n].
-          placed: the places of their keys, if there is an order.
         """
         rows = rows._replace(attempts=rows.attempts + 1)
         consumer.permits -= rows.height
@@ -549,7 +546,7 @@ class Subscription(ABC):
             deadline_ms[tried] = policy.until_ms(now_ms, rows.counts[tried], chance)
             first_ms = int(deadline_ms.min())
         delivery_id = self.in_flight.hand_over(
-            consumer.id, rows, deadline_ms, now_ms, self._wanted_ms(rows, wanted_ms), placed
+            consumer.id, rows, deadline_ms, now_ms, self._wanted_ms(rows, wanted_ms)
         )
         if policy.ack_wait_ms:
             self._watch(first_ms, delivery_id)

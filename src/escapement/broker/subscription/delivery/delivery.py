@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from escapement.broker.subscription.key_places import Placed
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.message import Int64s
 from escapement.storage.encoding.lag import Handed
@@ -25,7 +24,6 @@ class Delivery:
       deadline_ms: when each row is taken back unless it is acknowledged; int64[n].
       since_ms: the time of the delivery.
       wanted_ms: the earliest time at which each row could have been delivered; int64[n].
-      placed: the places of their keys, if there is an order.
     """
 
     __slots__ = (
@@ -35,7 +33,6 @@ class Delivery:
         "consumer_id",
         "deadline_ms",
         "followed",
-        "placed",
         "recorded",
         "rows",
         "sent",
@@ -50,14 +47,12 @@ class Delivery:
         deadline_ms: Int64s,
         since_ms: int,
         wanted_ms: Int64s,
-        placed: Placed | None = None,
     ) -> None:
         self.consumer_id = consumer_id
         self.since_ms = since_ms
         self.rows = rows
         self.deadline_ms = deadline_ms
         self.wanted_ms = wanted_ms
-        self.placed = placed
         self.alive = np.ones(rows.height, bool)
         self.sent = False  # whether the frame has left the broker
         self.recorded = False  # whether the delivery was recorded to survive a restart
@@ -129,17 +124,6 @@ class Share(NamedTuple):
     def rows(self) -> Rows:
         """The delivered rows."""
         return self.delivery.rows.pick(self.at)
-
-    @property
-    def offsets(self) -> Int64s:
-        """The offsets of the messages."""
-        return self.delivery.rows.offsets[self.at]
-
-    @property
-    def placed(self) -> Placed | None:
-        """The places of their keys, if there is an order."""
-        placed = self.delivery.placed
-        return None if placed is None else placed.pick(self.at)
 
     @property
     def handed(self) -> Handed:

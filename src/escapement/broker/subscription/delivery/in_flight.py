@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from escapement.broker.subscription.delivery.delivery import Delivery, Share
 from escapement.broker.subscription.delivery.delivery_lookup import DeliveryLookup
-from escapement.broker.subscription.key_places import Placed
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
@@ -102,7 +101,6 @@ class InFlight:
         deadline_ms: Int64s,
         now_ms: int,
         wanted_ms: Int64s,
-        placed: Placed | None = None,
     ) -> int:
         """Record a delivery; return its id.
 
@@ -111,13 +109,12 @@ class InFlight:
           deadline_ms: when each row is taken back unless it is acknowledged, ``NEVER_MS`` for
             never; int64[n].
           wanted_ms: the earliest time at which each could have been delivered; int64[n].
-          placed: the places of their keys, if there is an order.
         """
         added = self.offsets.add(rows.offsets)
         assert added == rows.height, "a message is in flight twice"
         delivery_id = self._next_id
         self._next_id += 1
-        delivery = Delivery(consumer_id, rows, deadline_ms, now_ms, wanted_ms, placed)
+        delivery = Delivery(consumer_id, rows, deadline_ms, now_ms, wanted_ms)
         self._deliveries[delivery_id] = delivery
         self._coming[int(rows.offsets[0])] = delivery
         self._rows += rows.height

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from escapement.broker.subscription.key_places import Places
-from escapement.broker.subscription.keys.key_table import NO_KEY, KeyTable
+from escapement.broker.subscription.keys.key_table import NO_KEY, KeyTable, Places
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet

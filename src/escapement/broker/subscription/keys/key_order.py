@@ -16,16 +16,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
-from escapement.broker.subscription.delivery.delivery import Share
-from escapement.broker.subscription.key_places import NO_PLACE, Places
 from escapement.broker.subscription.keys.busy_keys import BusyKeys
 from escapement.broker.subscription.keys.key_queues import KeyQueues
-from escapement.broker.subscription.keys.key_table import Bools, KeyTable
+from escapement.broker.subscription.keys.key_table import NO_PLACE, Bools, KeyTable, Places
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.wait_limit import WaitLimit
-from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
 
 # A few times as long as a client gathers acknowledgements, and too short to be noticed.
@@ -47,14 +42,13 @@ class KeyOrder:
     """
 
     __slots__ = (
-        "_back",
         "_come",
-        "_done",
+        "_freed",
         "_gather",
-        "_gone",
         "_hold",
         "_in_hands",
         "_open",
+        "_removed",
         "queues",
         "table",
     )
@@ -63,9 +57,8 @@ class KeyOrder:
         self.table = KeyTable(whole)
         self.queues = KeyQueues(self.table, ageing_ms)
         self._hold = BusyKeys(self.table)
-        self._back: list[Rows] = []  # ready again, with keys not released yet
-        self._done: list[Share] = []  # acknowledged, with keys not released yet
-        self._gone = 0  # ``held.removed`` at the last ``settle``
+        self._freed: list[Rows] = []  # ready again or acknowledged, with keys not released yet
+        self._removed = 0  # ``held.removed`` at the last ``settle``, and what is noted since
         self._gather = WaitLimit(GATHER_MS)
         # At the last look: how many messages could be delivered, and how many were in flight.
         self._open = self._in_hands = 0
@@ -136,39 +129,21 @@ class KeyOrder:
 
     def again(self, rows: Rows) -> None:
         """Add rows that were in flight or in retry, are ready again, and release their keys."""
-        self._back.append(rows)
+        self._freed.append(rows)
         self.push(rows)
 
-    def done(self, share: Share) -> None:
-        """Note acknowledged messages, most of which leave ``held`` for good."""
-        self._done.append(share)
+    def done(self, rows: Rows) -> None:
+        """Note acknowledged messages, which leave ``held``."""
+        self._freed.append(rows)
+        self._removed += rows.height
 
     def settle(self, held: OffsetSet) -> None:
         """Release the keys of all messages that are not in ``held``; put new rows into queues."""
-        self._give_back()
-        if held.removed > self._gone + sum(share.height for share in self._done):
+        self._release_freed()
+        if held.removed > self._removed:
             self._hold.settle(held)
-        else:
-            self._release_done()
-        self._done, self._gone = [], held.removed
+        self._removed = held.removed
         self.queues.lay_in()
-
-    def _release_done(self) -> None:
-        """Release the keys of acknowledged messages; the places of most keys are still known."""
-        known: list[tuple[Places, Int64s]] = []
-        others: list[Rows] = []
-        for share in self._done:
-            placed = share.placed
-            if placed is not None and placed.layout == self.table.layout:
-                keyed = np.flatnonzero(placed.places != NO_PLACE)
-                known.append((placed.places[keyed], share.offsets[keyed]))
-            else:
-                others.append(share.rows)
-        if known:
-            places, offsets = zip(*known, strict=True)
-            self._hold.release_at(np.concatenate(places), np.concatenate(offsets))
-        if others:
-            self._hold.release(Rows.concat(others))
 
     def hand_over(self, rows: Rows, places: Places) -> None:
         """Move rows that ``queues.open`` just returned into flight; they are in order."""
@@ -180,16 +155,16 @@ class KeyOrder:
 
     def hold(self, rows: Rows) -> None:
         """Let rows that are in flight or in retry hold their keys."""
-        self._give_back()
+        self._release_freed()
         self._hold.take(rows)
 
     def release(self, rows: Rows) -> None:
         """Release the keys of rows that are not ready."""
         self._hold.release(rows)
 
-    def _give_back(self) -> None:
-        if self._back:
-            rows, self._back = Rows.concat(self._back), []
+    def _release_freed(self) -> None:
+        if self._freed:
+            rows, self._freed = Rows.concat(self._freed), []
             self._hold.release(rows)
 
     def _check(self) -> None:

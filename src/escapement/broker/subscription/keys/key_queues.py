@@ -3,8 +3,7 @@
 The first row of each queue, its *head*, is in the key table
 (:mod:`~escapement.broker.subscription.keys.key_table`), with the number of rows behind it. So the
 next deliverable messages are found among the heads alone, however long the queues are. The other
-rows stay unsorted (:mod:`~escapement.broker.subscription.keys.unsorted_rows`) until they are many,
-and are then sorted by key (:mod:`~escapement.broker.subscription.keys.sorted_runs`). A next head is
+rows are sorted by key (:mod:`~escapement.broker.subscription.keys.sorted_runs`). A next head is
 sought there only for queues with more rows. Messages without a key are kept apart, because nothing
 holds them back. If the whole topic is ordered, all messages are in one queue.
 
@@ -23,10 +22,14 @@ from typing import Final
 
 import numpy as np
 
-from escapement.broker.subscription.key_places import NO_PLACE, Places
-from escapement.broker.subscription.keys.key_table import NO_KEY, Bools, KeyTable
-from escapement.broker.subscription.keys.sorted_runs import SortedRuns, print_order
-from escapement.broker.subscription.keys.unsorted_rows import Loose, UnsortedRows
+from escapement.broker.subscription.keys.key_table import (
+    NO_KEY,
+    NO_PLACE,
+    Bools,
+    KeyTable,
+    Places,
+)
+from escapement.broker.subscription.keys.sorted_runs import SortedRuns, queue_order
 from escapement.broker.subscription.priorities.band import BANDS, NORMAL, bands_of, rows_below
 from escapement.broker.subscription.priorities.ready import Pile, Rows, goes_before, order_of
 from escapement.message import Int64s
@@ -34,10 +37,6 @@ from escapement.storage.index import Key
 
 # How many rows of each key stay in memory if there are too many: the first value that frees enough.
 _KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
-# With more unsorted rows than this for each key sought, sorting them first is cheaper.
-_LOOSE_OF_EACH: Final = 64
-# Fewer unsorted rows than this are never sorted.
-_FEW_ROWS: Final = 4096
 
 
 class KeyQueues:
@@ -47,21 +46,20 @@ class KeyQueues:
       ageing_ms: how many ms a step of priority is worth; see ``Rows.ranks``.
     """
 
-    __slots__ = ("_ageing_ms", "_free", "_fresh", "_loose", "_new", "_runs", "_table")
+    __slots__ = ("_ageing_ms", "_free", "_fresh", "_new", "_runs", "_table")
 
     def __init__(self, table: KeyTable, ageing_ms: int) -> None:
         self._table = table
         self._ageing_ms = ageing_ms
-        self._loose = UnsortedRows(table)
-        self._runs = SortedRuns()
+        self._runs = SortedRuns(table, ageing_ms)
         self._free = Pile(ageing_ms)
         self._new: list[Rows] = []  # not in queues yet
         self._fresh = dict.fromkeys(BANDS, 0)
 
     def __len__(self) -> int:
-        behind = self._loose.count + self._runs.count
+        heads = int(np.count_nonzero(self._table.there))
         new = sum(rows.height for rows in self._new)
-        return self._free.count + int(np.count_nonzero(self._table.there)) + behind + new
+        return heads + self._runs.count + self._free.count + new
 
     def fresh_of(self, which: int) -> int:
         """Return the number of never-sent rows of a band."""
@@ -94,33 +92,24 @@ class KeyQueues:
             self._free.push(rows.pick(~keyed).in_order(self._ageing_ms))
             rows, key_hashes = rows.pick(keyed), key_hashes[keyed]
         if rows.height:
-            places = self._table.place(key_hashes)
-            self._lay_in(Loose(rows, rows.ranks(self._ageing_ms), places))
+            self._lay_in(rows, key_hashes)
 
-    def _lay_in(self, new: Loose) -> None:
-        table = self._table
-        first = table.first_of_each(new.places, new.ranks, new.rows.offsets)
-        place = new.places[first]
-        there, heads = table.there[place], table.heads.offsets[place]
-        before = goes_before(new.ranks[first], new.rows.offsets[first], table.ranks[place], heads)
+    def _lay_in(self, rows: Rows, key_hashes: Int64s) -> None:
+        table, ranks = self._table, rows.ranks(self._ageing_ms)
+        order = queue_order(key_hashes, ranks, rows.offsets)
+        rows, key_hashes, ranks = rows.pick(order), key_hashes[order], ranks[order]
+        first = np.flatnonzero(np.diff(key_hashes, prepend=-1))
+        places = table.place(key_hashes[first])
+        there, heads = table.there[places], table.heads.offsets[places]
+        before = goes_before(ranks[first], rows.offsets[first], table.ranks[places], heads)
+        table.behind[places] += np.diff(first, append=rows.height) - ~there
         # Heads that a new row precedes go behind it.
-        later = place[there & before]
-        displaced = Loose(table.heads.pick(later), table.ranks[later], later)
-        ahead = first[before | ~there]
-        behind = np.ones(new.rows.height, bool)
-        behind[ahead] = False
-        self._set_heads(new.pick(ahead))
-        self._put_behind([new.pick(behind), displaced])
-
-    def _put_behind(self, parts: list[Loose]) -> None:
-        for part in parts:
-            np.add.at(self._table.behind, part.places, 1)
-        self._loose.add(parts)
-
-    def _sort_in(self) -> None:
-        """Move all loose rows into the sorted runs."""
-        loose = self._loose.drain()
-        self._runs.add(loose.rows, self._table.key_hashes[loose.places], loose.ranks)
+        displaced = table.heads.pick(places[there & before])
+        leads = before | ~there
+        ahead = first[leads]
+        self._set_heads(places[leads], rows.pick(ahead))
+        behind = np.delete(np.arange(rows.height), ahead)
+        self._runs.add(Rows.concat([rows.pick(behind), displaced]))
 
     def count_open(self, closed: Bools) -> int:
         """Return the number of messages that ``open`` could return."""
@@ -174,14 +163,8 @@ class KeyQueues:
 
     def withdraw(self, offsets: Int64s) -> None:
         """Remove the rows of these messages; O(rows)."""
-        self.lay_in()
-        rows = self.rows()
-        self._count(rows.pick(np.isin(rows.offsets, offsets)), -1)
-        for store in (self._free, self._loose, self._runs):
-            store.withdraw(offsets)
-        self._table.behind[:] = self._recount()
-        at = np.flatnonzero(self._table.there)
-        self._move_up(at[np.isin(self._table.heads.offsets[at], offsets)])
+        rows = self.drain()
+        self.push(rows.pick(~np.isin(rows.offsets, offsets)))
 
     def recall(self, which: int, key: Key) -> Int64s:
         """Remove a band's never-sent rows from a key on; return their offsets. O(rows)."""
@@ -201,8 +184,7 @@ class KeyQueues:
         """Remove and return all rows, in no order."""
         rows = self.rows()
         self._clear_queues()
-        self._new = []
-        self._free = Pile(self._ageing_ms)
+        self._new, self._free = [], Pile(self._ageing_ms)
         self._fresh = dict.fromkeys(BANDS, 0)
         return rows
 
@@ -217,10 +199,8 @@ class KeyQueues:
 
     def set_ageing(self, ageing_ms: int) -> None:
         """Reorder all rows for another ``ageing_ms``."""
-        rows = self.drain()
-        self._ageing_ms = self._free.ageing_ms = ageing_ms
-        if rows.height:
-            self.push(rows)
+        self._ageing_ms = ageing_ms
+        self.push(self.drain())
 
     # -- shortening ------------------------------------------------------------------
 
@@ -239,7 +219,7 @@ class KeyQueues:
         if not rows.height:
             return rows
         key_hashes, ranks = self._table.key_hashes_of(rows), rows.ranks(self._ageing_ms)
-        order = print_order(key_hashes, ranks, rows.offsets)
+        order = queue_order(key_hashes, ranks, rows.offsets)
         rows, key_hashes = rows.pick(order), key_hashes[order]
         begins = np.flatnonzero(np.diff(key_hashes, prepend=-1))
         lengths = np.diff(begins, append=rows.height)
@@ -263,28 +243,20 @@ class KeyQueues:
     def _queued(self) -> Rows:
         """Return a copy of all rows in queues, in no order."""
         heads = self._table.heads.pick(np.flatnonzero(self._table.there))
-        return Rows.concat([heads, self._behind()])
-
-    def _behind(self) -> Rows:
-        return Rows.concat([self._loose.here().rows, self._runs.rows()])
-
-    def _recount(self) -> Int64s:
-        """Return how many rows are behind the head of each key, by place; O(rows)."""
-        places, _ = self._table.find(self._table.key_hashes_of(self._behind()))
-        return np.bincount(places, minlength=len(self._table.behind))
+        return Rows.concat([heads, self._runs.rows()])
 
     def _clear_queues(self) -> None:
         self._table.there[:] = False
         self._table.behind[:] = 0
-        self._loose, self._runs = UnsortedRows(self._table), SortedRuns()
+        self._runs = SortedRuns(self._table, self._ageing_ms)
 
     # -- heads -----------------------------------------------------------------------
 
-    def _set_heads(self, first: Loose) -> None:
+    def _set_heads(self, places: Places, rows: Rows) -> None:
         """Make these rows the heads of their queues."""
-        table, (rows, ranks, places) = self._table, first
+        table = self._table
         table.there[places] = True
-        table.ranks[places] = ranks
+        table.ranks[places] = rows.ranks(self._ageing_ms)
         table.heads.due_ms[places] = rows.due_ms
         table.heads.offsets[places] = rows.offsets
         table.heads.attempts[places] = rows.attempts
@@ -292,41 +264,22 @@ class KeyQueues:
         table.heads.traits[places] = 0 if rows.traits is None else rows.traits
 
     def _move_up(self, places: Places) -> None:
-        """Replace the heads of these queues by their next rows.
-
-        O(queues with more rows * runs), and one pass over the loose rows.
-        """
+        """Replace the heads of these queues by their next rows; O(queues with more rows * runs)."""
         table = self._table
         table.there[places] = False
         places = places[table.behind[places] > 0]
         if not len(places):
             return
         table.behind[places] -= 1
-        if self._loose.count > max(_LOOSE_OF_EACH * len(places), _FEW_ROWS):
-            self._sort_in()
-        at, loose = self._loose.first_of_each(self._loose.of(places))
-        if self._runs.count:
-            places = places[np.argsort(table.key_hashes[places])]
-            found = self._runs.first_of(table.key_hashes[places])
-            # A loose row becomes head only if it precedes the sorted one.
-            table.ranks[places], table.heads.offsets[places] = found.ranks, found.offsets
-            ranks, offsets = table.ranks[loose.places], table.heads.offsets[loose.places]
-            sooner = goes_before(loose.ranks, loose.rows.offsets, ranks, offsets)
-            at, loose = at[sooner], loose.pick(sooner)
-            table.marks[loose.places] = True
-            sorted_ = np.flatnonzero(~table.marks[places])
-            table.marks[loose.places] = False
-            for which, rows, ranks in self._runs.take(found, sorted_):
-                self._set_heads(Loose(rows, ranks, places[which]))
-        self._loose.take(at)
-        self._set_heads(loose)
+        places = places[np.argsort(table.key_hashes[places])]
+        for which, rows in self._runs.take_first(table.key_hashes[places]):
+            self._set_heads(places[which], rows)
         assert table.there[places].all(), "a row behind a head is lost"
 
     def _check(self) -> None:
         """Assert every invariant."""
         table = self._table
         table._check()
-        self._loose._check()
         self._runs._check()
         rows = self.rows()
         assert len(np.unique(rows.offsets)) == rows.height == len(self)
@@ -334,10 +287,11 @@ class KeyQueues:
         self._count(rows, -1)
         assert not any(self._fresh.values()), "the count of never-sent rows is wrong"
         self._fresh = fresh
-        assert np.array_equal(table.behind, self._recount()), "the count of a queue is wrong"
-        rows = self._behind()
+        rows = self._runs.rows()
         places, known = table.find(table.key_hashes_of(rows))
         assert known.all(), "a key that has rows is not in the table"
+        behind = np.bincount(places, minlength=len(table.behind))
+        assert np.array_equal(table.behind, behind), "the count of a queue is wrong"
         assert table.there[places].all(), "a queue has no head"
         heads = table.ranks[places], table.heads.offsets[places]
         assert goes_before(*heads, rows.ranks(self._ageing_ms), rows.offsets).all()

@@ -15,28 +15,27 @@ Invariants (``_check``): each key hash is in the table once, and is found at its
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.subscription.key_places import Places
 from escapement.broker.subscription.number_map import NumberMap
-from escapement.broker.subscription.priorities.ready import Rows, goes_before, order_of
+from escapement.broker.subscription.priorities.ready import Rows
 from escapement.message import Int64s
 from escapement.traits import KEY_HASHES, SLOTS, hash_keys, have_keys, slots_of_key_hashes
 
 # The key hash of a message without a key, if the order is by key.
 NO_KEY: Final = KEY_HASHES
 
+# The place of a missing key.
+NO_PLACE: Final = -1
+
 # New columns have room for this many times the keys in use.
 _GROWTH: Final = 2
 
 Bools = npt.NDArray[np.bool_]
-
-# Layout numbers of all tables. A changed number means that remembered places are invalid.
-_layouts = count()
+Places = npt.NDArray[np.intp]
 
 
 class KeyTable:
@@ -47,7 +46,6 @@ class KeyTable:
     """
 
     __slots__ = (
-        "_claims",
         "_height",
         "_places",
         "behind",
@@ -55,8 +53,6 @@ class KeyTable:
         "heads",
         "holders",
         "key_hashes",
-        "layout",
-        "marks",
         "ranks",
         "there",
         "whole",
@@ -66,9 +62,6 @@ class KeyTable:
         self.whole = whole
         self._places = NumberMap()  # by key hash
         self._height = 0  # keys, with unused ones
-        self._claims: Int64s = np.zeros(0, np.int64)  # scratch of ``first_of_each``
-        self.marks: Bools = np.zeros(1, bool)  # scratch, False between calls; one more than keys
-        self.layout = next(_layouts)  # changes whenever places change
         self.key_hashes: Int64s = np.zeros(0, np.int64)
         self.busy: Bools = np.zeros(0, bool)
         self.holders: Int64s = np.zeros(0, np.int64)  # the offset that holds each busy key
@@ -135,29 +128,9 @@ class KeyTable:
             column(heads.attempts),
             column(heads.traits),
         )
-        self._claims, self.marks = np.zeros(room, np.int64), np.zeros(room + 1, bool)
-        self.layout = next(_layouts)
         self._height = len(kept)
         self._places = NumberMap()
         self._places.add(self.key_hashes[: len(kept)], np.arange(len(kept)))
-
-    def first_of_each(self, places: Places, ranks: Int64s, offsets: Int64s) -> Int64s:
-        """Return the positions of the first row of each key, by rank and offset.
-
-        Linear, except for rows that precede, in that order, an earlier row of the column.
-        """
-        at = np.arange(len(places))
-        # The last claim of a key wins, so rows claim in reverse: the first row in the column wins.
-        self._claims[places[::-1]] = at[::-1]
-        winner = self._claims[places]
-        late = np.flatnonzero(winner != at)
-        if not len(late):
-            return at
-        winner = winner[late]
-        late = late[goes_before(ranks[late], offsets[late], ranks[winner], offsets[winner])]
-        late = late[order_of(ranks[late], offsets[late])][::-1]
-        self._claims[places[late]] = late
-        return np.flatnonzero(self._claims[places] == at)
 
     def slots(self, which: Bools) -> Bools:
         """Return the slots of these keys; bool[SLOTS]."""
@@ -179,4 +152,3 @@ class KeyTable:
             "a key is lost"
         )
         assert not (self.busy | self.there)[self._height :].any(), "an unused place is marked"
-        assert not self.marks.any()

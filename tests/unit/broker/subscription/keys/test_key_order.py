@@ -7,8 +7,6 @@ from typing import Final
 import numpy as np
 import pytest
 
-from escapement.broker.subscription.delivery.delivery import Delivery, Share
-from escapement.broker.subscription.key_places import Placed
 from escapement.broker.subscription.keys.key_order import KeyOrder
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.message import Int64s
@@ -34,9 +32,7 @@ class AllInFlight:
         self.push(*offsets)
         rows, places = self.order.queues.open(self.order.busy, len(offsets), all_heads=False)
         self.order.hand_over(rows, places)
-        nothing = np.zeros(rows.height, np.int64)
-        placed = Placed(self.order.table.layout, places)
-        self._delivery = Delivery(1, rows, nothing, 0, nothing, placed)
+        self._rows = rows
 
     def push(self, *offsets: int) -> None:
         """Add these messages to the queues."""
@@ -47,8 +43,7 @@ class AllInFlight:
 
     def acknowledge(self, *offsets: int) -> None:
         """Acknowledge these messages."""
-        at = np.flatnonzero(np.isin(self._delivery.rows.offsets, offsets))
-        self.order.done(Share(self._delivery, at))
+        self.order.done(self._rows.pick(np.isin(self._rows.offsets, offsets)))
         self.held.discard(np.array(offsets, np.int64))
         self.order.settle(self.held)
         self.order._check()
@@ -76,9 +71,6 @@ def test_key_is_freed_after_it_moved_in_the_table(others: int) -> None:
 def test_key_is_freed_in_the_table_of_the_current_order() -> None:
     """A message delivered under an earlier order frees its key in the current one."""
     taken, other = AllInFlight(1, 2, 3), AllInFlight(3, 2, 1)
-    delivery = taken._delivery
     taken.order = other.order
-    assert delivery.placed is not None
-    assert delivery.placed.layout != other.order.table.layout
     taken.acknowledge(1)
     assert other.busy.tolist() == [2, 3]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escapement.broker.subscription.keys import key_queues
 from escapement.broker.subscription.keys.key_queues import KeyQueues
 from escapement.broker.subscription.keys.key_table import Bools, KeyTable
 from escapement.broker.subscription.priorities.band import BANDS, bands_of
@@ -176,16 +174,15 @@ steps = st.lists(
 
 
 @settings(max_examples=200)
-@given(steps, st.booleans(), st.sampled_from([0, 2, 100]))
+@given(steps, st.booleans())
 def test_queues_behave_like_a_sorted_list_for_each_key(
-    actions: list[tuple[str, list[object]]], whole: bool, loose: int
+    actions: list[tuple[str, list[object]]], whole: bool
 ) -> None:
-    """Q9, V16: for any order of additions and removals, and for loose or sorted rows."""
+    """Q9, V16: for any order of additions and removals."""
     model = Model(whole)
-    with patch.multiple(key_queues, _FEW_ROWS=loose, _LOOSE_OF_EACH=loose):
-        for name, *arguments in actions:
-            getattr(model, name)(*arguments)
-            model.check()
+    for name, *arguments in actions:
+        getattr(model, name)(*arguments)
+        model.check()
     rows = model.made.drain()
     assert sorted(rows.offsets.tolist()) == sorted(model.rows)
     assert len(model.made) == 0
@@ -193,10 +190,9 @@ def test_queues_behave_like_a_sorted_list_for_each_key(
 
 @pytest.mark.parametrize("span_ms", [100, 1 << 50])
 def test_order_is_the_same_whether_or_not_it_packs_into_one_integer(
-    span_ms: int, monkeypatch: pytest.MonkeyPatch
+    span_ms: int,
 ) -> None:
     """Q9: key, rank and offset are packed if they fit."""
-    monkeypatch.setattr(key_queues, "_FEW_ROWS", 0)
     rng = np.random.default_rng(1)
     due_ms, slots = rng.integers(0, span_ms, 500), rng.integers(0, 5, 500)
     table = KeyTable(whole=False)
