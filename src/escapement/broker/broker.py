@@ -29,8 +29,9 @@ from escapement.broker.inbox.inbox_relay import InboxRelay
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.inspection.forecast import Forecast, forecast
 from escapement.broker.inspection.message_history import MessageHistory, message_history, published
-from escapement.broker.inspection.peek import Peeked, Sought, peek
+from escapement.broker.inspection.peek import Peeked, peek
 from escapement.broker.inspection.reading import Page, read_page
+from escapement.broker.inspection.search import Sought
 from escapement.broker.inspection.selecting import Selected, select
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.publishing.amending import Amending

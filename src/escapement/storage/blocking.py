@@ -32,6 +32,18 @@ def in_threads(most: int) -> Run:
     return run
 
 
+class Near(Protocol):
+    """A source that may be in memory."""
+
+    @property
+    def in_memory(self) -> bool: ...
+
+
+async def read_from(source: Near, run: Run, read: Callable[..., T], /, *arguments: object) -> T:
+    """Call ``read``: at once if its source is in memory, otherwise by ``run``."""
+    return read(*arguments) if source.in_memory else await run(read, *arguments)
+
+
 async def inline(function: Callable[..., T], /, *arguments: object) -> T:
     """Run in the event loop, after a checkpoint. For an engine that answers at once."""
     await trio.lowlevel.checkpoint()

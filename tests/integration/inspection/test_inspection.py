@@ -11,7 +11,7 @@ import trio
 import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
-from escapement.broker.inspection import peek
+from escapement.broker.inspection import search
 from escapement.broker.limits import BrokerLimits
 from escapement.testing import World, arrived
 from support.held_calls import KEYS, ORDER, Held, uncached
@@ -109,10 +109,10 @@ async def test_peek_reads_in_bounded_pages(
     mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B6, invariant 9: each request looks at a bounded number of messages, also for a rare key."""
-    monkeypatch.setattr(peek, "_STEP_KEYS", 64)
-    monkeypatch.setattr(peek, "_PAGE_KEYS", 128)
-    monkeypatch.setattr(peek, "_PAGE_MESSAGES", 100)
-    monkeypatch.setattr(peek, "_READ_MESSAGES", 16)
+    monkeypatch.setattr(search, "_STEP_KEYS", 64)
+    monkeypatch.setattr(search, "_PAGE_KEYS", 128)
+    monkeypatch.setattr(search, "_PAGE_MESSAGES", 100)
+    monkeypatch.setattr(search, "_READ_MESSAGES", 16)
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         producer = await broker.producer("x")
         rng = np.random.default_rng(1)

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 import escapement
 from escapement import AmendStatus, testing
 from escapement.broker.broker import BrokerConfig
-from escapement.broker.inspection import selecting
+from escapement.broker.inspection import search
 from escapement.storage.index.segments import segment
 from escapement.testing import World, arrived
 from support.held_calls import KEYS, Held, uncached
@@ -214,8 +214,8 @@ async def test_selection_reports_progress_page_by_page(
         told: list[int] = []
         assert len(await broker.select("t", progress=told.append)) == 12
         assert told == []
-        monkeypatch.setattr(selecting, "_STEP_KEYS", 5)
-        monkeypatch.setattr(selecting, "_PAGE_KEYS", 5)
+        monkeypatch.setattr(search, "_STEP_KEYS", 5)
+        monkeypatch.setattr(search, "_PAGE_KEYS", 5)
         assert len(await broker.select("t", progress=told.append)) == 12
         assert told == sorted(told)
         assert told[0] < 12

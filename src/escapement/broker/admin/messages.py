@@ -8,7 +8,7 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
-from escapement.broker.inspection.peek import Sought
+from escapement.broker.inspection.search import Sought
 from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.errors import InvalidRequest
 from escapement.message import Blobs

@@ -44,7 +44,7 @@ from escapement.errors import (
 from escapement.message import MessageBatch
 from escapement.names import TopicName
 from escapement.position import EARLIEST
-from escapement.storage.blocking import Run
+from escapement.storage.blocking import Run, read_from
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.lane import State
 from escapement.storage.engine.base import TransactionAborted
@@ -195,10 +195,7 @@ class DeadLetterWriter:
         fetch = self._index.fetch(topic.id, dead.rows.due_ms, dead.rows.offsets)
         # Messages that the filler must still add may have left the index since their delivery.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
-        if fetch.in_memory:
-            there, batch = fetch.read_there(*unfilled)
-        else:
-            there, batch = await self._run(fetch.read_there, *unfilled)
+        there, batch = await read_from(fetch, self._run, fetch.read_there, *unfilled)
         if there is not None:
             raise StorageUnavailable("dead messages are not yet in the index again")
         return batch

@@ -30,7 +30,7 @@ from escapement.broker.topic.topic import Topic
 from escapement.errors import NotFound, StorageUnavailable
 from escapement.message import Int64s, MessageBatch
 from escapement.names import TopicName
-from escapement.storage.blocking import Run
+from escapement.storage.blocking import Run, read_from
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.lane import State
 from escapement.storage.inbox.entry import InboxEntry
@@ -241,7 +241,7 @@ class DeadLetters:
         met = OffsetSet()  # a rescheduled dead letter may be found twice
         while at < KEY_MAX:  # a rescheduled dead letter counts before its new time too
             plan = self._index.plan(grave.topic.id, at, KEY_MAX, _STEP_MESSAGES)
-            due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
+            due_ms, offsets = await read_from(plan, self._run, plan.read)
             at = plan.stop
             due_ms, offsets = with_passed(moves, due_ms, offsets, begin, at)
             here = (offsets < end) & ~met.contains(offsets)
@@ -267,7 +267,7 @@ class DeadLetters:
         here = _here(grave.topic, grave.keeper, due_ms, offsets)
         due_ms, offsets = due_ms[here], offsets[here]
         fetch = self._index.fetch(grave.topic.id, due_ms, offsets)
-        batch = fetch.read() if fetch.in_memory else await self._run(fetch.read)
+        batch = await read_from(fetch, self._run, fetch.read)
         return self._mine(grave, due_ms, offsets, batch)
 
     def _mine(self, grave: _Grave, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> Page:

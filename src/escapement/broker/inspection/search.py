@@ -1,0 +1,145 @@
+"""A search of the pending messages of a topic, in the delivery order.
+
+It reads the delayed index in bounded steps: keys, and messages only to compare their contents or to
+show them. A search for a message key reads only messages with the same key hash, which the index
+keeps beside the keys of the delivery order. A search for properties reads all messages. A page is
+bounded in keys and in messages, whatever it finds. So a rare message among ten million is found in
+many small requests, and none of them delays other work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import trio
+
+from escapement.broker.inspection.moved_keys import with_passed
+from escapement.broker.topic.topic import Topic
+from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.properties import read_properties
+from escapement.storage.blocking import Run, read_from
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Fetch, Key, Plan
+from escapement.traits import may_have_key
+
+# Keys read in one step. Many of them may be done.
+_STEP_KEYS: Final = 16_384
+# The most keys, and the most messages, read for one page. Each takes a quarter of a second.
+_PAGE_KEYS: Final = 1 << 20
+_PAGE_MESSAGES: Final = 1 << 16
+# The most messages that are read and compared at once, with their payloads.
+_READ_MESSAGES: Final = 2_048
+_READ_BYTES: Final = 4 * 1024 * 1024
+_ANY_OFFSET: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """The conditions that a message must fulfil.
+
+    Its place in the delivery order lies in ``[start, stop)``, and it has this key and all of these
+    properties. A text among the properties matches any value that is written like it.
+    """
+
+    start: Key = KEY_MIN
+    stop: Key = KEY_MAX
+    key: bytes | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def by_content(self) -> bool:
+        """Whether the messages themselves must be read."""
+        return self.key is not None or bool(self.properties)
+
+    def matching(self, batch: MessageBatch) -> Int64s:
+        """Return the rows of ``batch`` that have the key and the properties. O(messages)."""
+        rows = np.arange(len(batch))
+        if self.key is not None:
+            keys = batch.keys or Blobs.empty(len(batch))
+            rows = np.flatnonzero(keys.lengths == len(self.key))
+            found = keys.take(rows).to_list()
+            rows = rows[np.fromiter((key == self.key for key in found), bool, len(found))]
+        if self.properties:
+            packed = (batch.properties or Blobs.empty(len(batch))).take(rows).to_list()
+            rows = rows[np.fromiter(map(self._has_properties, packed), bool, len(packed))]
+        return rows
+
+    def _has_properties(self, packed: bytes) -> bool:
+        has = read_properties(packed)
+        wanted = self.properties.items()
+        return all(name in has and _same(has[name], value) for name, value in wanted)
+
+
+def _same(value: Any, sought: Any) -> bool:
+    """Return whether two values are equal or written alike. A command line gives only text."""
+    return bool(value == sought or (isinstance(sought, str) and str(value) == sought))
+
+
+class Search:
+    """The search for one page."""
+
+    def __init__(
+        self, topic: Topic, index: DelayedIndex, run: Run, now_ms: int, sought: Sought
+    ) -> None:
+        self.looked = 0  # keys
+        self._messages = 0
+        self._topic = topic
+        self._index = index
+        self._run = run
+        self._now_ms = now_ms
+        self._sought = sought
+
+    @property
+    def has_read_enough(self) -> bool:
+        """Whether the page must end."""
+        return self.looked >= _PAGE_KEYS or self._messages >= _PAGE_MESSAGES
+
+    async def keys(self, start: Key, at: Key) -> tuple[Int64s, Int64s, Key]:
+        """Return the keys of the next step that are pending and may match, and where it stops.
+
+        Args:
+          start: where the walk began. Messages that are rescheduled meanwhile, to a time between
+            there and ``at``, are found too.
+        """
+        await trio.lowlevel.checkpoint()
+        plan = self._index.plan(self._topic.id, at, self._sought.stop, _STEP_KEYS)
+        due_ms, offsets = await self._candidates(plan)
+        moves = self._topic.amendments.moves
+        due_ms, offsets = with_passed(moves, due_ms, offsets, start, plan.stop)
+        pending = self._topic.retention.pending(due_ms, offsets, self._now_ms)
+        return due_ms[pending], offsets[pending], plan.stop
+
+    async def _candidates(self, plan: Plan) -> tuple[Int64s, Int64s]:
+        """Return the keys of messages that may match, without reading messages."""
+        key = self._sought.key
+        if key is None:
+            due_ms, offsets = await read_from(plan, self._run, plan.read)
+            self.looked += len(offsets)
+            return due_ms, offsets
+        due_ms, offsets, traits = await read_from(plan, self._run, plan.read_traits)
+        self.looked += len(offsets)
+        at = may_have_key(traits, key, len(offsets))
+        return due_ms[at], offsets[at]
+
+    def parts(self, count: int) -> Iterator[slice]:
+        """Divide ``count`` messages into parts that are read at once."""
+        step = self._topic.sizes.frame_messages(_READ_MESSAGES, _READ_BYTES)
+        return (slice(low, low + step) for low in range(0, count, step))
+
+    async def messages(self, due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, MessageBatch]:
+        """Read messages. Return the rows of those that match, and their content."""
+        self._messages += len(offsets)
+        fetch = self._index.fetch(self._topic.id, due_ms, offsets)
+        return await read_from(fetch, self._run, self._read, fetch)
+
+    def _read(self, fetch: Fetch) -> tuple[Int64s, MessageBatch]:
+        """Return the rows of a fetch that match, and their messages. Blocking."""
+        # Messages that were done meanwhile may have left the index.
+        there, batch = fetch.read_there(0, _ANY_OFFSET)
+        rows = np.arange(len(batch)) if there is None else there
+        if not self._sought.by_content:
+            return rows, batch
+        matching = self._sought.matching(batch)
+        return rows[matching], batch.take(matching)
