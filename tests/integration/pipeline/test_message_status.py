@@ -113,7 +113,7 @@ def due_of(engine: Engine, state: TopicState, offsets: np.ndarray) -> np.ndarray
     """Return the current due time of each message."""
     connection = engine.connect()
     try:
-        rows = state.log.read(connection, state.record.id, 0, state.end_offset, 1 << 30)
+        rows, _ = state.log.read_due(connection, state.record.id, 0, state.end_offset, 0, 1 << 30)
     finally:
         connection.close()
     return state.moves.current(offsets, np.concatenate([row.content.due_ms for row in rows]))

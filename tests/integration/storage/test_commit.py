@@ -91,7 +91,7 @@ async def test_times_are_fixed_when_the_group_is_formed(engine: Engine) -> None:
         assert house.groups[-1].accepted_at_ms == 6000
         assert formed.due_ms.tolist() == [6000, 6010, 6000, 9000, 6000, 6000]
         with house.connection() as connection:
-            (row,) = house.log.read(connection, topic, 0, 6, 1)
+            ((row,), _) = house.log.read_due(connection, topic, 0, 6, 0, 1)
         assert row.content.due_ms.tolist() == formed.due_ms.tolist()
         assert row.content.accepted_at_ms == 6000
 
@@ -166,7 +166,7 @@ async def test_groups_and_rows_have_separate_size_limits(engine: Engine) -> None
         groups = house.groups[before:]
         assert [len(group.topics[0].appends) for group in groups] == [2, 2, 2]
         with house.connection() as connection:
-            rows = house.log.read(connection, topic, 0, 6, 100 << 20)
+            rows, _ = house.log.read_due(connection, topic, 0, 6, 0, 100 << 20)
         assert [row.key.message_count for row in rows] == [2, 2, 1, 1]
         check_promises(engine, house.tickets)
 
@@ -423,5 +423,5 @@ async def test_many_due_times_are_resolved_in_columns(engine: Engine) -> None:
         ticket = house.append(topic, *[b""] * count, times=Times(delay_ms=delays))
         await ticket.done.wait()
         with house.connection() as connection:
-            (row,) = house.log.read(connection, topic, 0, count, 1)
+            ((row,), _) = house.log.read_due(connection, topic, 0, count, 0, 1)
         assert (row.content.due_ms - house.clock.now).tolist() == delays.tolist()

@@ -49,7 +49,7 @@ class OpenLog:
         self.log.begin(*self.log.prepare(self.engine, self.connection, self.lease, parallelism, 0))
 
     def read(self, topic_id: int, low: int, high: int, limit: int = NO_LIMIT) -> list[int]:
-        rows = self.log.read(self.connection, topic_id, low, high, limit)
+        rows, _ = self.log.read_due(self.connection, topic_id, low, high, 0, limit)
         check_rows(rows)
         return [row.key.base_offset for row in rows]
 
@@ -143,7 +143,8 @@ def test_reopened_log_has_the_same_generations_and_rows(opened: OpenLog) -> None
     opened.write(5, 5, 5)
     again = Log.open(opened.engine, opened.connection, opened.lease, 7, 0)
     assert again.generations == opened.log.generations
-    assert [row.key for row in again.read(opened.connection, 5, 0, 10, NO_LIMIT)] == opened.keys
+    rows, _ = again.read_due(opened.connection, 5, 0, 10, 0, NO_LIMIT)
+    assert [row.key for row in rows] == opened.keys
 
 
 def test_rows_are_read_by_key_in_the_requested_order(opened: OpenLog) -> None:
@@ -209,7 +210,7 @@ def test_rows_freed_during_a_read_are_left_out(opened: OpenLog) -> None:
             rows = [row for step in opened.log.scan(connection, NO_LIMIT) for row in step]
             assert [row.key.topic_id for row in rows] == [3]
         else:
-            assert opened.log.read(connection, 1, 0, 2, NO_LIMIT) == []
+            assert opened.log.read_due(connection, 1, 0, 2, 0, NO_LIMIT) == ([], 2)
 
 
 def test_stale_owner_cannot_begin_a_generation(opened: OpenLog) -> None:

@@ -33,6 +33,7 @@ import numpy as np
 import trio
 
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.registry.changes import step_by_step
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
@@ -60,15 +61,13 @@ ROUND_S: Final = 60.0
 # Bytes of log rows read per step, and the pause between steps: at most about 50 MB/s.
 _STEP_BYTES: Final = 1 << 20
 _BREATH_S: Final = 0.02
-# Pause between two steps of deleting rows, so that commits come first.
-_DELETE_BREATH_S: Final = 0.05
 # Live messages are relocated when the log is this many times as large as the index. So the log is
 # never much larger, and a generation that is mostly live is not rewritten repeatedly.
 _SPARSE: Final = 4
 # A sparse generation ends early, but not below this age, because each one costs a few tables.
 _NEXT_MS: Final = 60_000
 # Lower than every key of the log.
-_LOWEST: Final = -(1 << 63)
+_LOWEST: Final = -(1 << 62)
 
 
 class Forgetter:
@@ -329,12 +328,10 @@ class Forgetter:
         """Mark a retired generation, drop its tables, remove its record. Can be repeated."""
         await self._pipeline.transact(lambda connection: forgetting.mark(connection, generation))
         await self._reader.settled()
-        more = True
-        while more:
-            more = await self._pipeline.transact(
-                lambda connection: forgetting.empty_step(self._engine, connection, generation)
-            )
-            await trio.sleep(_DELETE_BREATH_S)
+        await step_by_step(
+            self._pipeline.transact,
+            lambda connection: forgetting.empty_step(self._engine, connection, generation),
+        )
         await self._ask(forgetting.drop, generation)
         await self._pipeline.transact(lambda connection: forgetting.strike(connection, generation))
         self._log.forget(generation)

@@ -17,6 +17,7 @@ from escapement.names import NamespaceName, TopicName
 from escapement.storage import removal
 from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
+from escapement.storage.engine.paging import pages
 from escapement.storage.inbox import event_group
 
 DEFAULT_GRANULARITY_MS: Final = 300_000
@@ -25,6 +26,11 @@ DEFAULT_GRANULARITY_MS: Final = 300_000
 DEFAULT_TICK_MS: Final = 10
 # Rows of one page when a whole table is read: some megabytes.
 _PAGE_ROWS: Final = 10_000
+# The columns of the records.
+_NAMESPACE: Final = (
+    "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
+)
+_TOPIC: Final = "id, namespace_id, name, bundle_id, next_offset, created_at_ms, policy"
 _SUBSCRIPTION: Final = (
     "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until, log_position,"
     " created_at_ms, origin_id, policy"
@@ -123,8 +129,7 @@ def find_namespace(connection: Connection, name: NamespaceName) -> Namespace:
       NotFound: if it does not exist or is being deleted.
     """
     rows = connection.execute(
-        "SELECT id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
-        " FROM namespaces n WHERE n.tenant = ? AND n.name = ? AND NOT EXISTS"
+        f"SELECT {_NAMESPACE} FROM namespaces n WHERE n.tenant = ? AND n.name = ? AND NOT EXISTS"
         " (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id)",
         (name.tenant, name.namespace),
     ).rows
@@ -196,17 +201,14 @@ def find_topic(connection: Connection, name: TopicName) -> TopicRecord:
       NotFound: if it does not exist or its namespace is being deleted.
     """
     rows = connection.execute(
-        "SELECT t.id, t.namespace_id, t.name, t.bundle_id, t.next_offset, t.created_at_ms, t.policy"
-        " FROM topics t JOIN namespaces n ON n.id = t.namespace_id"
-        " WHERE n.tenant = ? AND n.name = ? AND t.name = ? AND NOT EXISTS"
-        " (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id)",
-        (name.tenant, name.namespace, name.name),
+        f"SELECT {_TOPIC} FROM topics WHERE name = ? AND namespace_id ="
+        " (SELECT n.id FROM namespaces n WHERE n.tenant = ? AND n.name = ? AND NOT EXISTS"
+        " (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id))",
+        (name.name, name.tenant, name.namespace),
     ).rows
     if not rows:
         raise NotFound(f"topic {name.full} does not exist")
-    *rest, policy = rows[0]
-    row = (*rest, TopicPolicy.decode(policy))
-    return TopicRecord(*row)
+    return _topic(rows[0])
 
 
 def update_topic(connection: Connection, topic: TopicRecord) -> None:
@@ -331,16 +333,14 @@ def _end_subscription(connection: Connection, subscription_id: int) -> None:
 
 
 def read_namespaces(connection: Connection) -> Iterator[Namespace]:
-    columns = "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
-    yield from map(_namespace, _pages(connection, "namespaces", columns))
+    yield from map(_namespace, _all(connection, "namespaces", _NAMESPACE))
 
 
 def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]:
-    columns = "id, namespace_id, name, bundle_id, next_offset, created_at_ms, policy"
-    for *rest, policy in _pages(connection, "topics", columns):
-        if rest[3] == bundle_id:
-            row = (*rest, TopicPolicy.decode(policy))
-            yield TopicRecord(*row)
+    for row in _all(connection, "topics", _TOPIC):
+        topic = _topic(row)
+        if topic.bundle_id == bundle_id:
+            yield topic
 
 
 def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicName, TopicRecord]]:
@@ -354,8 +354,7 @@ def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicNa
 
 
 def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
-    for row in _pages(connection, "subscriptions", _SUBSCRIPTION):
-        yield _subscription(row)
+    yield from map(_subscription, _all(connection, "subscriptions", _SUBSCRIPTION))
 
 
 def subscriptions_of(connection: Connection, topic_id: int) -> list[SubscriptionRecord]:
@@ -372,23 +371,20 @@ def _subscription(row: Row) -> SubscriptionRecord:
     return SubscriptionRecord(*columns)
 
 
+def _topic(row: Row) -> TopicRecord:
+    *rest, policy = row
+    columns = (*rest, TopicPolicy.decode(policy))
+    return TopicRecord(*columns)
+
+
 def _namespace(row: Row) -> Namespace:
     id, tenant, name, enabled, *rest, policy = row
     fields = (id, tenant, name, bool(enabled), *rest, NamespacePolicy.decode(policy))
     return Namespace(*fields)
 
 
-def _pages(connection: Connection, table: str, columns: str) -> Iterator[Row]:
-    """Yield all rows of a table in the order of their ids, reading a page at a time."""
-    after = 0
-    while True:
-        rows = connection.execute(
-            f"SELECT {columns} FROM {table} WHERE id > ? ORDER BY id LIMIT {_PAGE_ROWS}", (after,)
-        ).rows
-        yield from rows
-        if len(rows) < _PAGE_ROWS:
-            return
-        after = rows[-1][0]
+def _all(connection: Connection, table: str, columns: str) -> Iterator[Row]:
+    return pages(connection, table, ["id"], columns, _PAGE_ROWS, (0,))
 
 
 def _insert(connection: Connection, sql: str, params: Params, what: str) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 
 from escapement.errors import NotFound
 from escapement.storage.engine.base import Connection
+from escapement.storage.engine.paging import pages
 
 # The sequence before a producer's first message.
 NO_SEQUENCE: Final = -1
@@ -88,15 +89,6 @@ def read_idle(connection: Connection, before_ms: int, after_id: int) -> tuple[li
 
 def read_producers(connection: Connection) -> Iterator[ProducerRecord]:
     """Yield all producers, reading a page at a time."""
-    after = 0
-    while True:
-        rows = connection.execute(
-            "SELECT id, topic_id, name, epoch, last_sequence, last_offset, updated_at_ms"
-            f" FROM producers WHERE id > ? ORDER BY id LIMIT {_PAGE_ROWS}",
-            (after,),
-        ).rows
-        for row in rows:
-            yield ProducerRecord(*row)
-        if len(rows) < _PAGE_ROWS:
-            return
-        after = rows[-1][0]
+    columns = "id, topic_id, name, epoch, last_sequence, last_offset, updated_at_ms"
+    for row in pages(connection, "producers", ["id"], columns, _PAGE_ROWS, (0,)):
+        yield ProducerRecord(*row)

@@ -13,11 +13,10 @@ from escapement.errors import AlreadyExists, NotFound
 from escapement.storage.catalog.catalog import SubscriptionRecord, TopicRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.engine.base import Connection, DuplicateKey, Row
+from escapement.storage.engine.value_lists import in_list, padded
 
 Created = list[tuple[TopicRecord, SubscriptionRecord | None]]
 
-# Values in one IN list: older versions of SQLite accept at most 999 parameters.
-_AT_ONCE: Final = 500
 # Records with default policies share these objects.
 _TOPIC_POLICY: Final = TopicPolicy()
 _POLICY: Final = SubscriptionPolicy()
@@ -101,9 +100,8 @@ def _select(
     connection: Connection, sql: str, values: Sequence[str] | Sequence[int], first: str | int
 ) -> list[Row]:
     """Return the rows of a query that ends with ``... ? ... IN (values)``."""
-    found: list[Row] = []
-    for low in range(0, len(values), _AT_ONCE):
-        some = values[low : low + _AT_ONCE]
-        marks = ", ".join("?" * len(some))
-        found += connection.execute(f"{sql} IN ({marks})", (first, *some)).rows
-    return found
+    return [
+        row
+        for some in padded(values)
+        for row in connection.execute(f"{sql} {in_list(some)}", (first, *some)).rows
+    ]

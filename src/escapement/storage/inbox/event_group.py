@@ -20,6 +20,7 @@ from typing import Final
 
 from escapement.errors import Conflict, NotFound
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine
+from escapement.storage.engine.paging import pages
 from escapement.storage.inbox import inbox
 from escapement.storage.inbox.entry import InboxEntry, decode_inbox_entry, encode_inbox_entry
 
@@ -137,17 +138,11 @@ def delete_completions(connection: Connection, topic_id: int, group: str) -> Non
 
 def read_completions(connection: Connection) -> Iterator[Completion]:
     """Yield all group completions in the order of their ids."""
-    after_id = 0
-    while True:
-        rows = connection.execute(
-            "SELECT id, topic_id, name, subscription_id, subscription, target, digest,"
-            " closed_at_ms, fired_at_ms FROM group_closings"
-            f" WHERE id > ? ORDER BY id LIMIT {_PAGE_ROWS}",
-            (after_id,),
-        ).rows
-        for id, topic_id, group, subscription_id, subscription, target, digest, *times in rows:
-            content = bytes(target).decode(), bytes(digest)
-            yield Completion(id, topic_id, group, subscription_id, subscription, *content, *times)
-        if len(rows) < _PAGE_ROWS:
-            return
-        after_id = rows[-1][0]
+    columns = (
+        "id, topic_id, name, subscription_id, subscription, target, digest, closed_at_ms,"
+        " fired_at_ms"
+    )
+    rows = pages(connection, "group_closings", ["id"], columns, _PAGE_ROWS, (0,))
+    for id, topic_id, group, subscription_id, subscription, target, digest, *times in rows:
+        content = bytes(target).decode(), bytes(digest)
+        yield Completion(id, topic_id, group, subscription_id, subscription, *content, *times)

@@ -31,11 +31,10 @@ from escapement.message import Buffer
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.result_buffer import Landing
+from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.inbox import staged_batch
 from escapement.storage.inbox.entry import MAX_SOURCE_ID_CHARS, InboxEntry, encode_inbox_entry
 
-# Ids in one statement, which keeps its text short.
-_IDS_AT_ONCE: Final = 500
 # Inbox entries that one step of a target reads at most.
 _STEP_ENTRIES: Final = 1_000
 
@@ -128,12 +127,9 @@ def inbox_targets(engine: Engine, connection: Connection, targets: Iterable[str]
     """Return the ids of targets as ``inbox_target`` does, locking them in a fixed order."""
     wanted = sorted(targets)
     found: dict[str, int] = {}
-    for low in range(0, len(wanted), _IDS_AT_ONCE):
-        some = [target.encode() for target in wanted[low : low + _IDS_AT_ONCE]]
-        # Pad to the next power of two, so that few distinct statements need preparing.
-        some += some[-1:] * ((1 << (len(some) - 1).bit_length()) - len(some))
+    for some in padded([target.encode() for target in wanted]):
         rows = connection.execute(
-            f"SELECT target, id FROM mailboxes WHERE target IN ({', '.join('?' * len(some))})"
+            f"SELECT target, id FROM mailboxes WHERE target {in_list(some)}"
             f"{engine.dialect.share_lock}",
             some,
         ).rows
@@ -238,14 +234,9 @@ def _fetch(connection: Connection, ids: Sequence[int]) -> list[Stored]:
     """Return entries in the order of ``ids``, which ascend within each staged batch."""
     found: dict[int, Stored] = {}
     own = Landing(0)  # gives each long row memory of its own, which the index may keep
-    for low in range(0, len(ids), _IDS_AT_ONCE):
-        some = list(ids[low : low + _IDS_AT_ONCE])
-        # Pad to the next power of two, so that few distinct statements need preparing.
-        some += [some[-1]] * ((1 << (len(some) - 1).bit_length()) - len(some))
+    for some in padded(ids):
         rows = connection.execute(
-            f"SELECT id, size_bytes, data FROM inbox WHERE id IN ({', '.join('?' * len(some))})",
-            some,
-            own,
+            f"SELECT id, size_bytes, data FROM inbox WHERE id {in_list(some)}", some, own
         ).rows
         found.update((id, Stored(id, size, _buffer(data))) for id, size, data in rows)
     return [found[id] for id in ids if id in found]
@@ -258,8 +249,8 @@ def remove(connection: Connection, ids: Sequence[int]) -> None:
       StorageError: if an entry does not exist, because it was moved or deleted elsewhere.
     """
     removed = sum(
-        connection.execute(f"DELETE FROM inbox WHERE id IN ({some})").affected
-        for some in _portions(ids)
+        connection.execute(f"DELETE FROM inbox WHERE id {in_list(some)}", some).affected
+        for some in padded(ids)
     )
     if removed != len(ids):
         raise StorageError(
@@ -299,12 +290,6 @@ def close_namespace(connection: Connection, namespace: str) -> None:
     ).rows
     for (target,) in rows:
         close(connection, _text(target))
-
-
-def _portions(ids: Sequence[int]) -> list[str]:
-    return [
-        ",".join(map(str, ids[at : at + _IDS_AT_ONCE])) for at in range(0, len(ids), _IDS_AT_ONCE)
-    ]
 
 
 # -- looking -------------------------------------------------------------------

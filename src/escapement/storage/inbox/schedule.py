@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 from escapement.errors import AlreadyExists
 from escapement.recurrence import Missed, Recurrence
 from escapement.storage.engine.base import Connection, Dialect, DuplicateKey
+from escapement.storage.engine.paging import pages
+from escapement.storage.engine.value_lists import in_list, padded
 
 # Rows of one page of ``read_schedules``.
 _PAGE_ROWS: Final = 1_000
-# Ids in one statement, which keeps its text short.
-_IDS_AT_ONCE: Final = 512
 
 
 @dataclass(slots=True)
@@ -129,15 +129,11 @@ def advance_schedules(
     """
     by_id = {move.schedule.id: move for move in moves}
     found: dict[int, Content] = {}
-    ids = list(by_id)
-    for low in range(0, len(ids), _IDS_AT_ONCE):
-        some = ids[low : low + _IDS_AT_ONCE]
-        # Pad to the next power of two, so that few distinct statements need preparing.
-        some += some[-1:] * ((1 << (len(some) - 1).bit_length()) - len(some))
+    for ids in padded(list(by_id)):
         rows = connection.execute(
-            "SELECT id, next_ms, payload, message_key FROM schedules WHERE paused = 0 AND id IN"
-            f" ({', '.join('?' * len(some))}){dialect.update_lock}",
-            some,
+            "SELECT id, next_ms, payload, message_key FROM schedules WHERE paused = 0"
+            f" AND id {in_list(ids)}{dialect.update_lock}",
+            ids,
         ).rows
         for id, next_ms, payload, key in rows:
             if next_ms == by_id[id].schedule.next_ms:
@@ -167,19 +163,14 @@ def has_schedules(connection: Connection, namespace: str) -> bool:
 
 def read_schedules(connection: Connection, bundle_id: int) -> Iterator[Schedule]:
     """Yield all schedules of a bundle, in the order of their ids."""
-    after_id = 0
-    while True:
-        rows = connection.execute(
-            "SELECT id, name, topic, cron, timezone, every_ms, anchor_ms, until_ms, missed,"
-            " paused, next_ms, last_ms, published, created_at_ms, size_bytes FROM schedules"
-            f" WHERE bundle_id = ? AND id > ? ORDER BY id LIMIT {_PAGE_ROWS}",
-            (bundle_id, after_id),
-        ).rows
-        for id, name, topic, cron, timezone, every_ms, anchor_ms, until_ms, *rest in rows:
-            missed, paused, *figures = rest
-            recurrence = Recurrence(cron, timezone, every_ms, anchor_ms, until_ms)
-            names = bytes(name).decode(), bytes(topic).decode()
-            yield Schedule(id, *names, recurrence, missed, bool(paused), *figures)
-        if len(rows) < _PAGE_ROWS:
-            return
-        after_id = rows[-1][0]
+    columns = (
+        "id, name, topic, cron, timezone, every_ms, anchor_ms, until_ms, missed, paused, next_ms,"
+        " last_ms, published, created_at_ms, size_bytes"
+    )
+    which = ("bundle_id = ?", (bundle_id,))
+    rows = pages(connection, "schedules", ["id"], columns, _PAGE_ROWS, (0,), *which)
+    for id, name, topic, cron, timezone, every_ms, anchor_ms, until_ms, *rest in rows:
+        missed, paused, *figures = rest
+        recurrence = Recurrence(cron, timezone, every_ms, anchor_ms, until_ms)
+        names = bytes(name).decode(), bytes(topic).decode()
+        yield Schedule(id, *names, recurrence, missed, bool(paused), *figures)

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from escapement.errors import LogDamaged
 from escapement.storage.engine.base import Connection, Step
+from escapement.storage.engine.paging import pages
 from escapement.storage.journal.entry import JournalEntry, decode_entry
 
 # Rows of a lane to read at once; each has some hundred bytes to some hundred kilobytes.
@@ -161,22 +162,16 @@ def trim_step(
 def _read_lane(
     connection: Connection, bundle_id: int, lane: int, after: int
 ) -> Iterator[JournalRow]:
-    while True:
-        rows = connection.execute(
-            "SELECT epoch, seq, group_id, created_at_ms, data FROM journal"
-            " WHERE bundle_id = ? AND lane = ? AND seq > ?"
-            f" ORDER BY seq LIMIT {_ROWS_AT_ONCE}",
-            (bundle_id, lane, after),
-        ).rows
-        for epoch, seq, group_id, created_at_ms, data in rows:
-            if seq != after + 1:
-                raise LogDamaged(f"lane {lane} of the journal lacks entry {after + 1}")
-            after = seq
-            position = JournalPosition(seq, bytes(group_id))
-            try:
-                entry = decode_entry(data)
-            except LogDamaged as error:
-                raise LogDamaged(f"journal lane {lane}, entry {seq}: {error}") from error
-            yield JournalRow(epoch, lane, position, created_at_ms, entry)
-        if len(rows) < _ROWS_AT_ONCE:
-            return
+    columns = "seq, epoch, group_id, created_at_ms, data"
+    which = ("bundle_id = ? AND lane = ?", (bundle_id, lane))
+    rows = pages(connection, "journal", ["seq"], columns, _ROWS_AT_ONCE, (after,), *which)
+    for seq, epoch, group_id, created_at_ms, data in rows:
+        if seq != after + 1:
+            raise LogDamaged(f"lane {lane} of the journal lacks entry {after + 1}")
+        after = seq
+        position = JournalPosition(seq, bytes(group_id))
+        try:
+            entry = decode_entry(data)
+        except LogDamaged as error:
+            raise LogDamaged(f"journal lane {lane}, entry {seq}: {error}") from error
+        yield JournalRow(epoch, lane, position, created_at_ms, entry)

@@ -33,7 +33,6 @@ from escapement.storage.log.log_table import (
     RowHead,
     RowKey,
     bounded,
-    dated_keys,
     decoded,
     fetch,
     first_accepted,
@@ -55,22 +54,6 @@ _HEADS_AT_ONCE: Final = 64
 class Log(Generations):
     """The generations, and methods to read them through a connection."""
 
-    def read(
-        self,
-        connection: Connection,
-        topic_id: int,
-        from_offset: int,
-        until_offset: int,
-        max_bytes: int,
-    ) -> list[LogRow]:
-        """Return one topic's rows in order, beginning with the one that holds ``from_offset``.
-
-        Rows that begin at or past ``until_offset`` are left out. It must not lie past the
-        committed end. If there are rows, at least one is returned, and up to ``max_bytes``
-        beyond it.
-        """
-        return self.read_due(connection, topic_id, from_offset, until_offset, 0, max_bytes)[0]
-
     def read_due(
         self,
         connection: Connection,
@@ -80,26 +63,28 @@ class Log(Generations):
         min_due_ms: int,
         max_bytes: int,
     ) -> tuple[list[LogRow], int]:
-        """As ``read``, without rows whose messages are all due before ``min_due_ms``.
+        """Return one topic's rows in order, beginning with the one that holds ``from_offset``.
 
-        Returns the rows, possibly none, and the offset to continue from.
+        Args:
+          until_offset: rows that begin here or later are left out. It must not lie past the
+            committed end.
+          min_due_ms: rows whose messages are all due before this time are left out.
+          max_bytes: how much to read beyond the first row.
+
+        Returns:
+          The rows, possibly none, and the offset to continue from.
         """
-        budget, looked = max_bytes, 0
+        budget, reached = max_bytes, from_offset
         keys: list[RowKey] = []
-        reached = from_offset
-        for generation, low in self._start(connection, topic_id, from_offset):
-            for key, max_due_ms in dated_keys(connection, generation, topic_id, low, until_offset):
-                end = key.base_offset + key.message_count
-                if end <= from_offset:
-                    continue
-                wanted = max_due_ms >= min_due_ms
-                if looked == _KEYS_AT_MOST or (wanted and keys and key.size_bytes > budget):
-                    return self.fetch_found(connection, keys), reached
-                if wanted:
-                    keys.append(key)
-                    budget -= key.size_bytes
-                reached = end
-                looked += 1
+        heads = self.heads(connection, topic_id, from_offset, until_offset)
+        for looked, head in enumerate(heads):
+            key, wanted = head.key, head.max_due_ms >= min_due_ms
+            if looked == _KEYS_AT_MOST or (wanted and keys and key.size_bytes > budget):
+                return self.fetch_found(connection, keys), reached
+            if wanted:
+                keys.append(key)
+                budget -= key.size_bytes
+            reached = key.base_offset + key.message_count
         return self.fetch_found(connection, keys), max(reached, until_offset)
 
     def heads(
@@ -162,8 +147,8 @@ class Log(Generations):
 
         Each comes with the row's latest due time. The list is the result of one query.
         """
-        dated = dated_keys(connection, generation, topic_id, low, until)
-        return list(islice(dated, KEYS_AT_ONCE))
+        found = heads(connection, generation, topic_id, low, until)
+        return [(head.key, head.max_due_ms) for head in islice(found, KEYS_AT_ONCE)]
 
     def fetch(
         self, connection: Connection, keys: Sequence[RowKey], max_bytes: int

@@ -16,7 +16,9 @@ import numpy as np
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 from escapement.storage.engine.base import Connection, Step
+from escapement.storage.engine.paging import pages
 from escapement.storage.engine.result_buffer import Landing
+from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.log_row import RowContent, decode_row
 
@@ -30,6 +32,8 @@ _RANGES_AT_ONCE: Final = 32
 CONTIGUOUS: Final = 0
 # The row restates earlier messages and names their offsets; its base offset is negative.
 RESTATED: Final = 1
+# The columns of a :class:`RowKey`, without the generation.
+_KEY: Final = "topic_id, base_offset, message_count, size_bytes"
 
 
 class NewRow(NamedTuple):
@@ -110,57 +114,32 @@ def insertion(rows: Sequence[NewRow], epoch: int) -> list[Step]:
     ]
 
 
-def keys_of_topic(
-    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
-) -> Iterator[RowKey]:
-    """Yield the keys of one topic in one generation, from base offset ``low`` on."""
-    for key, _ in dated_keys(connection, generation, topic_id, low, until):
-        yield key
-
-
-def dated_keys(
-    connection: Connection, generation: Generation, topic_id: int, low: int, until: int
-) -> Iterator[tuple[RowKey, int]]:
-    """Yield the keys as ``keys_of_topic`` does, each with the row's latest due time."""
-    for head in heads(connection, generation, topic_id, low, until):
-        yield head.key, head.max_due_ms
-
-
 def heads(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> Iterator[RowHead]:
-    """Yield the keys as ``keys_of_topic`` does, each with the row's other columns but its data."""
-    while True:
-        rows = connection.execute(
-            "SELECT topic_id, base_offset, message_count, size_bytes,"
-            " min_due_ms, max_due_ms, accepted_at_ms"
-            f" FROM {generation.table(topic_id)}"
-            " WHERE topic_id = ? AND base_offset >= ? AND base_offset < ?"
-            f" ORDER BY base_offset LIMIT {KEYS_AT_ONCE}",
-            (topic_id, low, until),
-        ).rows
-        for row in rows:
-            yield RowHead(RowKey(generation.id, *row[:4]), *row[4:])
-        if len(rows) < KEYS_AT_ONCE:
-            return
-        low = rows[-1][1] + 1
+    """Yield the heads of one topic's rows in one generation, from base offset ``low`` on."""
+    columns = "base_offset, message_count, size_bytes, min_due_ms, max_due_ms, accepted_at_ms"
+    which = ("topic_id = ? AND base_offset < ?", (topic_id, until))
+    table = generation.table(topic_id)
+    rows = pages(connection, table, ["base_offset"], columns, KEYS_AT_ONCE, (low - 1,), *which)
+    for base_offset, message_count, size_bytes, *times in rows:
+        yield RowHead(
+            RowKey(generation.id, topic_id, base_offset, message_count, size_bytes), *times
+        )
 
 
 def keys_at(
     connection: Connection, generation: Generation, topic_id: int, bases: Sequence[int]
 ) -> Iterator[RowKey]:
     """Yield the keys of a topic's rows in one generation that have these base offsets."""
-    # The number of terms is a power of two, so that few statements need to be prepared.
-    terms = 1 << (len(bases) - 1).bit_length()
-    padded = [*bases, *[bases[-1]] * (terms - len(bases))]
-    rows = connection.execute(
-        "SELECT topic_id, base_offset, message_count, size_bytes"
-        f" FROM {generation.table(topic_id)}"
-        f" WHERE topic_id = ? AND base_offset IN ({', '.join('?' * terms)})",
-        (topic_id, *padded),
-    ).rows
-    for row in rows:
-        yield RowKey(generation.id, *row)
+    for some in padded(bases):
+        rows = connection.execute(
+            f"SELECT {_KEY} FROM {generation.table(topic_id)}"
+            f" WHERE topic_id = ? AND base_offset {in_list(some)}",
+            (topic_id, *some),
+        ).rows
+        for row in rows:
+            yield RowKey(generation.id, *row)
 
 
 def keys_from_last_to(
@@ -169,7 +148,7 @@ def keys_from_last_to(
     """Return up to ``most`` keys from the last row that begins at or before ``offset`` on."""
     table = generation.table(topic_id)
     rows = connection.execute(
-        f"SELECT topic_id, base_offset, message_count, size_bytes FROM {table}"
+        f"SELECT {_KEY} FROM {table}"
         f" WHERE topic_id = ? AND base_offset >= (SELECT MAX(base_offset) FROM {table}"
         " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?)"
         f" ORDER BY base_offset LIMIT {most}",
@@ -183,9 +162,8 @@ def last_row_to(
 ) -> LogRow | None:
     """Return a topic's last row that begins at or before ``offset``. Raises ``LogDamaged``."""
     rows = connection.execute(
-        "SELECT topic_id, base_offset, message_count, size_bytes, data"
-        f" FROM {generation.table(topic_id)} WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?"
-        " ORDER BY base_offset DESC LIMIT 1",
+        f"SELECT {_KEY}, data FROM {generation.table(topic_id)}"
+        " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ? ORDER BY base_offset DESC LIMIT 1",
         (topic_id, offset),
     ).rows
     for *row, data in rows:
@@ -217,7 +195,7 @@ def keys_of_shard(connection: Connection, generation: Generation, shard: int) ->
     topic_id = -1
     while True:
         rows = connection.execute(
-            f"SELECT topic_id, base_offset, message_count, size_bytes FROM {table}"
+            f"SELECT {_KEY} FROM {table}"
             f" WHERE topic_id > ? ORDER BY topic_id, base_offset LIMIT {KEYS_AT_ONCE}",
             (topic_id,),
         ).rows
@@ -227,7 +205,8 @@ def keys_of_shard(connection: Connection, generation: Generation, shard: int) ->
             return
         # The page ended inside a topic: continue with its rest, then with the topics after it.
         topic_id, base_offset = rows[-1][:2]
-        yield from keys_of_topic(connection, generation, topic_id, base_offset + 1, NO_END)
+        for head in heads(connection, generation, topic_id, base_offset + 1, NO_END):
+            yield head.key
 
 
 def first_accepted(
@@ -263,13 +242,8 @@ def fetch(
     connection: Connection, table: str, keys: Sequence[RowKey], into: Landing | None = None
 ) -> Iterator[tuple[tuple[int, int], Buffer]]:
     """Yield the data of those rows of a table that exist, by (topic, base offset)."""
-    ranges = _ranges(keys)
-    for low in range(0, len(ranges), _RANGES_AT_ONCE):
-        some = ranges[low : low + _RANGES_AT_ONCE]
-        # The number of terms is a power of two, so that few statements need to be prepared.
-        terms = 1 << (len(some) - 1).bit_length()
-        some += [some[-1]] * (terms - len(some))
-        where = " OR ".join(["(topic_id = ? AND base_offset BETWEEN ? AND ?)"] * terms)
+    for some in padded(_ranges(keys), _RANGES_AT_ONCE):
+        where = " OR ".join(["(topic_id = ? AND base_offset BETWEEN ? AND ?)"] * len(some))
         rows = connection.execute(
             f"SELECT topic_id, base_offset, data FROM {table} WHERE {where}",
             [value for each in some for value in each],

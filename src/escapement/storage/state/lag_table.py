@@ -19,6 +19,7 @@ from escapement.names import TopicName
 from escapement.storage.catalog import catalog
 from escapement.storage.encoding.lag import Lag, Tally, decode_tally, encode_tally
 from escapement.storage.engine.base import Connection, Row
+from escapement.storage.engine.paging import pages
 from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalRow
 from escapement.storage.schema import require
@@ -147,20 +148,10 @@ def _names(
 
 def _rows(connection: Connection, from_ms: int, until_ms: int) -> Iterator[Row]:
     """Yield the rows of some hours in the order of their key, reading a page at a time."""
-    key = (from_ms, 0, 0, 0)
-    while True:
-        hour_ms, origin_id, epoch, first_seq = key
-        page = connection.execute(
-            "SELECT hour_ms, origin_id, epoch, first_seq, last_seq, data FROM lags"
-            " WHERE hour_ms >= ? AND hour_ms < ? AND NOT (hour_ms = ? AND (origin_id < ?"
-            " OR (origin_id = ? AND (epoch < ? OR (epoch = ? AND first_seq <= ?)))))"
-            f" ORDER BY hour_ms, origin_id, epoch, first_seq LIMIT {_PAGE_ROWS}",
-            (hour_ms, until_ms, hour_ms, origin_id, origin_id, epoch, epoch, first_seq),
-        ).rows
-        yield from page
-        if len(page) < _PAGE_ROWS:
-            return
-        key = page[-1][:4]
+    key = ["hour_ms", "origin_id", "epoch", "first_seq"]
+    columns = "hour_ms, origin_id, epoch, first_seq, last_seq, data"
+    after = (from_ms, 0, 0, 0)
+    return pages(connection, "lags", key, columns, _PAGE_ROWS, after, "hour_ms < ?", (until_ms,))
 
 
 def forget_step(before_ms: int, connection: Connection) -> bool:
