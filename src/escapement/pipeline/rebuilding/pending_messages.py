@@ -22,7 +22,7 @@ from escapement.storage.journal.tail import JournalTail
 from escapement.storage.log.log import Log
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.state import State
-from escapement.storage.state.topic_state import SubscriptionState
+from escapement.storage.state.topic_state import SubscriptionState, replay
 
 
 @dataclass(slots=True, eq=False)
@@ -85,35 +85,13 @@ def pending_messages_of(
         _load(topic.cancelled, state.chunks.pop(cancellations_id(topic_id), ()))
         for chunk, data in state.moves.pop(topic_id, ()):
             topic.moves.load_chunk(chunk, data)
-    for acked in tail.acknowledged():
-        if acked.subscription_id in shared:
-            shared[acked.subscription_id].acked.add(acked.offsets)
-    for topic_id, offsets in tail.cancelled():
-        if topic_id in claims:
-            claims[topic_id].cancelled.add(offsets)
-    for step in tail.moved(log, connection, claims.__contains__):
-        for moved in step:
-            claims[moved.topic_id].moves.put(
-                moved.offsets, moved.due_ms, moved.stale_ms, moved.base
-            )
-    _take_attempts(state, tail, shared)
+    attempts = {
+        id: [decode_attempts(data) for _, data in state.attempts.pop(id, ())] for id in shared
+    }
+    replay([tail], claims, shared, attempts, log, connection)
     return claims
 
 
 def _load(target: OffsetSet, chunks: Iterable[tuple[int, bytes]]) -> None:
     for chunk, data in chunks:
         target.load_chunk(chunk, data)
-
-
-def _take_attempts(state: State, tail: JournalTail, shared: dict[int, SubscriptionState]) -> None:
-    """Set the messages that each subscription has attempts at; some may be acknowledged."""
-    found: dict[int, list[Int64s]] = {
-        id: [decode_attempts(data).offsets for _, data in state.attempts.pop(id, ())]
-        for id in shared
-    }
-    for id, table in tail.attempted():
-        if id in found:
-            found[id].append(table.offsets)
-    for id, columns in found.items():
-        if columns:
-            shared[id].tried = np.unique(np.concatenate(columns))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -163,14 +163,7 @@ def _read(
         }
     finally:
         connection.rollback()
-    for tail in tails:
-        _replay(states, subscriptions, tail, attempts)
-        for step in tail.moved(log, connection, states.__contains__):
-            for moved in step:
-                moves = states[moved.topic_id].moves
-                moves.put(moved.offsets, moved.due_ms, moved.stale_ms, moved.base)
-    for id, one in subscriptions.items():
-        _count_attempts(one, attempts[id])
+    replay(tails, states, subscriptions, attempts, log, connection)
     return [one if isinstance(one, NotFound) else states[one.id] for one in found]
 
 
@@ -225,25 +218,48 @@ def read_range(connection: Connection, name: TopicName) -> tuple[int, int, int]:
     return Log.reading(connection, look)
 
 
-def _replay(
-    states: Mapping[int, TopicState],
+class _Amended(Protocol):
+    """The changed messages of a topic."""
+
+    cancelled: OffsetSet
+    moves: Moves
+
+
+def replay(
+    tails: Sequence[JournalTail],
+    topics: Mapping[int, _Amended],
     subscriptions: Mapping[int, SubscriptionState],
-    tail: JournalTail,
     attempts: Mapping[int, list[AttemptTable]],
+    log: Log,
+    connection: Connection,
 ) -> None:
-    """Apply the tail's changes to these topics and subscriptions, by their ids."""
-    for acked in tail.acknowledged():
-        if acked.subscription_id in subscriptions:
-            subscriptions[acked.subscription_id].acked.add(acked.offsets)
-    for lapsed in tail.lapsed():
-        if lapsed.subscription_id in subscriptions:
-            subscriptions[lapsed.subscription_id].lapsed.add(lapsed.offsets)
-    for topic_id, offsets in tail.cancelled():
-        if topic_id in states:
-            states[topic_id].cancelled.add(offsets)
-    for subscription_id, table in tail.attempted():
-        if subscription_id in subscriptions:
-            attempts[subscription_id].append(table)
+    """Apply the changes of the tails to these topics and subscriptions, by their ids; blocking.
+
+    Args:
+      attempts: the attempts of each of the subscriptions at the last checkpoint.
+
+    Raises:
+      LogDamaged: if a row that restates a due time is missing or damaged.
+    """
+    for tail in tails:
+        for acked in tail.acknowledged():
+            if acked.subscription_id in subscriptions:
+                subscriptions[acked.subscription_id].acked.add(acked.offsets)
+        for lapsed in tail.lapsed():
+            if lapsed.subscription_id in subscriptions:
+                subscriptions[lapsed.subscription_id].lapsed.add(lapsed.offsets)
+        for topic_id, offsets in tail.cancelled():
+            if topic_id in topics:
+                topics[topic_id].cancelled.add(offsets)
+        for subscription_id, table in tail.attempted():
+            if subscription_id in subscriptions:
+                attempts[subscription_id].append(table)
+        for step in tail.moved(log, connection, topics.__contains__):
+            for moved in step:
+                moves = topics[moved.topic_id].moves
+                moves.put(moved.offsets, moved.due_ms, moved.stale_ms, moved.base)
+    for id, one in subscriptions.items():
+        _count_attempts(one, attempts[id])
 
 
 def _count_attempts(one: SubscriptionState, tables: Sequence[AttemptTable]) -> None:
