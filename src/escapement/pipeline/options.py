@@ -154,8 +154,8 @@ class LogAddress:
         url = self.url or os.environ.get(URL_VARIABLE)
         if not url:
             raise InvalidRequest(
-                "the address of the log is missing. Give the option url"
-                " (mysql://host:port/database), or data (the data directory of a broker on SQLite),"
+                "the address of the log is missing. Give url (in a command: --log) as"
+                " mysql://host:port/database, or data (the data directory of a broker on SQLite),"
                 f" or set {URL_VARIABLE}"
             )
         address = MysqlAddress.parse(url)

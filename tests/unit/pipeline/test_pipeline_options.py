@@ -144,5 +144,7 @@ def test_job_without_a_usable_log_is_refused_before_spark_starts(tmp_path: Path)
     )
     assert ran.stdout == f"{[1] * len(asked)} True\n", ran.stderr
     assert ran.stderr.count("would be shown with Spark's plans") == len(jobs)
-    assert ran.stderr.count("no log is named. Give --log mysql://host:port/database") == len(jobs)
+    assert ran.stderr.count(
+        "the address of the log is missing. Give url (in a command: --log)"
+    ) == len(jobs)
     assert SECRET not in ran.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -11,7 +10,7 @@ import click
 
 from escapement.errors import EscapementError, InvalidRequest, StorageError
 from escapement.names import TopicName
-from escapement.pipeline.options import URL_VARIABLE, LogAddress, Options
+from escapement.pipeline.options import LogAddress, Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -63,11 +62,6 @@ def given(topics: Sequence[str], **options: str | None) -> dict[str, str]:
     for topic in topics:
         TopicName.parse(topic)
     found = {name: value for name, value in options.items() if value is not None}
-    if not {"url", "data"} & found.keys() and not os.environ.get(URL_VARIABLE):
-        raise InvalidRequest(
-            "no log is named. Give --log mysql://host:port/database, or --data (the directory of a"
-            f" broker on SQLite), or set {URL_VARIABLE}"
-        )
     LogAddress.of(Options(found)).engine().close()
     return found
 
