@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
 from escapement.storage.engine.base import Connection
 
 T = TypeVar("T")
+
+# The pause between two steps of slow work, so that commits come first.
+_BREATH_S: Final = 0.05
 
 
 class Transact(Protocol):
@@ -22,6 +25,14 @@ class Transact(Protocol):
     async def __call__(
         self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
     ) -> T: ...
+
+
+async def step_by_step(transact: Transact, step: Callable[[Connection], bool]) -> None:
+    """Run short transactions, with pauses, until one reports that nothing is left."""
+    more = True
+    while more:
+        more = await transact(step)
+        await trio.sleep(_BREATH_S)
 
 
 class Changes:

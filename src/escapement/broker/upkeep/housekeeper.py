@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from escapement.broker.registry.changes import Transact
+from escapement.broker.registry.changes import Transact, step_by_step
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
@@ -31,8 +31,6 @@ from escapement.storage.state import lag_table
 _logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 10.0
-# Pause between two steps of freeing rows, so that commits come first.
-_BREATH_S: Final = 0.05
 # A producer that published nothing for this long is forgotten, together with its sequences.
 PRODUCER_IDLE_MS: Final = 7 * 86_400_000
 # How often to look for rows that jobs left. The search covers everything that is being staged.
@@ -135,11 +133,7 @@ class Housekeeper:
             return self._log.prepare(self._engine, connection, self._lease, parallelism, now_ms)
 
     async def _step_by_step(self, step: Callable[[Connection], bool]) -> None:
-        """Run short transactions, with pauses, until one reports that nothing is left."""
-        more = True
-        while more:
-            more = await self._transact(step)
-            await trio.sleep(_BREATH_S)
+        await step_by_step(self._transact, step)
 
     async def _expire_producers(self, now_ms: int) -> None:
         before_ms = now_ms - PRODUCER_IDLE_MS
