@@ -49,6 +49,7 @@ from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.lane import State
 from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.index import DelayedIndex
+from escapement.storage.log.published import Published
 
 _log = logging.getLogger(__name__)
 
@@ -219,16 +220,10 @@ class DeadLetterWriter:
 
         Returns fewer messages if the topic was deleted and its rows are being freed.
         """
-        wanted = dead.rows.offsets
-        parts: list[MessageBatch] = []
-        found = 0
-        while found < len(wanted):
-            low, high = int(wanted[found]), int(wanted[-1]) + 1
-            rows = await self._log.read(topic.id, low, high, _STEP_BYTES)
-            if not rows or rows[0].base_offset > low:
-                break
-            for part in rows:
-                until = int(np.searchsorted(wanted, part.end_offset))
-                parts.append(part.batch.take(wanted[found:until] - part.base_offset))
-                found = until
-        return MessageBatch.concat(parts)
+        left, moves = dead.rows.offsets, topic.amendments.moves
+        parts: list[Published] = []
+        while len(left):
+            part, count = await self._log.published(topic.id, left, moves, _STEP_BYTES)
+            parts.append(part)
+            left = left[count:]
+        return Published.concat(parts).batch

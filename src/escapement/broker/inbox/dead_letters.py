@@ -75,8 +75,8 @@ class _Grave:
     """The dead-letter topic of one subscription, and its keeper."""
 
     whose: Whose
-    topic: Topic | None  # None: no message was ever dead-lettered
-    keeper: SharedSubscription | None
+    topic: Topic
+    keeper: SharedSubscription
 
     @property
     def is_there(self) -> bool:
@@ -85,11 +85,7 @@ class _Grave:
         It does not after it was deleted, alone or with the topic. It does not after a seek either:
         then a new keeper has the dead letters that this one would acknowledge.
         """
-        return (
-            self.topic is not None
-            and self.keeper is not None
-            and self.topic.subscription(KEEPER) is self.keeper
-        )
+        return self.topic.subscription(KEEPER) is self.keeper
 
 
 class DeadLetters:
@@ -142,11 +138,7 @@ class DeadLetters:
     async def show(self, whose: Whose, offset: int) -> Page:
         """Return one dead letter, by its offset in the dead-letter topic. Raises ``NotFound``."""
         grave = self._grave(whose)
-        if (
-            grave.topic is not None
-            and grave.keeper is not None
-            and 0 <= offset < grave.topic.next_offset
-        ):
+        if grave is not None and 0 <= offset < grave.topic.next_offset:
             offsets, moves = np.array([offset]), grave.topic.amendments.moves
             found, _ = await self._log.published(grave.topic.id, offsets, moves, 0)
             due_ms = moves.current(found.offsets, found.due_ms)
@@ -165,7 +157,6 @@ class DeadLetters:
         self._registry.topic_record(whose.topic)  # the topic that they go back to
 
         def dead_letters(grave: _Grave, page: Page) -> Callable[[Int64s], Sequence[InboxEntry]]:
-            assert grave.keeper is not None
             source = f"redrive/{grave.keeper.record.id}"
             back = dead_letter.restored(page.batch)
 
@@ -183,28 +174,31 @@ class DeadLetters:
         """Delete up to ``most`` dead letters; durable when it returns. Raises as ``redrive``."""
         return await self._end(self._grave(whose), only, most, lambda grave, page: lambda fresh: ())
 
-    def _grave(self, whose: Whose) -> _Grave:
+    def _grave(self, whose: Whose) -> _Grave | None:
+        """Return where the dead letters are; None if no message was ever dead-lettered."""
         lie_in = whose.lie_in
         if lie_in is None:
             origin = self._registry.topic(whose.topic)
             record = self._registry.subscription_record(origin, whose.subscription)
             lie_in = dead_letter.target(whose.topic, whose.subscription, record.policy)
             if lie_in.full not in self._registry.topics:
-                return _Grave(whose, None, None)
+                return None
         found = self._registry.topic(lie_in)
-        return _Grave(whose, found, found.shared.get(KEEPER))
+        keeper = found.shared.get(KEEPER)
+        return None if keeper is None else _Grave(whose, found, keeper)
 
     async def _end(
         self,
-        grave: _Grave,
+        grave: _Grave | None,
         only: Int64s | None,
         most: int,
         dead_letters: Callable[[_Grave, Page], Callable[[Int64s], Sequence[InboxEntry]]],
     ) -> int:
+        if grave is None:
+            return 0
         ended = 0
         async with aclosing(self._pages(grave, only)) as found:
             async for page in found:
-                assert grave.keeper is not None
                 page = page.pick(np.arange(min(most - ended, len(page.offsets))))
                 if self._pipeline.state is not State.UP:
                     raise StorageUnavailable(
@@ -228,13 +222,13 @@ class DeadLetters:
         return ended
 
     async def _pages(
-        self, grave: _Grave, only: Int64s | None, at: Key = KEY_MIN
+        self, grave: _Grave | None, only: Int64s | None, at: Key = KEY_MIN
     ) -> AsyncGenerator[Page, None]:
         """Yield the dead letters in steps. Each step is read when the caller asks for it.
 
         Ends early if the keeper is deleted or sought meanwhile.
         """
-        if grave.topic is None or not grave.is_there:
+        if grave is None:
             return
         end = grave.topic.next_offset  # later dead letters are left to the next request
         begin, moves = at, grave.topic.amendments.moves
@@ -261,8 +255,6 @@ class DeadLetters:
                     yield page
 
     async def _fetch(self, grave: _Grave, due_ms: Int64s, offsets: Int64s) -> Page:
-        assert grave.topic is not None
-        assert grave.keeper is not None
         # Dead letters acknowledged during the last step may have left the index.
         here = _here(grave.topic, grave.keeper, due_ms, offsets)
         due_ms, offsets = due_ms[here], offsets[here]
@@ -272,8 +264,6 @@ class DeadLetters:
 
     def _mine(self, grave: _Grave, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> Page:
         """Return the dead letters that are still there and come from the subscription."""
-        assert grave.topic is not None
-        assert grave.keeper is not None
         origins = dead_letter.origins(batch)
         theirs = {"topic": grave.whose.topic.full, "subscription": grave.whose.subscription}
         mine = np.array([theirs.items() <= origin.items() for origin in origins], bool)
