@@ -25,7 +25,7 @@ do not decode.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -225,6 +225,14 @@ class MessageBatch:
                 size += 4 * len(self) + len(column.data)
         return size + (len(self) if self.priorities is not None else 0)
 
+    def string_sizes(self) -> Int64s:
+        """Return the bytes of each message in all columns of strings; int64[n]."""
+        sizes = self.payloads.lengths.astype(np.int64)
+        for column in (self.keys, self.properties, self.groups):
+            if column is not None:
+                sizes += column.lengths
+        return sizes
+
     def encode(self) -> bytes:
         """Return the body: a header of 8 bytes, then each column, lengths first."""
         return b"".join(self.encode_parts())
@@ -322,6 +330,23 @@ class MessageBatch:
             priorities,
             _concat_used([(len(p), p.groups) for p in parts]),
         )
+
+
+def cuts(sizes: Int64s, most_bytes: int, most_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of runs of rows, in order, of at most this size and number.
+
+    A row that is larger is a run of its own.
+
+    Args:
+      sizes: the size of each row; int64[n].
+    """
+    ends = np.cumsum(sizes)
+    low, before = 0, 0
+    while low < len(ends):
+        high = int(ends.searchsorted(before + most_bytes, "right"))
+        high = min(max(high, low + 1), low + most_rows)
+        yield low, high
+        low, before = high, int(ends[high - 1])
 
 
 def _concat_used(parts: list[tuple[int, Blobs | None]]) -> Blobs | None:
