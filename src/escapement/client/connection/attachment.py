@@ -15,13 +15,13 @@ opened again with back-off. A permanent refusal is raised in all current and lat
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from copy import copy
 from math import inf
 
 import anyio
 
-from escapement.client.connection.line import Answer, Line
+from escapement.client.connection.line import Answer, Attachment, Line
 from escapement.client.connection.promise import Promise
 from escapement.client.connection.retry import Retry
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
@@ -37,7 +37,7 @@ class State(enum.Enum):
     FAILED = enum.auto()
 
 
-class Attached(ABC):
+class Attached(Attachment):
     """The base class of ``Producer`` and ``Inbox``."""
 
     def __init__(self, line: Line) -> None:
@@ -46,6 +46,7 @@ class Attached(ABC):
         self._line = line
         self._state = State.WAITING
         self._opened = Promise()  # opened for the first time, or failed
+        self._room = Promise()  # no longer full, or failed
         self._refusal: EscapementError | None = None
         self._retry = Retry()
         self._retry_at = -inf
@@ -76,13 +77,24 @@ class Attached(ABC):
     def _fail(self, error: EscapementError) -> None:
         """Handle that this object will never be open again."""
 
+    @property
     @abstractmethod
-    async def flush(self) -> None:
-        """Wait until every request of this object is answered."""
+    def _full(self) -> bool:
+        """Whether too many requests are unanswered."""
 
-    @abstractmethod
-    def _heard(self, command: Command) -> None:
-        """Handle a command that is not an answer to a request."""
+    async def _have_room(self) -> None:
+        """Wait while too many requests are unanswered."""
+        self._check()
+        while self._full:
+            if self._room.settled:
+                self._room = Promise()
+            await self._room.wait()
+            self._check()
+
+    def _made_room(self) -> None:
+        """Let waiting callers continue if requests were answered."""
+        if not self._room.settled and not self._full:
+            self._room.settle()
 
     # -- called by the line ----------------------------------------------------------
 
@@ -110,6 +122,7 @@ class Attached(ABC):
             self._line.detach(self)
             self._fail(error)
             self._opened.settle()
+            self._room.settle()
 
     # -- state changes -----------------------------------------------------------------
 

@@ -11,11 +11,11 @@ error, which is ``Disconnected`` if the link ended first.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from itertools import count
 from math import inf
-from typing import Protocol
 
 import anyio
 
@@ -30,27 +30,32 @@ from escapement.protocol.commands import Command
 Answer = Command | EscapementError
 
 
-class Attachment(Protocol):
+class Attachment(ABC):
     """The interface of a producer or consumer of a line."""
 
-    @property
-    def id(self) -> int: ...
+    id: int
 
+    @abstractmethod
     def _linked(self) -> None:
         """Handle that a link is up."""
 
+    @abstractmethod
     def _unlinked(self) -> None:
         """Handle that the link has ended."""
 
+    @abstractmethod
     def _pump(self, now_s: float) -> float:
         """Do the work that is due; return the time for the next call."""
 
+    @abstractmethod
     def _heard(self, command: Command) -> None:
         """Handle a command that is not an answer to a request."""
 
+    @abstractmethod
     async def flush(self) -> None:
         """Wait until every request of this attachment is answered."""
 
+    @abstractmethod
     def _failed(self, error: EscapementError) -> None:
         """Handle that the line is closed for good."""
 

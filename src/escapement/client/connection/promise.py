@@ -6,8 +6,6 @@ created by the first waiter. Waiting for a settled promise executes no checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import anyio
 
 
@@ -32,12 +30,3 @@ class Promise:
             if self._event is None:
                 self._event = anyio.Event()
             await self._event.wait()
-
-
-async def all_settled(promises: Iterable[Promise], within_s: float) -> bool:
-    """Wait at most ``within_s`` seconds for promises; return whether all are settled."""
-    with anyio.move_on_after(within_s):
-        for promise in promises:
-            await promise.wait()
-        return True
-    return False

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -31,7 +32,6 @@ MAX_ROWS: Final = 65_536
 LINGER_S: Final = 0.005
 # With more unanswered rows than this, acknowledging waits. 8 MB, or at most twice that.
 MAX_UNANSWERED_ROWS: Final = 1_000_000
-NEVER: Final = float("inf")
 
 
 class PendingAck(Promise):
@@ -106,7 +106,7 @@ class AckQueue:
         self._open: PendingAck | None = None
         self._pending_acks: deque[PendingAck] = deque()
         self._retry = retry
-        self._retry_at = -NEVER
+        self._retry_at = -inf
 
     @property
     def full(self) -> bool:
@@ -144,7 +144,7 @@ class AckQueue:
     def take(self, now_s: float) -> tuple[list[PendingAck], float]:
         """Return the pending acks to send now, and the time for the next call."""
         if now_s < self._retry_at:
-            return [], self._retry_at if self._pending_acks or self._open else NEVER
+            return [], self._retry_at if self._pending_acks or self._open else inf
         gathering = self._open
         if gathering is not None and (
             not self._pending_acks or now_s >= gathering.since + LINGER_S
@@ -153,7 +153,7 @@ class AckQueue:
         found = [pending_ack for pending_ack in self._pending_acks if not pending_ack.sent]
         for pending_ack in found:
             pending_ack.sent = True
-        return found, NEVER if self._open is None else self._open.since + LINGER_S
+        return found, inf if self._open is None else self._open.since + LINGER_S
 
     def answered(self, pending_ack: PendingAck, count: int) -> None:
         """Settle a pending ack: it is durable and acknowledged ``count`` messages."""
@@ -175,7 +175,7 @@ class AckQueue:
         """Mark all pending acks as unsent, to be sent again on the next connection."""
         for pending_ack in self._pending_acks:
             pending_ack.sent = False
-        self._retry_at = -NEVER
+        self._retry_at = -inf
 
     def fail(self, error: EscapementError) -> None:
         """Fail all pending acks with ``error``."""

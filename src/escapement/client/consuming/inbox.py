@@ -18,6 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from copy import copy
+from math import inf
 from typing import Final
 
 import anyio
@@ -25,13 +26,13 @@ import anyio
 from escapement.client import delivery_times
 from escapement.client.connection.attachment import Attached, State
 from escapement.client.connection.line import Answer, Line
-from escapement.client.connection.promise import Promise, all_settled
+from escapement.client.connection.promise import Promise
 from escapement.client.connection.retried_request import ask_verb
 from escapement.client.connection.retry import Retry
 from escapement.client.consuming.ack_queue import LINGER_S, AckQueue, PendingAck
 from escapement.client.consuming.batch import Batch, Batches, Message
 from escapement.client.consuming.delivery_buffer import DeliveryBuffer
-from escapement.client.consuming.nack_queue import Returned
+from escapement.client.consuming.return_queue import BACK_OFF, ReturnKind, ReturnQueue
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What, name_messages
 from escapement.client.serializers import SerializerLike, serializer
@@ -48,7 +49,6 @@ log = logging.getLogger("escapement.client")
 # A loop that never waits lets other tasks run this often. Receiving a message takes less than
 # a microsecond, so 64 of them are a short time. A checkpoint takes several microseconds.
 CHECKPOINT_EVERY: Final = 64
-BACK_OFF: Final = -1
 
 
 class Inbox(Attached):
@@ -98,9 +98,7 @@ class Inbox(Attached):
         self._received = 0
         self._arrived = Promise()
         self._acks = AckQueue(Retry())
-        self._room = Promise()
-        self._nacks = Returned()
-        self._releases = Returned()
+        self._returned = ReturnQueue()
         self._untried: Int64s | None = None  # set on closing: messages left in the buffer
         self._leaving = False  # grants no more permits
         self._closed = False  # by this side
@@ -309,11 +307,14 @@ class Inbox(Attached):
 
     async def _until_answered(self, pending_acks: Sequence[PendingAck]) -> None:
         timeout_s = self._line.settings.request_timeout_s
-        if not await all_settled(pending_acks, timeout_s):
-            raise Disconnected(
-                f"no answer within {timeout_s:g} s: acknowledgements may or may not be durable. "
-                "The client continues to send them"
-            )
+        with anyio.move_on_after(timeout_s):
+            for pending_ack in pending_acks:
+                await pending_ack.wait()
+            return
+        raise Disconnected(
+            f"no answer within {timeout_s:g} s: acknowledgements may or may not be durable. "
+            "The client continues to send them"
+        )
 
     def _named(self, what: What) -> Int64s:
         _, offsets = name_messages(what, self.topic)
@@ -343,15 +344,6 @@ class Inbox(Attached):
         await self._until_durable([pending_ack])
         return pending_ack.count
 
-    async def _have_room(self) -> None:
-        """Wait while too many acknowledgements are unanswered."""
-        self._check()
-        while self._acks.full:
-            if self._room.settled:
-                self._room = Promise()
-            await self._room.wait()
-            self._check()
-
     def _done(self, offset: int) -> PendingAck:
         """Queue the acknowledgement of one message, without waiting."""
         # Reading the time costs as much as the rest of this function.
@@ -364,15 +356,15 @@ class Inbox(Attached):
     def _give_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Queue the negative acknowledgement of messages, without waiting."""
         delay_ms = BACK_OFF if delay is None else delivery_times.delay_ms(delay)
-        if self._state is State.READY and len(offsets):
-            self._nacks.add(offsets, delay_ms)
-            self._line.wake(self)
+        self._return(wire.Nack, offsets, delay_ms)
 
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Queue the release of messages, without waiting."""
-        delay_ms = 0 if delay is None else delivery_times.delay_ms(delay)
+        self._return(wire.Release, offsets, 0 if delay is None else delivery_times.delay_ms(delay))
+
+    def _return(self, kind: ReturnKind, offsets: Int64s, delay_ms: int) -> None:
         if self._state is State.READY and len(offsets):
-            self._releases.add(offsets, delay_ms)
+            self._returned.add(kind, offsets, delay_ms)
             self._line.wake(self)
 
     async def aclose(self) -> None:
@@ -407,6 +399,10 @@ class Inbox(Attached):
 
     # -- commands from and to the broker -----------------------------------------------
 
+    @property
+    def _full(self) -> bool:
+        return self._acks.full
+
     def _request(self, request_id: int) -> Command:
         return wire.Subscribe(
             request_id,
@@ -428,7 +424,7 @@ class Inbox(Attached):
 
     def _work(self, now_s: float, ready: bool) -> float:
         if not ready:
-            return float("inf")
+            return inf
         pending_acks, again_s = self._acks.take(now_s)
         # While acknowledgements are collected, nacks and releases are collected as well.
         if again_s > now_s + LINGER_S:
@@ -438,10 +434,8 @@ class Inbox(Attached):
         return again_s
 
     def _send_back(self) -> None:
-        for piece, delay_ms in self._nacks.take():
-            self._line.send(wire.Nack(0, self.id, piece, delay_ms))
-        for piece, delay_ms in self._releases.take():
-            self._line.send(wire.Release(0, self.id, piece, delay_ms))
+        for kind, piece, delay_ms in self._returned.take():
+            self._line.send(kind(0, self.id, piece, delay_ms))
 
     def _send_pending_ack(self, pending_ack: PendingAck) -> None:
         def answered(answer: Answer) -> None:
@@ -453,8 +447,7 @@ class Inbox(Attached):
                 if not answer.retryable:
                     log.warning("%s: an acknowledgement was refused: %s", self.topic, answer)
                 self._acks.refused(pending_ack, answer, anyio.current_time())
-            if not self._room.settled and not self._acks.full:
-                self._room.settle()
+            self._made_room()
             self._line.wake(self)
 
         offsets, firsts, lasts = pending_ack.columns()
@@ -464,8 +457,7 @@ class Inbox(Attached):
 
     def _lost(self) -> None:
         self._buffer.clear()
-        self._nacks.clear()
-        self._releases.clear()
+        self._returned.clear()
         self._acks.lost()
         if self._kind == "failover":
             self.active = False
@@ -473,7 +465,6 @@ class Inbox(Attached):
     def _fail(self, error: EscapementError) -> None:
         self._buffer.clear()
         self._acks.fail(error)
-        self._room.settle()
         self._arrived.settle()
 
     def _heard(self, command: Command) -> None:
@@ -490,8 +481,7 @@ class Inbox(Attached):
     def _rewound(self) -> None:
         if self._state is State.READY:
             self.rewinds += 1
-            self._nacks.clear()
-            self._releases.clear()
+            self._returned.clear()
             if permits := self._buffer.drop():
                 self._allow(permits)
 

@@ -20,7 +20,6 @@ import numpy as np
 from escapement.client import content, delivery_times
 from escapement.client.connection.attachment import Attached
 from escapement.client.connection.line import Line
-from escapement.client.connection.promise import Promise
 from escapement.client.connection.retried_request import ask_verb
 from escapement.client.connection.retry import Retry
 from escapement.client.delivery_times import Delay
@@ -63,7 +62,6 @@ class Producer(Attached):
         self.name: Final = anonymous_name() if name is None else check_name("producer", name)
         self._serializer = serializer(choice)
         self._outbox = Outbox(bounds, Retry())
-        self._room = Promise()
         self._epoch = -1
 
     @property
@@ -319,14 +317,11 @@ class Producer(Attached):
         elif self.error is None:
             self._close("this producer is closed")
 
-    async def _have_room(self) -> None:
-        self._check()
-        while self._outbox.full:
-            self._room = Promise() if self._room.settled else self._room
-            await self._room.wait()
-            self._check()
-
     # -- commands from and to the broker -----------------------------------------------
+
+    @property
+    def _full(self) -> bool:
+        return self._outbox.full
 
     def _request(self, request_id: int) -> Command:
         return wire.OpenProducer(request_id, self.id, self.topic, self.name, self._epoch)
@@ -338,7 +333,7 @@ class Producer(Attached):
         assert isinstance(answer, wire.ProducerReady)
         self._epoch = answer.epoch
         self._outbox.resume(answer.last_sequence)
-        self._room.settle()
+        self._made_room()
 
     def _work(self, now_s: float, ready: bool) -> float:
         outbox = self._outbox
@@ -360,7 +355,7 @@ class Producer(Attached):
                 except EscapementError as error:
                     outbox.refused(request.sequence, error, now_s)
             deadline_s = min(deadline_s, again_s)
-        self._settled()
+        self._made_room()
         return deadline_s
 
     def _lost(self) -> None:
@@ -368,7 +363,6 @@ class Producer(Attached):
 
     def _fail(self, error: EscapementError) -> None:
         self._outbox.fail(error)
-        self._room.settle()
 
     def _heard(self, command: Command) -> None:
         match command:
@@ -388,10 +382,6 @@ class Producer(Attached):
                     self._outbox.refused(command.sequence, error, anyio.current_time())
             case wire.ProducerClosed():
                 self._refused(command.error())
-        self._settled()
+        self._made_room()
         if not self._outbox.empty:
             self._line.wake(self)
-
-    def _settled(self) -> None:
-        if not self._room.settled and not self._outbox.full:
-            self._room.settle()
