@@ -8,6 +8,7 @@ messages can be delivered, the acknowledgements are settled, and the receipts ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from escapement.broker.inbox.relay_load import RelayedAppend
 from escapement.broker.publishing.publishing import Publishing
@@ -68,6 +69,8 @@ class Settlement:
         """Apply a group that is durable."""
         now_ms = self._clock.now_ms()
         self._progress.positions[group.lane] = group.position
+        changes = chain(group.log_items, group.acks, group.attempts)
+        self._progress.touched.update(change.topic_id for change in changes)
         for part in group.topics:
             self._append(part, group.accepted_at_ms, now_ms)
         # Relocations first: one is never submitted after a move of the same messages.
@@ -85,7 +88,6 @@ class Settlement:
             subscription = self._subscriptions.get(acks.subscription_id)
             if subscription is not None:
                 subscription.acked.committed(acks.offsets)
-                self._progress.touched.add(acks.topic_id)
             self._tell_groups(acks, subscription)
             if acks.context is not None:
                 acks.context()
@@ -94,8 +96,6 @@ class Settlement:
         for statement in group.statements:
             if statement.forgets and statement.error is None:
                 self._forget_group(statement.topic_id, statement.forgets)
-        for attempts in group.attempts:
-            self._progress.touched.add(attempts.topic_id)
         if group.topics:
             self._publishing.settled()
         if (group.topics or group.restated) and self._index.needs_checkpoint:
@@ -108,7 +108,6 @@ class Settlement:
             batch = MessageBatch.concat([restatement.batch for restatement in restatements])
             together = Moved.of(moved)
             topic.move(together, batch, now_ms)
-            self._progress.touched.add(topic.id)
             self._on_appended(topic)
             if topic.groups.watched and _let_go(topic, together):
                 self._on_let_go(topic)
@@ -119,7 +118,6 @@ class Settlement:
         topic = self._registry.active.get(restated.item.topic_id)  # None: deleted meanwhile
         if topic is not None:
             topic.relocated(restated)
-            self._progress.touched.add(topic.id)
         restated.item.context()
 
     def _cancel(self, cancelled: Acks) -> None:
@@ -127,7 +125,6 @@ class Settlement:
         if topic is not None:
             topic.amendments.cancelled.committed(cancelled.offsets)
             topic.quota_watch.grown = True  # what the quota drops may have changed
-            self._progress.touched.add(topic.id)
             self._on_appended(topic)
 
     def _tell_groups(self, acks: Acks, subscription: Subscription | None) -> None:
@@ -160,7 +157,6 @@ class Settlement:
             if keys is not None:
                 topic.dedup.store(keys)
                 self._progress.keyed.add(topic.id)
-            self._progress.touched.add(topic.id)
         for publication, base_offset in zip(publications, part.base_offsets, strict=True):
             publication.committed(base_offset)
             producer = publication.producer

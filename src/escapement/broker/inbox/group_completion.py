@@ -31,6 +31,7 @@ from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.ordered import OrderedSubscription
+from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
@@ -40,13 +41,11 @@ from escapement.errors import (
     LimitExceeded,
     NotFound,
     ShuttingDown,
-    StorageReadOnly,
     StorageUnavailable,
 )
 from escapement.message import Int64s
 from escapement.names import TopicName, check_name
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.commit.lane import State
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.inbox.event_group import (
@@ -65,9 +64,6 @@ _FIRED_AT_ONCE: Final = 16
 # finished groups.
 _RETRY_S: Final = 1.0
 _FORGET_S: Final = 60.0
-# The most bytes of the log read at once.
-_READ_BYTES: Final = 1 << 20
-_NEVER_MS: Final = 1 << 62
 
 
 class GroupCompleter:
@@ -260,7 +256,7 @@ class GroupCompleter:
                 waived = offsets[~await self._covered(topic, subscription, offsets)]
                 if self._subscriptions.get(subscription.record.id) is not subscription:
                     return  # a seek or deletion came in between
-                self._check_writable()
+                self._pipeline.check_acks(len(waived), 2 * self._limits.unwritten_acks)
                 subscription.acknowledge(waived, None)
 
     async def _covered(
@@ -274,24 +270,13 @@ class GroupCompleter:
         early = bool((offsets < record.start_offset).all())
         if isinstance(subscription, OrderedSubscription):
             return np.zeros(len(offsets), np.bool_)
-        if early and record.start_due_ms >= _NEVER_MS:
+        if early and record.start_due_ms >= NEVER_MS:
             return np.zeros(len(offsets), np.bool_)
         # No subscription gets a message that the log no longer has.
-        due_ms = np.full(len(offsets), -1, np.int64)
-        at = 0
-        while at < len(offsets):
-            found, count = await self._reader.published(
-                topic.id, offsets[at:], topic.amendments.moves, _READ_BYTES
-            )
-            due_ms[np.searchsorted(offsets, found.offsets)] = found.due_ms
-            at += count
+        due_ms, _ = await self._reader.times(topic.id, offsets, topic.amendments.moves)
         there = due_ms >= 0
         due_ms = topic.amendments.moves.current(offsets, due_ms)
         return there & ((offsets >= record.start_offset) | (due_ms >= record.start_due_ms))
-
-    def _check_writable(self) -> None:
-        if self._pipeline.state is State.READ_ONLY:
-            raise StorageReadOnly("acknowledgements cannot be stored: the database is read-only")
 
     # -- firing ----------------------------------------------------------------
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 # Requests for messages of one topic that one read answers.
 _ASKING_AT_ONCE: Final = 1024
-# Bytes of restatements read per step if only their times are needed.
+# Bytes of rows read per step if only the times of messages are needed.
 _STEP_BYTES: Final = 1 << 20
 
 
@@ -279,11 +279,32 @@ class LogReader:
         """
         found = await self._ask(self._log.accepted_ms, topic_id, offsets)
         left = np.flatnonzero((found == 0) & moves.contains(offsets))
-        while len(left):
-            again, count = await self.published(topic_id, offsets[left], moves, _STEP_BYTES)
-            found[np.searchsorted(offsets, again.offsets)] = again.published_ms
-            left = left[count:]
+        _, published_ms = await self.times(topic_id, offsets[left], moves)
+        found[left] = np.maximum(published_ms, 0)
         return found
+
+    async def times(self, topic_id: int, offsets: Int64s, moves: Moves) -> tuple[Int64s, Int64s]:
+        """Return the due times of messages, as published, and when they were published.
+
+        Args:
+          offsets: ascending; int64[n].
+          moves: the topic's moves, which know the row that restates a message.
+
+        Returns:
+          int64[n] each; -1 for a message that the log does not have any more.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
+          LogDamaged: if a row fails its checksum.
+        """
+        due_ms, published_ms = np.full((2, len(offsets)), -1)
+        at = 0
+        while at < len(offsets):
+            found, count = await self.published(topic_id, offsets[at:], moves, _STEP_BYTES)
+            rows = np.searchsorted(offsets, found.offsets)
+            due_ms[rows], published_ms[rows] = found.due_ms, found.published_ms
+            at += count
+        return due_ms, published_ms
 
     async def _ask(self, question: Callable[..., T], *arguments: object) -> T:
         """Ask the log, in turn with the other reads."""

@@ -31,18 +31,15 @@ from escapement.broker.publishing.outcome import (
 )
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
-from escapement.errors import StorageReadOnly, StorageUnavailable
 from escapement.message import Int64s
 from escapement.names import TopicName
 from escapement.protocol.amend_status import AmendStatus
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Acks
-from escapement.storage.commit.lane import State
 from escapement.storage.journal.entry import cancellations_id
 
-# The most bytes of the log read at once for due times.
-_STEP_BYTES: Final = 1024 * 1024
-# The due time of a forgotten message: no subscription gets a message because of it.
+# The due time of a forgotten message, as ``LogReader.times`` returns it: no subscription gets a
+# message because of it.
 _NEVER_MS: Final = -1
 
 
@@ -85,16 +82,14 @@ class Amending:
         past = await self._past_times(topic, wanted)
         known = due_ms = np.zeros(0, np.int64)  # original due times found so far
         while True:
-            self._check(topic, len(offsets))
+            self._registry.check_open(topic)
+            self._pipeline.check_acks(len(offsets), 2 * self._limits.unwritten_acks)
             decision = decide(topic, wanted, topic.subscriptions(), past)
             unknown = _settle_by_time(topic, wanted, decision, known, due_ms)
             if not len(unknown):
                 break
-            moves = topic.amendments.moves
-            found, count = await self._log.published(topic.id, unknown, moves, _STEP_BYTES)
-            first_ms = np.full(count, _NEVER_MS)
-            first_ms[np.searchsorted(unknown[:count], found.offsets)] = found.due_ms
-            known = np.concatenate((known, unknown[:count]))
+            first_ms, _ = await self._log.times(topic.id, unknown, topic.amendments.moves)
+            known = np.concatenate((known, unknown))
             due_ms = np.concatenate((due_ms, first_ms))
             order = np.argsort(known)
             known, due_ms = known[order], due_ms[order]
@@ -114,13 +109,10 @@ class Amending:
                 open_rows |= ~one.was_handed(offsets)
         open_rows &= (offsets >= 0) & (offsets < topic.doubtful_below)
         asked, moves = offsets[open_rows], topic.amendments.moves
-        found = [PastTimes.none()]
-        while len(asked):
-            part, count = await self._log.published(topic.id, asked, moves, _STEP_BYTES)
-            due_ms = moves.current(part.offsets, part.due_ms)
-            found.append(PastTimes(part.offsets, due_ms, part.published_ms))
-            asked = asked[count:]
-        return PastTimes(*map(np.concatenate, zip(*found, strict=True)))
+        first_ms, published_ms = await self._log.times(topic.id, asked, moves)
+        there = first_ms != _NEVER_MS
+        asked = asked[there]
+        return PastTimes(asked, moves.current(asked, first_ms[there]), published_ms[there])
 
     def _cancel(
         self, topic: Topic, wanted: Int64s, outcome: Outcome, tell: Callable[[], None]
@@ -145,13 +137,6 @@ class Amending:
             topic.withdraw_from(subscription, offsets)
             if subscription.consumers:
                 self._pump.wake_subscription(topic, subscription)
-
-    def _check(self, topic: Topic, count: int) -> None:
-        self._registry.check_open(topic)
-        if self._pipeline.state is State.READ_ONLY:
-            raise StorageReadOnly("the database is read-only; try again later")
-        if self._pipeline.waiting_acks + count > 2 * self._limits.unwritten_acks:
-            raise StorageUnavailable("too many acks wait for the database; try again later")
 
 
 def _settle_by_time(

@@ -26,7 +26,6 @@ from escapement.errors import (
     DelayTooLong,
     EscapementError,
     InvalidRequest,
-    ProducerFenced,
 )
 from escapement.group_names import members_of
 from escapement.message import Int64s, Times
@@ -85,9 +84,7 @@ class Publishing:
         """Fence the holder, and wait until no batch of it is in progress."""
         holder, producer.holder = producer.holder, None
         if isinstance(holder, ProducerHandle):
-            holder.fenced(
-                ProducerFenced(f"a newer producer named {producer.name!r} has taken over")
-            )
+            holder.fenced(producer.fenced_error())
         while producer.pending:
             await self._moved.park()
 

@@ -10,7 +10,7 @@ or at its new one, and never at both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -33,6 +33,7 @@ from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
 from escapement.names import TopicName
 from escapement.protocol.amend_status import AmendStatus
 from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.commit.items import Acks, Restate
 from escapement.storage.journal.entry import cancellations_id
 from escapement.storage.log.published import Published
@@ -47,14 +48,6 @@ class Restatement:
 
     batch: MessageBatch
     done: Callable[[EscapementError | None], None]
-
-
-@dataclass(slots=True, eq=False)
-class _Wait:
-    """The end of a restatement, and its error."""
-
-    over: trio.Event = field(default_factory=trio.Event)
-    error: EscapementError | None = None
 
 
 class Rescheduling:
@@ -135,9 +128,7 @@ class Rescheduling:
         at = np.flatnonzero(decision.statuses == AmendStatus.DONE)
         if len(at):
             wait = self._restate(topic, found, at, due_ms[at], _times(delay_ms, at_ms, len(at)))
-            await wait.over.wait()
-            if wait.error is not None:
-                raise wait.error
+            await wait.ended()
         outcome = decision.outcome()
         await self._settled(topic, found.offsets[outcome.statuses == AmendStatus.OVER])
         return outcome
@@ -145,16 +136,16 @@ class Rescheduling:
     async def _settled(self, topic: Topic, offsets: Int64s) -> None:
         """Wait until it is durable that these messages are over."""
         if topic.is_settling(offsets):
-            durable = trio.Event()
-            behind = Acks(topic.id, cancellations_id(topic.id), offsets[:0], durable.set)
+            wait = CommitWait()
+            behind = Acks(topic.id, cancellations_id(topic.id), offsets[:0], wait.end)
             self._pipeline.submit(behind)
-            await durable.wait()
+            await wait.ended()
 
     def _restate(
         self, topic: Topic, found: Published, at: Int64s, due_ms: Int64s, times: Times
-    ) -> _Wait:
+    ) -> CommitWait:
         """Withhold the messages at these rows, and submit a restatement of them."""
-        moving, wait = found.take(at), _Wait()
+        moving, wait = found.take(at), CommitWait()
         offsets, batch = moving.offsets, moving.batch
 
         def release() -> None:
@@ -164,8 +155,7 @@ class Rescheduling:
         def done(error: EscapementError | None) -> None:
             if error is not None:
                 release()
-            wait.error = error
-            wait.over.set()
+            wait.end(error)
             self._moved.unpark_all()
 
         topic.withhold(offsets)

@@ -17,6 +17,7 @@ from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.passive_topics import PassiveTopics
+from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.progress import Progress
 from escapement.group_names import Member
@@ -41,8 +42,8 @@ class Replay:
     ) -> None:
         self._ground = ground
         self._registry = registry
-        self._revival = activation
-        self._dormant = passive_topics
+        self._activation = activation
+        self._passive = passive_topics
         self._progress = progress
         self._checkpointer = checkpointer
         self._run = run
@@ -74,7 +75,7 @@ class Replay:
 
     def _producers(self) -> Iterator[ProducerRecord]:
         marks = self._ground.tail.producers()
-        now_ms = self._revival.recovered_at_ms
+        now_ms = self._activation.recovered_at_ms
         for record in self._ground.state.producers:
             mark = marks.get(record.id)
             if mark is None or mark.last_sequence <= record.last_sequence:
@@ -95,9 +96,7 @@ class Replay:
         and before its state, and the next checkpoint trims the journal.
         """
         for topic_id in self._ground.tail.next_offsets():
-            if self._registry.exists(topic_id):
-                self._registry.activate(topic_id)
-                self._progress.touched.add(topic_id)
+            self._topic(topic_id)
 
     async def _replay_moves(self) -> None:
         """Replay the current due times, before any message. Later statements win."""
@@ -105,9 +104,9 @@ class Replay:
         steps = ground.tail.moved(ground.log, ground.connection, self._registry.exists)
         while (step := await self._run(next, steps, None)) is not None:
             for moved in step:
-                moves = self._registry.activate(moved.topic_id).amendments.moves
-                moves.put(moved.offsets, moved.due_ms, moved.stale_ms, moved.base)
-                self._progress.touched.add(moved.topic_id)
+                if (topic := self._topic(moved.topic_id)) is not None:
+                    moves = topic.amendments.moves
+                    moves.put(moved.offsets, moved.due_ms, moved.stale_ms, moved.base)
 
     def _replay_acks(self) -> None:
         for acked in self._ground.tail.acknowledged():
@@ -119,9 +118,8 @@ class Replay:
             if subscription is not None:
                 subscription.lapses().add(lapsed.offsets)
         for topic_id, offsets in self._ground.tail.cancelled():
-            if self._registry.exists(topic_id):
-                self._registry.activate(topic_id).amendments.cancelled.add(offsets)
-                self._progress.touched.add(topic_id)
+            if (topic := self._topic(topic_id)) is not None:
+                topic.amendments.cancelled.add(offsets)
 
     def _replay_lags(self) -> None:
         """Replay the lag that the last checkpoint had not written."""
@@ -137,52 +135,53 @@ class Replay:
 
     def _replay_keys(self) -> None:
         # Activate topics with stored keys at once, because the keys must be forgotten in time.
-        for topic_id in self._dormant.keyed_topics:
+        for topic_id in self._passive.keyed_topics:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
                 self._progress.keyed.add(topic_id)
         for row in self._ground.tail.rows:
             for topic_id, keys in row.entry.keyed:
-                if self._registry.exists(topic_id):
-                    self._registry.activate(topic_id).dedup.recover(keys)
+                if (topic := self._topic(topic_id)) is not None:
+                    topic.dedup.recover(keys)
                     self._progress.keyed.add(topic_id)
 
     def _replay_groups(self) -> None:
-        for topic_id in self._dormant.closed_topics:
+        for topic_id in self._passive.closed_topics:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
         for row in self._ground.tail.rows:
             for topic_id, group, offsets in row.entry.grouped:
-                if not self._registry.exists(topic_id):
+                if (topic := self._topic(topic_id)) is None:
                     continue
-                self._progress.touched.add(topic_id)
-                groups = self._registry.activate(topic_id).groups
                 if len(offsets):
-                    groups.join([Member(group, offsets)])
+                    topic.groups.join([Member(group, offsets)])
                 else:
-                    groups.forget_members(group)
+                    topic.groups.forget_members(group)
+
+    def _topic(self, topic_id: int) -> Topic | None:
+        """Return the runtime of a topic that the journal changes; None if it was deleted since."""
+        if not self._registry.exists(topic_id):
+            return None
+        self._progress.touched.add(topic_id)
+        return self._registry.activate(topic_id)
 
     def _subscription(self, subscription_id: int) -> Subscription | None:
         """Return the runtime of a subscription; None if it was deleted since."""
         topic_id = self._topic_of.get(subscription_id)
-        if topic_id is None or not self._registry.exists(topic_id):
+        if topic_id is None or self._topic(topic_id) is None:
             return None
-        self._registry.activate(topic_id)
-        self._progress.touched.add(topic_id)
-        return self._revival.subscriptions[subscription_id]
+        return self._activation.subscriptions[subscription_id]
 
     async def _replay_rows(self) -> None:
         index = self._ground.index
         missing = self._ground.missing()
         while (rows := await self._run(next, missing, None)) is not None:
             for row in rows:
-                topic_id = row.key.topic_id
-                if not self._registry.exists(topic_id):
+                topic = self._topic(row.key.topic_id)
+                if topic is None:
                     continue  # the topic was deleted, and its rows are being freed
-                topic = self._registry.activate(topic_id)
                 content = row.content
                 topic.recover(row.key.base_offset, content.due_ms, content.batch(), content.offsets)
-                self._progress.touched.add(topic_id)
             if index.needs_checkpoint:
                 await self._checkpointer.checkpoint()
 
@@ -193,11 +192,11 @@ class Replay:
             if not registry.exists(topic_id):
                 index.drop_topic(topic_id)
         for record in list(registry.all_subscriptions()):
-            if record.is_filling or self._dormant.has_attempts(record.id):
+            if record.is_filling or self._passive.has_attempts(record.id):
                 registry.activate(record.topic_id)
         await registry.activate_governed()
-        now_ms = self._revival.recovered_at_ms
-        self._revival.replaying = False
+        now_ms = self._activation.recovered_at_ms
+        self._activation.replaying = False
         for topic in registry.active.values():
             topic.recovered(now_ms)
             for subscription in topic.subscriptions():

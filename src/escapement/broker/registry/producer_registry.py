@@ -12,7 +12,6 @@ from escapement.broker.registry.changes import Changes
 from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import ProducerFenced
 from escapement.storage.catalog import producers
 from escapement.storage.catalog.producers import ProducerRecord
 
@@ -77,7 +76,7 @@ class ProducerRegistry:
             producer = topic.producers.get(name)
             if producer is not None and epoch >= 0:
                 if epoch != producer.epoch:
-                    raise ProducerFenced(f"a newer producer named {name!r} has taken over")
+                    raise producer.fenced_error()
                 await settled(producer)
                 return producer, epoch
             self._check_there(topic)

@@ -22,7 +22,7 @@ from escapement.broker.registry.namespaces import Namespaces
 from escapement.broker.registry.producer_registry import ProducerRegistry
 from escapement.broker.subscription.policy_checks import check_consumers, check_policy
 from escapement.broker.subscription.start_position import beginning
-from escapement.broker.topic.backlog_size import quota_of, total_quota_of
+from escapement.broker.topic.backlog_size import is_governed
 from escapement.broker.topic.passive_topics import Remains
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
@@ -162,9 +162,7 @@ class Registry:
                 await trio.lowlevel.checkpoint()
 
     def _is_governed(self, topic_id: int) -> bool:
-        own, namespace = self.record(topic_id).policy, self.namespace_of(topic_id).policy
-        quotas = quota_of(own, namespace), total_quota_of(namespace)
-        return bool(own.ttl_ms or namespace.ttl_ms) or any(quota.there for quota in quotas)
+        return is_governed(self.record(topic_id).policy, self.namespace_of(topic_id).policy)
 
     def record(self, topic_id: int) -> TopicRecord:
         """Return the record of a topic that exists."""

@@ -120,6 +120,12 @@ def total_quota_of(namespace: NamespacePolicy) -> Quota:
     )
 
 
+def is_governed(own: TopicPolicy, namespace: NamespacePolicy) -> bool:
+    """Return whether a topic's backlog may expire or be dropped while no client uses the topic."""
+    quotas = quota_of(own, namespace), total_quota_of(namespace)
+    return bool(own.ttl_ms or namespace.ttl_ms) or any(quota.there for quota in quotas)
+
+
 def quota_of(own: TopicPolicy, namespace: NamespacePolicy) -> Quota:
     """Return the quota of one topic; its namespace sets what the topic leaves open."""
     counts = namespace.quota_counts if own.quota_counts == "namespace" else own.quota_counts

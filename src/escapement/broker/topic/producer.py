@@ -63,7 +63,7 @@ class Producer:
           Busy: if the whole batch is known and some of it is not committed yet.
         """
         if holder is not self.holder:
-            raise ProducerFenced(f"a newer producer named {self.name!r} has taken over")
+            raise self.fenced_error()
         if after > self.queued_sequence:
             raise SequenceGap(
                 f"sequence {sequence} follows {after}, which is not stored: send that first"
@@ -72,6 +72,10 @@ class Producer:
         if known == count and sequence + count - 1 > self.last_sequence:
             raise Busy(f"sequence {sequence} is being committed; send it again")
         return known
+
+    def fenced_error(self) -> ProducerFenced:
+        """Return the error for a holder that has lost the name."""
+        return ProducerFenced(f"a newer producer named {self.name!r} has taken over")
 
     def fresh(self, sequence: int, count: int, after: int) -> int:
         """Return how many messages of a batch ``admit`` would let through."""

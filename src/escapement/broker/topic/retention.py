@@ -17,10 +17,9 @@ import numpy.typing as npt
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.message import Int64s
 
-# Later than any time.
-_NEVER_MS: Final = 1 << 62
 # Marks a message that no subscription wants, whatever its due time.
 _ALWAYS_MS: Final = (1 << 63) - 1
 
@@ -41,14 +40,14 @@ class Retention:
         self._ordered = ordered
         self._amendments = amendments
         self.subscribing = 0  # subscriptions being made durable
-        self.arrived_since_ms = _NEVER_MS  # the earliest due time that arrived meanwhile
+        self.arrived_since_ms = NEVER_MS  # the earliest due time that arrived meanwhile
 
     # -- while a subscription is created ---------------------------------------
 
     def begin_subscribing(self) -> None:
         """Note that a subscription is being made durable; ``end_subscribing`` must follow."""
         if not self.subscribing:
-            self.arrived_since_ms = _NEVER_MS
+            self.arrived_since_ms = NEVER_MS
         self.subscribing += 1
 
     def arrived(self, due_ms: Int64s) -> None:

@@ -14,13 +14,12 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import trio
 
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import EscapementError
 from escapement.message import Int64s
 from escapement.storage.commit.commit import CommitPipeline
+from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.commit.items import Restate
 from escapement.storage.log.log_table import LogRow
 from escapement.storage.log.published import Published
@@ -87,13 +86,7 @@ class Relocation:
         return True
 
     async def _restate(self, live: Published, due_ms: Int64s) -> None:
-        over = trio.Event()
-        errors: list[EscapementError] = []
-
-        def fail(error: EscapementError) -> None:
-            errors.append(error)
-            over.set()
-
+        wait = CommitWait()
         key = self._topic.restatements.next()
         item = Restate(
             self._topic.id,
@@ -104,10 +97,8 @@ class Relocation:
             due_ms,
             live.due_ms,
             live.published_ms,
-            over.set,
-            fail,
+            wait.end,
+            wait.end,
         )
         self._pipeline.submit(item)
-        await over.wait()
-        if errors:
-            raise errors[0]
+        await wait.ended()

@@ -27,8 +27,9 @@ from typing import Any, Final, TypeVar
 import trio
 
 from escapement.clock import Clock
-from escapement.errors import Busy, EscapementError, StorageReadOnly
+from escapement.errors import Busy, StorageReadOnly, StorageUnavailable
 from escapement.storage.blocking import Run
+from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.items import Acks, Append, Attempts, Restate, Statement
 from escapement.storage.commit.lane import Lane, State
@@ -122,6 +123,22 @@ class CommitPipeline:
         """Number of acknowledged offsets that are not durable yet, which limits dispatch."""
         return sum(lane.ack_count for lane in self._lanes)
 
+    def check_acks(self, count: int, most: int) -> None:
+        """Check that ``count`` more acknowledgements or cancellations can be stored.
+
+        Args:
+          most: how many may wait for the database.
+
+        Raises:
+          StorageReadOnly, StorageUnavailable: they cannot be stored now.
+        """
+        if self._state is State.READ_ONLY:
+            raise StorageReadOnly("the database is read-only; try again later")
+        if self.waiting_acks + count > most:
+            raise StorageUnavailable(
+                "too many acknowledgements wait for the database; try again later"
+            )
+
     @property
     def has_room(self) -> bool:
         """Whether the pipeline accepts an append now."""
@@ -192,18 +209,10 @@ class CommitPipeline:
         cancelled, the statement may or may not have run. ``forgets`` names an event group
         that the topic forgets in the same transaction.
         """
-        done = trio.Event()
-        refusal: list[EscapementError] = []
-
-        def fail(error: EscapementError) -> None:
-            refusal.append(error)
-            done.set()
-
-        item = Statement(topic_id, statement, done.set, fail, forgets=forgets)
+        wait = CommitWait()
+        item = Statement(topic_id, statement, wait.end, wait.end, forgets=forgets)
         self._lane(topic_id).submit(item)
-        await done.wait()
-        if refusal:
-            raise refusal[0]
+        await wait.ended()
         if item.error is not None:
             raise item.error
         value: Any = item.value
