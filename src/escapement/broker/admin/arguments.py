@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from escapement.errors import InvalidRequest
+from escapement.names import NamespaceName, TopicName
+from escapement.storage.index import Key
+
+T = TypeVar("T")
 
 # The result of a verb: maps, lists, text, numbers, booleans, None.
 Plain = Any
@@ -22,78 +26,65 @@ class Arguments:
         self._left = dict(given)
 
     def text(self, name: str) -> str:
-        value = self._left.pop(name, None)
-        if not isinstance(value, str):
-            raise InvalidRequest(f"{self._verb} needs {name!r} as text")
-        return value
-
-    def texts(self, name: str, most: int) -> list[str]:
-        value = self._left.pop(name, None)
-        fits = isinstance(value, list) and 0 < len(value) <= most
-        if not fits or not all(isinstance(one, str) for one in value):
-            raise InvalidRequest(f"{self._verb} needs {name!r} as a list of 1 to {most} texts")
-        return list(value)
+        return self._take(name, str, "text")
 
     def optional_text(self, name: str) -> str | None:
-        return self.text(name) if self._left.get(name) is not None else self._left.pop(name, None)
+        return self.text(name) if self._is_given(name) else None
+
+    def texts(self, name: str, most: int) -> list[str]:
+        return self._take(
+            name,
+            list,
+            f"a list of 1 to {most} texts",
+            lambda value: 0 < len(value) <= most and all(isinstance(one, str) for one in value),
+        )
+
+    def topic_name(self, name: str, kind: str = "topic") -> TopicName:
+        return TopicName.parse(self.text(name), kind)
+
+    def namespace_name(self, name: str) -> NamespaceName:
+        return NamespaceName.parse(self.text(name))
+
+    def number(self, name: str) -> int:
+        return self._take(name, int, "a whole number from 0 on", _is_offset)
+
+    def optional_offset(self, name: str) -> int | None:
+        return self.number(name) if self._is_given(name) else None
 
     def optional_number(self, name: str) -> int | None:
         """Take a number, or a time or duration in milliseconds, of at least 1."""
-        value = self._left.pop(name, None)
-        if value is None:
+        if not self._is_given(name):
             return None
-        if type(value) is not int or not 0 < value <= _LAST_MS:
-            raise InvalidRequest(
-                f"{self._verb} needs {name!r} as a whole number from 1 to {_LAST_MS}"
-            )
-        return value
-
-    def number(self, name: str) -> int:
-        value = self._left.pop(name, None)
-        if type(value) is not int or not 0 <= value < 1 << 62:
-            raise InvalidRequest(f"{self._verb} needs {name!r} as a whole number from 0 on")
-        return value
-
-    def optional_offset(self, name: str) -> int | None:
-        return self.number(name) if self._left.get(name) is not None else self._left.pop(name, None)
+        form = f"a whole number from 1 to {_LAST_MS}"
+        return self._take(name, int, form, lambda value: 0 < value <= _LAST_MS)
 
     def optional_numbers(self, name: str) -> list[int] | None:
-        value = self._left.pop(name, None)
-        if value is None:
+        if not self._is_given(name):
             return None
-        if not isinstance(value, list) or not all(
-            type(one) is int and 0 <= one < 1 << 62 for one in value
-        ):
-            raise InvalidRequest(f"{self._verb} needs {name!r} as whole numbers from 0 on")
-        return value
+        return self._take(
+            name, list, "whole numbers from 0 on", lambda value: all(map(_is_offset, value))
+        )
+
+    def place(self, name: str) -> Key:
+        """Take a place in the delivery order, by default its beginning."""
+        place = self.optional_numbers(name) or [0, 0]
+        if len(place) != 2:
+            raise InvalidRequest(f"{self._verb} needs {name!r} as a due time and an offset")
+        return Key(*place)
 
     def optional_blob(self, name: str) -> bytes:
-        value = self._left.pop(name, None)
-        if value is None:
-            return b""
-        if not isinstance(value, bytes):
-            raise InvalidRequest(f"{self._verb} needs {name!r} as bytes")
-        return value
+        return self._take(name, bytes, "bytes") if self._is_given(name) else b""
 
     def flag(self, name: str) -> bool:
-        value = self._left.pop(name, False)
-        if not isinstance(value, bool):
-            raise InvalidRequest(f"{self._verb} needs {name!r} as true or false")
-        return value
+        return self._take(name, bool, "true or false") if name in self._left else False
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        value = self._left.pop(name, None)
-        if value is None:
+        if not self._is_given(name):
             return choices[0]
-        if value not in choices:
-            raise InvalidRequest(f"{self._verb} needs {name!r} as one of {', '.join(choices)}")
-        return str(value)
+        return self._take(name, str, f"one of {', '.join(choices)}", choices.__contains__)
 
     def map(self, name: str) -> Mapping[str, Any]:
-        value = self._left.pop(name, {})
-        if not isinstance(value, dict):
-            raise InvalidRequest(f"{self._verb} needs {name!r} as a map of values by field")
-        return value
+        return self._take(name, dict, "a map of values by field") if name in self._left else {}
 
     def changes(self, name: str) -> Mapping[str, Any]:
         value = self.map(name)
@@ -104,3 +95,21 @@ class Arguments:
     def end(self) -> None:
         if self._left:
             raise InvalidRequest(f"{self._verb} does not take {', '.join(map(repr, self._left))}")
+
+    def _is_given(self, name: str) -> bool:
+        """Return whether an optional argument is given. None means that it is not."""
+        if self._left.get(name) is None:
+            self._left.pop(name, None)
+        return name in self._left
+
+    def _take(
+        self, name: str, kind: type[T], form: str, fits: Callable[[T], bool] = lambda value: True
+    ) -> T:
+        value = self._left.pop(name, None)
+        if type(value) is not kind or not fits(value):
+            raise InvalidRequest(f"{self._verb} needs {name!r} as {form}")
+        return value
+
+
+def _is_offset(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62

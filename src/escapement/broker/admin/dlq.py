@@ -11,10 +11,8 @@ from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.broker.inbox.dead_letters import Page, Whose
-from escapement.errors import InvalidRequest
 from escapement.message import Blobs, Int64s
 from escapement.names import TopicName
-from escapement.storage.index import Key
 
 # The most rows of one listing, and the most bytes shown of each payload.
 MAX_LISTED: Final = 1_000
@@ -44,11 +42,9 @@ async def _show(broker: Broker, given: Arguments) -> Plain:
 async def _count(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     only, most = _which(given)
-    after = given.optional_numbers("after") or [0, 0]
+    after = given.place("after")
     given.end()
-    if len(after) != 2:
-        raise InvalidRequest("dlq.count needs 'after' as a due time and an offset")
-    counted, next = await broker.dead_letters.count(whose, only, most, Key(*after))
+    counted, next = await broker.dead_letters.count(whose, only, most, after)
     return {"dead_letters": counted, "next": None if next is None else list(next)}
 
 
@@ -67,7 +63,7 @@ async def _purge(broker: Broker, given: Arguments) -> Plain:
 
 
 def _whose(given: Arguments) -> Whose:
-    topic, subscription = TopicName.parse(given.text("topic")), given.text("subscription")
+    topic, subscription = given.topic_name("topic"), given.text("subscription")
     lie_in = given.optional_text("dead_letter_topic")
     return Whose(topic, subscription, None if lie_in is None else TopicName.parse(lie_in))
 

@@ -7,12 +7,11 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.verb import Verb
+from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.topic.topic import Topic
 from escapement.errors import InvalidRequest, NotFound
 from escapement.message import DEFAULT_PRIORITY, NO_TIMES, Blobs, MessageBatch, Times
-from escapement.names import TopicName
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.inbox.event_group import Completion
 
@@ -22,13 +21,13 @@ _SOURCE: Final = "group"
 
 
 async def _list_groups(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     given.end()
     return [_plain(broker, topic, group) for group in topic.groups.names()]
 
 
 async def _get_group(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     group = given.text("group")
     given.end()
     if group not in topic.groups.names():
@@ -37,7 +36,7 @@ async def _get_group(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _close_group(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("topic"))
+    name = given.topic_name("topic")
     group, subscription = given.text("group"), given.text("subscription")
     follow_up = _follow_up(given)
     given.end()
@@ -46,7 +45,7 @@ async def _close_group(broker: Broker, given: Arguments) -> Plain:
 
 
 def _follow_up(given: Arguments) -> InboxEntry:
-    target = TopicName.parse(given.text("target"))
+    target = given.topic_name("target")
     payload, key = given.optional_blob("payload"), given.optional_blob("key")
     properties = given.optional_blob("properties")
     priority = given.optional_offset("priority")
@@ -73,7 +72,7 @@ def _follow_up(given: Arguments) -> InboxEntry:
 
 
 async def _delete_group(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("topic"))
+    name = given.topic_name("topic")
     group = given.text("group")
     given.end()
     await broker.services.group_completer.delete(name, group)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.properties import readable
-from escapement.broker.admin.verb import Verb
+from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.inspection.search import Sought
 from escapement.broker.subscription.start_position import NEVER_MS
-from escapement.errors import InvalidRequest
 from escapement.message import Blobs
-from escapement.names import TopicName
 from escapement.storage.index import Key
 
 # The most messages shown by one peek, and the most bytes shown of each payload.
@@ -24,22 +23,16 @@ _REPLY_DEPTH: Final = 3
 
 
 async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     count = given.optional_number("count") or 10
-    key = given.optional_text("key")
-    start = Key(given.optional_number("from_ms") or 0, 0)
-    stop = Key(given.optional_number("until_ms") or NEVER_MS, 0)
+    sought, after = _sought(given), given.place("after")
     offset = given.optional_offset("offset")
-    properties = given.map("properties")
-    after = given.optional_numbers("after") or [0, 0]
     given.end()
-    if len(after) != 2:
-        raise InvalidRequest("topics.peek needs 'after' as a due time and an offset")
     if offset is not None:
         there = Key(await broker.due_of(topic, offset), offset)
-        start, stop = max(start, there), min(stop, there.successor())
-    sought = Sought(start, stop, None if key is None else key.encode(), properties)
-    found = await broker.peek(topic, sought, min(count, MAX_PEEKED), Key(*after))
+        start, stop = max(sought.start, there), min(sought.stop, there.successor())
+        sought = replace(sought, start=start, stop=stop)
+    found = await broker.peek(topic, sought, min(count, MAX_PEEKED), after)
     now_ms = broker.clock.now_ms()
     columns = (
         found.due_ms.tolist(),
@@ -64,22 +57,25 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _select_messages(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
-    key = given.optional_text("key")
-    start = Key(given.optional_number("from_ms") or 0, 0)
-    stop = Key(given.optional_number("until_ms") or NEVER_MS, 0)
-    properties = given.map("properties")
-    after = given.optional_numbers("after") or [0, 0]
+    topic = topic_of(broker, given)
+    sought, after = _sought(given), given.place("after")
     given.end()
-    if len(after) != 2:
-        raise InvalidRequest("messages.select needs 'after' as a due time and an offset")
-    sought = Sought(start, stop, None if key is None else key.encode(), properties)
-    found = await broker.select(topic, sought, Key(*after))
+    found = await broker.select(topic, sought, after)
     return {
         "offsets": found.offsets.astype("<i8").tobytes(),
         "next": None if found.next is None else list(found.next),
         "looked": found.looked,
     }
+
+
+def _sought(given: Arguments) -> Sought:
+    key = given.optional_text("key")
+    return Sought(
+        Key(given.optional_number("from_ms") or 0, 0),
+        Key(given.optional_number("until_ms") or NEVER_MS, 0),
+        None if key is None else key.encode(),
+        given.map("properties"),
+    )
 
 
 def _content(key: bytes, properties: bytes, payload: bytes) -> dict[str, Plain]:
@@ -92,7 +88,7 @@ def _content(key: bytes, properties: bytes, payload: bytes) -> dict[str, Plain]:
 
 
 async def _show_message(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     offset = given.number("offset")
     given.end()
     found = await broker.message_history(topic, offset)
@@ -121,7 +117,7 @@ async def _show_message(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _forecast_topic(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     by_ms = given.optional_number("by_ms") or _HOUR_MS
     within_ms = given.optional_number("within_ms") or 24 * _HOUR_MS
     origin_ms = given.optional_number("origin_ms") or 0

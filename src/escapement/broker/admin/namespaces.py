@@ -8,7 +8,6 @@ from typing import Final
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
-from escapement.names import NamespaceName
 from escapement.storage.catalog.catalog import Namespace
 
 
@@ -25,26 +24,26 @@ async def _list_namespaces(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _get_namespace(broker: Broker, given: Arguments) -> Plain:
-    name = NamespaceName.parse(given.text("namespace"))
+    name = given.namespace_name("namespace")
     given.end()
     return _namespace(broker.registry.namespaces.find(name))
 
 
 async def _update_namespace(broker: Broker, given: Arguments) -> Plain:
-    name = NamespaceName.parse(given.text("namespace"))
+    name = given.namespace_name("namespace")
     changes = given.changes("policy")
     given.end()
     return _namespace(await broker.registry.namespaces.update(name, changes))
 
 
 async def _create_namespace(broker: Broker, given: Arguments) -> Plain:
-    name = NamespaceName.parse(given.text("namespace"))
+    name = given.namespace_name("namespace")
     given.end()
     return _namespace(await broker.registry.namespaces.create(name))
 
 
 async def _delete_namespace(broker: Broker, given: Arguments) -> Plain:
-    name = NamespaceName.parse(given.text("namespace"))
+    name = given.namespace_name("namespace")
     force, dry_run = given.flag("force"), given.flag("dry_run")
     given.end()
     deletion = broker.services.deletion
@@ -58,7 +57,7 @@ async def _delete_namespace(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _enable_delayed_message(broker: Broker, given: Arguments) -> Plain:
-    name = NamespaceName.parse(given.text("namespace"))
+    name = given.namespace_name("namespace")
     granularity_ms = given.optional_number("granularity_ms")
     tick_ms = given.optional_number("tick_ms")
     given.end()
@@ -69,7 +68,7 @@ async def _enable_delayed_message(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _disable_delayed_message(broker: Broker, given: Arguments) -> Plain:
-    name = NamespaceName.parse(given.text("namespace"))
+    name = given.namespace_name("namespace")
     given.end()
     return _namespace(await broker.registry.namespaces.set_delays(name, enabled=False))
 

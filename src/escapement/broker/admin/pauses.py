@@ -8,7 +8,6 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.errors import InvalidRequest
-from escapement.names import TopicName
 from escapement.storage.catalog.rule import FOREVER_MS
 
 
@@ -29,7 +28,7 @@ async def _resume(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _set(broker: Broker, given: Arguments, until_ms: int) -> Plain:
-    name = TopicName.parse(given.text("topic"))
+    name = given.topic_name("topic")
     subscription = given.optional_text("subscription")
     given.end()
     changes = {"paused_until_ms": until_ms}

@@ -37,7 +37,7 @@ async def _get_schedule(broker: Broker, given: Arguments) -> Plain:
 
 async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
     name = _name(given)
-    topic = TopicName.parse(given.text("topic"))
+    topic = given.topic_name("topic")
     recurrence = Recurrence(
         cron=given.optional_text("cron") or "",
         timezone=given.optional_text("timezone") or "UTC",
@@ -77,7 +77,7 @@ async def _delete_schedule(broker: Broker, given: Arguments) -> Plain:
 
 
 def _name(given: Arguments) -> TopicName:
-    return TopicName.parse(given.text("schedule"), "schedule")
+    return given.topic_name("schedule", "schedule")
 
 
 def _state(broker: Broker, schedule: Schedule) -> str:

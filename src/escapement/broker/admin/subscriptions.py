@@ -6,33 +6,32 @@ from itertools import islice
 from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.verb import MAX_ROWS, Verb
+from escapement.broker.admin.verb import MAX_ROWS, Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
-from escapement.errors import Conflict, NotFound
-from escapement.names import TopicName
+from escapement.errors import Conflict
 from escapement.position import Position
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy
 
 
 async def _list_subscriptions(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     given.end()
     return [figures(topic, one) for one in islice(topic.subscriptions(), MAX_ROWS)]
 
 
 async def _get_subscription(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     name = given.text("subscription")
     given.end()
     return _subscription(topic, broker.registry.subscription_record(topic, name))
 
 
 async def _update_subscription(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     name = given.text("subscription")
     changes = given.changes("policy")
     given.end()
@@ -40,7 +39,7 @@ async def _update_subscription(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("topic"))
+    name = given.topic_name("topic")
     subscription = given.text("subscription")
     kind = given.choice("kind", ("shared", "exclusive", "failover"))
     position = Position.parse(given.optional_text("position") or "latest")
@@ -58,7 +57,7 @@ async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _seek_subscription(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     name = given.text("subscription")
     position = Position.parse(given.text("position"))
     given.end()
@@ -67,14 +66,11 @@ async def _seek_subscription(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _delete_subscription(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     name = given.text("subscription")
     force = given.flag("force")
     given.end()
-    subscription = topic.subscription(name)
-    if subscription is None:
-        raise NotFound(f"{topic.name.full} has no subscription {name}")
-    if not force and subscription.consumers:
+    if not force and topic.find(name).consumers:
         raise Conflict(f"{name} has consumers; use --force to delete it anyway")
     await broker.consuming.delete(topic, name)
     return {"deleted": name}

@@ -7,7 +7,7 @@ from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.subscriptions import figures
-from escapement.broker.admin.verb import MAX_ROWS, Verb
+from escapement.broker.admin.verb import MAX_ROWS, Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.topic import Topic
@@ -28,20 +28,20 @@ async def _list_topics(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _get_topic(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("topic"))
+    name = given.topic_name("topic")
     given.end()
     return _topic(name, broker.registry.topic_record(name))
 
 
 async def _update_topic(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("topic"))
+    name = given.topic_name("topic")
     changes = given.changes("policy")
     given.end()
     return _topic(name, await broker.registry.update_topic(name, changes))
 
 
 async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
-    topic = broker.registry.topic(TopicName.parse(given.text("topic")))
+    topic = topic_of(broker, given)
     given.end()
     since_ms = topic.archive_awaited_since_ms
     return {
@@ -75,7 +75,7 @@ def _worth_showing(topic: Topic) -> list[Producer]:
 
 
 async def _create_topic(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("topic"))
+    name = given.topic_name("topic")
     given.end()
     await broker.registry.create_topic(name)
     return {"topic": name.full}
@@ -91,7 +91,7 @@ async def _create_topics(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _delete_topic(broker: Broker, given: Arguments) -> Plain:
-    name = TopicName.parse(given.text("topic"))
+    name = given.topic_name("topic")
     force = given.flag("force")
     given.end()
     topic = broker.registry.topic(name)
