@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageBatch, Times
+from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageBatch, Times, cuts
 from escapement.pipeline.sink.transactions import Transactions
 from escapement.storage.engine.base import Connection
 from escapement.storage.inbox import job
@@ -127,14 +127,15 @@ class Stager:
         self._gathered_bytes -= gathered.size_bytes
         batch = MessageBatch.concat(gathered.batches)
         at_ms = np.concatenate(gathered.at_ms)
-        cuts = _cuts(batch)
-        low, high = cuts[-1]
+        sizes = batch.string_sizes() + _ROW_BYTES
+        ranges = list(cuts(sizes, ENTRY_BYTES, MAX_ENTRY_MESSAGES))
+        low, high = ranges[-1]
         rest = batch.part(low, high)
         if not whole and high - low < MAX_ENTRY_MESSAGES and rest.size_bytes < ENTRY_BYTES:
-            cuts.pop()
+            ranges.pop()
             # A copy, because a view would keep the whole batch in memory.
             self._gather(target, MessageBatch.decode(rest.encode()), at_ms[low:high].copy())
-        for low, high in cuts:
+        for low, high in ranges:
             self._put(target, batch.part(low, high), at_ms[low:high])
 
     def _put(self, target: str, batch: MessageBatch, at_ms: Int64s) -> None:
@@ -175,27 +176,3 @@ class Stager:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
-
-
-def sizes_of(batch: MessageBatch) -> Int64s:
-    """Return the size of each message: of its payload, key and properties."""
-    sizes = batch.payloads.lengths.astype(np.int64)
-    for column in (batch.keys, batch.properties):
-        if column is not None:
-            sizes += column.lengths
-    return sizes
-
-
-def _cuts(batch: MessageBatch) -> list[tuple[int, int]]:
-    """Return the ranges of a batch for inbox entries: as many messages as fit, or one."""
-    sizes = sizes_of(batch) + _ROW_BYTES
-    ends = np.cumsum(sizes)
-    cuts: list[tuple[int, int]] = []
-    low = 0
-    while low < len(ends):
-        begins = int(ends[low] - sizes[low])
-        high = int(np.searchsorted(ends, begins + ENTRY_BYTES, "right"))
-        high = min(max(high, low + 1), low + MAX_ENTRY_MESSAGES)
-        cuts.append((low, high))
-        low = high
-    return cuts

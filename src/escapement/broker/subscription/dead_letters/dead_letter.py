@@ -10,7 +10,7 @@ Pure. The loops over single messages are intended: each message has properties o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.errors import InvalidRequest
-from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.message import Blobs, Int64s, MessageBatch, cuts
 from escapement.names import TopicName
 from escapement.properties import AS_IS, READABLE, pack_again, read_properties
 from escapement.storage.catalog.policy import SubscriptionPolicy
@@ -162,28 +162,16 @@ def inbox_entries(
       source: identifies an entry forever, together with the offset of its first message.
     """
     return [
-        InboxEntry(target.full, f"{source}/{offsets[at[0]]}", batch.take(at).encode(), len(at))
-        for at in _bounded(sizes(batch))
+        InboxEntry(
+            target.full, f"{source}/{offsets[low]}", batch.part(low, high).encode(), high - low
+        )
+        for low, high in cuts(sizes(batch), ENTRY_BYTES, len(batch))
     ]
 
 
 def sizes(batch: MessageBatch) -> Int64s:
     """Return about how many bytes each message takes in a body; int64[n]."""
-    found = batch.payloads.lengths.astype(np.int64) + 16
-    for column in (batch.keys, batch.properties):
-        if column is not None:
-            found += column.lengths
-    return found
-
-
-def _bounded(sizes: Int64s) -> Iterator[Int64s]:
-    """Yield runs of positions of at most ``ENTRY_BYTES``, but at least one message each."""
-    ends = np.cumsum(sizes)
-    first, before = 0, 0
-    while first < len(sizes):
-        last = max(first + 1, int(np.searchsorted(ends, before + ENTRY_BYTES, "right")))
-        yield np.arange(first, last)
-        first, before = last, int(ends[last - 1])
+    return batch.string_sizes() + 16
 
 
 def _parted(packed: bytes, unreadable: str = AS_IS) -> tuple[dict[Any, Any], dict[Any, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -18,7 +18,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from escapement.errors import StorageError
-from escapement.message import Buffer, MessageBatch
+from escapement.message import Buffer, MessageBatch, cuts
 from escapement.storage.directory import sync_directory
 from escapement.storage.index.keys import Key, Keys, is_sorted
 from escapement.storage.index.segments.block import (
@@ -157,21 +157,9 @@ def writing(path: Path) -> Iterator[None]:
         raise StorageError(f"{path} cannot be written: {error}. Is the disk full?") from error
 
 
-def _cuts(batch: MessageBatch, block_rows: int) -> list[tuple[int, int]]:
+def _cuts(batch: MessageBatch, block_rows: int) -> Iterable[tuple[int, int]]:
     """Return the runs into which a batch is cut by rows and bytes."""
     count = len(batch)
     if count <= block_rows and batch.size_bytes <= BLOCK_BYTES:
         return [(0, count)]
-    weights = np.full(count, 4, np.int64)
-    for column in (batch.payloads, batch.keys, batch.properties, batch.groups):
-        if column is not None:
-            weights += column.lengths
-    ends = np.cumsum(weights)
-    cuts = []
-    low, done = 0, 0
-    while low < count:
-        high = int(ends.searchsorted(done + BLOCK_BYTES, "right"))
-        high = min(max(high, low + 1), low + block_rows, count)
-        cuts.append((low, high))
-        low, done = high, int(ends[high - 1])
-    return cuts
+    return cuts(batch.string_sizes() + 4, BLOCK_BYTES, block_rows)
