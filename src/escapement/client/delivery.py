@@ -7,8 +7,9 @@ fields cost nothing. The classes here do not acknowledge messages, because the a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ import numpy.typing as npt
 from escapement.client.delivery_times import moment
 from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, MessageId
 from escapement.properties import read_properties
+
+AnyRow = TypeVar("AnyRow", bound="Row", covariant=True)
 
 
 class Origin(Protocol):
@@ -27,22 +30,13 @@ class Origin(Protocol):
     def loads(self, payload: bytes) -> Any: ...
 
 
-class Columns:
-    """Messages in columns of equal height.
+class Columns(Generic[AnyRow]):
+    """Messages in columns of equal height, and a sequence of rows.
 
     ``offsets`` and ``due_ms`` (Unix milliseconds) are int64 columns.
     """
 
-    __slots__ = (
-        "_groups",
-        "_keys",
-        "_origin",
-        "_payloads",
-        "_properties",
-        "due_ms",
-        "messages",
-        "offsets",
-    )
+    __slots__ = ("_lists", "_origin", "due_ms", "messages", "offsets")
 
     def __init__(
         self,
@@ -55,13 +49,22 @@ class Columns:
         self.due_ms = due_ms
         self.messages = messages
         self._origin = origin
-        self._payloads: list[bytes] | None = None
-        self._groups: list[bytes] | None = None
-        self._keys: list[bytes] | None = None
-        self._properties: list[bytes] | None = None
+        self._lists: dict[str, list[bytes]] = {}
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    def __getitem__(self, row: int) -> AnyRow:
+        if not -len(self) <= row < len(self):
+            raise IndexError(row)
+        return self._view(row % len(self))
+
+    def __iter__(self) -> Iterator[AnyRow]:
+        return map(self._view, range(len(self)))
+
+    def _view(self, row: int) -> AnyRow:
+        """Return one row."""
+        raise NotImplementedError
 
     @property
     def topic(self) -> str:
@@ -76,33 +79,20 @@ class Columns:
     def values(self) -> list[Any]:
         """Return the deserialized values of all messages."""
         loads = self._origin.loads
-        return [loads(payload) for payload in self._payload_list()]
+        return [loads(payload) for payload in self._strings("payloads")]
 
-    def _payload_list(self) -> list[bytes]:
-        if self._payloads is None:
-            self._payloads = self.messages.payloads.to_list()
-        return self._payloads
-
-    def _key_list(self) -> list[bytes]:
-        if self._keys is None:
-            keys = self.messages.keys
-            self._keys = [b""] * len(self) if keys is None else keys.to_list()
-        return self._keys
-
-    def _group_list(self) -> list[bytes]:
-        if self._groups is None:
-            groups = self.messages.groups
-            self._groups = [b""] * len(self) if groups is None else groups.to_list()
-        return self._groups
-
-    def _properties_list(self) -> list[bytes]:
-        if self._properties is None:
-            found = self.messages.properties
-            self._properties = [b""] * len(self) if found is None else found.to_list()
-        return self._properties
+    def _strings(self, name: str) -> list[bytes]:
+        """Return a column of strings of the batch as a list, decoded on the first access."""
+        try:
+            return self._lists[name]
+        except KeyError:
+            column: Blobs | None = getattr(self.messages, name)
+            strings = [b""] * len(self) if column is None else column.to_list()
+            self._lists[name] = strings
+            return strings
 
 
-class Delivery(Columns):
+class Delivery(Columns[AnyRow]):
     """Delivered messages in columns of equal height.
 
     In addition to the columns of ``Columns`` there are ``attempts`` (uint16, counted from 1)
@@ -138,13 +128,26 @@ class Delivery(Columns):
             return np.zeros(len(self), np.bool_)
         return self._redelivered.astype(np.bool_)
 
+    def rest(self, row: int) -> Self:
+        """Return the messages from ``row`` on as a batch."""
+        if row == 0:
+            return self
+        return type(self)(
+            self._origin,
+            self.offsets[row:],
+            self.due_ms[row:],
+            None if self._attempts is None else self._attempts[row:],
+            None if self._redelivered is None else self._redelivered[row:],
+            self.messages.part(row, len(self)),
+        )
+
 
 class Row:
     """One message, as a view of columns that are decoded on access."""
 
     __slots__ = ("_columns", "_row")
 
-    def __init__(self, columns: Columns, row: int) -> None:
+    def __init__(self, columns: Columns[Row], row: int) -> None:
         self._columns = columns
         self._row = row
 
@@ -156,18 +159,18 @@ class Row:
     @property
     def payload(self) -> bytes:
         """The payload as bytes."""
-        return self._columns._payload_list()[self._row]
+        return self._columns._strings("payloads")[self._row]
 
     @property
     def key(self) -> str | None:
         """The key of the message, or None."""
-        key = self._columns._key_list()[self._row]
+        key = self._columns._strings("keys")[self._row]
         return key.decode(errors="backslashreplace") if key else None
 
     @property
     def properties(self) -> dict[str, Any]:
         """The properties of the message; bytes that are not valid UTF-8 appear as ``\\xff``."""
-        return read_properties(self._columns._properties_list()[self._row])
+        return read_properties(self._columns._strings("properties")[self._row])
 
     @property
     def priority(self) -> int:
@@ -178,7 +181,7 @@ class Row:
     @property
     def group(self) -> str | None:
         """The name of the message's group, or None."""
-        group = self._columns._group_list()[self._row]
+        group = self._columns._strings("groups")[self._row]
         return group.decode() if group else None
 
     @property
@@ -210,7 +213,7 @@ class DeliveredRow(Row):
 
     __slots__ = ()
 
-    _columns: Delivery
+    _columns: Delivery[DeliveredRow]
 
     @property
     def attempt(self) -> int:

@@ -16,7 +16,7 @@ from escapement.message import Int64s, MessageId
 from escapement.names import TopicName
 
 One = MessageId | Receipt | Row | int
-What = One | Receipts | Columns | Selection | Int64s | Iterable[One]
+What = One | Receipts | Columns[Row] | Selection | Int64s | Iterable[One]
 
 _MOST = (1 << 63) - 1
 

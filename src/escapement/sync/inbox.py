@@ -13,7 +13,6 @@ from threading import Lock
 from types import TracebackType
 from typing import TypeVar
 
-from escapement.client.consuming import batch as batches
 from escapement.client.consuming import inbox as inboxes
 from escapement.client.delivery import DeliveredRow, Delivery
 from escapement.client.delivery_times import Delay, Where
@@ -32,6 +31,7 @@ class Inbox:
     def __init__(self, loop: Loop, inbox: inboxes.Inbox) -> None:
         self.topic = inbox.topic
         self.subscription = inbox.subscription
+        self.loads = inbox.loads
         self._loop = loop
         self._inbox = inbox
         self._lock = Lock()  # guards _current and _row
@@ -136,7 +136,18 @@ class Inbox:
         async def fetch() -> Batch | None:
             await self._inbox._have_room()
             found = await self._inbox.next_batch(timeout_s)
-            return None if found is None else Batch(self, found)
+            if found is None:
+                return None
+            batch = Batch(
+                self,
+                found.offsets,
+                found.due_ms,
+                found._attempts,
+                found._redelivered,
+                found.messages,
+            )
+            batch.rewinds = self._inbox.rewinds
+            return batch
 
         return self._call(fetch)
 
@@ -148,55 +159,36 @@ class Inbox:
         return self._loop.call(called)
 
 
-class Batch(Delivery):
+class Batch(Delivery["Message"]):
     """A batch of delivered messages, in columns of equal height.
 
     ``offsets`` and ``due_ms`` are int64 columns. Iterate over the batch, or index it, for
     single messages.
     """
 
-    __slots__ = ("_batch", "_inbox", "rewinds")
+    __slots__ = ("rewinds",)
 
-    def __init__(self, inbox: Inbox, batch: batches.Batch) -> None:
-        super().__init__(
-            batch._origin,
-            batch.offsets,
-            batch.due_ms,
-            batch._attempts,
-            batch._redelivered,
-            batch.messages,
-        )
-        self._batch = batch
-        self._inbox = inbox
-        self.rewinds = inbox._inbox.rewinds  # the consumer's number of seeks at delivery
+    _origin: Inbox
+    rewinds: int  # the consumer's number of seeks at delivery
 
-    def __getitem__(self, row: int) -> Message:
-        if not -len(self) <= row < len(self):
-            raise IndexError(row)
-        return Message(self, row % len(self))
-
-    def __iter__(self) -> Iterator[Message]:
-        return (Message(self, row) for row in range(len(self)))
+    def _view(self, row: int) -> Message:
+        return Message(self, row)
 
     def ack(self, *, durable: bool = False) -> int | None:
         """Acknowledge all messages of the batch; see ``Inbox.ack``."""
-        return self._inbox.ack(self.offsets, durable=durable)
+        return self._origin.ack(self.offsets, durable=durable)
 
     def nack(self, delay: Delay | None = None) -> None:
         """Nack all messages of the batch; see ``Inbox.nack``."""
-        self._inbox.nack(self.offsets, delay)
+        self._origin.nack(self.offsets, delay)
 
     def release(self, delay: Delay | None = None) -> None:
         """Release all messages of the batch; see ``Inbox.release``."""
-        self._inbox.release(self.offsets, delay)
+        self._origin.release(self.offsets, delay)
 
     def extend(self, wait: Delay) -> int:
         """Extend the ack deadline of all messages of the batch; see ``Inbox.extend``."""
-        return self._inbox.extend(self.offsets, wait)
-
-    def rest(self, row: int) -> Batch:
-        """Return the messages from ``row`` on as a batch."""
-        return Batch(self._inbox, self._batch.rest(row))
+        return self._origin.extend(self.offsets, wait)
 
 
 class Message(DeliveredRow):
@@ -207,11 +199,9 @@ class Message(DeliveredRow):
     propagates.
     """
 
-    __slots__ = ("_inbox",)
+    __slots__ = ()
 
-    def __init__(self, batch: Batch, row: int) -> None:
-        super().__init__(batch, row)
-        self._inbox = batch._inbox
+    _columns: Batch
 
     def ack(self, *, durable: bool = False) -> None:
         """Acknowledge the message.
@@ -221,17 +211,17 @@ class Message(DeliveredRow):
             delivered again.
         """
         if durable:
-            self._inbox.ack(self.offset, durable=True)
+            self._columns._origin.ack(self.offset, durable=True)
         else:
-            self._inbox._acknowledge(self.offset)
+            self._columns._origin._acknowledge(self.offset)
 
     def nack(self, delay: Delay | None = None) -> None:
         """Nack the message: it is redelivered after ``delay``, or after the usual back-off."""
-        self._inbox.nack(self.offset, delay)
+        self._columns._origin.nack(self.offset, delay)
 
     def release(self, delay: Delay | None = None) -> None:
         """Release the message: this delivery does not count as an attempt."""
-        self._inbox.release(self.offset, delay)
+        self._columns._origin.release(self.offset, delay)
 
     def extend(self, wait: Delay) -> bool:
         """Extend the ack deadline to at least ``wait`` from now.
@@ -239,7 +229,7 @@ class Message(DeliveredRow):
         Returns:
           False if the message is no longer in flight at this consumer.
         """
-        return bool(self._inbox.extend(self.offset, wait))
+        return bool(self._columns._origin.extend(self.offset, wait))
 
     def __enter__(self) -> Message:
         return self

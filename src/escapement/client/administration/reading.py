@@ -6,7 +6,6 @@ again, and reading a range twice gives the same messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 
 from escapement.client.connection.line import Line
@@ -70,7 +69,7 @@ class Reading:
         return answer
 
 
-class Page(Columns):
+class Page(Columns["Entry"]):
     """A page of messages as they were published, in columns of equal height, by offset.
 
     ``published_ms`` (int64) is the time when the broker accepted each message, in Unix
@@ -90,13 +89,8 @@ class Page(Columns):
         super().__init__(origin, offsets, due_ms, messages)
         self.published_ms = published_ms
 
-    def __getitem__(self, row: int) -> Entry:
-        if not -len(self) <= row < len(self):
-            raise IndexError(row)
-        return Entry(self, row % len(self))
-
-    def __iter__(self) -> Iterator[Entry]:
-        return (Entry(self, row) for row in range(len(self)))
+    def _view(self, row: int) -> Entry:
+        return Entry(self, row)
 
 
 class Entry(Row):

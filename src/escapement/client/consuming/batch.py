@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.client.consuming.ack_queue import PendingAck
 from escapement.client.delivery import DeliveredRow, Delivery, Origin
 from escapement.client.delivery_times import Delay
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Int64s
 
 
 class Holder(Origin, Protocol):
@@ -37,63 +36,35 @@ class Holder(Origin, Protocol):
         """Wait until the given pending acks are durable."""
 
 
-class Batch(Delivery):
+class Batch(Delivery["Message"]):
     """A batch of delivered messages, in columns of equal height.
 
     ``offsets`` and ``due_ms`` are int64 columns. Iterate over the batch, or index it, for
     single messages.
     """
 
-    __slots__ = ("_holder",)
+    __slots__ = ()
 
-    def __init__(
-        self,
-        holder: Holder,
-        offsets: Int64s,
-        due_ms: Int64s,
-        attempts: npt.NDArray[np.uint16] | None,
-        redelivered: npt.NDArray[np.uint8] | None,
-        messages: MessageBatch,
-    ) -> None:
-        super().__init__(holder, offsets, due_ms, attempts, redelivered, messages)
-        self._holder = holder
+    _origin: Holder
 
-    def __getitem__(self, row: int) -> Message:
-        if not -len(self) <= row < len(self):
-            raise IndexError(row)
-        return Message(self, row % len(self))
-
-    def __iter__(self) -> Iterator[Message]:
-        return (Message(self, row) for row in range(len(self)))
+    def _view(self, row: int) -> Message:
+        return Message(self, row)
 
     async def ack(self, *, durable: bool = False) -> int | None:
         """Acknowledge all messages of the batch; see ``Inbox.ack``."""
-        return await self._holder.ack(self.offsets, durable=durable)
+        return await self._origin.ack(self.offsets, durable=durable)
 
     async def nack(self, delay: Delay | None = None) -> None:
         """Nack all messages of the batch; see ``Inbox.nack``."""
-        self._holder._give_back(self.offsets, delay)
+        self._origin._give_back(self.offsets, delay)
 
     async def release(self, delay: Delay | None = None) -> None:
         """Release all messages of the batch; see ``Inbox.release``."""
-        self._holder._hand_back(self.offsets, delay)
+        self._origin._hand_back(self.offsets, delay)
 
     async def extend(self, wait: Delay) -> int:
         """Extend the ack deadline of all messages of the batch; see ``Inbox.extend``."""
-        return await self._holder.extend(self.offsets, wait)
-
-    def rest(self, row: int) -> Batch:
-        """Return the messages from ``row`` on as a batch."""
-        if row == 0:
-            return self
-        return Batch(
-            self._holder,
-            self.offsets[row:],
-            self.due_ms[row:],
-            None if self._attempts is None else self._attempts[row:],
-            None if self._redelivered is None else self._redelivered[row:],
-            self.messages.take(np.arange(row, len(self))),
-        )
+        return await self._origin.extend(self.offsets, wait)
 
 
 class Batches:
@@ -120,12 +91,9 @@ class Message(DeliveredRow):
     propagates.
     """
 
-    __slots__ = ("_holder",)
+    __slots__ = ()
 
-    def __init__(self, batch: Batch, row: int) -> None:
-        self._columns = batch
-        self._row = row
-        self._holder = batch._holder
+    _columns: Batch
 
     async def ack(self, *, durable: bool = False) -> None:
         """Acknowledge the message.
@@ -134,7 +102,7 @@ class Message(DeliveredRow):
           durable: wait until the acknowledgement is durable, so that the message is never
             delivered again.
         """
-        holder = self._holder
+        holder = self._columns._origin
         await holder._have_room()
         pending_ack = holder._done(self.offset)
         if durable:
@@ -142,14 +110,14 @@ class Message(DeliveredRow):
 
     async def nack(self, delay: Delay | None = None) -> None:
         """Nack the message: it is redelivered after ``delay``, or after the usual back-off."""
-        self._holder._give_back(np.array([self.offset], np.int64), delay)
+        self._columns._origin._give_back(np.array([self.offset], np.int64), delay)
 
     async def release(self, delay: Delay | None = None) -> None:
         """Release the message: this delivery does not count as an attempt.
 
         See ``Inbox.release``.
         """
-        self._holder._hand_back(np.array([self.offset], np.int64), delay)
+        self._columns._origin._hand_back(np.array([self.offset], np.int64), delay)
 
     async def extend(self, wait: Delay) -> bool:
         """Extend the ack deadline to at least ``wait`` from now; see ``Inbox.extend``.
@@ -157,7 +125,7 @@ class Message(DeliveredRow):
         Returns:
           False if the message is no longer in flight at this consumer.
         """
-        return bool(await self._holder.extend(np.array([self.offset], np.int64), wait))
+        return bool(await self._columns._origin.extend(np.array([self.offset], np.int64), wait))
 
     async def __aenter__(self) -> Message:
         return self
@@ -172,4 +140,4 @@ class Message(DeliveredRow):
             await self.ack()
         else:
             # No checkpoint here: this must also work in a cancelled scope.
-            self._holder._give_back(np.array([self.offset], np.int64), None)
+            self._columns._origin._give_back(np.array([self.offset], np.int64), None)
