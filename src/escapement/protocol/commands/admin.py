@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from escapement.protocol.commands.command import Command, command
@@ -16,7 +15,6 @@ from escapement.protocol.limits import (
 
 
 @command(40, "client")
-@dataclass(frozen=True, slots=True)
 class Admin(Command):
     """An administrative request by name, with plain arguments."""
 
@@ -28,7 +26,6 @@ class Admin(Command):
 
 
 @command(41, "broker")
-@dataclass(frozen=True, slots=True)
 class AdminReply(Command):
     """The reply to Admin."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from escapement.protocol.commands.command import Command, command
 from escapement.protocol.fields import (
     AckColumn,
@@ -17,7 +15,6 @@ from escapement.protocol.limits import MAX_FRAME_BYTES
 
 
 @command(50, "client")
-@dataclass(frozen=True, slots=True, eq=False)
 class Cancel(Command):
     """A request to deliver messages to no further subscription.
 
@@ -32,7 +29,6 @@ class Cancel(Command):
 
 
 @command(51, "client")
-@dataclass(frozen=True, slots=True, eq=False)
 class Reschedule(Command):
     """A request to make messages due after ``delay_ms``, at ``at_ms``, or now if both are -1.
 
@@ -53,7 +49,6 @@ class Reschedule(Command):
 
 
 @command(52, "broker")
-@dataclass(frozen=True, slots=True, eq=False)
 class Amended(Command):
     """The outcomes of the messages of a Cancel or Reschedule, in the order of the request.
 

@@ -7,8 +7,8 @@ package is imported.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, ClassVar, Final, Literal, TypeVar, get_type_hints
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, Literal, TypeVar, dataclass_transform, get_type_hints
 
 from escapement.protocol.fields import Kind
 from escapement.protocol.limits import MAX_PLAIN_BYTES
@@ -66,23 +66,23 @@ class Command:
         """Raise ``ValueError`` if the fields do not fit each other."""
 
 
-_C = TypeVar("_C", bound=type[Command])
+_C = TypeVar("_C", bound=Command)
 
 COMMANDS: Final[dict[int, type[Command]]] = {}
 
 
-def command(number: int, *senders: Role) -> Callable[[_C], _C]:
-    """Return a decorator that enters a dataclass in ``COMMANDS`` under its number."""
+@dataclass_transform(frozen_default=True)
+def command(number: int, *senders: Role) -> Callable[[type[_C]], type[_C]]:
+    """Return a decorator for a frozen dataclass, entered in ``COMMANDS`` under its number."""
 
-    def enter(cls: _C) -> _C:
+    def enter(plain: type[_C]) -> type[_C]:
         assert number not in COMMANDS, f"two commands are numbered {number}"
+        cls = dataclass(frozen=True, slots=True)(plain)
         hints = get_type_hints(cls, include_extras=True)
         cls.TYPE = number
         cls.SENDERS = frozenset(senders)
-        cls.KINDS = tuple(
-            (field.name, hints[field.name].__metadata__[0])
-            for field in fields(cls)  # type: ignore[arg-type]
-        )
+        found = fields(cls)  # type: ignore[arg-type]
+        cls.KINDS = tuple((one.name, hints[one.name].__metadata__[0]) for one in found)
         COMMANDS[number] = cls
         return cls
 

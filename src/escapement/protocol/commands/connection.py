@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from escapement.protocol.commands.command import Command, command
@@ -11,7 +10,6 @@ from escapement.protocol.limits import MAX_ID, MAX_REQUEST_CONTAINERS
 
 
 @command(1, "client")
-@dataclass(frozen=True, slots=True)
 class Hello(Command):
     """The first command of a client. ``features`` is reserved for future use."""
 
@@ -23,7 +21,6 @@ class Hello(Command):
 
 
 @command(2, "broker")
-@dataclass(frozen=True, slots=True)
 class Welcome(Command):
     """The broker's reply to Hello: its name, its id and its limits (see ``limits``)."""
 
@@ -36,7 +33,6 @@ class Welcome(Command):
 
 
 @command(3, "client", "broker")
-@dataclass(frozen=True, slots=True)
 class Ping(Command):
     """A request for a Pong with the same token, to check that the other side is alive."""
 
@@ -44,7 +40,6 @@ class Ping(Command):
 
 
 @command(4, "client", "broker")
-@dataclass(frozen=True, slots=True)
 class Pong(Command):
     """The reply to Ping."""
 
@@ -52,7 +47,6 @@ class Pong(Command):
 
 
 @command(5, "client", "broker")
-@dataclass(frozen=True, slots=True)
 class Goodbye(Command):
     """The last command of a side, which then closes the connection."""
 
@@ -60,7 +54,6 @@ class Goodbye(Command):
 
 
 @command(7, "broker")
-@dataclass(frozen=True, slots=True)
 class Done(Command):
     """The reply to a request without a result (CloseProducer, CloseConsumer, Halt)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from escapement.message import MessageBatch
@@ -36,7 +35,6 @@ from escapement.traits import KeyRange
 
 
 @command(20, "client")
-@dataclass(frozen=True, slots=True)
 class Subscribe(Command):
     """A request to join a subscription, which is created if it does not exist.
 
@@ -58,7 +56,6 @@ class Subscribe(Command):
 
 
 @command(21, "broker")
-@dataclass(frozen=True, slots=True)
 class ConsumerReady(Command):
     """The reply to Subscribe. ``topic`` is the full name, as used in message ids."""
 
@@ -69,7 +66,6 @@ class ConsumerReady(Command):
 
 
 @command(22, "client")
-@dataclass(frozen=True, slots=True)
 class Flow(Command):
     """A grant of permits: the broker may deliver this many more messages."""
 
@@ -78,7 +74,6 @@ class Flow(Command):
 
 
 @command(23, "broker")
-@dataclass(frozen=True, slots=True, eq=False)
 class Deliver(Command):
     """A delivery of messages to a consumer, in columns of equal height.
 
@@ -110,7 +105,6 @@ class Deliver(Command):
 
 
 @command(24, "client")
-@dataclass(frozen=True, slots=True, eq=False)
 class Ack(Command):
     """An acknowledgement of single offsets, of ranges ``first .. last - 1``, or of both.
 
@@ -138,7 +132,6 @@ class Ack(Command):
 
 
 @command(25, "client")
-@dataclass(frozen=True, slots=True, eq=False)
 class Nack(Command):
     """A request to redeliver messages after ``delay_ms``, or after the back-off if it is -1."""
 
@@ -151,7 +144,6 @@ class Nack(Command):
 
 
 @command(26, "broker")
-@dataclass(frozen=True, slots=True)
 class Acked(Command):
     """The reply to Ack, Nack, Extend and Release, with the number of affected messages.
 
@@ -163,7 +155,6 @@ class Acked(Command):
 
 
 @command(27, "client")
-@dataclass(frozen=True, slots=True)
 class CloseConsumer(Command):
     """A request to leave the subscription. Answered by Done.
 
@@ -180,7 +171,6 @@ class CloseConsumer(Command):
 
 
 @command(28, "broker")
-@dataclass(frozen=True, slots=True)
 class ConsumerActive(Command):
     """A notice that a consumer of a failover subscription becomes active or inactive."""
 
@@ -189,7 +179,6 @@ class ConsumerActive(Command):
 
 
 @command(29, "broker")
-@dataclass(frozen=True, slots=True)
 class ConsumerClosed(ErrorCommand):
     """A notice that the broker closed a consumer, as its subscription or topic was deleted."""
 
@@ -200,7 +189,6 @@ class ConsumerClosed(ErrorCommand):
 
 
 @command(30, "client")
-@dataclass(frozen=True, slots=True, eq=False)
 class Extend(Command):
     """A request to redeliver messages no earlier than ``wait_ms`` from now.
 
@@ -217,7 +205,6 @@ class Extend(Command):
 
 
 @command(31, "client")
-@dataclass(frozen=True, slots=True, eq=False)
 class Release(Command):
     """A request to redeliver messages without counting this delivery as an attempt."""
 
@@ -230,7 +217,6 @@ class Release(Command):
 
 
 @command(32, "broker")
-@dataclass(frozen=True, slots=True)
 class ConsumerRewound(Command):
     """A notice that a seek moved the subscription, so that earlier deliveries are void.
 
@@ -241,7 +227,6 @@ class ConsumerRewound(Command):
 
 
 @command(37, "client")
-@dataclass(frozen=True, slots=True)
 class Halt(Command):
     """A request to deliver nothing more to a consumer that is about to leave.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from escapement.errors import RemoteProtocolError
 from escapement.message import MessageBatch, Times
 from escapement.protocol.body import decode_body
@@ -27,7 +25,6 @@ from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_INT64
 
 
 @command(10, "client")
-@dataclass(frozen=True, slots=True)
 class OpenProducer(Command):
     """A request to open a producer under a name, or under no name ("").
 
@@ -46,7 +43,6 @@ class OpenProducer(Command):
 
 
 @command(11, "broker")
-@dataclass(frozen=True, slots=True)
 class ProducerReady(Command):
     """The reply to OpenProducer. ``last_sequence`` is the last stored sequence, or -1.
 
@@ -63,7 +59,6 @@ class ProducerReady(Command):
 
 
 @command(12, "client")
-@dataclass(frozen=True, slots=True, eq=False)
 class Publish(Command):
     """A batch to store. Its messages have the numbers ``sequence``, ``sequence + 1``, ...
 
@@ -105,7 +100,6 @@ class Publish(Command):
 
 
 @command(13, "broker")
-@dataclass(frozen=True, slots=True, eq=False)
 class Receipt(Command):
     """A confirmation that the batch from ``sequence`` on is durable.
 
@@ -134,7 +128,6 @@ class Receipt(Command):
 
 
 @command(14, "client")
-@dataclass(frozen=True, slots=True)
 class CloseProducer(Command):
     """A request to close a producer. Answered by Done."""
 
@@ -143,7 +136,6 @@ class CloseProducer(Command):
 
 
 @command(15, "broker")
-@dataclass(frozen=True, slots=True)
 class ProducerClosed(ErrorCommand):
     """A notice that the broker closed a producer: it was fenced, or its topic was deleted."""
 

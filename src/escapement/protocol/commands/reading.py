@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from escapement.message import Blobs, MessageBatch
@@ -23,7 +22,6 @@ from escapement.protocol.limits import MAX_BATCH_MESSAGES, MAX_FRAME_BYTES
 
 
 @command(33, "client")
-@dataclass(frozen=True, slots=True)
 class Read(Command):
     """A request for the first messages with offsets in ``[start, stop)``.
 
@@ -39,7 +37,6 @@ class Read(Command):
 
 
 @command(34, "broker")
-@dataclass(frozen=True, slots=True, eq=False)
 class Page(Command):
     """A page of messages in the order of their offsets, in columns of equal height.
 
@@ -70,7 +67,6 @@ class Page(Command):
 
 
 @command(35, "client")
-@dataclass(frozen=True, slots=True, eq=False)
 class Find(Command):
     """A request for the offsets of the messages with dedup keys, given as digests."""
 
@@ -82,7 +78,6 @@ class Find(Command):
 
 
 @command(36, "broker")
-@dataclass(frozen=True, slots=True, eq=False)
 class Found(Command):
     """The reply to Find: one offset per digest, in order, or -1 if the key is unknown."""
 

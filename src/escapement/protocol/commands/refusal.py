@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from escapement.errors import EscapementError, from_code
 from escapement.protocol.commands.command import Command, command
 from escapement.protocol.fields import Boolean, Code, CountOrNone, Explanation, OptionalId
@@ -35,7 +33,6 @@ def error_fields(error: EscapementError) -> tuple[str, str, bool]:
 
 
 @command(6, "broker")
-@dataclass(frozen=True, slots=True)
 class Refused(ErrorCommand):
     """A refusal of a request, with the reason. The request had no effect.
 
