@@ -35,6 +35,7 @@ from support.commit_pipelines import FaultyEngine, Once
 from support.staged_jobs import take_out
 
 COLUMNS = {"payload": "binary", "deliver_at": "timestamp"}
+PAYLOAD = [("payload", "binary")]
 DRIVER = """
 import json, os, sys
 import pyarrow as pa
@@ -42,7 +43,7 @@ from escapement.pipeline.sink import bulk_write
 from escapement.pipeline.sink.bulk_write import BulkWrite
 from escapement.pipeline.options import Options
 options, columns, dies = json.loads(sys.argv[1])
-plan = BulkWrite.plan(Options(options), columns)
+plan = BulkWrite.plan(Options(options), columns.items())
 rows = pa.RecordBatch.from_pydict({"payload": pa.array([b"%d" % n for n in range(1000)])})
 parts = [bulk_write.write_part(plan, part, [rows]) for part in range(2)]
 if dies == "before":
@@ -75,7 +76,8 @@ def connection(engine: Engine) -> Iterator[Connection]:
 
 
 def plan(url: str, columns: dict[str, str] | None = None, **options: str) -> BulkWrite:
-    return BulkWrite.plan(Options({"url": url, **options}), columns or {"payload": "binary"})
+    named = columns or {"payload": "binary"}
+    return BulkWrite.plan(Options({"url": url, **options}), named.items())
 
 
 def rows(*payloads: bytes, topics: list[str] | None = None) -> pa.RecordBatch:
@@ -177,7 +179,7 @@ def test_stream_batches_are_identified_by_query_id_or_txn_app_id(
 ) -> None:
     """B7: txnAppId identifies them if the checkpoint is lost, and with it the query id."""
     options = Options({"url": mysql_url, "topic": "t/n/x", **name})
-    begun = BulkWrite.plan(options, {"payload": "binary"}, of_stream=True)
+    begun = BulkWrite.plan(options, PAYLOAD, of_stream=True)
     for query, batch, repeated in (("a", 0, False), ("a", 0, True), ("b", 0, again)):
         write = begun.of_batch(f"query/{query}", batch)
         report = bulk_write.commit(write, [bulk_write.write_part(write, 0, [rows(b"1")])])
@@ -222,7 +224,7 @@ def test_aborted_stream_batch_without_finished_tasks_leaves_nothing(
 
     def stream(checkpoint: str) -> BulkWrite:
         given = {"url": mysql_url, "topic": "t/n/x", "checkpointLocation": checkpoint}
-        return BulkWrite.plan(Options(given), {"payload": "binary"}, of_stream=True)
+        return BulkWrite.plan(Options(given), PAYLOAD, of_stream=True)
 
     for checkpoint, batch in (("ours", 7), ("ours", 8), ("theirs", 7)):
         plan = stream(checkpoint).of_batch(f"query/{checkpoint}", batch)
@@ -247,7 +249,7 @@ def test_stream_without_identifying_options_aborts_only_its_own_parts(
 
     def stream() -> BulkWrite:
         given = Options({"url": mysql_url, "topic": "t/n/x"})
-        return BulkWrite.plan(given, {"payload": "binary"}, of_stream=True)
+        return BulkWrite.plan(given, PAYLOAD, of_stream=True)
 
     ours, theirs = stream().of_batch("query/ours", 7), stream().of_batch("query/theirs", 7)
     ended = [bulk_write.write_part(ours, part, [rows(b"1")]) for part in range(2)]
@@ -400,7 +402,7 @@ def test_null_time_fails_the_write_unless_null_times_is_now(
     def planned(**options: str) -> BulkWrite:
         given = Options({"url": mysql_url, "topic": "t/n/x", **options})
         columns = {"payload": "binary", "key": "string", "delay_ms": "bigint"}
-        write = BulkWrite.plan(given, columns, of_stream=of_stream)
+        write = BulkWrite.plan(given, columns.items(), of_stream=of_stream)
         return write.of_batch("query/1", 7)
 
     write = planned()
@@ -445,6 +447,6 @@ def test_bulk_write_to_sqlite_or_to_a_database_without_a_log_is_refused(
     mysql_url: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequest, match="MySQL or MariaDB"):
-        BulkWrite.plan(Options({"data": str(tmp_path), "topic": "x"}), {"payload": "binary"})
+        BulkWrite.plan(Options({"data": str(tmp_path), "topic": "x"}), PAYLOAD)
     with pytest.raises(SchemaError):
         plan(mysql_url, topic="t/n/x")

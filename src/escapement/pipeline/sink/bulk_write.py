@@ -120,7 +120,7 @@ class BulkWrite:
 
     @classmethod
     def plan(
-        cls, options: Options, columns: Mapping[str, str], *, of_stream: bool = False
+        cls, options: Options, columns: Iterable[tuple[str, str]], *, of_stream: bool = False
     ) -> BulkWrite:
         """Plan a write, after all checks that are possible before tasks run.
 

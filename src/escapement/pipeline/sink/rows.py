@@ -24,9 +24,10 @@ from escapement.message import (
     MessageBatch,
     UInt8s,
 )
+from escapement.pipeline.arrow import longs, present, values_of
 from escapement.pipeline.sink.packing import MOST_ENTRIES, encode_maps
 from escapement.pipeline.sink.shape import NULL_IS_REFUSED, Shape
-from escapement.pipeline.sink.staging import MAX_MESSAGE_BYTES, sizes_of
+from escapement.pipeline.sink.staging import MAX_MESSAGE_BYTES
 
 _BYTES: Final = pa.large_binary()
 _LAST_PRIORITY: Final = 255
@@ -112,7 +113,7 @@ class RowReader:
         # Bytes that are not UTF-8 are escaped, and refused later as an invalid topic name.
         found = coded.dictionary.cast(_BYTES).to_pylist()
         names = [*(name.decode("utf-8", "backslashreplace") for name in found), ""]
-        codes = np.asarray(coded.indices.fill_null(len(names) - 1))
+        codes = values_of(coded.indices.fill_null(len(names) - 1), np.int32)
         codes = np.where(codes == names.index(""), len(names) - 1, codes)
         order = np.argsort(codes, kind="stable")
         bounds = np.searchsorted(codes[order], np.arange(len(names) + 1))
@@ -132,7 +133,7 @@ class RowReader:
         return Rows(topic, batch, at_ms, self._partition, self._rows_before, places)
 
     def _refuse_large(self, batch: MessageBatch) -> None:
-        sizes = sizes_of(batch)
+        sizes = batch.string_sizes()
         large = sizes > MAX_MESSAGE_BYTES
         if large.any():
             raise InvalidRequest(
@@ -143,8 +144,7 @@ class RowReader:
 
     def _refuse(self, wrong: Bools, why: str) -> None:
         """Raise ``InvalidRequest`` if any row is wrong."""
-        count = int(np.count_nonzero(wrong))
-        if count:
+        if wrong.any():
             raise InvalidRequest(f"{self._named(wrong)} {why}")
 
     def _named(self, wrong: Bools, more: str = "") -> str:
@@ -175,7 +175,7 @@ class RowReader:
         if name is None:
             return None
         column = rows.column(self._shape.places[name])
-        given = _given(column)
+        given = present(column)
         self._refuse_null(rows, name, given)
         if name == "deliver_at":
             at_ms = _milliseconds(column)
@@ -197,30 +197,32 @@ class RowReader:
 
     def _payloads(self, column: pa.Array) -> Blobs:
         if column.null_count:
-            self._refuse(~_given(column), "without a payload: use an empty payload instead of null")
+            self._refuse(
+                ~present(column), "without a payload: use an empty payload instead of null"
+            )
         return _blobs(column, "payload")
 
     def _topics(self, column: pa.Array) -> pa.Array:
         if not self._topic:
-            absent = ~_given(column) | np.asarray(pc.equal(column, "").fill_null(True))
+            absent = _blobs(column, "topic").lengths == 0
             self._refuse(absent, "without a topic: fill in the column, or give the option topic")
         return column
 
     def _properties(self, column: pa.Array) -> Blobs | None:
         if column.null_count == len(column):
             return None
-        bounds = np.asarray(column.offsets, dtype=np.int64)
-        counts = np.where(_given(column), np.diff(bounds), 0)
+        bounds = values_of(column.offsets, np.int32).astype(np.int64)
+        counts = np.where(present(column), np.diff(bounds), 0)
         self._refuse(counts > MOST_ENTRIES, f"with more than {MOST_ENTRIES:,} properties")
         low, high = int(bounds[0]), int(bounds[-1])
         if int(counts.sum()) != high - low:  # null maps may still have entries
-            entries = np.repeat(_given(column), np.diff(bounds))
-            keep = pa.array(np.flatnonzero(entries) + low)
+            entries = np.repeat(present(column), np.diff(bounds))
+            keep = longs(np.flatnonzero(entries) + low)
             names, values = column.keys.take(keep), column.items.take(keep)
         else:
             names, values = column.keys.slice(low, high - low), column.items.slice(low, high - low)
         # A name is never null: neither Spark nor Arrow allows null keys in a map.
-        absent = np.asarray(values.is_null()) if values.null_count else None
+        absent = ~present(values) if values.null_count else None
         return encode_maps(counts, _blobs(names, "property"), _blobs(values, "property"), absent)
 
     def _priorities(self, column: pa.Array) -> UInt8s | None:
@@ -232,13 +234,9 @@ class RowReader:
         return values.astype(np.uint8)
 
 
-def _given(column: pa.Array) -> Any:
-    return np.asarray(column.is_valid())
-
-
 def _integers(column: pa.Array, absent: int) -> Int64s:
     filled = column.fill_null(absent) if column.null_count else column
-    return np.asarray(filled.cast(pa.int64()))
+    return values_of(filled.cast(pa.int64()), np.int64)
 
 
 def _milliseconds(column: pa.Array) -> Int64s:

@@ -6,7 +6,7 @@ in Spark's SQL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,14 +40,14 @@ class Shape:
     places: Mapping[str, int]
 
     @classmethod
-    def of(cls, columns: Mapping[str, str]) -> Shape:
+    def of(cls, columns: Iterable[tuple[str, str]]) -> Shape:
         """Return the shape of columns, which are given by name and type, in their order.
 
         Raises:
           InvalidRequest: if the columns cannot be written. The error names the column.
         """
         places: dict[str, int] = {}
-        for place, (name, kind) in enumerate(columns.items()):
+        for place, (name, kind) in enumerate(columns):
             known = name.lower()
             if known not in _TYPES:
                 raise InvalidRequest(

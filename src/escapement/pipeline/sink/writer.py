@@ -96,12 +96,8 @@ def _say(report: Report) -> None:
     print(f"escapement: {report.line}", file=sys.stderr)
 
 
-def _columns(schema: StructType) -> dict[str, str]:
-    names = schema.fieldNames()
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise InvalidRequest(f"there are two columns {twice[0]!r}: select one of them")
-    return {field.name: field.dataType.simpleString() for field in schema.fields}
+def _columns(schema: StructType) -> list[tuple[str, str]]:
+    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
