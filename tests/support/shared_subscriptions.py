@@ -34,7 +34,7 @@ def column(*values: int) -> Int64s:
 
 def subscription(ready_messages: int = 4, large_offer: int = 2048) -> SharedSubscription:
     """Return a subscription at time 0 that has read nothing, with a consumer of 1,000 permits."""
-    record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 0, 1)
+    record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 1)
     limits = BrokerLimits(ready_messages=ready_messages, large_offer=large_offer)
     made = SharedSubscription(
         record,

@@ -46,11 +46,11 @@ from escapement.storage.catalog.catalog import (
     read_namespaces,
     read_topics,
 )
+from escapement.storage.data_table import MOVES
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require
 from escapement.storage.state import topic_state
-from escapement.storage.state.state import load_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -216,7 +216,7 @@ class _Run:
             end = accepted_before(self._connection, topic_id, before_ms, end)
             archived = archive_record.archived(self._connection, topic_id, begin, max(begin, end))
             most = max(end - begin, 0) - archived.count_below(end) + archived.count_below(begin)
-            if most > 0 or load_rows(self._connection, "moves", topic_id):
+            if most > 0 or MOVES.rows_of(self._connection, topic_id):
                 found.append(_Task(name, topic_id, before_ms, most))
         return found
 
@@ -284,7 +284,7 @@ class _Run:
         for task, state in zip(tasks, states, strict=True):
             if isinstance(state, NotFound):
                 continue  # the topic was deleted meanwhile
-            found = unarchived(self._connection, task.name, state, task.before_ms, task.since)
+            found = unarchived(self._connection, state, task.before_ms, task.since)
             messages = np.cumsum([part.first_stated for part in found])
             count = max(int(messages.searchsorted(_MESSAGES_AT_ONCE, "right")), 1)
             parts += found[:count]

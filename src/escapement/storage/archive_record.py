@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from escapement.errors import Conflict, EscapementError, NotFound
 from escapement.message import Int64s
+from escapement.storage.data_table import ARCHIVED_CHUNKS
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.transaction import transaction
 from escapement.storage.log.log_table import NO_END
@@ -111,17 +112,9 @@ def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: 
                 f"{len(offsets) - added:,} messages of topic {new.topic_id} are archived already"
                 " by another run; run archive again"
             )
-        for chunk, data in known.dirty_chunks().items():
-            if data:
-                connection.execute(
-                    "REPLACE INTO archived_chunks (topic_id, chunk, data) VALUES (?, ?, ?)",
-                    (new.topic_id, chunk, data),
-                )
-            else:
-                connection.execute(
-                    "DELETE FROM archived_chunks WHERE topic_id = ? AND chunk = ?",
-                    (new.topic_id, chunk),
-                )
+        chunks = [(new.topic_id, *chunk) for chunk in known.dirty_chunks().items()]
+        for sql, params in ARCHIVED_CHUNKS.changes(chunks):
+            connection.execute(sql, params)
         connection.execute(
             f"INSERT INTO archives ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", tuple(new)
         )

@@ -74,7 +74,7 @@ def test_checkpoint_is_loaded_as_written(
             attempts=[part(subscription.id, 0), part(subscription.id, 1)],
             next_offsets={topic.id: 500},
             producers=[ProducerRow(producer.id, 6, 66, 666)],
-            subscriptions=[SubscriptionRow(subscription.id, 1, 2, 3)],
+            subscriptions=[SubscriptionRow(subscription.id, 1, 2)],
             generation=log.current,
             trims={0: JournalPosition(2, b"group--2")},
         ),
@@ -83,7 +83,7 @@ def test_checkpoint_is_loaded_as_written(
     assert state.chunks == {subscription.id: [(n, b"chunk%d" % n) for n in range(600)]}
     assert state.attempts == {subscription.id: [(0, TRIES), (1, TRIES)]}
     assert state.topics == [replace(topic, next_offset=500)]
-    assert state.subscriptions == [replace(subscription, fill_from=1, fill_until=2, log_position=3)]
+    assert state.subscriptions == [replace(subscription, fill_from=1, fill_until=2)]
     assert state.producers == [
         replace(producer, last_sequence=6, last_offset=66, updated_at_ms=666)
     ]
@@ -132,7 +132,7 @@ def test_checkpoint_does_not_recreate_deleted_records(
         Checkpoint(
             next_offsets={77: 5},
             producers=[ProducerRow(77, 1, 1, 1)],
-            subscriptions=[SubscriptionRow(77, 1, 1, 1)],
+            subscriptions=[SubscriptionRow(77, 1, 1)],
         ),
     )
     state = load_state(connection)

@@ -26,7 +26,7 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
-    {"crash", "lease_keeper", "limits", "log", "token_bucket"},
+    {"crash", "lease_keeper", "limits", "log", "outage", "token_bucket"},
     {"subscription"},
     {"config", "topic"},
     {"inspection", "registry"},
@@ -46,7 +46,7 @@ BROKER_FLOORS: list[set[str]] = [
 # The floors inside storage.
 STORAGE_FLOORS: list[set[str]] = [
     {"blocking", "data_directory", "directory", "engine", "offsets"},
-    {"encoding", "index", "lease", "removal", "schema"},
+    {"data_table", "encoding", "index", "lease", "removal", "schema"},
     {"inbox", "log"},
     {"archive_record", "catalog", "journal"},
     {"cleanup", "commit", "state"},

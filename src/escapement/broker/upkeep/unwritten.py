@@ -34,7 +34,6 @@ from escapement.storage.state.checkpoint import (
     ChunkRow,
     KeyPart,
     MemberRow,
-    MoveRow,
     SubscriptionRow,
 )
 from escapement.storage.state.lag_table import LagRow
@@ -105,7 +104,7 @@ class Unwritten:
     def fills(self) -> list[SubscriptionRow]:
         """Return the progress of the fills of changed topics."""
         return [
-            SubscriptionRow(shared.record.id, shared.record.fill_from, shared.record.fill_until, 0)
+            SubscriptionRow(shared.record.id, shared.record.fill_from, shared.record.fill_until)
             for topic in self._active(self._progress.touched)
             for shared in topic.shared.values()
         ]
@@ -126,8 +125,8 @@ class Unwritten:
         touched, self._progress.touched = self._progress.touched, set()
         marks, self._progress.producers = self._progress.producers, {}
         restated: list[Restated] = []
-        chunks = {(row.subscription_id, row.chunk): row for row in self._left.chunks}
-        moves = {(row.topic_id, row.chunk): row for row in self._left.moves}
+        chunks = {(row.owner_id, row.chunk): row for row in self._left.chunks}
+        moves = {(row.owner_id, row.chunk): row for row in self._left.moves}
         attempts = list(self._left.attempts)
         next_offsets = dict(self._left.next_offsets)
         producers = {row.producer_id: row for row in self._left.producers} | marks
@@ -137,7 +136,7 @@ class Unwritten:
             for subscription in topic.subscriptions():
                 attempts += self._take_attempts(subscription, restated)
             for chunk, data in topic.amendments.moves.dirty_chunks().items():
-                moves[topic.id, chunk] = MoveRow(topic.id, chunk, data)
+                moves[topic.id, chunk] = ChunkRow(topic.id, chunk, data)
         keys, keys_from = self._take_keys()
         forgotten, members = self._take_groups(touched)
         lags = self._take_lags()
@@ -157,7 +156,7 @@ class Unwritten:
             list(subscriptions.values()),
             self._log.current,
             positions,
-            [row for row in moves.values() if self._registry.exists(row.topic_id)],
+            [row for row in moves.values() if self._registry.exists(row.owner_id)],
             forgotten,
             members,
             lags,
@@ -243,7 +242,7 @@ class Unwritten:
 
 def _whose(row: ChunkRow) -> int:
     """Return the id of the subscription or topic that a row belongs to."""
-    return min(row.subscription_id, lapses_id(row.subscription_id), key=abs)
+    return min(row.owner_id, lapses_id(row.owner_id), key=abs)
 
 
 def _take_cursors(topic: Topic, chunks: dict[tuple[int, int], ChunkRow]) -> None:

@@ -32,8 +32,18 @@ _NAMESPACE: Final = (
 )
 _TOPIC: Final = "id, namespace_id, name, bundle_id, next_offset, created_at_ms, policy"
 _SUBSCRIPTION: Final = (
-    "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until, log_position,"
-    " created_at_ms, origin_id, policy"
+    "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until, created_at_ms,"
+    " origin_id, policy"
+)
+INSERT_TOPIC: Final = (
+    "INSERT INTO topics (namespace_id, name, bundle_id, next_offset, created_at_ms)"
+    " VALUES (?, ?, ?, ?, ?)"
+)
+# The last two columns are unused.
+INSERT_SUBSCRIPTION: Final = (
+    "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
+    " fill_until, created_at_ms, origin_id, policy, ack_wait_ms, log_position)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 Kind = Literal["shared", "exclusive", "failover"]
@@ -72,7 +82,7 @@ class SubscriptionRecord:
 
     It gets the messages from ``start_offset`` on, and those earlier ones that are due at
     ``start_due_ms`` or later. The range ``[fill_from, fill_until)`` of the log is still to be
-    filled in. ``log_position`` is the read position of an exclusive or failover subscription.
+    filled in.
 
     ``origin_id`` is the key of its lag. Each seek replaces a subscription by a new one, and
     ``origin_id`` is the id of the first of them, or its own id if it was never sought.
@@ -86,7 +96,6 @@ class SubscriptionRecord:
     start_due_ms: int
     fill_from: int
     fill_until: int
-    log_position: int
     created_at_ms: int
     origin_id: int
     policy: SubscriptionPolicy = field(default_factory=SubscriptionPolicy)
@@ -184,13 +193,8 @@ def create_topic(
     """
     if not connection.execute("SELECT 1 FROM namespaces WHERE id = ?", (namespace_id,)).rows:
         raise NotFound(f"the namespace of topic {name} was deleted")
-    id = _insert(
-        connection,
-        "INSERT INTO topics (namespace_id, name, bundle_id, next_offset, created_at_ms)"
-        " VALUES (?, ?, ?, 0, ?)",
-        (namespace_id, name, bundle_id, now_ms),
-        f"topic {name}",
-    )
+    params = (namespace_id, name, bundle_id, 0, now_ms)
+    id = _insert(connection, INSERT_TOPIC, params, f"topic {name}")
     return TopicRecord(id, namespace_id, name, bundle_id, 0, now_ms)
 
 
@@ -248,22 +252,14 @@ def create_subscription(
     start_due_ms: int = 0,
     fill_from: int = 0,
     fill_until: int = 0,
-    log_position: int = 0,
     origin_id: int = 0,
     policy: SubscriptionPolicy | None = None,
 ) -> SubscriptionRecord:
     """Create a subscription. Raises ``AlreadyExists``."""
     policy = policy or SubscriptionPolicy()
-    # The column ack_wait_ms is unused: the policy has the value.
-    rest = (start_offset, start_due_ms, fill_from, fill_until, log_position, now_ms)
-    id = _insert(
-        connection,
-        "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
-        " fill_until, log_position, ack_wait_ms, created_at_ms, origin_id, policy)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
-        (topic_id, name, kind, *rest, origin_id, policy.encode()),
-        f"subscription {name}",
-    )
+    rest = (start_offset, start_due_ms, fill_from, fill_until, now_ms)
+    params = (topic_id, name, kind, *rest, origin_id, policy.encode(), 0, 0)
+    id = _insert(connection, INSERT_SUBSCRIPTION, params, f"subscription {name}")
     return SubscriptionRecord(id, topic_id, name, kind, *rest, origin_id or id, policy)
 
 

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from escapement.errors import AlreadyExists, NotFound
-from escapement.storage.catalog.catalog import SubscriptionRecord, TopicRecord
+from escapement.storage.catalog.catalog import (
+    INSERT_SUBSCRIPTION,
+    INSERT_TOPIC,
+    SubscriptionRecord,
+    TopicRecord,
+)
 from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.engine.base import Connection, DuplicateKey, Row
 from escapement.storage.engine.value_lists import in_list, padded
@@ -42,9 +47,7 @@ def create_topics(
         raise NotFound("the namespace of these topics was deleted")
     try:
         connection.execute_many(
-            "INSERT INTO topics (namespace_id, name, bundle_id, next_offset, created_at_ms)"
-            " VALUES (?, ?, ?, ?, ?)",
-            [(namespace_id, name, 0, 0, now_ms) for name in names],
+            INSERT_TOPIC, [(namespace_id, name, 0, 0, now_ms) for name in names]
         )
     except DuplicateKey as error:
         raise AlreadyExists("one of these topics exists already") from error
@@ -59,11 +62,9 @@ def create_topics(
         return [(topic, None) for topic in topics]
     begin = now_ms + 1  # the start of a subscription at "latest" of an empty topic
     connection.execute_many(
-        "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
-        " fill_until, log_position, ack_wait_ms, created_at_ms, origin_id, policy)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        INSERT_SUBSCRIPTION,
         [
-            (topic.id, subscription, "shared", 0, begin, 0, 0, 0, 0, now_ms, 0, _POLICY.encode())
+            (topic.id, subscription, "shared", 0, begin, 0, 0, now_ms, 0, _POLICY.encode(), 0, 0)
             for topic in topics
         ],
     )
@@ -84,7 +85,6 @@ def create_topics(
                 "shared",
                 0,
                 begin,
-                0,
                 0,
                 0,
                 now_ms,

@@ -11,6 +11,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from escapement.storage import removal
+from escapement.storage.data_table import (
+    ARCHIVED_CHUNKS,
+    ATTEMPTS,
+    CURSOR_CHUNKS,
+    DEDUP_KEYS,
+    GROUP_MEMBERS,
+    MOVES,
+    DataTable,
+)
 from escapement.storage.engine.base import Connection
 from escapement.storage.journal.entry import cancellations_id, lapses_id
 from escapement.storage.log.generation import Generation
@@ -22,6 +31,22 @@ _STEP_ROWS: Final = 64
 _STEP_BYTES: Final = 2 << 20
 
 
+def _first_columns(table: DataTable) -> tuple[str, str, str]:
+    """Return the table's name, the column of the owner's id, and the next column of the key."""
+    owner, order, *_ = table.key
+    return table.name, owner, order
+
+
+_CHUNKS: Final = _first_columns(CURSOR_CHUNKS)
+# Tables with rows of topics, beside those of the log.
+_OF_TOPICS: Final = (
+    ("producers", "topic_id", "id"),
+    *map(_first_columns, (DEDUP_KEYS, MOVES, GROUP_MEMBERS, ARCHIVED_CHUNKS)),
+    ("group_closings", "topic_id", "id"),
+    ("archives", "topic_id", "id"),
+)
+
+
 def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
     """Delete some rows inside the open transaction. Return False if there were none."""
     found = connection.execute(
@@ -31,17 +56,9 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         return False
     kind, id = found[0]
     if kind == "topic":
-        more = any(_free_log(connection, generation, id) for generation in generations)
-        more = more or _free(connection, "producers", "topic_id", "id", id)
-        more = more or _free(connection, "dedup_keys", "topic_id", "part", id)
-        more = more or _free(
-            connection, "cursor_chunks", "subscription_id", "chunk", cancellations_id(id)
-        )
-        more = more or _free(connection, "moves", "topic_id", "chunk", id)
-        more = more or _free(connection, "group_members", "topic_id", "name", id)
-        more = more or _free(connection, "group_closings", "topic_id", "id", id)
-        more = more or _free(connection, "archived_chunks", "topic_id", "chunk", id)
-        more = more or _free(connection, "archives", "topic_id", "id", id)
+        log = [(generation.table(id), "topic_id", "base_offset") for generation in generations]
+        more = any(_free(connection, *table, id) for table in [*log, *_OF_TOPICS])
+        more = more or _free(connection, *_CHUNKS, cancellations_id(id))
     elif kind == "lag":
         more = _free(connection, "lags", "origin_id", "hour_ms", id)
     elif kind == "mailbox":
@@ -51,16 +68,11 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
     elif kind == "adopted":
         more = _free_entries(connection, "mailbox_id = ? AND held = 0", -id)
     else:
-        more = _free(connection, "cursor_chunks", "subscription_id", "chunk", id)
-        more = more or _free(connection, "cursor_chunks", "subscription_id", "chunk", lapses_id(id))
-        more = more or _free(connection, "attempts", "subscription_id", "part", id)
+        more = _free(connection, *_CHUNKS, id) or _free(connection, *_CHUNKS, lapses_id(id))
+        more = more or _free(connection, *_first_columns(ATTEMPTS), id)
     if not more:
         removal.done(connection, kind, id)
     return True
-
-
-def _free_log(connection: Connection, generation: Generation, topic_id: int) -> bool:
-    return _free(connection, generation.table(topic_id), "topic_id", "base_offset", topic_id)
 
 
 def _free_entries(connection: Connection, which: str, box_id: int) -> bool:

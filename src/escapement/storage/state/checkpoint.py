@@ -22,6 +22,13 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
+from escapement.storage.data_table import (
+    ATTEMPTS,
+    CURSOR_CHUNKS,
+    DEDUP_KEYS,
+    GROUP_MEMBERS,
+    MOVES,
+)
 from escapement.storage.encoding.attempts import AttemptTable, encode_attempts
 from escapement.storage.encoding.dedup_keys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
@@ -40,36 +47,25 @@ _STEP_ROWS: Final = 1_000
 _ROW_BYTES: Final = 4096
 
 _SET_MARK: Final = "REPLACE INTO last_checkpoint (bundle_id, life, number) VALUES (?, ?, ?)"
-_SET_CHUNK: Final = "REPLACE INTO cursor_chunks (subscription_id, chunk, data) VALUES (?, ?, ?)"
-_DROP_CHUNK: Final = "DELETE FROM cursor_chunks WHERE subscription_id = ? AND chunk = ?"
-_ADD_ATTEMPTS: Final = "REPLACE INTO attempts (subscription_id, part, data) VALUES (?, ?, ?)"
-_DROP_ATTEMPTS: Final = "DELETE FROM attempts WHERE subscription_id = ? AND part < ?"
-_SET_MOVES: Final = "REPLACE INTO moves (topic_id, chunk, data) VALUES (?, ?, ?)"
-_DROP_MOVES: Final = "DELETE FROM moves WHERE topic_id = ? AND chunk = ?"
-_ADD_KEYS: Final = "REPLACE INTO dedup_keys (topic_id, part, data) VALUES (?, ?, ?)"
-_DROP_KEYS: Final = "DELETE FROM dedup_keys WHERE topic_id = ? AND part < ?"
 _FORGET_GROUP: Final = "DELETE FROM group_members WHERE topic_id = ? AND name = ?"
-_SET_MEMBERS: Final = "REPLACE INTO group_members (topic_id, name, chunk, data) VALUES (?, ?, ?, ?)"
-_DROP_MEMBERS: Final = "DELETE FROM group_members WHERE topic_id = ? AND name = ? AND chunk = ?"
 _SET_NEXT_OFFSET: Final = "UPDATE topics SET next_offset = ? WHERE id = ?"
 _SET_PRODUCER: Final = (
     "UPDATE producers SET last_sequence = ?, last_offset = ?, updated_at_ms = ? WHERE id = ?"
 )
-_SET_SUBSCRIPTION: Final = (
-    "UPDATE subscriptions SET fill_from = ?, fill_until = ?, log_position = ? WHERE id = ?"
-)
+_SET_SUBSCRIPTION: Final = "UPDATE subscriptions SET fill_from = ?, fill_until = ? WHERE id = ?"
 _SET_GENERATION: Final = "UPDATE generations SET size_bytes = ? WHERE id = ?"
 
 T = TypeVar("T")
 
 
 class ChunkRow(NamedTuple):
-    """A row of a set of offsets. Empty data deletes the row.
+    """A chunk of a set of offsets, or of a topic's moves. Empty data deletes the row.
 
-    The id is that of a subscription, or the negative id of a topic for its cancelled messages.
+    The owner of a set is a subscription, or a topic with its negative id for its cancelled
+    messages.
     """
 
-    subscription_id: int
+    owner_id: int
     chunk: int
     data: bytes
 
@@ -80,14 +76,6 @@ class AttemptPart(NamedTuple):
     subscription_id: int
     part: int
     table: AttemptTable
-
-
-class MoveRow(NamedTuple):
-    """A row of a topic's moves. Empty data deletes the row."""
-
-    topic_id: int
-    chunk: int
-    data: bytes
 
 
 class MemberRow(NamedTuple):
@@ -117,12 +105,11 @@ class ProducerRow(NamedTuple):
 
 
 class SubscriptionRow(NamedTuple):
-    """The range of the log still to be filled in, and the position of a log reader."""
+    """The range of the log that is still to be filled in."""
 
     subscription_id: int
     fill_from: int
     fill_until: int
-    log_position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +127,7 @@ class Checkpoint:
     subscriptions: Sequence[SubscriptionRow] = ()
     generation: Generation | None = None  # the current one, with its size
     trims: Mapping[int, JournalPosition] = field(default_factory=dict)  # by lane
-    moves: Sequence[MoveRow] = ()
+    moves: Sequence[ChunkRow] = ()
     forgotten: Sequence[tuple[int, str]] = ()  # groups, by topic id; deleted before ``members``
     members: Sequence[MemberRow] = ()
     lags: Sequence[LagRow] = ()
@@ -173,35 +160,20 @@ def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
     """Yield each statement with the parameters of one row, equal statements together."""
     if checkpoint.mark is not None:
         yield _SET_MARK, (bundle_id, *checkpoint.mark)
-    for chunk in checkpoint.chunks:
-        if chunk.data:
-            yield _SET_CHUNK, tuple(chunk)
-    for chunk in checkpoint.chunks:
-        if not chunk.data:
-            yield _DROP_CHUNK, chunk[:2]
-    for move in checkpoint.moves:
-        if move.data:
-            yield _SET_MOVES, tuple(move)
-    for move in checkpoint.moves:
-        if not move.data:
-            yield _DROP_MOVES, move[:2]
+    yield from CURSOR_CHUNKS.changes(checkpoint.chunks)
+    yield from MOVES.changes(checkpoint.moves)
     for part in checkpoint.attempts:
-        yield _ADD_ATTEMPTS, (part.subscription_id, part.part, encode_attempts(part.table))
+        yield ATTEMPTS.put, (part.subscription_id, part.part, encode_attempts(part.table))
     # Delete parts only after the parts that replace them are written.
     for id, part_number in checkpoint.attempts_from.items():
-        yield _DROP_ATTEMPTS, (id, part_number)
+        yield ATTEMPTS.delete_below, (id, part_number)
     for keys in checkpoint.keys:
-        yield _ADD_KEYS, (keys.topic_id, keys.part, encode_keys(keys.table))
+        yield DEDUP_KEYS.put, (keys.topic_id, keys.part, encode_keys(keys.table))
     for id, part_number in checkpoint.keys_from.items():
-        yield _DROP_KEYS, (id, part_number)
+        yield DEDUP_KEYS.delete_below, (id, part_number)
     for forgotten in checkpoint.forgotten:
         yield _FORGET_GROUP, forgotten
-    for row in checkpoint.members:
-        if row.data:
-            yield _SET_MEMBERS, tuple(row)
-    for row in checkpoint.members:
-        if not row.data:
-            yield _DROP_MEMBERS, row[:3]
+    yield from GROUP_MEMBERS.changes(checkpoint.members)
     for lag in checkpoint.lags:
         yield lag_table.SET_ROW, lag.params()
     for id, next_offset in checkpoint.next_offsets.items():

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from escapement.storage import removal
 from escapement.storage.catalog import catalog
 from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.catalog.producers import ProducerRecord, read_producers
-from escapement.storage.engine.base import Connection
+from escapement.storage.data_table import (
+    ATTEMPTS,
+    CURSOR_CHUNKS,
+    DEDUP_KEYS,
+    GROUP_MEMBERS,
+    MOVES,
+)
+from escapement.storage.engine.base import Connection, Row
 from escapement.storage.inbox.event_group import Completion, read_completions
 from escapement.storage.inbox.schedule import Schedule, read_schedules
 from escapement.storage.index.segments.manifest import Manifest, Mark
@@ -23,21 +30,6 @@ from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalPosition
 from escapement.storage.schema import log_identity
 from escapement.storage.state.checkpoint import MemberRow
-
-# Below every id: the cancelled messages of a topic have its negative id.
-_LEAST: Final = -(1 << 63)
-# Chunks read at once. Each has up to 128 KiB, most have a few hundred bytes.
-_CHUNKS_AT_ONCE: Final = 256
-# Parts of attempts or dedup keys read at once. Each has up to 2 MiB.
-_PARTS_AT_ONCE: Final = 16
-# Tables with numbered rows for each owner: their key columns, and the rows read at once.
-_TABLES: Final = {
-    "cursor_chunks": ("subscription_id", "chunk", _CHUNKS_AT_ONCE),
-    "moves": ("topic_id", "chunk", _CHUNKS_AT_ONCE),
-    "attempts": ("subscription_id", "part", _PARTS_AT_ONCE),
-    "dedup_keys": ("topic_id", "part", _PARTS_AT_ONCE),
-}
-Table = Literal["cursor_chunks", "moves", "attempts", "dedup_keys"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +65,15 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         subscriptions=list(catalog.read_subscriptions(connection)),
         producers=list(read_producers(connection)),
         schedules=list(read_schedules(connection, bundle_id)),
-        chunks=_read_rows(connection, "cursor_chunks"),
-        moves=_read_rows(connection, "moves"),
-        attempts=_read_rows(connection, "attempts"),
-        keys=_read_rows(connection, "dedup_keys"),
-        members=_read_members(connection),
+        chunks=_by_owner(CURSOR_CHUNKS.rows(connection)),
+        moves=_by_owner(MOVES.rows(connection)),
+        attempts=_by_owner(ATTEMPTS.rows(connection)),
+        keys=_by_owner(DEDUP_KEYS.rows(connection)),
+        members=_by_topic(MemberRow(*row) for row in GROUP_MEMBERS.rows(connection)),
         completions=_by_topic(read_completions(connection)),
         trims=journal.trims(connection, bundle_id),
         journal_ends=journal.ends(connection, bundle_id),
     )
-
-
-def load_rows(connection: Connection, table: Table, owner_id: int) -> list[tuple[int, bytes]]:
-    """Return one owner's rows ``(chunk or part, data)`` of a table, ascending."""
-    owner, number, _ = _TABLES[table]
-    rows = connection.execute(
-        f"SELECT {number}, data FROM {table} WHERE {owner} = ? ORDER BY {number}", (owner_id,)
-    ).rows
-    return [(number, data) for number, data in rows]
 
 
 def fits(connection: Connection, bundle_id: int, manifest: Manifest) -> bool:
@@ -122,40 +105,11 @@ def _read_mark(connection: Connection, bundle_id: int) -> Mark | None:
     return Mark(*rows[0]) if rows else None
 
 
-def _read_rows(connection: Connection, table: Table) -> dict[int, list[tuple[int, bytes]]]:
-    """Return the rows ``(chunk or part, data)`` of each owner, ascending."""
-    owner, number, at_once = _TABLES[table]
+def _by_owner(rows: Iterable[Row]) -> dict[int, list[tuple[int, bytes]]]:
     found: dict[int, list[tuple[int, bytes]]] = {}
-    id = last = _LEAST
-    while True:
-        # Both engines seek directly to this condition: one range of the key, less its begin.
-        rows = connection.execute(
-            f"SELECT {owner}, {number}, data FROM {table}"
-            f" WHERE {owner} >= ? AND NOT ({owner} = ? AND {number} <= ?)"
-            f" ORDER BY {owner}, {number} LIMIT {at_once}",
-            (id, id, last),
-        ).rows
-        for id, last, data in rows:
-            found.setdefault(id, []).append((last, data))
-        if len(rows) < at_once:
-            return found
-
-
-def _read_members(connection: Connection) -> dict[int, list[MemberRow]]:
-    found: list[MemberRow] = []
-    key: tuple[int, str, int] = (0, "", _LEAST)
-    while True:
-        rows = connection.execute(
-            "SELECT topic_id, name, chunk, data FROM group_members"
-            " WHERE topic_id >= ?"
-            " AND NOT (topic_id = ? AND (name < ? OR (name = ? AND chunk <= ?)))"
-            f" ORDER BY topic_id, name, chunk LIMIT {_CHUNKS_AT_ONCE}",
-            (key[0], key[0], key[1], key[1], key[2]),
-        ).rows
-        found += [MemberRow(*row) for row in rows]
-        if len(rows) < _CHUNKS_AT_ONCE:
-            return _by_topic(found)
-        key = rows[-1][:3]
+    for owner_id, number, data in rows:
+        found.setdefault(owner_id, []).append((number, data))
+    return found
 
 
 class _OfTopic(Protocol):

@@ -31,6 +31,7 @@ from escapement.storage.catalog.catalog import (
     find_topic,
     subscriptions_of,
 )
+from escapement.storage.data_table import ATTEMPTS, CURSOR_CHUNKS, MOVES
 from escapement.storage.encoding.attempts import AttemptTable, decode_attempts, last_stated
 from escapement.storage.encoding.moves import Moves
 from escapement.storage.engine.base import Connection, Engine
@@ -40,7 +41,6 @@ from escapement.storage.journal.tail import JournalTail
 from escapement.storage.log.log import Log
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require
-from escapement.storage.state.state import load_rows
 
 Bools = npt.NDArray[np.bool_]
 _NOTHING = np.zeros(0, np.int64)
@@ -158,7 +158,7 @@ def _read(
             one.record.id: one for state in states.values() for one in state.subscriptions
         }
         attempts = {
-            id: [decode_attempts(data) for _, data in load_rows(connection, "attempts", id)]
+            id: [decode_attempts(data) for _, data in ATTEMPTS.rows_of(connection, id)]
             for id in subscriptions
         }
     finally:
@@ -272,13 +272,13 @@ def _count_attempts(one: SubscriptionState, tables: Sequence[AttemptTable]) -> N
 
 def _offsets(connection: Connection, owner_id: int) -> OffsetSet:
     found = OffsetSet()
-    for chunk, data in load_rows(connection, "cursor_chunks", owner_id):
+    for chunk, data in CURSOR_CHUNKS.rows_of(connection, owner_id):
         found.load_chunk(chunk, data)
     return found
 
 
 def _moves(connection: Connection, topic_id: int) -> Moves:
     found = Moves()
-    for chunk, data in load_rows(connection, "moves", topic_id):
+    for chunk, data in MOVES.rows_of(connection, topic_id):
         found.load_chunk(chunk, data)
     return found
