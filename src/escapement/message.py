@@ -387,6 +387,13 @@ class Times:
             np.maximum(due, self.at_ms, out=due)
         return due
 
+    def take(self, rows: Int64s | slice) -> Times:
+        """Return the times of the given rows, in the given order."""
+        return Times(
+            None if self.delay_ms is None else self.delay_ms[rows],
+            None if self.at_ms is None else self.at_ms[rows],
+        )
+
     @property
     def given(self) -> bool:
         """Whether any message has a time, which a namespace may forbid."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import UTC, datetime, timedelta, timezone
+from math import inf
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from escapement.client import delivery_times
 from escapement.client.connection.retry import Retry
 from escapement.client.consuming.ack_queue import AckQueue, PendingAck
-from escapement.client.producing.outbox import NEVER, Outbox
+from escapement.client.producing.outbox import Outbox
 from escapement.client.producing.producer_bounds import Bounds
 from escapement.client.producing.publish_request import PublishRequest
 from escapement.client.serializers import BYTES, JSON, MSGPACK, STR, serializer
@@ -182,7 +183,7 @@ def test_each_message_is_stored_once_in_order_or_reported_as_refused(
         assert request.settled
         if request.error is None:
             assert payload in stored
-            offset = request.offset_of(row)
+            offset = request.offsets.item(row)
             assert offset == -1 or world.log[offset] == payload
         else:
             assert isinstance(request.error, DelayTooLong)
@@ -193,7 +194,7 @@ def test_message_is_sent_at_once_unless_a_request_is_under_way() -> None:
     outbox = world.outbox
     world.send_one()
     (first,), again_s = outbox.take(0.0)
-    assert (first[0].sequence, first[1], again_s) == (0, -1, NEVER)
+    assert (first[0].sequence, first[1], again_s) == (0, -1, inf)
     world.send_one()
     assert outbox.take(0.5) == ([], 1.0)
     outbox.receipt(0, 0, False)

@@ -23,20 +23,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 from typing import Final
-
-import numpy as np
 
 from escapement.client.connection.retry import Retry
 from escapement.client.producing.producer_bounds import Bounds
 from escapement.client.producing.publish_request import Draft, PublishRequest
 from escapement.dedup import NO_DIGEST, Digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, LimitExceeded
-from escapement.message import Int64s, MessageBatch, Times, UInt8s
+from escapement.message import Int64s, MessageBatch, Times, UInt8s, cuts
 
 # The size of a message beside its bytes: lengths, times, a dedup key, list entries.
 _ROW_BYTES: Final = 48
-NEVER: Final = float("inf")
 
 
 class Outbox:
@@ -52,7 +50,7 @@ class Outbox:
         self._requests: deque[PublishRequest] = deque()
         self._under_way = 0
         self._retry = retry
-        self._retry_at = -NEVER
+        self._retry_at = -inf
 
     @property
     def empty(self) -> bool:
@@ -167,7 +165,7 @@ class Outbox:
                 raise InvalidRequest(
                     f"sequence {number} is used: the next of this producer is {self.next_sequence}"
                 )
-            stored = PublishRequest(number, NEVER)
+            stored = PublishRequest(number, inf)
             stored.count = count
             stored.settle(-1, True)
             return number, stored
@@ -179,24 +177,14 @@ class Outbox:
         if len(batch) <= most and batch.size_bytes <= most_bytes:
             yield batch, times
             return
-        ends = np.cumsum(_row_bytes(batch))
-        low = 0
-        while low < len(batch):
-            before = int(ends[low - 1]) if low else 0
-            high = min(int(np.searchsorted(ends, before + most_bytes, "right")), low + most)
-            if high == low:
-                high, size = low + 1, int(ends[low]) - before
-                if size > self.bounds.message_bytes:
-                    raise LimitExceeded(
-                        f"message {low} of a batch has {size} bytes, "
-                        f"over the limit of {self.bounds.message_bytes}"
-                    )
-            piece = Times(
-                None if times.delay_ms is None else times.delay_ms[low:high],
-                None if times.at_ms is None else times.at_ms[low:high],
-            )
-            yield batch.take(np.arange(low, high)), piece
-            low = high
+        sizes = _row_bytes(batch)
+        for low, high in cuts(sizes, most_bytes, most):
+            if sizes[low] > self.bounds.message_bytes:
+                raise LimitExceeded(
+                    f"message {low} of a batch has {sizes[low]} bytes, "
+                    f"over the limit of {self.bounds.message_bytes}"
+                )
+            yield batch.part(low, high), times.take(slice(low, high))
 
     def _close(self) -> None:
         if self._draft is not None:
@@ -211,7 +199,7 @@ class Outbox:
         Each request is paired with its ``after``.
         """
         if now_s < self._retry_at:
-            return [], NEVER if self.empty else self._retry_at
+            return [], inf if self.empty else self._retry_at
         draft = self._draft
         if draft is not None and (
             not self._requests or now_s >= draft.since_s + self.bounds.linger_s
@@ -228,7 +216,7 @@ class Outbox:
             after = request.last_sequence
         self._under_way = len(self._requests)
         draft = self._draft
-        return found, NEVER if draft is None else draft.since_s + self.bounds.linger_s
+        return found, inf if draft is None else draft.since_s + self.bounds.linger_s
 
     # -- answers -------------------------------------------------------------------
 
@@ -277,7 +265,7 @@ class Outbox:
                 request.sent = False
                 request.refusal = None  # it may be stored or not
         self._under_way = 0
-        self._retry_at = -NEVER
+        self._retry_at = -inf
 
     def resume(self, last_sequence: int) -> None:
         """Continue on a new connection; the broker has stored up to ``last_sequence``.
@@ -309,7 +297,7 @@ class Outbox:
             self._close()
             return self.expire(now_s)
         last = self._requests[0] if self._requests else draft.request if draft else None
-        return NEVER if last is None else last.deadline_s
+        return inf if last is None else last.deadline_s
 
     def fail(self, error: EscapementError) -> None:
         """Fail all publish requests with ``error``."""
@@ -343,11 +331,6 @@ class Outbox:
 
 def _row_bytes(batch: MessageBatch) -> Int64s:
     """Return the size in bytes of each message of a batch on the wire; int64[n]."""
-    sizes = batch.payloads.lengths.astype(np.int64) + 4
-    for blobs in (batch.keys, batch.properties, batch.groups):
-        if blobs is not None:
-            sizes += blobs.lengths
-            sizes += 4
-    if batch.priorities is not None:
-        sizes += 1
-    return sizes
+    columns = (batch.payloads, batch.keys, batch.properties, batch.groups)
+    lengths_bytes = 4 * sum(column is not None for column in columns)
+    return batch.string_sizes() + lengths_bytes + (batch.priorities is not None)

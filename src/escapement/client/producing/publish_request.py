@@ -16,6 +16,7 @@ from escapement.message import (
     DEFAULT_PRIORITY,
     NO_TIME,
     Blobs,
+    Bools,
     Int64s,
     MessageBatch,
     Times,
@@ -24,26 +25,31 @@ from escapement.message import (
 
 
 class PublishRequest(Promise):
-    """A publish request. It settles when its messages are durable, or it has failed."""
+    """A publish request. It settles when its messages are durable, or it has failed.
+
+    A durable request has ``offsets``, -1 where unknown, and ``duplicates``, True where the
+    message was stored before, for each message that was added.
+    """
 
     __slots__ = (
         "at_ms",
-        "base_offset",
         "body",
         "count",
         "deadline_s",
         "dedup",
         "delay_ms",
-        "duplicate",
+        "duplicates",
         "error",
         "known",
         "offsets",
         "refusal",
-        "repeated",
         "sent",
         "sequence",
         "size_bytes",
     )
+
+    offsets: Int64s
+    duplicates: Bools
 
     def __init__(self, sequence: int, deadline_s: float) -> None:
         super().__init__()
@@ -58,10 +64,6 @@ class PublishRequest(Promise):
         self.dedup: Digests | None = None
         self.sent = False
         self.refusal: EscapementError | None = None  # the last refusal; None if it may be stored
-        self.base_offset = -1
-        self.duplicate = False
-        self.offsets: Int64s | None = None  # of each message, if they are not consecutive
-        self.repeated: UInt8s | None = None
         self.error: EscapementError | None = None
 
     @property
@@ -82,11 +84,8 @@ class PublishRequest(Promise):
     def trim(self, rows: int) -> None:
         """Remove the first ``rows`` messages, which are stored already."""
         assert 0 < rows < self.count
-        rest = MessageBatch.decode(self.body).take(np.arange(rows, self.count))
-        times = Times(
-            None if self.delay_ms is None else self.delay_ms[rows:],
-            None if self.at_ms is None else self.at_ms[rows:],
-        )
+        rest = MessageBatch.decode(self.body).part(rows, self.count)
+        times = Times(self.delay_ms, self.at_ms).take(slice(rows, None))
         dedup = None if self.dedup is None else self.dedup[rows:]
         self.fill(rest, times, dedup, self.size_bytes * len(rest) // self.count)
         self.sequence += rows
@@ -102,11 +101,18 @@ class PublishRequest(Promise):
         """Settle the request as durable.
 
         The offsets are the column ``offsets`` if it is given. Otherwise they are consecutive
-        from ``base_offset`` on, or unknown if that is -1.
+        from ``base_offset`` on, or unknown if that is -1. ``repeated`` says which messages
+        were stored before; without it, ``duplicate`` says so of all.
         """
-        self.offsets, self.repeated = offsets, repeated
-        self.base_offset = base_offset
-        self.duplicate = duplicate
+        if offsets is None:
+            end_offset = base_offset + self.count
+            unknown = base_offset < 0
+            offsets = np.full(self.count, -1) if unknown else np.arange(base_offset, end_offset)
+        duplicates = np.full(self.count, duplicate) if repeated is None else repeated.astype(bool)
+        if self.known:
+            offsets = np.concatenate([np.full(self.known, -1), offsets])
+            duplicates = np.concatenate([np.ones(self.known, bool), duplicates])
+        self.offsets, self.duplicates = offsets, duplicates
         self.body = b""
         super().settle()
 
@@ -115,19 +121,6 @@ class PublishRequest(Promise):
         self.error = error
         self.body = b""
         super().settle()
-
-    def offset_of(self, row: int) -> int:
-        """Return the offset of the message that was added as ``row``, or -1 if unknown."""
-        row -= self.known
-        if row >= 0 and self.offsets is not None:
-            return int(self.offsets[row])
-        return self.base_offset + row if row >= 0 and self.base_offset >= 0 else -1
-
-    def is_duplicate(self, row: int) -> bool:
-        """Return whether the message of ``row`` was stored before it was last sent."""
-        if row >= self.known and self.repeated is not None:
-            return bool(self.repeated[row - self.known])
-        return self.duplicate or row < self.known
 
 
 class Draft:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.client.producing.publish_request import PublishRequest
-from escapement.message import Int64s, MessageId
+from escapement.message import Bools, Int64s, MessageId
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +39,13 @@ class Receipts:
     @classmethod
     def of(cls, topic: str, requests: list[PublishRequest]) -> Receipts:
         """Return the receipts of settled publish requests, in order."""
-        offsets, duplicates = [], []
-        for request in requests:
-            count = request.known + request.count
-            column = np.full(count, -1, np.int64)
-            if request.offsets is not None:
-                column[request.known :] = request.offsets
-            elif request.base_offset >= 0:
-                column[request.known :] = np.arange(
-                    request.base_offset, request.base_offset + request.count
-                )
-            repeated = np.full(count, request.duplicate)
-            if request.repeated is not None:
-                repeated[request.known :] = request.repeated
-            repeated[: request.known] = True
-            offsets.append(column)
-            duplicates.append(repeated)
-        return cls(topic, np.concatenate(offsets), np.concatenate(duplicates))
+        return cls(
+            topic,
+            np.concatenate([request.offsets for request in requests]),
+            np.concatenate([request.duplicates for request in requests]),
+        )
 
-    def __init__(self, topic: str, offsets: Int64s, duplicates: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, topic: str, offsets: Int64s, duplicates: Bools) -> None:
         self.topic = topic
         self.offsets = offsets
         self.duplicates = duplicates
@@ -70,9 +57,7 @@ class Receipts:
         return len(self.offsets)
 
     def __getitem__(self, row: int) -> Receipt:
-        offset = int(self.offsets[row])
-        id = MessageId(self.topic, offset) if offset >= 0 else None
-        return Receipt(id, bool(self.duplicates[row]))
+        return _receipt(self.topic, self.offsets, self.duplicates, row)
 
     def __iter__(self) -> Iterator[Receipt]:
         return (self[row] for row in range(len(self)))
@@ -99,6 +84,9 @@ class Pending(NamedTuple):
         await request.wait()
         if request.error is not None:
             raise copy(request.error)
-        offset = request.offset_of(self.row)
-        id = MessageId(self.topic, offset) if offset >= 0 else None
-        return Receipt(id, request.is_duplicate(self.row))
+        return _receipt(self.topic, request.offsets, request.duplicates, self.row)
+
+
+def _receipt(topic: str, offsets: Int64s, duplicates: Bools, row: int) -> Receipt:
+    offset = offsets.item(row)
+    return Receipt(MessageId(topic, offset) if offset >= 0 else None, duplicates.item(row))
