@@ -2,7 +2,8 @@
 
 It uses open addressing. A key's slot is the upper bits of its product with the golden ratio, or the
 next free slot after it. This spreads consecutive keys, and hashes are spread anyway, so nearly all
-keys are found at once. The others are sought together, one slot further in each step.
+keys are found at once. The others are sought together, one slot further in each step. A key takes
+32 to 64 bytes, however far apart the keys are.
 
 Invariants (``_check``): each key is in the map once; no slot between a key's own slot and its
 position is free; at most half of the slots are taken.
@@ -21,8 +22,7 @@ NOWHERE: Final = -1
 
 _GOLDEN: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
 _LEAST_BITS: Final = 4
-_LEAST_FREE: Final = 2  # slots for each taken one
-_GROWTH: Final = 4
+_SLOTS_PER_KEY: Final = 2  # at least
 
 
 class NumberMap:
@@ -37,24 +37,22 @@ class NumberMap:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the map."""
+        return self._keys.nbytes + self._numbers.nbytes
+
     def get(self, keys: Int64s) -> Int64s:
         """Return the number of each key, ``NOWHERE`` if it is missing; int64[n]."""
-        at = self._slots(keys)
-        there = self._keys[at]
-        far = np.flatnonzero((there != keys) & (there != NOWHERE))
-        while len(far):
-            at[far] = self._next(at[far])
-            there = self._keys[at[far]]
-            far = far[(there != keys[far]) & (there != NOWHERE)]
-        return self._numbers[at]
+        return self._numbers[self._find(keys)]
 
-    def add(self, keys: Int64s, numbers: Int64s) -> None:
-        """Add keys that are not in the map, each once, with their numbers."""
-        self._count += len(keys)
-        if _LEAST_FREE * self._count > len(self._keys):
+    def put(self, keys: Int64s, numbers: Int64s) -> None:
+        """Set the number of each key; each occurs once."""
+        self._count += int(np.count_nonzero(self._keys[self._find(keys)] == NOWHERE))
+        if _SLOTS_PER_KEY * self._count > len(self._keys):
             taken = np.flatnonzero(self._keys != NOWHERE)
             old = self._keys[taken], self._numbers[taken]
-            self._make((_GROWTH * self._count - 1).bit_length())
+            self._make((_SLOTS_PER_KEY * self._count - 1).bit_length())
             self._fill(*old)
         self._fill(keys, numbers)
 
@@ -75,6 +73,17 @@ class NumberMap:
             left = ~placed
             keys, numbers, at = keys[left], numbers[left], self._next(at[left])
 
+    def _find(self, keys: Int64s) -> Int64s:
+        """Return the slot of each key, or a free one if it is missing."""
+        at = self._slots(keys)
+        there = self._keys[at]
+        far = np.flatnonzero((there != keys) & (there != NOWHERE))
+        while len(far):
+            at[far] = self._next(at[far])
+            there = self._keys[at[far]]
+            far = far[(there != keys[far]) & (there != NOWHERE)]
+        return at
+
     def _slots(self, keys: Int64s) -> Int64s:
         """Return the first slot to look at for each key."""
         products = keys.view(np.uint64) * _GOLDEN
@@ -89,7 +98,7 @@ class NumberMap:
         """Assert every invariant."""
         taken = np.flatnonzero(self._keys != NOWHERE)
         assert len(taken) == self._count, "the count is wrong"
-        assert _LEAST_FREE * self._count <= len(self._keys), "the map is too full"
+        assert _SLOTS_PER_KEY * self._count <= len(self._keys), "the map is too full"
         keys = self._keys[taken]
         assert len(np.unique(keys)) == len(keys), "a key is in the map twice"
         assert np.array_equal(self.get(keys), self._numbers[taken]), "a key is not found"

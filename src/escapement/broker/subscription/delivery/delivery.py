@@ -27,8 +27,6 @@ class Delivery:
     """
 
     __slots__ = (
-        "_by_offset",
-        "_order",
         "alive",
         "consumer_id",
         "deadline_ms",
@@ -57,18 +55,6 @@ class Delivery:
         self.sent = False  # whether the frame has left the broker
         self.recorded = False  # whether the delivery was recorded to survive a restart
         self.followed = 0  # how many rows from the first on are no longer alive
-        self._order: Int64s | None = None
-        self._by_offset: Int64s | None = None
-
-    def find(self, offsets: Int64s) -> Int64s:
-        """Return the positions of the live rows of these messages."""
-        if self._order is None or self._by_offset is None:
-            self._order = np.argsort(self.rows.offsets)
-            self._by_offset = self.rows.offsets[self._order]
-        at = np.minimum(np.searchsorted(self._by_offset, offsets), len(self._by_offset) - 1)
-        found = np.zeros(len(self._order), bool)
-        found[self._order[at[self._by_offset[at] == offsets]]] = True
-        return np.flatnonzero(found & self.alive)
 
     def kill(self, positions: slice | Int64s) -> Rows:
         """Mark rows as no longer in flight; return them."""

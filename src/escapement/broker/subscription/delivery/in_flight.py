@@ -15,7 +15,6 @@ calls ``expire`` with the delivery's id.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from typing import Final, NamedTuple
 
@@ -54,7 +53,6 @@ class InFlight:
         "_coming",
         "_deliveries",
         "_delivery_lookup",
-        "_found_id",
         "_next_id",
         "_rows",
         "_unrecorded",
@@ -68,7 +66,6 @@ class InFlight:
         self._coming: dict[int, Delivery] = {}  # by ``next_offset``
         self._delivery_lookup = DeliveryLookup(self._deliveries)
         self._next_id = 1
-        self._found_id = 0  # the delivery of the last take-back
         self._rows = 0
         self._alive = 0  # rows marked alive, among ``_rows``
         self._unrecorded: deque[int] = deque()  # sent deliveries, in order
@@ -134,7 +131,7 @@ class InFlight:
         while at < len(offsets):
             delivery = self._coming.pop(int(offsets[at]), None)
             if delivery is None:
-                shares = self._delivery_lookup.find(np.sort(offsets[at:]))
+                shares = self._delivery_lookup.find(offsets[at:])
                 for share in shares:
                     self._kill(*share)
                 return found + shares
@@ -157,68 +154,41 @@ class InFlight:
         return settled
 
     def hand_of(self, offset: int) -> Hand | None:
-        """Return who has a message in flight; None if it is not in flight. O(deliveries)."""
-        if offset not in self.offsets:
-            return None
-        wanted = np.array([offset])
-        for delivery in reversed(self._deliveries.values()):
-            for row in delivery.find(wanted).tolist():
-                deadline_ms = int(delivery.deadline_ms[row])
-                return Hand(
-                    delivery.consumer_id,
-                    int(delivery.rows.counts[row]),
-                    delivery.since_ms,
-                    None if deadline_ms >= NEVER_MS else deadline_ms,
-                )
+        """Return who has a message in flight; None if it is not in flight."""
+        for delivery, at in self._shares(np.array([offset])):
+            deadline_ms = int(delivery.deadline_ms[at][0])
+            return Hand(
+                delivery.consumer_id,
+                int(delivery.rows.counts[at][0]),
+                delivery.since_ms,
+                None if deadline_ms >= NEVER_MS else deadline_ms,
+            )
         return None
 
     def find(self, offsets: Int64s) -> Rows:
         """Return a copy of the rows of these messages that are in flight, in no order."""
-        wanted = offsets[self.offsets.contains(offsets)]
-        parts = []
-        for delivery in reversed(self._deliveries.values()):
-            if not len(wanted):
-                break
-            parts.append(delivery.rows.pick(delivery.find(wanted)))
-            wanted = wanted[~np.isin(wanted, parts[-1].offsets)]
-        return Rows.concat(parts)
+        return Rows.concat([share.rows for share in self._shares(offsets)])
 
     def take_back(self, offsets: Int64s, consumer_id: int | None = None) -> Rows:
         """Remove messages from flight (only this consumer's, if given); return their rows."""
-        parts = []
-        missing = len(offsets)
-        for delivery_id in self._likely_first():
-            if not missing:
-                break
-            delivery = self._deliveries[delivery_id]
-            if consumer_id is not None and delivery.consumer_id != consumer_id:
-                continue
-            at = delivery.find(offsets)
-            if len(at):
-                parts.append(self._remove(delivery, at))
-                missing -= parts[-1].height
-                self._found_id = delivery_id
+        shares = self._shares(offsets, consumer_id)
+        rows = Rows.concat([self._remove(*share) for share in shares])
         self._sweep()
-        return Rows.concat(parts)
+        return rows
 
-    def _likely_first(self) -> list[int]:
-        """Return all delivery ids, from the last take-back on: consumers go on where they were."""
-        ids = list(self._deliveries)
-        at = bisect_left(ids, self._found_id)
-        return ids[at:] + ids[:at]
+    def _shares(self, offsets: Int64s, consumer_id: int | None = None) -> list[Share]:
+        """Find the rows of messages in flight (only to this consumer, if given)."""
+        if not self._all_live:
+            offsets = offsets[self.offsets.contains(offsets)]
+        shares = self._delivery_lookup.find(offsets)
+        return [one for one in shares if consumer_id in (None, one.delivery.consumer_id)]
 
     def extend(self, offsets: Int64s, consumer_id: int, deadline_ms: int) -> int:
         """Extend the deadline of messages in flight to this consumer; return how many."""
-        held = 0
-        for delivery in reversed(self._deliveries.values()):
-            if held == len(offsets):
-                break
-            if delivery.consumer_id == consumer_id:
-                at = delivery.find(offsets)
-                at = at[self.offsets.contains(delivery.rows.offsets[at])]
-                delivery.deadline_ms[at] = np.maximum(delivery.deadline_ms[at], deadline_ms)
-                held += len(at)
-        return held
+        shares = self._shares(offsets, consumer_id)
+        for delivery, at in shares:
+            delivery.deadline_ms[at] = np.maximum(delivery.deadline_ms[at], deadline_ms)
+        return sum(share.height for share in shares)
 
     def note_sent(self, delivery_id: int) -> None:
         """Note that a delivery was sent to its consumer."""
@@ -338,7 +308,7 @@ class InFlight:
         self._alive -= rows.height
         return rows
 
-    def _remove(self, delivery: Delivery, positions: Int64s) -> Rows:
+    def _remove(self, delivery: Delivery, positions: slice | Int64s) -> Rows:
         """Kill rows; return those that have not been acknowledged."""
         all_live = self._all_live
         rows = self._kill(delivery, positions)

@@ -100,7 +100,7 @@ class KeyTable:
         at = np.arange(self._height, self._height + len(new))
         self._height += len(new)
         self.key_hashes[at] = new
-        self._places.add(new, at)
+        self._places.put(new, at)
         places[unknown] = self._places.get(key_hashes[unknown])
         return places
 
@@ -130,7 +130,7 @@ class KeyTable:
         )
         self._height = len(kept)
         self._places = NumberMap()
-        self._places.add(self.key_hashes[: len(kept)], np.arange(len(kept)))
+        self._places.put(self.key_hashes[: len(kept)], np.arange(len(kept)))
 
     def slots(self, which: Bools) -> Bools:
         """Return the slots of these keys; bool[SLOTS]."""

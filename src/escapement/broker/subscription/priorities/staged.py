@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.subscription.offset_map import OffsetMap
+from escapement.broker.subscription.number_map import NumberMap
 from escapement.broker.subscription.priorities.ready import Rows, order_of
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.index.columns import FixedColumns, Pick, assemble
@@ -39,9 +39,8 @@ _LARGE_ROWS: Final = 16_384
 _ROW_BYTES: Final = 64
 # A place is the number of a part above this many bits for the row.
 _ROW_BITS: Final = 32
-
-# The map of offsets is rebuilt if it takes more than this for each message.
-_SPARSE_BYTES: Final = 128
+# The map of offsets is rebuilt if it has more than this many entries for each message.
+_MOST_PLACES: Final = 2
 
 Bools = npt.NDArray[np.bool_]
 Which = Callable[[Int64s], Bools]
@@ -82,7 +81,7 @@ class Staged:
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}  # by number, ascending
         self._next = 0
-        self._places = OffsetMap()  # the place of each message, maybe removed
+        self._places = NumberMap()  # the place of each message, maybe removed
         self._expected: list[Rows] = []
         self.expected = 0  # the number of rows in ``_expected``
         self._asked = 0  # rows sought since the last ``keep``
@@ -152,8 +151,8 @@ class Staged:
             if 2 * len(stays) <= part.height:
                 left[number] = self._here(part, stays)
         self._join(left)
-        if self._places.size_bytes > _SPARSE_BYTES * self._height:
-            self._places = OffsetMap()
+        if len(self._places) > _MOST_PLACES * self._height:
+            self._places = NumberMap()
             for part in self._parts.values():
                 self._places.put(part.offsets, part.places)
 
