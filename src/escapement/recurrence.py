@@ -94,16 +94,10 @@ class Recurrence:
 
     def after(self, ms: int) -> int | None:
         """Return the first time later than ``ms``, or None."""
-        if self.every_ms:
-            next_ms = self._next_every(ms)
-            return next_ms if self.until_ms is None or next_ms <= self.until_ms else None
         return next(self.occurrences(ms), None)
 
     def until(self, after_ms: int, now_ms: int, limit: int) -> list[int]:
         """Return the first ``limit`` times later than ``after_ms`` and up to ``now_ms``."""
-        if self.every_ms:
-            end_ms = now_ms if self.until_ms is None else min(now_ms, self.until_ms)
-            return list(range(self._next_every(after_ms), end_ms + 1, self.every_ms)[:limit])
         coming = self.occurrences(after_ms)
         return list(islice(takewhile(lambda ms: ms <= now_ms, coming), limit))
 
@@ -112,9 +106,6 @@ class Recurrence:
 
         Complexity: O(occurrences within eight times the distance of the last one).
         """
-        if self.every_ms:
-            end_ms = now_ms if self.until_ms is None else min(now_ms, self.until_ms)
-            return end_ms - (end_ms - self.anchor_ms) % self.every_ms
         end_ms = now_ms if self.until_ms is None else min(now_ms, self.until_ms)
         window_ms = _WINDOW_MS
         while True:
@@ -128,12 +119,9 @@ class Recurrence:
             window_ms *= _WINDOW_GROWTH
 
     def _every(self, after_ms: int) -> Iterator[int]:
-        return count(self._next_every(after_ms), self.every_ms)
-
-    def _next_every(self, after_ms: int) -> int:
-        """Return the first multiple of ``every_ms`` after the anchor that is later."""
+        """Iterate over the multiples of ``every_ms`` after the anchor that are later."""
         passed = max((after_ms - self.anchor_ms) // self.every_ms, 0)
-        return self.anchor_ms + (passed + 1) * self.every_ms
+        return count(self.anchor_ms + (passed + 1) * self.every_ms, self.every_ms)
 
     def _by_cron(self, after_ms: int) -> Iterator[int]:
         found = self._at_times_of_day if self._has_times_of_day else self._in_real_time

@@ -40,6 +40,7 @@ from escapement.errors import (
     StorageUnavailable,
 )
 from escapement.protocol.connection import Connection
+from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.blocking import in_threads
 from escapement.storage.commit.lane import FIRST_PROBE_S, LAST_PROBE_S
 from escapement.storage.data_directory import DataDirectory
@@ -49,7 +50,6 @@ from escapement.storage.lease import Identity
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_PORT: Final = 7650
 DEFAULT_HOST: Final = "127.0.0.1"
 # For lanes, lease, checkpoint, log reads, and one index read for each worker of the pump.
 _THREADS: Final = 16

@@ -18,7 +18,7 @@ import trio
 
 from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
-from escapement.broker.server import DEFAULT_HOST, DEFAULT_PORT, ServerConfig
+from escapement.broker.server import DEFAULT_HOST, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped
 from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.cli.input.log_url import log_url
@@ -31,6 +31,7 @@ from escapement.cli.input.parameters import (
     size_bytes,
 )
 from escapement.durations import format as duration_text
+from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
 
