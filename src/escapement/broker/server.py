@@ -255,11 +255,10 @@ class Front:
         self._sessions.add(session)
         try:
             await session.run()
-        except Exception as error:
-            # A bug in one session ends that session only. A failed assertion ends the broker:
-            # after a broken invariant nothing can be trusted.
-            if _holds(error, AssertionError):
-                raise
+        except* AssertionError:
+            raise  # it ends the broker: after a broken invariant nothing can be trusted
+        except* Exception:
+            # A bug in one session ends that session only.
             _log.exception("a session failed; its connection is closed")
         finally:
             self._sessions.discard(session)
@@ -278,12 +277,6 @@ class Front:
         while self._sessions:
             self._session_ended = trio.Event()
             await self._session_ended.wait()
-
-
-def _holds(error: BaseException, kind: type[BaseException]) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(kind) is not None
-    return isinstance(error, kind)
 
 
 async def _turn_away(stream: trio.abc.Stream, error: EscapementError) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
@@ -101,18 +101,7 @@ async def _show_message(broker: Broker, given: Arguments) -> Plain:
         **_content(found.key, found.properties, found.payload),
         "priority": found.priority,
         "group": found.group.decode() or None,
-        "subscriptions": [
-            {
-                "subscription": one.subscription,
-                "kind": one.kind,
-                "state": one.state,
-                "attempts": one.attempts,
-                "consumer": one.consumer,
-                "since_at_ms": one.since_ms,
-                "until_at_ms": one.until_ms,
-            }
-            for one in found.subscriptions
-        ],
+        "subscriptions": [asdict(one) for one in found.subscriptions],
     }
 
 

@@ -42,8 +42,8 @@ class SubscriptionStatus:
     - pending: not yet due;
     - waiting: due, but the subscription has not read it yet;
     - ready;
-    - in flight: with ``consumer``, ``since_ms``, and ``until_ms`` if it has an ack deadline;
-    - in retry: ``until_ms`` is the time of the next attempt;
+    - in flight: with ``consumer``, ``since_at_ms``, and ``until_at_ms`` if it has an ack deadline;
+    - in retry: ``until_at_ms`` is the time of the next attempt;
     - to be dead-lettered;
     - acknowledged;
     - lapsed: it expired, or a quota dropped it, before its first delivery;
@@ -59,8 +59,8 @@ class SubscriptionStatus:
     state: str
     attempts: int | None = 0
     consumer: str | None = None
-    since_ms: int | None = None
-    until_ms: int | None = None
+    since_at_ms: int | None = None
+    until_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +142,19 @@ def status(
     if offset in subscription.held:
         attempts, next_ms = subscription.tries_of(offset)
         state = "ready" if next_ms is None else "in retry"
-        return SubscriptionStatus(name, kind, state, attempts, until_ms=next_ms)
+        return SubscriptionStatus(name, kind, state, attempts, until_at_ms=next_ms)
     if (
         offset in topic.amendments.cancelled
         and not subscription.was_handed(np.array([offset])).any()
     ):
         return SubscriptionStatus(name, kind, _CANCELLED)
-    shared = isinstance(subscription, SharedSubscription)
-    if not (
-        subscription.covers(np.array([due_ms]), np.array([offset]))[0]
-        if isinstance(subscription, SharedSubscription)
-        else offset >= subscription.record.start_offset
-    ):
+    if isinstance(subscription, SharedSubscription):
+        if not subscription.covers(np.array([due_ms]), np.array([offset]))[0]:
+            return SubscriptionStatus(name, kind, _NOT_COVERED)
+        if due_ms > now_ms:
+            return SubscriptionStatus(name, kind, _PENDING)
+    elif offset < subscription.record.start_offset:
         return SubscriptionStatus(name, kind, _NOT_COVERED)
-    if shared and due_ms > now_ms:
-        return SubscriptionStatus(name, kind, _PENDING)
     return SubscriptionStatus(name, kind, "waiting", subscription.tries_of(offset)[0])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from escapement.broker.log.log_reader import LogPart, LogReader
 from escapement.broker.topic.topic import Topic
-from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.message import Int64s, MessageBatch
 from escapement.storage.log.published import Published
 
 # The most bytes of a page without its first log row. That row may be as large as a batch, and the
@@ -56,20 +56,12 @@ async def read_page(
             early = await _read_before(topic, log, start, begin, max_messages)
             if len(early.offsets) or early.next_offset < begin:
                 return early
-    offsets = _column([np.arange(part.base_offset, part.end_offset) for part in parts])
-    rows = np.flatnonzero((offsets >= start) & (offsets < stop))
-    if len(rows) > max_messages:
-        rows = rows[:max_messages]
-        reached = int(offsets[rows[-1]]) + 1
-    batch = MessageBatch.concat([part.batch for part in parts]) if parts else _NOTHING
-    return Page(
-        offsets[rows],
-        _column([part.due_ms for part in parts])[rows],
-        _column([np.full(len(part.batch), part.accepted_at_ms) for part in parts])[rows],
-        batch if len(rows) == len(batch) else batch.take(rows),
-        max(start, min(reached, stop)),
-        end,
-    )
+    found = Published.concat([_published(part) for part in parts])
+    found = found.pick((found.offsets >= start) & (found.offsets < stop))
+    if len(found.offsets) > max_messages:
+        found = found.part(0, max_messages)
+        reached = int(found.offsets[-1]) + 1
+    return Page(*found, max(start, min(reached, stop)), end)
 
 
 async def _read_before(
@@ -88,8 +80,6 @@ async def _read_before(
     return Page(*found, reached, topic.next_offset)
 
 
-_NOTHING: Final = MessageBatch(Blobs.empty(0))
-
-
-def _column(parts: list[Int64s]) -> Int64s:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+def _published(part: LogPart) -> Published:
+    offsets = np.arange(part.base_offset, part.end_offset)
+    return Published(offsets, part.due_ms, np.full(len(offsets), part.accepted_at_ms), part.batch)
