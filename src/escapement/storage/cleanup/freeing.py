@@ -11,15 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from escapement.storage import removal
-from escapement.storage.data_table import (
-    ARCHIVED_CHUNKS,
-    ATTEMPTS,
-    CURSOR_CHUNKS,
-    DEDUP_KEYS,
-    GROUP_MEMBERS,
-    MOVES,
-    DataTable,
-)
 from escapement.storage.engine.base import Connection
 from escapement.storage.journal.entry import cancellations_id, lapses_id
 from escapement.storage.log.generation import Generation
@@ -29,22 +20,17 @@ _STEP_ROWS: Final = 64
 # Size of inbox entries deleted in one step, unless the first is larger. Deleting a megabyte takes
 # the database some milliseconds, which delays a lane. Bulk jobs leave gigabytes.
 _STEP_BYTES: Final = 2 << 20
-
-
-def _first_columns(table: DataTable) -> tuple[str, str, str]:
-    """Return the table's name, the column of the owner's id, and the next column of the key."""
-    owner, order, *_ = table.key
-    return table.name, owner, order
-
-
-_CHUNKS: Final = _first_columns(CURSOR_CHUNKS)
-# Tables with rows of topics, beside those of the log.
-_OF_TOPICS: Final = (
-    ("producers", "topic_id", "id"),
-    *map(_first_columns, (DEDUP_KEYS, MOVES, GROUP_MEMBERS, ARCHIVED_CHUNKS)),
-    ("group_closings", "topic_id", "id"),
-    ("archives", "topic_id", "id"),
-)
+# Tables with rows of a topic, beside those of the log, and the column after its id in an index.
+_OF_TOPICS: Final = {
+    "producers": "id",
+    "dedup_keys": "part",
+    "moves": "chunk",
+    "group_members": "name",
+    "group_closings": "id",
+    "archived_chunks": "chunk",
+    "archives": "id",
+}
+_CHUNKS: Final = ("cursor_chunks", "subscription_id", "chunk")
 
 
 def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
@@ -56,8 +42,9 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         return False
     kind, id = found[0]
     if kind == "topic":
-        log = [(generation.table(id), "topic_id", "base_offset") for generation in generations]
-        more = any(_free(connection, *table, id) for table in [*log, *_OF_TOPICS])
+        log = {generation.table(id): "base_offset" for generation in generations}
+        tables = log | _OF_TOPICS
+        more = any(_free(connection, table, "topic_id", tables[table], id) for table in tables)
         more = more or _free(connection, *_CHUNKS, cancellations_id(id))
     elif kind == "lag":
         more = _free(connection, "lags", "origin_id", "hour_ms", id)
@@ -69,7 +56,7 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = _free_entries(connection, "mailbox_id = ? AND held = 0", -id)
     else:
         more = _free(connection, *_CHUNKS, id) or _free(connection, *_CHUNKS, lapses_id(id))
-        more = more or _free(connection, *_first_columns(ATTEMPTS), id)
+        more = more or _free(connection, "attempts", "subscription_id", "part", id)
     if not more:
         removal.done(connection, kind, id)
     return True

@@ -21,7 +21,15 @@ import numpy as np
 from escapement.dedup import DIGEST, NO_DIGEST
 from escapement.group_names import Member
 from escapement.message import NO_TIMES, Buffer, Int64s
-from escapement.storage.commit.items import Acks, Append, Attempts, Item, Restate, Statement
+from escapement.storage.commit.items import (
+    Acks,
+    Append,
+    Attempts,
+    Item,
+    Refusable,
+    Restate,
+    Statement,
+)
 from escapement.storage.encoding.dedup_keys import KeyTable
 from escapement.storage.encoding.lag import Lag
 from escapement.storage.inbox.entry import InboxEntry
@@ -141,9 +149,14 @@ class Group:
         return appends + [restated.item for restated in self.restated]
 
     @property
+    def refusable(self) -> list[Refusable]:
+        """The submitted items that fail if the group is not written."""
+        return [*self.log_items, *self.statements]
+
+    @property
     def items(self) -> Iterator[Item]:
         """All submitted items of the group."""
-        return chain(self.log_items, self.acks, self.attempts, self.statements)
+        return chain(self.refusable, self.acks, self.attempts)
 
     @property
     def entry_ids(self) -> list[int]:

@@ -140,4 +140,6 @@ class Statement:
     forgets: str = ""  # an event group of the topic that the statement deletes
 
 
-Item = Append | Restate | Acks | Attempts | Statement
+# Items that fail if the database accepts no writes. The others stay queued.
+Refusable = Append | Restate | Statement
+Item = Refusable | Acks | Attempts

@@ -44,7 +44,7 @@ from escapement.errors import (
 )
 from escapement.storage.blocking import Run
 from escapement.storage.commit.group import Group, form_group
-from escapement.storage.commit.items import Acks, Append, Item, Restate, Statement
+from escapement.storage.commit.items import Acks, Append, Item, Refusable, Restate, Statement
 from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.log.generation import Generation
@@ -131,10 +131,11 @@ class Lane:
             acks while it is read-only. Attempts are always accepted, because they record
             events that have happened.
         """
-        if self.state is not State.UP:
-            refused = isinstance(item, Append | Restate | Statement)
-            if refused or (isinstance(item, Acks) and self.state is State.READ_ONLY):
-                raise self._refusal()
+        if self.state is not State.UP and (
+            isinstance(item, Refusable)
+            or (isinstance(item, Acks) and self.state is State.READ_ONLY)
+        ):
+            raise self._refusal()
         self._queue.append(item)
         if isinstance(item, Append | Restate):
             self.body_bytes += item.size_bytes
@@ -158,7 +159,7 @@ class Lane:
         gone = [item for item in logged if item.topic_id == topic_id]
         if gone:
             self._queue = deque(item for item in self._queue if item not in gone)
-            self._fail_waiting(gone, [], NotFound("the topic was deleted"))
+            self._fail(gone, NotFound("the topic was deleted"))
 
     async def work(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Commit groups until cancelled. "Started" after the first attempt to connect."""
@@ -273,7 +274,7 @@ class Lane:
         # Attempts come first: a cancellation must not overtake the attempts before it.
         self._queue.extendleft(reversed([*group.attempts, *group.acks]))
         self._go_down(error)
-        self._fail_waiting(group.log_items, group.statements, error)
+        self._fail(group.refusable, error)
 
     # -- up and down -----------------------------------------------------------
 
@@ -300,14 +301,11 @@ class Lane:
     def _go_down(self, error: StorageUnavailable) -> None:
         """Fail queued appends and statements, and refuse new ones until the lane is up."""
         self._why = error
-        appends = [item for item in self._queue if isinstance(item, Append | Restate)]
-        statements = [item for item in self._queue if isinstance(item, Statement)]
-        if appends or statements:
-            refused = Append | Restate | Statement
-            self._queue = deque(item for item in self._queue if not isinstance(item, refused))
+        refused = [item for item in self._queue if isinstance(item, Refusable)]
+        self._queue = deque(item for item in self._queue if not isinstance(item, Refusable))
         read_only = isinstance(error, StorageReadOnly)
         self._set_state(State.READ_ONLY if read_only else State.DOWN)
-        self._fail_waiting(appends, statements, self._refusal())
+        self._fail(refused, self._refusal())
 
     def _set_state(self, state: State) -> None:
         if state is not self.state:
@@ -321,17 +319,10 @@ class Lane:
         kind = StorageReadOnly if self.state is State.READ_ONLY else StorageUnavailable
         return kind(f"the database accepts no writes now: {self._why}")
 
-    def _fail_waiting(
-        self,
-        appends: Sequence[Append | Restate],
-        statements: list[Statement],
-        error: EscapementError,
-    ) -> None:
-        self.body_bytes -= sum(append.size_bytes for append in appends)
-        for append in appends:
-            append.fail(error)
-        for statement in statements:
-            statement.fail(error)
+    def _fail(self, items: Sequence[Refusable], error: EscapementError) -> None:
+        self.body_bytes -= sum(item.size_bytes for item in items)
+        for item in items:
+            item.fail(error)
         self._on_change()
 
     def _abandon(self, error: EscapementError) -> None:
@@ -342,7 +333,7 @@ class Lane:
             told = error
             if self._unknown:
                 told = OutcomeUnknown("the broker stopped before it knew whether this is durable")
-            self._fail_waiting(group.log_items, group.statements, told)
-        items, self._queue = list(self._queue), deque()
-        appends = [item for item in items if isinstance(item, Append | Restate)]
-        self._fail_waiting(appends, [i for i in items if isinstance(i, Statement)], error)
+            self._fail(group.refusable, told)
+        refused = [item for item in self._queue if isinstance(item, Refusable)]
+        self._queue.clear()
+        self._fail(refused, error)

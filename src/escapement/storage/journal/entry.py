@@ -31,6 +31,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -140,12 +141,24 @@ def encode_entry(entry: JournalEntry) -> bytes:
         _columns(entry.producers, 3),
         *offsets,
     ]
-    keys = _encode_keyed(entry.keyed) if entry.keyed else []
-    groups = _encode_grouped(entry.grouped) if entry.grouped else []
-    lags = _encode_lags(entry.lags) if entry.lags else []
-    attempts = _encode_attempts(entry.attempts) if entry.attempts is not None else []
+    keyed, grouped, lags = entry.keyed, entry.grouped, entry.lags
+    tail = [
+        _joined([one.topic_id for one in keyed], pieces=[[encode_keys(one.keys) for one in keyed]]),
+        _joined(
+            [one.topic_id for one in grouped],
+            pieces=[
+                [one.group.encode() for one in grouped],
+                [encode_offsets(one.offsets) for one in grouped],
+            ],
+        ),
+        _joined(
+            [lag.origin_id for lag in lags],
+            [lag.hour_ms for lag in lags],
+            pieces=[[encode_tally(lag.tally) for lag in lags]],
+        ),
+        _encode_attempts(entry.attempts) if entry.attempts is not None else [],
+    ]
     # The last part present determines the version. The parts before it have their sizes stored.
-    tail = [keys, groups, lags, attempts]
     count = max((number for number, part in enumerate(tail, 1) if part), default=0)
     for part in tail[: max(0, count - 1)]:
         parts.append(_COUNT.pack(sum(map(len, part))))
@@ -193,9 +206,9 @@ def decode_entry(data: Buffer) -> JournalEntry:
         acked,
         AttemptColumns(*attempt_table) if attempts else _decode_attempts(tried),
         [ProducerMark(*row) for row in producer_table.T.tolist()],
-        _decode_keyed(keys) if keys is not None else [],
-        _decode_grouped(groups) if groups is not None else [],
-        _decode_lags(lags) if lags is not None else [],
+        _decode_keyed(keys),
+        _decode_grouped(groups),
+        _decode_lags(lags),
     )
 
 
@@ -218,35 +231,12 @@ def _parts(view: memoryview, version: int) -> list[memoryview | None]:
     return found + [None] * (4 - len(found))
 
 
-def _encode_keyed(keyed: Sequence[Keyed]) -> list[bytes]:
-    tables = [encode_keys(one.keys) for one in keyed]
-    return [
-        _COUNT.pack(len(keyed)),
-        np.fromiter((one.topic_id for one in keyed), "<i8", len(keyed)).tobytes(),
-        np.fromiter(map(len, tables), "<u4", len(keyed)).tobytes(),
-        *tables,
-    ]
-
-
-def _decode_keyed(view: memoryview) -> list[Keyed]:
+def _decode_keyed(view: memoryview | None) -> list[Keyed]:
     (topics,), (keys,) = _split(view, 1, 1, "dedup keys")
     return [Keyed(topic_id, decode_keys(one)) for topic_id, one in zip(topics, keys, strict=True)]
 
 
-def _encode_grouped(grouped: Sequence[Grouped]) -> list[bytes]:
-    names = [one.group.encode() for one in grouped]
-    offsets = [encode_offsets(one.offsets) for one in grouped]
-    return [
-        _COUNT.pack(len(grouped)),
-        np.fromiter((one.topic_id for one in grouped), "<i8", len(grouped)).tobytes(),
-        np.fromiter(map(len, names), "<u4", len(grouped)).tobytes(),
-        np.fromiter(map(len, offsets), "<u4", len(grouped)).tobytes(),
-        *names,
-        *offsets,
-    ]
-
-
-def _decode_grouped(view: memoryview) -> list[Grouped]:
+def _decode_grouped(view: memoryview | None) -> list[Grouped]:
     (topics,), (names, offsets) = _split(view, 1, 2, "groups")
     return [
         Grouped(topic_id, bytes(name).decode(), decode_offsets(one))
@@ -254,18 +244,7 @@ def _decode_grouped(view: memoryview) -> list[Grouped]:
     ]
 
 
-def _encode_lags(lags: Sequence[Lag]) -> list[bytes]:
-    tallies = [encode_tally(lag.tally) for lag in lags]
-    return [
-        _COUNT.pack(len(lags)),
-        np.fromiter((lag.origin_id for lag in lags), "<i8", len(lags)).tobytes(),
-        np.fromiter((lag.hour_ms for lag in lags), "<i8", len(lags)).tobytes(),
-        np.fromiter(map(len, tallies), "<u4", len(lags)).tobytes(),
-        *tallies,
-    ]
-
-
-def _decode_lags(view: memoryview) -> list[Lag]:
+def _decode_lags(view: memoryview | None) -> list[Lag]:
     (origins, hours), (tallies,) = _split(view, 2, 1, "lags")
     return [
         Lag(origin_id, hour_ms, decode_tally(one))
@@ -304,12 +283,23 @@ def _decode_attempts(view: memoryview | None) -> AttemptColumns | None:
     return AttemptColumns(*columns)
 
 
+def _joined(*numbers: Sequence[int], pieces: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """Return a part of an entry as :func:`_split` takes it; nothing if the columns are empty."""
+    count = len(numbers[0])
+    if not count:
+        return []
+    lengths = [np.fromiter(map(len, column), "<u4", count).tobytes() for column in pieces]
+    columns = [np.array(column, "<i8").tobytes() for column in numbers]
+    return [_COUNT.pack(count), *columns, *lengths, *chain.from_iterable(pieces)]
+
+
 def _split(
-    view: memoryview, numbers: int, pieces: int, what: str
+    view: memoryview | None, numbers: int, pieces: int, what: str
 ) -> tuple[list[list[int]], list[list[memoryview]]]:
     """Split a part of an entry into columns of i64 and columns of byte strings.
 
-    The part begins with a count, then the columns of i64.
+    The part begins with a count, then the columns of i64. The columns of a missing part are
+    empty.
 
     Args:
       numbers: how many columns of i64 there are.
@@ -318,6 +308,8 @@ def _split(
     Raises:
       LogDamaged: if the part has the wrong length, or its count is 0.
     """
+    if view is None:
+        return [[]] * numbers, [[]] * pieces
     count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
     lengths_at = _COUNT.size + 8 * numbers * count
     at = lengths_at + 4 * pieces * count
