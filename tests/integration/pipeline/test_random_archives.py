@@ -72,8 +72,8 @@ class Workload:
         now_ms = int(time.time() * 1000)
         name, since = TopicName.parse(TOPIC), self.random.randrange(self.published + 1)
         state = read_topic(self.engine, connection, name)
-        done = self.offsets(unarchived(connection, name, state, now_ms))
-        later = self.offsets(unarchived(connection, name, state, now_ms, since))
+        done = self.offsets(unarchived(connection, state, now_ms))
+        later = self.offsets(unarchived(connection, state, now_ms, since))
         connection.close()
         assert len(done) == len(set(done))
         assert later == [offset for offset in done if offset >= since]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from escapement.names import TopicName
 from escapement.pipeline.selection import Selection, Span
 from escapement.pipeline.source.part import MOST_RECORDS, Part, cut_unarchived
 from escapement.storage import archive_record
@@ -21,7 +20,7 @@ _SAMPLE: Final = 256
 
 
 def unarchived(
-    connection: Connection, topic: TopicName, state: TopicState, before_ms: int, since: int = 0
+    connection: Connection, state: TopicState, before_ms: int, since: int = 0
 ) -> list[Part]:
     """Return parts with the topic's finished messages that are not archived, in arrival order.
 
@@ -34,7 +33,7 @@ def unarchived(
     end = accepted_before(connection, state.record.id, before_ms, state.end_offset)
     done = Selection(Span(since, end), Span(0, before_ms))
     archived = archive_record.archived(connection, state.record.id, 0, end)
-    return cut_unarchived(topic.full, state, done, archived, _file_messages(connection, state))
+    return cut_unarchived(state, done, archived, _file_messages(connection, state))
 
 
 def accepted_before(connection: Connection, topic_id: int, before_ms: int, end: int) -> int:

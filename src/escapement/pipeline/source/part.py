@@ -88,7 +88,6 @@ def _stated_first(state: TopicState, selection: Selection) -> int:
 
 
 def cut(
-    topic: str,
     state: TopicState,
     selection: Selection,
     columns: Sequence[str],
@@ -125,7 +124,7 @@ def cut(
     with_statuses = not STATUS_COLUMNS.isdisjoint(columns)
     return [
         Part(
-            topic,
+            state.name,
             state.record.id,
             Span(low, high),
             selection,
@@ -141,7 +140,7 @@ def cut(
 
 
 def cut_unarchived(
-    topic: str, state: TopicState, selection: Selection, archived: OffsetSet, most_records: int
+    state: TopicState, selection: Selection, archived: OffsetSet, most_records: int
 ) -> list[Part]:
     """Return parts that cover all finished messages that are not archived, in arrival order.
 
@@ -158,7 +157,7 @@ def cut_unarchived(
         spans.insert(0, Span(first, begin))
     return [
         Part(
-            topic,
+            state.name,
             state.record.id,
             span,
             selection,

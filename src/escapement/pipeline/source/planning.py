@@ -5,7 +5,7 @@ Runs in the driver, or in a Python process beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -29,7 +29,7 @@ from escapement.pipeline.source.part import (
 )
 from escapement.pipeline.task_shares import shares
 from escapement.storage import archive_record
-from escapement.storage.engine.base import Connection
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.topic_state import TopicState, read_topics
 
@@ -47,29 +47,77 @@ BATCH_OPTIONS: Final = (
 P = TypeVar("P", Part, Part | ArchivedPart)
 
 
-class BatchPlan:
+class ReadPlan:
+    """What batches and streams have in common: options, and the division into parts and tasks."""
+
+    def __init__(self, options: Options, known: Iterable[str], columns: Sequence[str]) -> None:
+        """Raises ``InvalidRequest`` if an option is not one of the known ones, or not valid."""
+        options.check(known)
+        self.address = LogAddress.of(options)
+        self.topics = selection.topics(options)
+        self._columns = list(columns)
+        self._subscription = options.text("subscription")
+        self._min_parts = options.number("minPartitions")
+        self._most_records = options.number("maxRecordsPerPartition")
+        self._fail_on_loss = options.flag("failOnDataLoss", True)
+
+    def _states(
+        self, engine: Engine, connection: Connection
+    ) -> Iterator[tuple[TopicName, TopicState]]:
+        """Yield the state of each topic. Raises ``NotFound`` if a topic does not exist."""
+        states = read_topics(engine, connection, self.topics)
+        for topic, state in zip(self.topics, states, strict=True):
+            if isinstance(state, NotFound):
+                raise state
+            yield topic, state
+
+    def _cut(
+        self, wanteds: Sequence[tuple[TopicState, Selection]], *, with_archives: bool = False
+    ) -> list[Part]:
+        """Return the parts of these messages. Raises ``NotFound`` for the subscription."""
+        least = parts_of_each(wanteds, self._min_parts)
+        return [
+            part
+            for (state, wanted), count in zip(wanteds, least, strict=True)
+            for part in cut(
+                state,
+                wanted,
+                self._columns,
+                self._subscription,
+                least_parts=count,
+                most_records=self._most_records,
+                fail_on_loss=self._fail_on_loss,
+                with_archives=with_archives,
+            )
+        ]
+
+    def _tasks(self, parts: Sequence[P]) -> list[tuple[P, ...]]:
+        """Return the parts that each task reads.
+
+        A task reads several small parts, unless that would make fewer tasks than
+        ``minPartitions``.
+        """
+        most = min(self._most_records or MOST_RECORDS, FEWEST_RECORDS)
+        together = shares(parts, lambda part: part.messages, most)
+        return together if len(together) >= (self._min_parts or 0) else [(part,) for part in parts]
+
+
+class BatchPlan(ReadPlan):
     """A batch read with checked options. The database is read only when parts are requested."""
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
         """Raises ``InvalidRequest``."""
-        options.check(BATCH_OPTIONS)
-        self.address = LogAddress.of(options)
-        self.topics = selection.topics(options)
+        super().__init__(options, BATCH_OPTIONS, columns)
         self.selection = selection.times(options)
-        self._columns = list(columns)
-        self._subscription = options.text("subscription")
         self._starts = Places(options, "startingOffsets", EARLIEST, empty=LATEST)
         self._ends = Places(options, "endingOffsets", LATEST, empty=EARLIEST)
         for places in (self._starts, self._ends):
             places.check(self.topics)
-        self._min_parts = options.number("minPartitions")
-        self._most_records = options.number("maxRecordsPerPartition")
-        self._fail_on_loss = options.flag("failOnDataLoss", True)
         self._archived = options.flag("archived", True)
 
     def tasks(self) -> list[tuple[Part | ArchivedPart, ...]]:
         """Return the parts that each task reads. Raises the errors of :meth:`parts`."""
-        return tasks_of(self.parts(), self._min_parts, self._most_records)
+        return self._tasks(self.parts())
 
     def parts(self) -> list[Part | ArchivedPart]:
         """Return the parts by the current state of the topics.
@@ -83,31 +131,16 @@ class BatchPlan:
         found: list[Part | ArchivedPart] = []
         with self.address.connected() as (engine, connection):
             wanteds: list[tuple[TopicState, Selection]] = []
-            states = read_topics(engine, connection, self.topics)
-            for topic, state in zip(self.topics, states, strict=True):
-                if isinstance(state, NotFound):
-                    raise state
+            for topic, state in self._states(engine, connection):
                 offsets = self._offsets(connection, topic, state)
                 wanteds.append((state, replace(self.selection, offsets=offsets)))
-            least = parts_of_each(wanteds, self._min_parts)
-            for topic, (state, wanted), count in zip(self.topics, wanteds, least, strict=True):
-                if self._archived:
-                    found += self._of_archive(connection, topic, state, wanted)
-                found += cut(
-                    topic.full,
-                    state,
-                    wanted,
-                    self._columns,
-                    self._subscription,
-                    least_parts=count,
-                    most_records=self._most_records,
-                    fail_on_loss=self._fail_on_loss,
-                    with_archives=self._archived,
-                )
-        return found
+            if self._archived:
+                for state, wanted in wanteds:
+                    found += self._of_archive(connection, state, wanted)
+        return found + self._cut(wanteds, with_archives=self._archived)
 
     def _of_archive(
-        self, connection: Connection, topic: TopicName, state: TopicState, wanted: Selection
+        self, connection: Connection, state: TopicState, wanted: Selection
     ) -> list[ArchivedPart]:
         """Return the parts with messages that the log has forgotten and an archive has."""
         earlier = replace(wanted, offsets=wanted.offsets & Span(0, state.begin_offset))
@@ -119,7 +152,7 @@ class BatchPlan:
                 state, self._subscription, span.low, span.high, forgotten=True
             )
         live = stated_again(state, span.low, span.high)
-        return archived_parts(connection, topic.full, state.record.id, earlier, live, seen)
+        return archived_parts(connection, state.name, state.record.id, earlier, live, seen)
 
     def _offsets(self, connection: Connection, topic: TopicName, state: TopicState) -> Span:
         start, end = self._starts.of(topic), self._ends.of(topic)
@@ -141,18 +174,6 @@ class BatchPlan:
         for offsets in archive_record.lacking(archived, span.low, span.high):
             if not np.isin(offsets, there, assume_unique=True).all():
                 raise forgotten(topic, span.low, state.begin_offset)
-
-
-def tasks_of(
-    parts: Sequence[P], min_parts: int | None, most_records: int | None
-) -> list[tuple[P, ...]]:
-    """Return the parts that each task reads.
-
-    A task reads several small parts, unless that would make fewer tasks than ``min_parts``.
-    """
-    most = min(most_records or MOST_RECORDS, FEWEST_RECORDS)
-    together = shares(parts, lambda part: part.messages, most)
-    return together if len(together) >= (min_parts or 0) else [(part,) for part in parts]
 
 
 def _offset(place: int | str, end_offset: int) -> int:

@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 from escapement.errors import EscapementError, LogForgotten, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import selection
-from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
+from escapement.pipeline.options import ADDRESS_OPTIONS, Options
 from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
-from escapement.pipeline.source.part import Part, cut, parts_of_each, stated_again
-from escapement.pipeline.source.planning import tasks_of
+from escapement.pipeline.source.part import Part, stated_again
+from escapement.pipeline.source.planning import ReadPlan
 from escapement.storage.engine.base import Connection
 from escapement.storage.log.log import Log
 from escapement.storage.log.published import Published
@@ -62,24 +62,17 @@ def from_json(kept: Mapping[str, Mapping[str, int]]) -> Positions:
     }
 
 
-class StreamPlan:
+class StreamPlan(ReadPlan):
     """A streaming read with checked options. Methods read the database."""
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
         """Raises ``InvalidRequest``."""
-        options.check(STREAM_OPTIONS)
-        self.address = LogAddress.of(options)
-        self.topics = selection.topics(options)
+        super().__init__(options, STREAM_OPTIONS, columns)
         self.most_at_once = options.number("maxOffsetsPerTrigger")
-        self._columns = list(columns)
-        self._subscription = options.text("subscription")
         self._starts = Places(options, "startingOffsets", LATEST)
         self._starts.check(self.topics)
         self._since = options.text("startingTimestamp") is not None
         self._since_ms = selection.times(options).published.low
-        self._min_parts = options.number("minPartitions")
-        self._most_records = options.number("maxRecordsPerPartition")
-        self._fail_on_loss = options.flag("failOnDataLoss", True)
         self._told: set[str] = set()  # losses that were printed
 
     def initial(self) -> Positions:
@@ -92,10 +85,7 @@ class StreamPlan:
         """
         found: Positions = {}
         with self.address.connected() as (engine, connection):
-            states = read_topics(engine, connection, self.topics)
-            for topic, state in zip(self.topics, states, strict=True):
-                if isinstance(state, NotFound):
-                    raise state
+            for topic, state in self._states(engine, connection):
                 found[topic] = self._first(topic, state, connection)
         return found
 
@@ -138,7 +128,7 @@ class StreamPlan:
 
     def tasks(self, start: Positions, end: Positions) -> list[tuple[Part, ...]]:
         """Return the parts of a batch that each task reads. Raises the errors of :meth:`parts`."""
-        return tasks_of(self.parts(start, end), self._min_parts, self._most_records)
+        return self._tasks(self.parts(start, end))
 
     def parts(self, start: Positions, end: Positions) -> list[Part]:
         """Return the parts of a batch by the current state of the topics.
@@ -166,21 +156,7 @@ class StreamPlan:
                 if since.topic_id != until.topic_id:
                     since = until._replace(next_offset=0)
                 wanteds.append((state, Selection(Span(since.next_offset, until.next_offset))))
-        least = parts_of_each(wanteds, self._min_parts)
-        return [
-            part
-            for (state, wanted), count in zip(wanteds, least, strict=True)
-            for part in cut(
-                state.name,
-                state,
-                wanted,
-                self._columns,
-                self._subscription,
-                least_parts=count,
-                most_records=self._most_records,
-                fail_on_loss=self._fail_on_loss,
-            )
-        ]
+        return self._cut(wanteds)
 
     def _first(self, topic: TopicName, state: TopicState, connection: Connection) -> Position:
         place = self._starts.of(topic)
