@@ -41,6 +41,7 @@ Bools = npt.NDArray[np.bool_]
 Buffer = bytes | bytearray | memoryview
 
 DEFAULT_PRIORITY: Final = 50
+MAX_PRIORITY: Final = 255
 # The value in a column of times for a message without a time of that kind.
 NO_TIME: Final = -1
 # Strings are copied one by one if there are fewer than _FEW_STRINGS, because each numpy call

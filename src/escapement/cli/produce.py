@@ -14,11 +14,10 @@ import trio
 from escapement.cli.input.parameters import duration_ms, moment, name_and_value
 from escapement.cli.input.remote import broker_option, with_broker
 from escapement.client.broker import Broker
-from escapement.client.content import MAX_PRIORITY
 from escapement.client.producing.producer import Producer
 from escapement.client.producing.receipt import Receipts
 from escapement.errors import LimitExceeded
-from escapement.message import DEFAULT_PRIORITY
+from escapement.message import DEFAULT_PRIORITY, MAX_PRIORITY
 from escapement.protocol.limits import MAX_FRAME_BYTES
 
 # The command prints why messages wait after this time.

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from escapement.errors import InvalidRequest
-from escapement.message import Blobs
+from escapement.message import MAX_PRIORITY, Blobs
 from escapement.names import check_name
 
-MAX_PRIORITY: Final = 255
 
-
-def key(text: str) -> bytes:
-    """Return a key as bytes. Raises ``InvalidRequest``."""
+def key(text: str | None) -> bytes:
+    """Return a key as bytes, empty for None. Raises ``InvalidRequest``."""
+    if text is None:
+        return b""
     if not isinstance(text, str):
         raise InvalidRequest(f"a key must be a str, not {type(text).__name__}")
     try:
@@ -26,11 +26,9 @@ def key(text: str) -> bytes:
         raise InvalidRequest(f"the key {text!r} cannot be encoded as UTF-8") from None
 
 
-def group(name: str) -> bytes:
-    """Return the name of a group as bytes. Raises ``InvalidRequest``."""
-    if not isinstance(name, str):
-        raise InvalidRequest(f"the name of a group must be a str, not {type(name).__name__}")
-    return check_name("group", name).encode()
+def group(name: str | None) -> bytes:
+    """Return the name of a group as bytes, empty for None. Raises ``InvalidRequest``."""
+    return b"" if name is None else check_name("group", name).encode()
 
 
 def several(what: str, values: Any) -> Any:
@@ -40,6 +38,11 @@ def several(what: str, values: Any) -> Any:
     return values
 
 
+def column(what: str, values: Any, encode: Callable[[Any], bytes]) -> Blobs | None:
+    """Return a list with a value or None per message as a column. Raises ``InvalidRequest``."""
+    return None if values is None else Blobs.of([encode(value) for value in several(what, values)])
+
+
 def as_map(properties: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return properties as a new dict. Raises ``InvalidRequest``."""
     if properties is not None and not isinstance(properties, Mapping):
@@ -47,31 +50,15 @@ def as_map(properties: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(properties or {})
 
 
-def groups(names: str | Sequence[str | None] | None, count: int) -> Blobs | None:
-    """Return the groups of ``count`` messages, given as one for all or as one each."""
-    if names is None:
-        return None
-    if isinstance(names, str):
-        return Blobs.of([group(names)] * count)
-    listed = several("groups", names)
-    packed = {name: b"" if name is None else group(name) for name in _distinct(listed)}
-    return Blobs.of([packed[name] for name in listed])
-
-
-def _distinct(names: Sequence[str | None]) -> Iterable[str | None]:
-    """Return the names without repetitions: there is one per message, and few differ."""
-    try:
-        return set(names)
-    except TypeError:  # a name is not a str; ``group`` raises the error
-        return names
-
-
-def properties(values: Mapping[str, Any]) -> bytes:
-    """Return properties as a msgpack map. Raises ``InvalidRequest``."""
-    if not all(isinstance(name, str) for name in as_map(values)):
+def properties(values: Mapping[str, Any] | None) -> bytes:
+    """Return properties as a msgpack map, empty if there are none. Raises ``InvalidRequest``."""
+    if not values:
+        return b""
+    named = as_map(values)
+    if not all(isinstance(name, str) for name in named):
         raise InvalidRequest("the names of properties must be str")
     try:
-        packed: bytes = msgpack.packb(dict(values))
+        packed: bytes = msgpack.packb(named)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"properties must have plain values: {error}") from None
     return packed

@@ -11,11 +11,17 @@ from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.topic.topic import Topic
 from escapement.errors import InvalidRequest, NotFound
-from escapement.message import DEFAULT_PRIORITY, NO_TIMES, Blobs, MessageBatch, Times
+from escapement.message import (
+    DEFAULT_PRIORITY,
+    MAX_PRIORITY,
+    NO_TIMES,
+    Blobs,
+    MessageBatch,
+    Times,
+)
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.inbox.event_group import Completion
 
-_MOST_PRIORITY: Final = 255
 # The source id of a follow-up until it fires.
 _SOURCE: Final = "group"
 
@@ -52,8 +58,8 @@ def _follow_up(given: Arguments) -> InboxEntry:
     delay_ms, at_ms = given.optional_offset("delay_ms"), given.optional_offset("at_ms")
     priorities = None
     if priority is not None and priority != DEFAULT_PRIORITY:
-        if priority > _MOST_PRIORITY:
-            raise InvalidRequest(f"a priority is from 0 to {_MOST_PRIORITY}, not {priority}")
+        if priority > MAX_PRIORITY:
+            raise InvalidRequest(f"a priority is from 0 to {MAX_PRIORITY}, not {priority}")
         priorities = np.array([priority], np.uint8)
     if delay_ms is not None and at_ms is not None:
         raise InvalidRequest("a follow-up takes delay_ms or at_ms, not both")

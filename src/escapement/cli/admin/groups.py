@@ -11,9 +11,8 @@ import click
 from escapement.cli.admin.group import AdminCommand, topic_argument, verb
 from escapement.cli.input.parameters import duration_ms, moment, name_and_value
 from escapement.cli.output.table import print_record, print_rows
-from escapement.client.content import MAX_PRIORITY
 from escapement.client.producing.groups import FollowUp
-from escapement.message import DEFAULT_PRIORITY
+from escapement.message import DEFAULT_PRIORITY, MAX_PRIORITY
 
 _COLUMNS: Final = ("group", "state", "messages", "waiting")
 _COMPLETIONS: Final = (

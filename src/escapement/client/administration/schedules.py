@@ -94,7 +94,7 @@ class Schedules:
             every_ms=None if every is None else delay_ms(every),
             until_ms=None if until is None else at_ms(until),
             missed=missed,
-            key=None if key is None else content.key(key),
+            key=content.key(key),
         )
         return _schedule(plain)
 

@@ -52,8 +52,8 @@ class FollowUp:
         return {
             "target": TopicName.parse(self.topic).full,
             "payload": serializers.serializer(self.serializer).dumps(self.value),
-            "key": None if self.key is None else content.key(self.key),
-            "properties": content.properties(self.properties) if self.properties else None,
+            "key": content.key(self.key),
+            "properties": content.properties(self.properties),
             "priority": self.priority,
             "delay_ms": None if delay_ms == NO_TIME else delay_ms,
             "at_ms": None if at_ms == NO_TIME else at_ms,

@@ -154,12 +154,10 @@ class Producer(Attached):
         """
         payload = self._serializer.dumps(value)
         delay_ms, at_ms = delivery_times.one(delay, at)
-        key_bytes = content.key(key) if key is not None else b""
-        packed = content.properties(properties) if properties else b""
-        if priority != DEFAULT_PRIORITY:
-            content.check_priority(priority)
+        key_bytes, group_bytes = content.key(key), content.group(group)
+        packed = content.properties(properties)
+        content.check_priority(priority)
         same = NO_DIGEST if dedup is None else digest(dedup)
-        member_of = b"" if group is None else content.group(group)
         await self._have_room()
         now_s = anyio.current_time()
         request, row = self._outbox.add(
@@ -172,7 +170,7 @@ class Producer(Attached):
             sequence,
             now_s,
             same,
-            member_of,
+            group_bytes,
         )
         self._line.wake(self)
         return Pending(self.topic, request, row)
@@ -214,21 +212,13 @@ class Producer(Attached):
         """
         count = len(content.several("values", values))
         dumps = self._serializer.dumps
+        names = [groups] * count if isinstance(groups, str) else groups
         batch = MessageBatch(
             Blobs.of([dumps(value) for value in values]),
-            None
-            if keys is None
-            else Blobs.of([content.key(k) if k else b"" for k in content.several("keys", keys)]),
-            None
-            if properties is None
-            else Blobs.of(
-                [
-                    content.properties(p) if p else b""
-                    for p in content.several("properties", properties)
-                ]
-            ),
+            content.column("keys", keys, content.key),
+            content.column("properties", properties, content.properties),
             content.priorities(priorities, count),
-            content.groups(groups, count),
+            content.column("groups", names, content.group),
         )
         for column in (batch.keys, batch.properties, batch.priorities, batch.groups):
             if column is not None and len(column) != count:

@@ -17,6 +17,7 @@ from escapement.durations import format as duration_text
 from escapement.errors import DelayTooLong, InvalidRequest
 from escapement.message import (
     DEFAULT_PRIORITY,
+    MAX_PRIORITY,
     NO_TIME,
     Blobs,
     Bools,
@@ -30,7 +31,6 @@ from escapement.pipeline.sink.shape import NULL_IS_REFUSED, Shape
 from escapement.pipeline.sink.staging import MAX_MESSAGE_BYTES
 
 _BYTES: Final = pa.large_binary()
-_LAST_PRIORITY: Final = 255
 # How many characters of a key an error shows.
 _SHOWN_KEY_CHARS: Final = 100
 
@@ -229,8 +229,8 @@ class RowReader:
         if column.null_count == len(column):
             return None
         values = _integers(column, DEFAULT_PRIORITY)
-        wrong = (values < 0) | (values > _LAST_PRIORITY)
-        self._refuse(wrong, f"with a priority that is not 0 to {_LAST_PRIORITY}")
+        wrong = (values < 0) | (values > MAX_PRIORITY)
+        self._refuse(wrong, f"with a priority that is not 0 to {MAX_PRIORITY}")
         return values.astype(np.uint8)
 
 
