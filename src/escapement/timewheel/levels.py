@@ -11,7 +11,7 @@ the count is the number of entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
@@ -43,8 +43,8 @@ class Level:
         return self._occupied != 0
 
     def __iter__(self) -> Iterator[tuple[int, Slot]]:
-        """Iterate over the occupied slots; the current one may be removed meanwhile."""
-        return iter(list(self._slots.items()))
+        """Iterate over the occupied slots."""
+        return iter(self._slots.items())
 
     def put(self, number: int, entries: Entries) -> None:
         """Copy entries into a slot."""
@@ -198,17 +198,6 @@ class Levels:
             lowest = next((level for level in self._levels if level), None)
             self._earliest_ms = NEVER if lowest is None else lowest.first()[1].earliest_ms
         return self._earliest_ms
-
-    def keep(self, which: Callable[[Entries], npt.NDArray[np.bool_]]) -> int:
-        """Keep the entries for which ``which`` holds; return how many were removed. O(size)."""
-        gone = 0
-        for level in self._levels:
-            for number, slot in level:
-                gone += slot.keep(which(slot.entries()))
-                if not len(slot):
-                    level.take(number)
-        self._took_out(gone)
-        return gone
 
     def _took_out(self, count: int) -> None:
         if count:

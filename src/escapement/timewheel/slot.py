@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.timewheel.entries import Entries
 
@@ -72,14 +71,6 @@ class Slot:
         if self._first > len(self):
             self._move(len(self), len(self._columns))
         return taken
-
-    def keep(self, rows: npt.NDArray[np.bool_]) -> int:
-        """Keep the marked entries and return how many were removed. O(n)."""
-        before = len(self)
-        if not rows.all():
-            self._columns = np.ascontiguousarray(self._columns[:, self._first : self._end][:, rows])
-            self._first, self._end = 0, self._columns.shape[1]
-        return before - len(self)
 
     def _grow(self, needed: int, height: int) -> None:
         self._move(max(needed, int(len(self) * _GROWTH)), height)

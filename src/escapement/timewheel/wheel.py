@@ -52,11 +52,7 @@ that are staged or laid out lie ahead of T; the length is the number of entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
-
-import numpy as np
-import numpy.typing as npt
 
 from escapement.timewheel.entries import NONE, Entries, Int64s
 from escapement.timewheel.levels import Levels
@@ -66,10 +62,6 @@ from escapement.timewheel.staging import NEVER, Staging
 # columns that fit a second-level cache. A slot of level 1 is entered 64 turns after the one
 # before it, so a million entries are moved down in time.
 PORTION_ENTRIES: Final = 16_384
-# If ids differ by less than this, a table of at most 16 MiB finds them; otherwise sorting does.
-_TABLE_SPAN: Final = 1 << 24
-
-Mask = npt.NDArray[np.bool_]
 
 
 class TimingWheel:
@@ -116,7 +108,7 @@ class TimingWheel:
     def earliest_ms(self) -> int:
         """The earliest time of all entries; ``NEVER`` if there are none.
 
-        O(1); O(entries of one slot) after a removal.
+        O(1); O(entries of one slot) after a turn.
         """
         earliest_ms = min(self._staging.earliest_ms, self._levels.earliest_ms)
         if self._prepared is not None:
@@ -161,22 +153,13 @@ class TimingWheel:
             self._lay_out_staged()
         return elapsed
 
-    def insert_one(self, when_ms: int, id: int, tag: int = 0) -> bool:
-        """Insert one entry. Return True, and do not keep it, if it is due already."""
-        if when_ms <= self._now_ms:
-            return True
-        self._staging.put_one(when_ms, id, tag)
-        if self._staging.is_full(self._portion):
-            self._lay_out_staged()
-        return False
-
     # -- removing ------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> Entries:
         """Turn to ``now_ms`` and return what fell due, sorted by time, then id.
 
         The cost depends on the entries returned and moved to a lower level, not on the time that
-        has passed. The time must not go back: see ``drain`` and ``rewind``.
+        has passed. The time must not go back: drain the wheel into another one.
         """
         assert now_ms >= self._now_ms, f"time went back from {self._now_ms} to {now_ms}"
         self._now_ms = now_ms
@@ -214,7 +197,7 @@ class TimingWheel:
 
         It is the tick at which the earliest entry falls due. If a slot with many entries is to be
         entered, it is a tick early enough to prepare that slot portion by portion. O(1); O(entries
-        of one slot) after a removal.
+        of one slot) after a turn.
         """
         earliest_ms = self.earliest_ms
         if earliest_ms == NEVER:
@@ -232,44 +215,16 @@ class TimingWheel:
             tick = min(tick, prepared.tick)
         return tick * self.tick_ms
 
-    def cancel(self, ids: Int64s) -> int:
-        """Remove every entry with one of ``ids`` and return how many there were. O(size)."""
-        if not len(ids) or not len(self):
-            return 0
-        first, span = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
-        if span > _TABLE_SPAN:
-            return self._keep(lambda e: np.isin(e.ids, ids, invert=True, kind="sort"))
-        named = np.zeros(span, np.bool_)
-        named[ids - first] = True
-
-        def stays(entries: Entries) -> Mask:
-            inside = (entries.ids >= first) & (entries.ids < first + span)
-            inside[inside] = named[entries.ids[inside] - first]
-            return ~inside
-
-        return self._keep(stays)
-
-    def drop_from(self, when_ms: int, id: int) -> int:
-        """Remove every entry with a key ``(when_ms, id)`` at or past this; return how many.
-
-        O(size).
-        """
-        return self._keep(lambda e: (e.when_ms < when_ms) | ((e.when_ms == when_ms) & (e.ids < id)))
-
     def drain(self) -> Entries:
-        """Remove and return all entries, sorted, for a wheel of another tick or an earlier time."""
+        """Remove and return all entries, in no particular order. O(size).
+
+        They go into a wheel of another tick or time, or some of them back into this one.
+        """
         everything = self.entries()
         self._staging.clear()
         self._levels = Levels(self.tick_ms, self._levels.tick)
         self._prepared = None
-        return everything.sorted()
-
-    def rewind(self, now_ms: int) -> None:
-        """Set an empty wheel to any time, also an earlier one."""
-        assert not len(self), "only an empty wheel can be set back: drain it first"
-        assert now_ms >= 0, now_ms
-        self._now_ms = now_ms
-        self._levels.tick = now_ms // self.tick_ms
+        return everything
 
     def entries(self) -> Entries:
         """Return a copy of all entries, in no particular order. O(size)."""
@@ -316,14 +271,6 @@ class TimingWheel:
         """Return first tick and size of the next slot to enter, if it is worth preparing."""
         upcoming = levels.next_to_enter()
         return upcoming if upcoming is not None and upcoming[1] > self._portion else None
-
-    def _keep(self, which: Callable[[Entries], Mask]) -> int:
-        """Keep the entries for which ``which`` holds; return how many were removed."""
-        self._lay_out_staged()
-        gone = sum(levels.keep(which) for levels in self._laid_out())
-        if self._prepared is not None and not len(self._prepared):
-            self._prepared = None
-        return gone
 
     def _check(self) -> None:
         """Assert every invariant; O(size)."""

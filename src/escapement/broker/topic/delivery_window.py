@@ -36,6 +36,7 @@ import numpy as np
 
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
+from escapement.storage.index.keys import position
 from escapement.timewheel import Entries, TimingWheel
 
 # The next window is read this long before its partition begins, or half a partition if
@@ -128,7 +129,7 @@ class DeliveryWindow:
         if below.any():
             yield from self._turn_in(arrived.take(below))
             if self._budget.asks_to_shrink(len(self)):
-                self._shrink_window()
+                yield from self._shrink_window()
 
     def _turn_in(self, waiting: Entries) -> Iterator[Entries]:
         elapsed = self._wheel.insert(waiting.when_ms, waiting.ids, waiting.tags)
@@ -244,16 +245,16 @@ class DeliveryWindow:
         self._horizon = horizon
         self._index_next_ms = self._index.next_due(self._topic_id, horizon)
 
-    def _shrink_window(self) -> None:
+    def _shrink_window(self) -> Iterator[Entries]:
         """Move the horizon back to the median key: too much was published below it."""
         if self._loading is not None:
             return
-        waiting = self._wheel.entries()
-        rank = np.lexsort((waiting.ids, waiting.when_ms))[len(waiting) // 2]
-        cut = Key(int(waiting.when_ms[rank]), int(waiting.ids[rank]))
-        self._wheel.drop_from(cut.due_ms, cut.offset)
-        self._count()
+        waiting = self._wheel.drain().sorted()
+        middle = len(waiting) // 2
+        cut = Key(int(waiting.when_ms[middle]), int(waiting.ids[middle]))
         self._set_horizon(cut)
+        below = position(waiting.when_ms, waiting.ids, cut)
+        yield from self._turn_in(waiting.slice(0, below))
 
 
 def _in_order(arrived: Entries) -> Entries:

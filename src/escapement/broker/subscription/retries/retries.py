@@ -9,6 +9,7 @@ fires. All retries use this wheel, whatever their reason. V4.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -55,8 +56,13 @@ class Retries:
 
     def watch(self, delivery_id: int, deadline_ms: int) -> None:
         """Fire for a delivery at its deadline."""
-        elapsed = self._wheel.insert_one(max(deadline_ms, self._wheel.now_ms + 1), -delivery_id)
-        assert not elapsed
+        self._put_again(Entries(np.array([deadline_ms]), np.array([-delivery_id])))
+
+    def _put_again(self, timers: Entries) -> None:
+        """Put timers into the wheel; those that should have fired do so at its next tick."""
+        when_ms = np.maximum(timers.when_ms, self._wheel.now_ms + 1)
+        elapsed = self._wheel.insert(when_ms, timers.ids, timers.tags, timers.labels)
+        assert elapsed is None
 
     def is_untidy(self, live: int) -> bool:
         """Return whether most watches are finished, given at most ``live`` unfinished entries."""
@@ -65,9 +71,7 @@ class Retries:
     def tidy(self, delivery_ids: Int64s) -> None:
         """Remove the watches of other deliveries; with a long ack wait those are most."""
         waiting = self._wheel.drain()
-        waiting = waiting.take((waiting.ids >= 0) | np.isin(-waiting.ids, delivery_ids))
-        elapsed = self._wheel.insert(waiting.when_ms, waiting.ids, waiting.tags, waiting.labels)
-        assert elapsed is None or not len(elapsed)
+        self._put_again(waiting.take((waiting.ids >= 0) | np.isin(-waiting.ids, delivery_ids)))
 
     def advance(self, now_ms: int) -> Fired | None:
         """Advance to ``now_ms``; return the timers that fired, None if none did."""
@@ -86,26 +90,21 @@ class Retries:
         """Rebuild the wheel after the wall clock was set back; deadlines stay as they are."""
         waiting = self._wheel.drain()
         self._wheel = TimingWheel(TIMER_TICK_MS, now_ms)
-        elapsed = self._wheel.insert(
-            np.maximum(waiting.when_ms, now_ms + 1), waiting.ids, waiting.tags, waiting.labels
-        )
-        assert elapsed is None
+        self._put_again(waiting)
 
     def live(self, ttl_ms: int) -> None:
         """Let no retry wait for longer than ``ttl_ms`` after it was due; O(n)."""
-        if not len(self._wheel):
-            return
         waiting = self._wheel.drain()
-        when_ms = waiting.when_ms
         if waiting.tags is not None:
-            ends_ms = np.maximum((waiting.tags >> 16) + ttl_ms, self._wheel.now_ms + 1)
-            when_ms = np.where(waiting.ids >= 0, np.minimum(when_ms, ends_ms), when_ms)
-        elapsed = self._wheel.insert(when_ms, waiting.ids, waiting.tags, waiting.labels)
-        assert elapsed is None or not len(elapsed)
+            ends_ms = np.minimum(waiting.when_ms, (waiting.tags >> 16) + ttl_ms)
+            when_ms = np.where(waiting.ids >= 0, ends_ms, waiting.when_ms)
+            waiting = replace(waiting, when_ms=when_ms)
+        self._put_again(waiting)
 
     def cancel(self, offsets: Int64s) -> None:
         """Cancel the retries of these messages; O(n)."""
-        self._wheel.cancel(offsets)
+        waiting = self._wheel.drain()
+        self._put_again(waiting.take(~np.isin(waiting.ids, offsets)))
 
     def waiting(self) -> tuple[Rows, Int64s]:
         """Return the messages in retry and the times of their next attempts. O(n).
