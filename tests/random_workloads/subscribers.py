@@ -119,7 +119,7 @@ class Subscribers(Workload):
         topic = services.registry.topics.get(TOPIC)
         if topic is None:
             return self.model.end
-        return await services.reader.begin(topic.id, self.model.end)
+        return await services.reader.first_offset(topic.id, self.model.end)
 
     def check_start(self, name: str, expectation: Expectation, where: str | int | datetime) -> None:
         """Check where a new subscription in log order began."""

@@ -19,9 +19,10 @@ import trio
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.timekeeper import Timekeeper
 from escapement.broker.inbox.scheduler import Scheduler
+from escapement.broker.outage import Outage
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.handles import ProducerHandle
-from escapement.errors import Conflict, EscapementError, NotFound
+from escapement.errors import Conflict, NotFound
 from escapement.names import NamespaceName, TopicName
 from escapement.storage.catalog.catalog import TopicRecord
 from escapement.storage.commit.commit import CommitPipeline
@@ -67,7 +68,7 @@ class Deletion:
         self._timekeeper = timekeeper
         self._index = index
         self._waiting = {id: trio.Event() for id in condemned}
-        self._work = trio.Event()
+        self._idle = trio.lowlevel.ParkingLot()
 
     async def topic(self, name: TopicName) -> None:
         """Delete a topic and everything that belongs to it. Raises ``NotFound``."""
@@ -110,28 +111,22 @@ class Deletion:
         """
         id = await self._registry.namespaces.condemn(name)
         over = self._waiting.setdefault(id, trio.Event())
-        self._work.set()
+        self._idle.unpark()
         await over.wait()
 
     async def run(self) -> None:
         """Delete condemned namespaces, forever."""
+        outage = Outage("cannot delete a namespace now, trying again")
         while True:
-            if not self._waiting:
-                self._work = trio.Event()
-                await self._work.wait()
+            while not self._waiting:
+                await self._idle.park()
             for id in list(self._waiting):
-                try:
+                # Another request may have created something in it, or deleted something first.
+                with outage, suppress(Conflict, NotFound):
                     await self._raze(id)
-                except (Conflict, NotFound):
-                    # Another request created something in it, or deleted something first.
-                    await trio.sleep(_RETRY_S)
-                except EscapementError as error:
-                    if not error.retryable:
-                        raise
-                    _log.warning("cannot delete a namespace now, trying again: %s", error)
-                    await trio.sleep(_RETRY_S)
-                else:
                     self._waiting.pop(id).set()
+                    continue
+                await trio.sleep(_RETRY_S)
 
     async def _raze(self, id: int) -> None:
         if id not in self._registry.namespaces.condemned:

@@ -27,6 +27,7 @@ import trio
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.outage import Outage
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
@@ -36,12 +37,9 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import (
-    Busy,
     Conflict,
     LimitExceeded,
     NotFound,
-    ShuttingDown,
-    StorageUnavailable,
 )
 from escapement.message import Int64s
 from escapement.names import TopicName, check_name
@@ -194,26 +192,19 @@ class GroupCompleter:
         """Arm and fire completions, and forget finished groups, forever."""
         for topic in self._registry.active.values():
             self.look(topic)
-        failing = False
+        outage = Outage("group completion waits")
         forget_at_s = trio.current_time() + _FORGET_S
         while True:
-            wait_s = _RETRY_S if failing else max(0.0, forget_at_s - trio.current_time())
+            wait_s = _RETRY_S if outage.goes_on else max(0.0, forget_at_s - trio.current_time())
             with trio.move_on_after(wait_s):
                 await self._wake.wait()
             self._wake = trio.Event()
-            try:
+            with outage:
                 await self._arm_all()
                 await self._fire_all()
                 if trio.current_time() >= forget_at_s:
                     forget_at_s = trio.current_time() + _FORGET_S
                     await self._forget_finished()
-            except (StorageUnavailable, Busy, ShuttingDown) as error:
-                # Warn once: an outage may be long.
-                level = logging.DEBUG if failing else logging.WARNING
-                _logger.log(level, "group completion waits: %s", error)
-                failing = True
-            else:
-                failing = False
 
     # -- arming ----------------------------------------------------------------
 
@@ -246,7 +237,7 @@ class GroupCompleter:
         members = topic.groups.members.get(completion.group)
         if members is None:
             return
-        log_begin = await self._reader.begin(topic.id, topic.next_offset)
+        log_begin = await self._reader.first_offset(topic.id, topic.next_offset)
         below = max(subscription.record.start_offset, log_begin)
         left = members.left(subscription.acked, topic.amendments.cancelled, subscription.kept())
         for base, remainders in left:

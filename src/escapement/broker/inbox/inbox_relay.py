@@ -36,6 +36,7 @@ from escapement.broker.inbox.decoded_entries import Found, open_steps
 from escapement.broker.inbox.refusals import Refusals
 from escapement.broker.inbox.relay_load import Load, Submitted
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.outage import Outage
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
@@ -49,12 +50,11 @@ from escapement.errors import (
     NotFound,
     ShuttingDown,
     StorageError,
-    StorageUnavailable,
 )
 from escapement.names import TopicName
 from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.engine.base import Engine, TransactionAborted
+from escapement.storage.engine.base import Engine
 from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.inbox import inbox, job, staged_batch
 from escapement.storage.inbox.inbox import InboxTarget, Waiting
@@ -143,20 +143,12 @@ class InboxRelay:
 
     async def run(self) -> None:
         """Move entries, forever."""
-        failing = False
+        outage = Outage("inbox entries wait")
         while True:
             self._wake = trio.Event()  # before the round, so that later entries wake us
-            try:
+            with outage:
                 while await self._round():
                     pass
-            except (StorageUnavailable, TransactionAborted, Busy, ShuttingDown) as error:
-                # Warn once: an outage may be long.
-                _logger.log(
-                    logging.DEBUG if failing else logging.WARNING, "inbox entries wait: %s", error
-                )
-                failing = True
-            else:
-                failing = False
             now_s = trio.current_time()
             rest_s = max(self._refusals.next_s(now_s) - now_s, _SHORTEST_S)
             with trio.move_on_after(min(self._limits.inbox_poll_s, rest_s)):

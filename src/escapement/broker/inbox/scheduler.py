@@ -31,17 +31,15 @@ import trio
 from sortedcontainers import SortedList
 
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.outage import Outage
 from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import (
     AlreadyExists,
-    Busy,
     InvalidRequest,
     LimitExceeded,
     NotFound,
-    ShuttingDown,
-    StorageUnavailable,
 )
 from escapement.message import Blobs, MessageBatch
 from escapement.names import NamespaceName, TopicName
@@ -249,20 +247,15 @@ class Scheduler:
     async def run(self) -> None:
         """Publish due occurrences, forever."""
         self._tell()
-        failing = False
+        outage = Outage("schedules wait")
         while True:
             await self._due.wait()
             self._due = trio.Event()
-            try:
+            with outage:
                 await self._publish()
-            except (StorageUnavailable, Busy, ShuttingDown) as error:
-                # Warn once: an outage may be long.
-                level = logging.DEBUG if failing else logging.WARNING
-                _logger.log(level, "schedules wait: %s", error)
-                failing = True
+            if outage.goes_on:
                 self._on_next(self._clock.now_ms() + _RETRY_MS)
             else:
-                failing = False
                 self._tell()
 
     def _tell(self) -> None:

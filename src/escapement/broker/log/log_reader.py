@@ -217,7 +217,7 @@ class LogReader:
         both = Published.concat([found.pick(found.offsets < end), *again])
         return both.take(np.argsort(both.offsets)), count
 
-    async def begin(self, topic_id: int, end_offset: int) -> int:
+    async def first_offset(self, topic_id: int, end_offset: int) -> int:
         """Return the first offset whose first row the log has; ``end_offset`` if there is none.
 
         Raises ``StorageUnavailable``.
@@ -237,7 +237,7 @@ class LogReader:
         Raises:
           StorageUnavailable: if the database cannot be reached.
         """
-        gone: npt.NDArray[np.bool_] = offsets < await self.begin(topic_id, end_offset)
+        gone: npt.NDArray[np.bool_] = offsets < await self.first_offset(topic_id, end_offset)
         if gone.any() and not moves.empty:
             lost = await self.unstated(topic_id, offsets, moves)
             gone &= lost | ~moves.contains(offsets)

@@ -108,7 +108,7 @@ class ArchiveHold:
         """Return whether deleting the generation would lose unarchived messages of a topic."""
         end = held.end_offset
         if not end:  # it has only restatements, of messages before the log's beginning
-            end = await self._reader.begin(topic.id, topic.next_offset)
+            end = await self._reader.first_offset(topic.id, topic.next_offset)
         moved = topic.amendments.moves.between(0, end)
         bases = topic.amendments.moves.bases(moved)
         here = moved[(bases >= held.lowest_base) & (bases <= held.highest_base) & (bases < 0)]

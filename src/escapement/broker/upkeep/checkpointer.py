@@ -27,14 +27,14 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from escapement.broker.outage import Outage
 from escapement.broker.registry.registry import Registry
 from escapement.broker.upkeep.progress import Progress
 from escapement.broker.upkeep.unwritten import Restated, Unwritten
 from escapement.clock import Clock
-from escapement.errors import StorageUnavailable
 from escapement.storage.blocking import Run
 from escapement.storage.encoding.attempts import AttemptTable, Parts
-from escapement.storage.engine.base import Engine, TransactionAborted
+from escapement.storage.engine.base import Engine
 from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.index import DelayedIndex, Lineage, Mark
 from escapement.storage.index.checkpoint import Part
@@ -93,6 +93,7 @@ class Checkpointer:
         self._interval_s = interval_s
         self.unwritten = Unwritten(log, registry, progress, clock, parts, key_parts)
         self._make_room = make_room
+        self._outage = Outage("cannot write the state; the next checkpoint writes it")
         self._spacious = trio.lowlevel.ParkingLot()
         self._wanted = trio.Event()
         self._lock = trio.Lock()
@@ -176,12 +177,9 @@ class Checkpointer:
 
     async def _write_state(self, checkpoint: Checkpoint) -> None:
         self.unwritten.keep(checkpoint)
-        try:
+        with self._outage:
             await self._run(self._write, checkpoint)
-        except (StorageUnavailable, TransactionAborted) as error:
-            _log.warning("cannot write the state; the next checkpoint writes it: %s", error)
-            return
-        self.unwritten.stored()
+            self.unwritten.stored()
 
     def _write(self, checkpoint: Checkpoint) -> None:
         with self._connection.use() as connection:

@@ -68,19 +68,18 @@ class Filler:
         self._room = room
         self._on_step = on_step
         self._waiting: deque[_Fill] = deque()
-        self._work = trio.Event()
+        self._idle = trio.lowlevel.ParkingLot()
 
     def add(self, topic: Topic, subscription: SharedSubscription) -> None:
         """Queue a subscription whose record has a range to fill in."""
         self._waiting.appendleft(_Fill(topic, subscription))  # first: it cannot read until then
-        self._work.set()
+        self._idle.unpark()
 
     async def run(self) -> None:
         """Fill forever, one step for each subscription in turn."""
         while True:
-            if not self._waiting:
-                self._work = trio.Event()
-                await self._work.wait()
+            while not self._waiting:
+                await self._idle.park()
             fill = self._waiting.popleft()
             try:
                 if await (self._go_on(fill) if fill.begun else self._begin(fill)):
@@ -95,7 +94,7 @@ class Filler:
         Returns whether the fill goes on.
         """
         topic, record = fill.topic, fill.subscription.record
-        begin = min(await self._log.begin(topic.id, record.fill_until), record.fill_until)
+        begin = min(await self._log.first_offset(topic.id, record.fill_until), record.fill_until)
         early = topic.amendments.moves.between(record.fill_from, begin)
         lost = early[await self._log.unstated(topic.id, early, topic.amendments.moves)]
         if topic.shared.get(record.name) is not fill.subscription:

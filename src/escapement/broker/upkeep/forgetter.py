@@ -26,13 +26,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final, TypeVar
 
 import numpy as np
 import trio
 
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.outage import Outage
 from escapement.broker.registry.changes import step_by_step
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.subscription import Subscription
@@ -41,12 +42,12 @@ from escapement.broker.upkeep.archive_hold import ArchiveHold
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.relocation import Relocation
 from escapement.clock import Clock
-from escapement.errors import NotFound, StorageUnavailable
+from escapement.errors import NotFound
 from escapement.storage.blocking import Run
 from escapement.storage.cleanup import forgetting
 from escapement.storage.cleanup.forgetting import Holding
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex
 from escapement.storage.lease import Lease
 from escapement.storage.log.generation import Generation
@@ -111,14 +112,11 @@ class Forgetter:
 
     async def run(self) -> None:
         """Delete old generations forever."""
+        outage = Outage("cannot delete old log generations; retrying later")
         while True:
             await trio.sleep(ROUND_S)
-            try:
+            with outage, suppress(NotFound):  # a topic was deleted meanwhile
                 await self.round()
-            except (StorageUnavailable, TransactionAborted) as error:
-                _logger.warning("cannot delete old log generations; retrying later: %s", error)
-            except NotFound:
-                pass  # a topic was deleted meanwhile
 
     async def round(self) -> None:
         """Finish begun deletions, then delete what may go, oldest first; one round at a time."""
@@ -134,7 +132,7 @@ class Forgetter:
         if self._pipeline.writes_to(oldest):
             return False
         held = await self._holdings(oldest)
-        if not await self._let_go(held):
+        if not await self._is_permitted(held):
             return False
         if self._pinned(held) or not await self._emptied(oldest, held):
             return False
@@ -160,7 +158,7 @@ class Forgetter:
         for topic in list(self._registry.active.values()):
             moved = not topic.amendments.moves.empty
             if moved or _lapsing(topic):
-                begin = await self._reader.begin(topic.id, topic.next_offset)
+                begin = await self._reader.first_offset(topic.id, topic.next_offset)
                 if moved:
                     await self._forget_moves(topic, begin)
                 if _lapsing(topic):
@@ -200,7 +198,7 @@ class Forgetter:
 
     # -- conditions ------------------------------------------------------------
 
-    async def _let_go(self, held: list[Holding]) -> bool:
+    async def _is_permitted(self, held: list[Holding]) -> bool:
         """Return whether every namespace permits the deletion of the oldest generation."""
         now_ms = self._clock.now_ms()
         limited: dict[int, int] = {}  # bounds in bytes, by namespace

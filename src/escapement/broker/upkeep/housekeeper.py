@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from escapement.broker.outage import Outage
 from escapement.broker.registry.changes import Transact, step_by_step
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
@@ -75,12 +76,11 @@ class Housekeeper:
 
     async def run(self) -> None:
         """Run a round at each interval, forever."""
+        outage = Outage("housekeeping failed; retrying in the next round")
         while True:
             await trio.sleep(ROUND_S)
-            try:
+            with outage:
                 await self.round()
-            except (StorageUnavailable, TransactionAborted) as error:
-                _logger.warning("housekeeping failed; retrying in the next round: %s", error)
 
     async def round(self) -> None:
         """Do all work that is due now."""
