@@ -2,23 +2,7 @@
 
 A service knows the services below it. Calls in the other direction (a commit that changes
 topics, a topic that needs a wake-up) go through callables that are passed down here. Nothing runs
-before ``run``::
-
-    CommitPipeline  lanes: publishes, acks, attempts ──► MySQL ──► Settlement
-    Timekeeper      sleeps until the next topic has work
-    Pump            windows, backlogs, frames
-    Checkpointer    index to disk, state to MySQL, journal trimmed
-    Compactor       merges segments and removes done messages
-    NamespaceQuotas drops messages beyond a namespace quota
-    Filler          past messages, for subscriptions that begin in the past
-    Scheduler       occurrences of schedules, into the inbox
-    GroupCompleter  follow-ups of completed groups, into the inbox
-    InboxRelay      inbox entries into the logs of their target topics
-    DeadLetterWriter  dead messages, into the inbox for their dead-letter topic
-    Deletion        namespace deletion
-    Housekeeper     new log generations, leftover rows, idle producers
-    Forgetter       deletes old log generations that are no longer needed
-    Passivator      makes unused topics passive
+before ``run``. docs/architecture/code-map.md says what each task does.
 """
 
 from __future__ import annotations
@@ -104,7 +88,7 @@ class Services:
         self._limits = config.limits
         self._progress = Progress(dict(ground.index_positions))
         state = ground.state
-        self._dormant = PassiveTopics(
+        self._passive = PassiveTopics(
             chunks=state.chunks,
             moves=state.moves,
             attempts=state.attempts,
@@ -164,7 +148,7 @@ class Services:
             config.auto_create_topics,
             lambda: ground.index.forgotten_until_ms,
         )
-        self.compactor = Compactor(ground.index, self.registry, self._dormant, clock, run)
+        self.compactor = Compactor(ground.index, self.registry, self._passive, clock, run)
         self.checkpointer = Checkpointer(
             engine,
             lease,
@@ -247,7 +231,7 @@ class Services:
             self.pipeline,
             ground.index,
             self._filler,
-            self._dormant,
+            self._passive,
             clock,
             limits,
             np.random.default_rng(config.seed),
@@ -341,7 +325,7 @@ class Services:
             ground,
             self.registry,
             self.activation,
-            self._dormant,
+            self._passive,
             self._progress,
             self.checkpointer,
             self._run,

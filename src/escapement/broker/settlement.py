@@ -35,7 +35,7 @@ class Settlement:
       epoch: the epoch of the lease that the groups are committed under.
       on_appended: called with each topic whose messages have changed.
       on_done: called with the messages a subscription is done with, if its topic watches groups.
-      on_let_go: called with a topic that watches groups, when a message has moved to a time at
+      on_left: called with a topic that watches groups, when a message has moved to a time at
         which a subscription does not get it any more.
     """
 
@@ -51,7 +51,7 @@ class Settlement:
         epoch: int,
         on_appended: Callable[[Topic], None],
         on_done: Callable[[Topic, Subscription, Int64s], None],
-        on_let_go: Callable[[Topic], None],
+        on_left: Callable[[Topic], None],
     ) -> None:
         self._registry = registry
         self._subscriptions = subscriptions
@@ -63,7 +63,7 @@ class Settlement:
         self._epoch = epoch
         self._on_appended = on_appended
         self._on_done = on_done
-        self._on_let_go = on_let_go
+        self._on_left = on_left
 
     def take(self, group: Group) -> None:
         """Apply a group that is durable."""
@@ -109,8 +109,8 @@ class Settlement:
             together = Moved.of(moved)
             topic.move(together, batch, now_ms)
             self._on_appended(topic)
-            if topic.groups.watched and _let_go(topic, together):
-                self._on_let_go(topic)
+            if topic.groups.watched and _leaves_a_range(topic, together):
+                self._on_left(topic)
         for restatement in restatements:
             restatement.done(None)
 
@@ -168,7 +168,7 @@ class Settlement:
             self._on_appended(topic)
 
 
-def _let_go(topic: Topic, moved: Moved) -> bool:
+def _leaves_a_range(topic: Topic, moved: Moved) -> bool:
     """Return whether a move took a message out of the range of a subscription."""
     return any(
         bool(

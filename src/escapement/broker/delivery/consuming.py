@@ -28,8 +28,6 @@ from escapement.errors import (
     EscapementError,
     InvalidRequest,
     NotFound,
-    StorageReadOnly,
-    StorageUnavailable,
 )
 from escapement.message import Int64s
 from escapement.names import TopicName, check_name
@@ -37,7 +35,6 @@ from escapement.position import Position
 from escapement.storage.catalog.catalog import Kind, SubscriptionRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.commit.lane import State
 from escapement.traits import KeyRange
 
 
@@ -64,7 +61,7 @@ class Consuming:
         on_sought: Callable[[Topic], None],
     ) -> None:
         self._registry = registry
-        self._revival = activation
+        self._activation = activation
         self._pipeline = pipeline
         self._pump = pump
         self._log = log
@@ -108,7 +105,7 @@ class Consuming:
         if ack_wait_ms:
             # Wait for a policy that is being stored: otherwise it could shorten this wait later.
             async with self._registry.alone(topic):
-                subscription = _subscription(topic, name)
+                subscription = topic.find(name)
                 check_ack_wait(topic.name, name, ack_wait_ms, subscription.record.policy)
         if subscription.record.kind != kind:
             raise Conflict(
@@ -134,7 +131,7 @@ class Consuming:
         if topic.subscription(name) is None:
             with suppress(AlreadyExists):
                 await self.create(topic, name, kind, position)
-        return _subscription(topic, name)
+        return topic.find(name)
 
     async def create(
         self,
@@ -162,7 +159,7 @@ class Consuming:
             kind,
             position=position,
             policy=policy or SubscriptionPolicy(),
-            serve=lambda record: self._revival.new_subscription(topic, record),
+            serve=lambda record: self._activation.new_subscription(topic, record),
         )
 
     async def seek(self, topic: Topic, name: str, position: Position) -> None:
@@ -171,10 +168,7 @@ class Consuming:
         A new subscription replaces the old one: no message is acknowledged, and attempts count from
         1. In-flight messages of the old one are taken back. Raises as ``create``, and ``NotFound``.
         """
-        subscription = topic.subscription(name)
-        if subscription is None:
-            raise NotFound(f"{topic.name.full} has no subscription {name}")
-        kind = subscription.record.kind
+        kind = topic.find(name).record.kind
         position = await self._place(topic, kind, position)
         await self._registry.seek_subscription(
             topic, name, kind, position, lambda record: self._sought(topic, record)
@@ -184,7 +178,7 @@ class Consuming:
         """Serve the new subscription, whose record is durable, instead of the old one."""
         old = topic.subscription(record.name)
         assert old is not None, "a seek and a delete are never under way together"
-        new = self._revival.replace_subscription(topic, old, record)
+        new = self._activation.replace_subscription(topic, old, record)
         for consumer in new.consumers:
             consumer.outlet.rewound(consumer.wire_id)
         self._pump.wake_subscription(topic, new)
@@ -228,14 +222,7 @@ class Consuming:
         Raises:
           StorageReadOnly, StorageUnavailable: if they cannot be stored now; send them again.
         """
-        if self._pipeline.state is State.READ_ONLY:
-            raise StorageReadOnly(
-                "acknowledgements cannot be stored: the database is read-only; send them later"
-            )
-        if self._pipeline.waiting_acks + len(offsets) > 2 * self._limits.unwritten_acks:
-            raise StorageUnavailable(
-                "too many acknowledgements wait for the database; send them again later"
-            )
+        self._pipeline.check_acks(len(offsets), 2 * self._limits.unwritten_acks)
         handle.subscription.acknowledge(offsets, done, at_ms=self._clock.now_ms())
         self.wake(handle)
 
@@ -276,16 +263,8 @@ class Consuming:
     def dismiss(self, topic: Topic, subscription: Subscription, error: EscapementError) -> None:
         """Stop serving a deleted subscription, and tell its consumers why."""
         topic.remove(subscription.record.name)
-        self._revival.subscriptions.pop(subscription.record.id, None)
+        self._activation.subscriptions.pop(subscription.record.id, None)
         for consumer in list(subscription.consumers):
             consumer.closed = True
             subscription.consumers.remove(consumer)
             consumer.outlet.consumer_closed(consumer.wire_id, error)
-
-
-def _subscription(topic: Topic, name: str) -> Subscription:
-    """Return the subscription. Raises ``NotFound``."""
-    found = topic.subscription(name)
-    if found is None:
-        raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
-    return found

@@ -33,9 +33,9 @@ from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.drop_oldest import DropOldest
 from escapement.clock import Clock
 from escapement.errors import IndexDamaged, StorageUnavailable
-from escapement.message import Blobs, Int64s, MessageBatch, UInt32s
-from escapement.storage.blocking import Run
-from escapement.storage.index import DelayedIndex, Key, Plan
+from escapement.message import Blobs, MessageBatch
+from escapement.storage.blocking import Run, read_from
+from escapement.storage.index import DelayedIndex, Key
 
 # Enough to overlap the disk reads of one topic with the deliveries of others. More workers would
 # only compete for the interpreter.
@@ -92,9 +92,9 @@ class Pump:
         self._resting = trio.lowlevel.ParkingLot()  # workers that found nothing to do
         # Runs of messages after a back-off: for a subscription, at most those of one ``assign``.
         self._aside: OrderedDict[tuple[Topic, Subscription], list[HandOver]] = OrderedDict()
-        self._aside_work = trio.Event()
+        self._no_aside = trio.lowlevel.ParkingLot()  # the collector, with nothing to do
         self._reads: OrderedDict[tuple[Topic, SharedSubscription], None] = OrderedDict()
-        self._reads_work = trio.Event()
+        self._no_reads = trio.lowlevel.ParkingLot()  # readers that found nothing to do
         self._reading: set[SharedSubscription] = set()
         self._dropping: set[Subscription] = set()
         self._stager = Stager(index, limits, run)
@@ -156,9 +156,8 @@ class Pump:
         They are on disk, and fresh messages must not wait until they are read.
         """
         while True:
-            if not self._aside:
-                self._aside_work = trio.Event()
-                await self._aside_work.wait()
+            while not self._aside:
+                await self._no_aside.park()
             await self._collect(*next(iter(self._aside.items())))
             await trio.lowlevel.checkpoint()
 
@@ -174,7 +173,7 @@ class Pump:
         moved = False
         while topic.wants_window(self._clock.now_ms()):
             reader, plan = topic.begin_window()
-            topic.end_window(reader, *await self._keys(plan))
+            topic.end_window(reader, *await read_from(plan, self._run, plan.read_traits))
             moved = True
             await trio.lowlevel.checkpoint()
         if moved:
@@ -187,7 +186,7 @@ class Pump:
     async def _serve(self, topic: Topic, subscription: Subscription) -> None:
         while self._may_dispatch():
             progress = False
-            if subscription.keep_most is not None and not await self._shed(topic, subscription):
+            if subscription.keep_most is not None and not await self._drop(topic, subscription):
                 break  # it is woken when the log can be read, or when the current read ends
             if isinstance(subscription, SharedSubscription):
                 now_ms = self._clock.now_ms()
@@ -197,7 +196,7 @@ class Pump:
                 wanting = subscription.to_scan(now_ms)
                 if wanting or subscription.staged.wants_read:
                     self._reads[topic, subscription] = None
-                    self._reads_work.set()
+                    self._no_reads.unpark()
                 if subscription.bands.must_read(wanting):
                     break
             elif isinstance(subscription, OrderedSubscription):
@@ -216,7 +215,7 @@ class Pump:
             progress = progress or subscription.counts.expired > expired  # there is room now
             if aside := [hand for hand in hands if hand.tried]:
                 self._aside[topic, subscription] = aside
-                self._aside_work.set()
+                self._no_aside.unpark()
             at_once = True
             for hand in hands:
                 if not hand.tried:
@@ -234,10 +233,8 @@ class Pump:
         while True:
             if await self._read_next():
                 await trio.lowlevel.checkpoint()
-                continue
-            if self._reads_work.is_set():
-                self._reads_work = trio.Event()
-            await self._reads_work.wait()
+            else:
+                await self._no_reads.park()
 
     async def _read_next(self) -> bool:
         """Read for the next subscription that wants it; return False if there is none."""
@@ -253,7 +250,6 @@ class Pump:
             await self._read(topic, subscription)
         finally:
             self._reading.remove(subscription)
-            self._reads_work.set()
         self._add((topic, subscription))
         return True
 
@@ -275,7 +271,7 @@ class Pump:
         for band in scan.bands:
             band.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
         try:
-            keys = await self._keys(plan)
+            keys = await read_from(plan, self._run, plan.read_traits)
             found = subscription.found(scan, *keys)
             if found.height:
                 await self._stager.read(topic, subscription, found, plan)
@@ -285,19 +281,13 @@ class Pump:
             raise
         subscription.end_scan(scan.bands, *keys, scan.expired_until_ms)
 
-    async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
-        """The keys of a plan, with their traits if any has one."""
-        if plan.in_memory:
-            return plan.read_traits()
-        return await self._run(plan.read_traits)
-
-    async def _shed(self, topic: Topic, subscription: Subscription) -> bool:
+    async def _drop(self, topic: Topic, subscription: Subscription) -> bool:
         """Drop messages over the topic's quota; return False if that cannot be done now."""
         if isinstance(subscription, SharedSubscription) and subscription.bands.is_reading:
             return False
         self._dropping.add(subscription)
         try:
-            await self._drop_oldest.shed(topic, subscription)
+            await self._drop_oldest.drop(topic, subscription)
         except StorageUnavailable:
             return False
         finally:

@@ -25,19 +25,18 @@ class Recorder:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._holding: set[Subscription] = set()
-        self._work = trio.Event()
+        self._idle = trio.lowlevel.ParkingLot()
 
     def sent(self, subscription: Subscription) -> None:
         """Note that messages of a subscription were sent to a consumer."""
         self._holding.add(subscription)
-        self._work.set()
+        self._idle.unpark()
 
     async def run(self) -> None:
         """Record deliveries forever."""
         while True:
-            if not self._holding:
-                self._work = trio.Event()
-                await self._work.wait()
+            while not self._holding:
+                await self._idle.park()
             await trio.sleep(AFTER_MS / 1000)
             now_ms = self._clock.now_ms()
             for subscription in list(self._holding):

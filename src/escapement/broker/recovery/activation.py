@@ -30,7 +30,7 @@ class Activation:
     """The factory of runtimes, which also knows the runtimes of all subscriptions.
 
     Args:
-      dormant: the stored state of passive topics; a topic's state is taken out when it is used.
+      passive_topics: the stored state of passive topics. An active topic's state is taken out.
       end_offsets: the end of the log, for topics that have grown since the checkpoint.
       doubtful_until_ms: the time up to which an earlier broker may have made deliveries that it
         did not record.
@@ -59,7 +59,7 @@ class Activation:
         self._budget = WindowBudget(limits.window_messages)
         self._key_budget = KeyBudget(limits.dedup_keys)
         self._rng = rng
-        self._dormant = passive_topics
+        self._passive = passive_topics
         self._end_offsets = end_offsets
         self.doubtful_until_ms = doubtful_until_ms
         self._on_change = on_change
@@ -87,7 +87,7 @@ class Activation:
             self._budget,
             DedupKeys(self._key_budget),
         )
-        self._dormant.move_topic(topic)
+        self._passive.move_topic(topic)
         self._pipeline.open_topic(record.id, end)
         for subscription in subscriptions:
             self._subscription(topic, subscription, new=False)
@@ -95,7 +95,7 @@ class Activation:
 
     def passivated(self, remains: Remains) -> None:
         """Keep the state of a topic that no longer has a runtime."""
-        self._dormant.keep(remains)
+        self._passive.keep(remains)
         for record in remains.records:
             del self.subscriptions[record.id]
 
@@ -154,7 +154,7 @@ class Activation:
         return subscription
 
     def _remember(self, subscription: Subscription, now_ms: int) -> None:
-        self._dormant.move_subscription(subscription)
+        self._passive.move_subscription(subscription)
         if not self.replaying:
             subscription.begin(now_ms)
 

@@ -55,7 +55,7 @@ class Passivator:
         unschedule: Callable[[int], None],
     ) -> None:
         self._registry = registry
-        self._revival = activation
+        self._activation = activation
         self._pipeline = pipeline
         self._checkpointer = checkpointer
         self._progress = progress
@@ -99,6 +99,6 @@ class Passivator:
             return
         release()
         self._registry.passivated(remains)
-        self._revival.passivated(remains)
+        self._activation.passivated(remains)
         self._pipeline.shut_topic(topic_id, remains.next_offset)
         self._unschedule(topic_id)

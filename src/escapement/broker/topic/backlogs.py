@@ -27,7 +27,7 @@ and where messages not yet due count.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -40,12 +40,12 @@ from escapement.clock import Clock
 from escapement.errors import BacklogFull
 from escapement.storage.index import KEY_MAX, DelayedIndex, Key
 
-# Due messages by subscription, and the topic's messages not yet due (None: not counted).
-Weighed = tuple[list[tuple[Subscription, int]], int | None]
+# A backlog counted key by key, and the due messages of each subscription.
+Weighed = tuple[BacklogSize, list[tuple[Subscription, int]]]
 
 _FRESH_MS: Final = 1_000
-# A count key by key stays valid this many times as long as it took.
-_WEIGHED_SHARE: Final = 10
+# A count key by key serves for this many times as long as it took.
+COUNT_SHARE: Final = 10
 
 
 class Backlogs:
@@ -102,8 +102,9 @@ class Backlogs:
             if not self._seems_full(topic):
                 return  # another task has counted meanwhile
             total = topic.total_quota
-            for one in self._beside(topic) if total.there else [topic]:
-                if not (one.backlog and one.backlog.by_keys and self._holds(one.backlog)):
+            for one in neighbours(self._active, topic) if total.there else [topic]:
+                known = one.backlog
+                if not (known and known.by_keys and known.holds(self._clock.now_ms())):
                     await self._weigh(one)
             self._totals.pop(topic.namespace.id, None)
 
@@ -122,10 +123,9 @@ class Backlogs:
     async def _weigh(self, topic: Topic) -> None:
         began_ms = self._clock.now_ms()
         counts_all = topic.quota.counts_all or topic.total_quota.counts_all
-        dues, ahead = await self._count_keys(topic, counts_all)
+        amount, _ = await self._count_keys(topic, counts_all)
         now_ms = self._clock.now_ms()
-        amount = amount_of(self._index, topic, dues, now_ms, ahead)
-        for_ms = _FRESH_MS + _WEIGHED_SHARE * max(now_ms - began_ms, 0)
+        for_ms = _FRESH_MS + COUNT_SHARE * max(now_ms - began_ms, 0)
         topic.backlog = Counted(now_ms, for_ms, amount, by_keys=True)
 
     def look(self, topic: Topic, now_ms: int) -> None:
@@ -141,9 +141,11 @@ class Backlogs:
         quota, total = topic.quota, topic.total_quota
         if quota.there and quota.drops:
             if quota.counts_all:
-                self._look_ahead(topic, now_ms)
+                # How many messages may stay depends on those not yet due, which are estimates here.
+                if self._may_exceed([topic], quota, now_ms):
+                    self._level(topic, False)
             else:
-                self._shed(topic, self._count(topic, now_ms).keep_most(quota), now_ms)
+                self._drop(topic, self._count(topic, now_ms).keep_most(quota), now_ms)
         if total.there and total.drops:
             self._look_at_all(topic, total, now_ms)
 
@@ -151,21 +153,12 @@ class Backlogs:
         """Forget when namespaces were checked: the wall clock went back."""
         self._rests_until_ms.clear()
 
-    def _shed(self, topic: Topic, keep_most: int, now_ms: int) -> None:
+    def _drop(self, topic: Topic, keep_most: int, now_ms: int) -> None:
         frontier, count = Key(now_ms + 1, 0), self._index.most_between
         for subscription in topic.consumed():
             if _due(topic, subscription, frontier, count) > keep_most:
                 subscription.keep_most = keep_most
                 self._wake(topic, subscription)
-
-    def _look_ahead(self, topic: Topic, now_ms: int) -> None:
-        """Have a topic counted exactly if it may exceed its quota.
-
-        How many messages it may keep depends on those not yet due, which are only estimated here.
-        """
-        amount = self._most(topic, now_ms)
-        if amount.beyond and amount.beyond > amount.keep_most(topic.quota):
-            self._level(topic, False)
 
     def _look_at_all(self, topic: Topic, total: Quota, now_ms: int) -> None:
         namespace_id = topic.namespace.id
@@ -174,33 +167,23 @@ class Backlogs:
             topic.quota_watch.grown = True
             topic.quota_watch.rest(rests_until_ms)
             return
-        topics = self._beside(topic)
+        topics = neighbours(self._active, topic)
         self._rests_until_ms[namespace_id] = now_ms + _FRESH_MS + len(topics)
-        if total.counts_all:
-            found = BacklogSize.of_all([self._most(one, now_ms) for one in topics], total)
-            over = found.beyond and found.beyond > found.keep_most(total)
-        else:
-            frontier, count = Key(now_ms + 1, 0), self._index.most_between
-            most = sum(_most_due(one, frontier, count) for one in topics)
-            amounts = [self._lately(one, now_ms) for one in topics]
-            over = most > BacklogSize.of_all(amounts, total).keep_most(total)
-        if over:
+        if self._may_exceed(topics, total, now_ms):
             self._level(topic, True)
 
-    def _beside(self, topic: Topic) -> list[Topic]:
-        """Return all active topics of the topic's namespace."""
-        return [one for one in self._active.values() if one.namespace.id == topic.namespace.id]
+    def _may_exceed(self, topics: Sequence[Topic], quota: Quota, now_ms: int) -> bool:
+        """Return whether topics may exceed a quota together, by upper bounds on their backlogs."""
+        most = BacklogSize.of_all([self._most(one, now_ms) for one in topics], quota)
+        return most.beside(quota) > most.keep_most(quota)
 
     # -- counting --------------------------------------------------------------
-
-    def _holds(self, counted: Counted) -> bool:
-        return counted.holds(self._clock.now_ms())
 
     def _total_lately(self, topic: Topic, now_ms: int) -> BacklogSize:
         counted = self._totals.get(topic.namespace.id)
         if counted is not None and counted.holds(now_ms):
             return counted.amount
-        topics = self._beside(topic)
+        topics = neighbours(self._active, topic)
         amount = BacklogSize.of_all(
             [self._lately(one, now_ms) for one in topics], topic.total_quota
         )
@@ -227,6 +210,11 @@ class Backlogs:
         amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
         # A subscription in the arrival order may have acknowledged all messages not yet due.
         return amount._replace(beyond=amount.due)
+
+
+def neighbours(active: Mapping[int, Topic], topic: Topic) -> list[Topic]:
+    """Return the active topics of the topic's namespace, which include the topic itself."""
+    return [one for one in active.values() if one.namespace.id == topic.namespace.id]
 
 
 def amount_of(
@@ -262,11 +250,6 @@ def beside(subscription: Subscription, due: int, ahead: int) -> int:
 
 
 _Count = Callable[[int, Key, Key], int]
-
-
-def _most_due(topic: Topic, frontier: Key, count: _Count) -> int:
-    """Return the largest ``_due`` of the topic's subscriptions."""
-    return max((_due(topic, one, frontier, count) for one in topic.consumed()), default=0)
 
 
 def _dues(topic: Topic, frontier: Key, count: _Count) -> list[tuple[Subscription, int]]:

@@ -142,12 +142,12 @@ class DedupKeys:
             )
 
     def hold(self, digests: Digests) -> None:
-        """Mark keys as waiting; ``store`` or ``let_go`` must follow for each."""
+        """Mark keys as waiting; ``store`` or ``release`` must follow for each."""
         keys = _keys(digests)
         self._waiting.update(keys)
         self._budget.used += len(keys)
 
-    def let_go(self, digests: Digests) -> None:
+    def release(self, digests: Digests) -> None:
         """Remove waiting keys whose messages were refused."""
         keys = _keys(digests)
         self._waiting.difference_update(keys)

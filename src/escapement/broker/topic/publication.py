@@ -109,11 +109,7 @@ class Publication:
         if not len(rows):
             self.times = NO_TIMES
         elif self.times is not NO_TIMES:
-            delay_ms, at_ms = self.times.delay_ms, self.times.at_ms
-            self.times = Times(
-                None if delay_ms is None else delay_ms[rows],
-                None if at_ms is None else at_ms[rows],
-            )
+            self.times = self.times.take(rows)
 
     def committed(self, base_offset: int) -> None:
         """Report that the batch is durable from ``base_offset`` on.
@@ -148,6 +144,6 @@ class Publication:
         assert self.producer is not None
         digests = self.new_digests
         if self.keys is not None and digests is not None:
-            self.keys.let_go(digests)
+            self.keys.release(digests)
         self.producer.refused(self.sequence + self.known)
         self.failed(error)

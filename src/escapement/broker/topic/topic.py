@@ -19,7 +19,7 @@ from escapement.broker.subscription.dead_letters.dead_letter import KEEPER
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.topic.backlog_size import Counted, quota_of, total_quota_of
+from escapement.broker.topic.backlog_size import Counted, is_governed, quota_of, total_quota_of
 from escapement.broker.topic.dedup_keys import DedupKeys
 from escapement.broker.topic.delivery_window import DeliveryWindow
 from escapement.broker.topic.groups import Groups
@@ -29,6 +29,7 @@ from escapement.broker.topic.publish_rate import PublishRate
 from escapement.broker.topic.quota_watch import QuotaWatch
 from escapement.broker.topic.retention import Retention
 from escapement.broker.topic.window_budget import WindowBudget
+from escapement.errors import NotFound
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
 from escapement.storage.catalog.catalog import Namespace
@@ -103,7 +104,7 @@ class Topic:
         self.dedup = dedup
         self.backlog: Counted | None = None  # the last count
         self.quota_watch = QuotaWatch()
-        self._set_quota()
+        self._obey()
         self.published = 0  # messages since this broker began to serve the topic
         self.deleting = False  # no publishes are accepted; the deletion may fail and end
         self.archive_awaited_since_ms = 0  # 0: no generation waits for the archive
@@ -114,8 +115,7 @@ class Topic:
     @property
     def is_governed(self) -> bool:
         """Whether its backlog may expire or be dropped while no client uses the topic."""
-        ttl_ms = self.policy.ttl_ms or self.namespace.policy.ttl_ms
-        return bool(ttl_ms) or self.quota.there or self.total_quota.there
+        return is_governed(self.policy, self.namespace.policy)
 
     def releasing(self) -> Callable[[], None]:
         """Return a function that frees the topic's share of the budget, to call once it is gone."""
@@ -139,6 +139,13 @@ class Topic:
     def subscription(self, name: str) -> Subscription | None:
         """Return the subscription of this name, or None."""
         return self.shared.get(name) or self.ordered.get(name)
+
+    def find(self, name: str) -> Subscription:
+        """Return the subscription of this name. Raises ``NotFound``."""
+        found = self.subscription(name)
+        if found is None:
+            raise NotFound(f"{self.name.full} has no subscription {name}")
+        return found
 
     def add_shared(self, subscription: SharedSubscription, now_ms: int) -> None:
         """Serve a shared subscription; its read mark says how much of the past it still wants."""
@@ -192,14 +199,18 @@ class Topic:
         count = len(due_ms)
         traits = self._append(base_offset, due_ms, batch)
         self.published += count
-        self.quota_watch.grown = True
-        if self.retention.subscribing:
-            self.retention.arrived(due_ms)
         for one in self.ordered.values():
             if one.expiry.ttl_ms:
                 one.expiry.keeps(int(due_ms.min()))
+        self._arrive(due_ms, np.arange(base_offset, base_offset + count), traits, now_ms)
+
+    def _arrive(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
+        """Note keys that are new in the delivery order, and place them."""
+        self.quota_watch.grown = True
+        if self.retention.subscribing:
+            self.retention.arrived(due_ms)
         if self.shared:
-            self.place(due_ms, np.arange(base_offset, base_offset + count), now_ms, traits)
+            self.place(due_ms, offsets, now_ms, traits)
 
     def place(
         self, due_ms: Int64s, offsets: Int64s, now_ms: int, traits: UInt32s | None = None
@@ -304,19 +315,12 @@ class Topic:
         self.amendments.move(offsets, due_ms, stale_ms, bases)
         for one in self.ordered.values():
             one.due_again(offsets, due_ms)
-        self._again(due_ms, offsets, traits, now_ms)
+        self._arrive(due_ms, offsets, traits, now_ms)
 
     def release(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
         """Release withheld messages, which stay due at ``due_ms``; offsets ascend."""
         self.amendments.release(offsets)
-        self._again(due_ms, offsets, traits_of(batch), now_ms)
-
-    def _again(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
-        self.quota_watch.grown = True
-        if self.retention.subscribing:
-            self.retention.arrived(due_ms)
-        if self.shared:
-            self.place(due_ms, offsets, now_ms, traits)
+        self._arrive(due_ms, offsets, traits_of(batch), now_ms)
 
     def relocated(self, restated: Restated) -> None:
         """Note that the log restates messages unchanged; their first rows may be deleted."""
@@ -379,22 +383,21 @@ class Topic:
     def set_policy(self, policy: TopicPolicy) -> None:
         """Apply another policy from now on."""
         self.policy = policy
-        self._set_quota()
-        for subscription in self.subscriptions():
-            self._govern(subscription)
+        self._obey()
 
-    def _set_quota(self) -> None:
+    def _obey(self) -> None:
+        """Follow the policies of the topic and of its namespace."""
         self.quota = quota_of(self.policy, self.namespace.policy)
         self.total_quota = total_quota_of(self.namespace.policy)
         # The backlog may exceed the new quota.
         self.quota_watch.grown = True
+        for subscription in self.subscriptions():
+            self._govern(subscription)
 
     def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
         """Apply the namespace's new settings; no due time changes. P4."""
         self.namespace = namespace
-        self._set_quota()
-        for subscription in self.subscriptions():
-            self._govern(subscription)
+        self._obey()
         if self._coming is not None:
             self._coming.granularity_ms = namespace.granularity_ms
             self._set_tick(now_ms)

@@ -56,7 +56,7 @@ class Compactor:
     ) -> None:
         self._index = index
         self._registry = registry
-        self._dormant = passive_topics
+        self._passive = passive_topics
         self._clock = clock
         self._run = run
         self._alone = trio.Lock()
@@ -93,7 +93,7 @@ class Compactor:
     async def merge_some(self) -> None:
         """Merge segments if worthwhile, after any current merge. Raises ``StorageError``."""
         async with self._alone:
-            for _ in self._dormant.count():
+            for _ in self._passive.count():
                 await trio.lowlevel.checkpoint()
             names = self._index.choose_compaction(self._live_count)
             if names:
@@ -116,9 +116,9 @@ class Compactor:
             left = [(one.record, topic.unacknowledged(one)) for one in topic.shared.values()]
         else:
             end_offset = self._registry.record(topic_id).next_offset
-            uncancelled = end_offset - self._dormant.cancelled(topic_id)
+            uncancelled = end_offset - self._passive.cancelled(topic_id)
             left = [
-                (record, end_offset - self._dormant.done(record.id))
+                (record, end_offset - self._passive.done(record.id))
                 for record in self._registry.subscriptions_of(topic_id)
                 if record.kind == "shared"
             ]
@@ -137,7 +137,7 @@ class Compactor:
         if topic_id in registry.active or not registry.exists(topic_id):
             return registry.active.get(topic_id)
         records = registry.subscriptions_of(topic_id)
-        if not self._dormant.may_have_dead(registry.record(topic_id), records):
+        if not self._passive.may_have_dead(registry.record(topic_id), records):
             return None
         return registry.activate(topic_id)
 

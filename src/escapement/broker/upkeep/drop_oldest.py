@@ -20,13 +20,12 @@ from escapement.broker.log.log_reader import LogReader
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.topic.backlogs import Weighed
+from escapement.broker.topic.backlogs import Weighed, amount_of
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
-from escapement.message import Int64s, UInt32s
-from escapement.storage.blocking import Run
-from escapement.storage.index import KEY_MAX, DelayedIndex, Key, Plan
+from escapement.storage.blocking import Run, read_from
+from escapement.storage.index import KEY_MAX, DelayedIndex, Key
 
 # Keys read per step.
 _STEP_KEYS: Final = 65_536
@@ -45,7 +44,7 @@ class DropOldest:
         self._run = run
         self._log = log
 
-    async def shed(self, topic: Topic, subscription: Subscription) -> None:
+    async def drop(self, topic: Topic, subscription: Subscription) -> None:
         """Drop the messages beyond ``subscription.keep_most``, up to ``settled_most``.
 
         If not all can be dropped now, the topic is checked again. While the filler adds the past,
@@ -61,10 +60,10 @@ class DropOldest:
             return
         try:
             if isinstance(subscription, SharedSubscription):
-                await self._shed_shared(topic, subscription, keep_most)
+                await self._drop_shared(topic, subscription, keep_most)
             else:
                 assert isinstance(subscription, OrderedSubscription)
-                await self._shed_ordered(topic, subscription, keep_most)
+                await self._drop_ordered(topic, subscription, keep_most)
         except StorageUnavailable:
             topic.quota_watch.grown = True
             raise
@@ -83,26 +82,31 @@ class DropOldest:
         at = subscription.waits_from
         while at is not None and at < frontier:
             plan = self._index.plan(topic.id, at, frontier, _STEP_KEYS)
-            due_ms, offsets, _ = await self._keys(plan)
+            due_ms, offsets, _ = await read_from(plan, self._run, plan.read_traits)
             waiting += subscription.count_open(due_ms, offsets)
             at = plan.stop
         return waiting
 
     async def weigh(self, topic: Topic, counts_all: bool) -> Weighed:
-        """Return the due messages of each subscription, and those not yet due if they count."""
+        """Count the backlog of a topic key by key.
+
+        Args:
+          counts_all: whether to count also messages not yet due; otherwise they are estimated.
+        """
         dues = []
         for subscription in list(topic.consumed()):
             dues.append((subscription, await self.count(topic, subscription)))
             await trio.lowlevel.checkpoint()
-        return dues, await self.ahead(topic) if counts_all else None
+        ahead = await self._ahead(topic) if counts_all else None
+        return amount_of(self._index, topic, dues, self._clock.now_ms(), ahead), dues
 
-    async def ahead(self, topic: Topic) -> int:
+    async def _ahead(self, topic: Topic) -> int:
         """Return exactly how many messages of a topic are not yet due and not cancelled."""
         counted, now_ms = 0, self._clock.now_ms()
         at = Key(now_ms + 1, 0)
         while at < KEY_MAX:
             plan = self._index.plan(topic.id, at, KEY_MAX, _STEP_KEYS)
-            due_ms, offsets = plan.read() if plan.in_memory else await self._run(plan.read)
+            due_ms, offsets = await read_from(plan, self._run, plan.read)
             hidden = topic.amendments.hidden(due_ms, offsets)
             counted += len(offsets) - (0 if hidden is None else int(np.count_nonzero(hidden)))
             at = plan.stop
@@ -146,7 +150,7 @@ class DropOldest:
         topic.quota_watch.grown = True  # check again: more messages have fallen due since the count
         return most
 
-    async def _shed_shared(
+    async def _drop_shared(
         self, topic: Topic, subscription: SharedSubscription, keep_most: int
     ) -> None:
         subscription.look_again()
@@ -164,15 +168,15 @@ class DropOldest:
             for band in bands:
                 band.begin_scan(plan.stop, catches_up=plan.stop >= frontier)
             try:
-                due_ms, offsets, traits = await self._keys(plan)
+                keys = await read_from(plan, self._run, plan.read_traits)
             except BaseException:
                 for band in bands:
                     band.break_scan()
                 raise
             more = max(settled - subscription.settled, 0)
-            subscription.drop_read(bands, due_ms, offsets, traits, more, plan.stop)
+            subscription.drop_read(bands, *keys, more, plan.stop)
 
-    async def _shed_ordered(
+    async def _drop_ordered(
         self, topic: Topic, subscription: OrderedSubscription, keep_most: int
     ) -> None:
         end = topic.next_offset
@@ -187,8 +191,3 @@ class DropOldest:
             for part in parts:
                 topic.sizes.saw(part.batch)
             at = subscription.first_unsettled(parts[-1].end_offset)
-
-    async def _keys(self, plan: Plan) -> tuple[Int64s, Int64s, UInt32s | None]:
-        if plan.in_memory:
-            return plan.read_traits()
-        return await self._run(plan.read_traits)

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Final
 
 import trio
 
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.backlog_size import BacklogSize, Quota, levels
-from escapement.broker.topic.backlogs import amount_of, beside
+from escapement.broker.topic.backlogs import COUNT_SHARE, beside, neighbours
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.drop_oldest import DropOldest
 from escapement.clock import Clock
 from escapement.storage.index import DelayedIndex, Key
-
-# After a count, the topic rests until this many times the duration of the count has passed.
-_REST_SHARE: Final = 10
 
 
 class NamespaceQuotas:
@@ -53,29 +49,29 @@ class NamespaceQuotas:
         self._wake = wake
         self._reschedule = reschedule
         self._wanted: OrderedDict[tuple[Topic, bool], None] = OrderedDict()
-        self._work = trio.Event()
+        self._idle = trio.lowlevel.ParkingLot()
 
     def want(self, topic: Topic, whole: bool) -> None:
         """Queue a topic that may exceed its quota; ``whole``: the namespace quota."""
         self._wanted[topic, whole] = None
-        self._work.set()
+        self._idle.unpark()
 
     async def run(self) -> None:
         """Work through the queue forever."""
         while True:
-            if not self._wanted:
-                self._work = trio.Event()
-                await self._work.wait()
+            while not self._wanted:
+                await self._idle.park()
             (topic, whole), _ = self._wanted.popitem(last=False)
             await self._level(topic, whole)
 
     async def _level(self, wanted: Topic, whole: bool) -> None:
-        id = wanted.namespace.id
-        together = [one for one in self._active.values() if one.namespace.id == id]
+        together = neighbours(self._active, wanted)
         topics = together if whole else [one for one in together if one is wanted]
         began_ms = self._clock.now_ms()
         settled = {one: one.settled for topic in topics for one in topic.consumed()}
-        counted = [await self._count(topic, whole) for topic in topics]
+        counted = [
+            await self._drop_oldest.weigh(one, _quota(one, whole).counts_all) for one in topics
+        ]
         quota = _quota(wanted, whole)
         if not (topics and quota.there and quota.drops):
             return  # the quota changed meanwhile
@@ -94,7 +90,7 @@ class NamespaceQuotas:
                         subscription.settled_most = settled[subscription] + more
                     self._wake(topic, subscription)
         if quota.counts_all:
-            rest_ms = _REST_SHARE * max(self._clock.now_ms() - began_ms, 0)
+            rest_ms = COUNT_SHARE * max(self._clock.now_ms() - began_ms, 0)
             for topic in topics:
                 topic.quota_watch.rest(began_ms + rest_ms)
                 if not keep_most:
@@ -111,12 +107,6 @@ class NamespaceQuotas:
             after = Key(self._clock.now_ms() + 1, 0)
             topic.quota_watch.comes_due_ms = self._index.next_due(topic.id, after)
             self._reschedule(topic)
-
-    async def _count(
-        self, topic: Topic, whole: bool
-    ) -> tuple[BacklogSize, list[tuple[Subscription, int]]]:
-        counts, ahead = await self._drop_oldest.weigh(topic, _quota(topic, whole).counts_all)
-        return amount_of(self._index, topic, counts, self._clock.now_ms(), ahead), counts
 
 
 def _quota(topic: Topic, whole: bool) -> Quota:

@@ -75,7 +75,7 @@ class Model:
                 WAITING if key in fresh else was for key, was in zip(batch, expected, strict=True)
             ]
         if outcome == 2:
-            self.keys.let_go(new)
+            self.keys.release(new)
             return
         offsets = self.next_offset + np.arange(len(new))
         self.next_offset += len(new)
@@ -155,7 +155,7 @@ def test_new_keys_beyond_the_bound_are_refused() -> None:
     assert other.sort_out(digests(["a", None, "a"]), 0).tolist() == [NEW, NEW, WAITING]
     one.drop()
     assert budget.used == 0
-    one.let_go(digests(["a", "b"]))
+    one.release(digests(["a", "b"]))
     assert budget.used == 0
 
 
