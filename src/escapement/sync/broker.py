@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from escapement.client import broker as brokers
@@ -47,13 +46,13 @@ class Broker:
 
     def producer(self, topic: str, **options: Any) -> Producer:
         """Open a producer for a topic; options as for ``escapement.Broker.producer``."""
-        made = self._loop.call(partial(self._broker.producer, topic, **options))
+        made = self._loop.call(self._broker.producer, topic, **options)
         return Producer(self._loop, made)
 
     @contextmanager
     def consumer(self, topic: str, subscription: str, **options: Any) -> Iterator[Inbox]:
         """Open a consumer of a subscription; options as for ``escapement.Broker.consumer``."""
-        context = self._loop.call(partial(self._broker.consumer, topic, subscription, **options))
+        context = self._broker.consumer(topic, subscription, **options)
         with self._loop.wrap_async_context_manager(context) as inbox:
             facade = Inbox(self._loop, inbox)
             try:
@@ -77,51 +76,41 @@ class Broker:
 
     def cancel(self, what: What | None = None, **options: Any) -> Outcomes:
         """Cancel messages that are not yet delivered; see ``escapement.Broker.cancel``."""
-        return self._loop.call(partial(self._broker.cancel, what, **options))
+        return self._loop.call(self._broker.cancel, what, **options)
 
     def select(self, topic: str, **options: Any) -> Selection:
         """Select the pending messages that match; see ``escapement.Broker.select``."""
-        return self._loop.call(partial(self._broker.select, topic, **options))
+        return self._loop.call(self._broker.select, topic, **options)
 
     def reschedule(self, what: What | None = None, **options: Any) -> Outcomes:
         """Change the due time of messages; see ``escapement.Broker.reschedule``."""
-        return self._loop.call(partial(self._broker.reschedule, what, **options))
+        return self._loop.call(self._broker.reschedule, what, **options)
 
     def run_now(self, what: What | None = None, **options: Any) -> Outcomes:
         """Make messages due now; see ``escapement.Broker.run_now``."""
-        return self._loop.call(partial(self._broker.run_now, what, **options))
+        return self._loop.call(self._broker.run_now, what, **options)
 
     def read(
         self, topic: str, start: int = 0, stop: int | None = None, **options: Any
     ) -> Iterator[Page]:
         """Read the messages of a topic by offset, in pages; see ``escapement.Broker.read``."""
-        reading = self._broker.read(topic, start, stop, **options)
-
-        async def next_page() -> Page | None:
-            return await anext(reading, None)
-
-        return iter(lambda: self._loop.call(next_page), None)
+        return self._loop.iterate(self._broker.read(topic, start, stop, **options))
 
     def peek(self, topic: str, **options: Any) -> Iterator[Upcoming]:
         """Show the pending messages in the delivery order; see ``escapement.Broker.peek``."""
-        peeking = self._broker.peek(topic, **options)
-
-        async def next_one() -> Upcoming | None:
-            return await anext(peeking, None)
-
-        return iter(lambda: self._loop.call(next_one), None)
+        return self._loop.iterate(self._broker.peek(topic, **options))
 
     def show(self, message: One, topic: str | None = None) -> MessageHistory:
         """Return the history of a message; see ``escapement.Broker.show``."""
-        return self._loop.call(partial(self._broker.show, message, topic))
+        return self._loop.call(self._broker.show, message, topic)
 
     def forecast(self, topic: str, **options: Any) -> Forecast:
         """Count the messages that become due by time; see ``escapement.Broker.forecast``."""
-        return self._loop.call(partial(self._broker.forecast, topic, **options))
+        return self._loop.call(self._broker.forecast, topic, **options)
 
     def pause(self, topic: str, subscription: str | None = None, **options: Any) -> None:
         """Pause deliveries; see ``escapement.Broker.pause``."""
-        self._loop.call(partial(self._broker.pause, topic, subscription, **options))
+        self._loop.call(self._broker.pause, topic, subscription, **options)
 
     def resume(self, topic: str, subscription: str | None = None) -> None:
         """Resume deliveries; see ``escapement.Broker.resume``."""
@@ -129,4 +118,4 @@ class Broker:
 
     def admin(self, verb: str, **arguments: Any) -> Any:
         """Send an administrative request by name; see ``escapement.Broker.admin``."""
-        return self._loop.call(partial(self._broker.admin, verb, **arguments))
+        return self._loop.call(self._broker.admin, verb, **arguments)

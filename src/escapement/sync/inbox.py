@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from escapement.client.consuming import inbox as inboxes
 from escapement.client.delivery import DeliveredRow, Delivery
@@ -83,27 +82,27 @@ class Inbox:
 
     def ack(self, what: What, *, durable: bool = False) -> int | None:
         """Acknowledge messages; see ``escapement.Inbox.ack``."""
-        return self._call(partial(self._inbox.ack, what, durable=durable))
+        return self._call(self._inbox.ack, what, durable=durable)
 
     def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
         """Acknowledge the messages from offset ``first`` to ``last``, both included."""
-        return self._call(partial(self._inbox.ack_range, first, last, durable=durable))
+        return self._call(self._inbox.ack_range, first, last, durable=durable)
 
     def nack(self, what: What, delay: Delay | None = None) -> None:
         """Nack messages: they are redelivered after ``delay``, or after the usual back-off."""
-        self._call(partial(self._inbox.nack, what, delay))
+        self._call(self._inbox.nack, what, delay)
 
     def release(self, what: What, delay: Delay | None = None) -> None:
         """Release messages, without counting an attempt; see ``escapement.Inbox.release``."""
-        self._call(partial(self._inbox.release, what, delay))
+        self._call(self._inbox.release, what, delay)
 
     def extend(self, what: What, wait: Delay) -> int:
         """Extend the ack deadline of messages; see ``escapement.Inbox.extend``."""
-        return self._call(partial(self._inbox.extend, what, wait))
+        return self._call(self._inbox.extend, what, wait)
 
     def seek(self, position: Where) -> None:
         """Move the subscription to a position; see ``escapement.Inbox.seek``."""
-        self._call(partial(self._inbox.seek, position))
+        self._call(self._inbox.seek, position)
 
     def flush_acks(self) -> None:
         """Wait until all earlier acknowledgements are durable."""
@@ -116,7 +115,7 @@ class Inbox:
             self._visit_planned = True
             self._loop.start_task_soon(self._pass_acks)
 
-    def _pass_acks(self) -> None:
+    async def _pass_acks(self) -> None:
         """Pass the queued acknowledgements to the async consumer. Runs in the loop's thread."""
         # Reset first: an acknowledgement queued from now on plans another call.
         self._visit_planned = False
@@ -151,10 +150,10 @@ class Inbox:
 
         return self._call(fetch)
 
-    def _call(self, act: Callable[[], Awaitable[T]]) -> T:
+    def _call(self, act: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
         async def called() -> T:
-            self._pass_acks()
-            return await act()
+            await self._pass_acks()
+            return await act(*arguments, **options)
 
         return self._loop.call(called)
 

@@ -5,17 +5,18 @@ After the connection is closed, all calls raise ``Disconnected``.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from inspect import isawaitable
-from typing import Any, TypeVar, overload
+from functools import partial
+from typing import Generic, ParamSpec, TypeVar
 
 from anyio import CancelScope
 from anyio.from_thread import BlockingPortal
 
 from escapement.errors import Disconnected
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -26,14 +27,8 @@ class Loop:
         self.closed = False
         self._portal = portal
 
-    @overload
-    def call(self, act: Callable[..., Awaitable[T]], *arguments: Any) -> T: ...
-
-    @overload
-    def call(self, act: Callable[..., T], *arguments: Any) -> T: ...
-
-    def call(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Run ``act`` in the event loop, await it if needed, and return its result.
+    def call(self, act: Callable[P, Awaitable[T]], /, *arguments: P.args, **options: P.kwargs) -> T:
+        """Run ``act`` in the event loop and return its result.
 
         If Ctrl-C interrupts the wait, the call is cancelled in the event loop, so that a
         message that it would have received stays in the delivery buffer.
@@ -42,7 +37,8 @@ class Loop:
           Disconnected: if this side has closed the connection.
         """
         self.check()
-        visit, future = _Visit(act, arguments), None
+        visit: _Visit[T] = _Visit(partial(act, *arguments, **options))
+        future = None
         try:
             future = self._portal.start_task_soon(visit.pay)
             return future.result()
@@ -51,21 +47,24 @@ class Loop:
                 self._portal.start_task_soon(visit.end)
             raise
 
-    @overload
-    def start_task_soon(self, act: Callable[..., Awaitable[T]]) -> Future[T]: ...
-
-    @overload
-    def start_task_soon(self, act: Callable[..., T]) -> Future[T]: ...
-
-    def start_task_soon(self, act: Callable[..., Any]) -> Future[Any]:
+    def start_task_soon(self, act: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run ``act`` in the event loop without waiting; raises as ``call``."""
         self.check()
         return self._portal.start_task_soon(act)
 
+    def iterate(self, found: AsyncIterator[T]) -> Iterator[T]:
+        """Iterate over an async iterator that yields no None."""
+
+        async def following() -> T | None:
+            return await anext(found, None)
+
+        return iter(lambda: self.call(following), None)
+
     def wrap_async_context_manager(
         self, context: AbstractAsyncContextManager[T]
     ) -> AbstractContextManager[T]:
-        """Return an async context manager as a blocking one."""
+        """Return an async context manager as a blocking one; raises as ``call``."""
+        self.check()
         return self._portal.wrap_async_context_manager(context)
 
     def check(self) -> None:
@@ -74,21 +73,19 @@ class Loop:
             raise Disconnected("the connection was closed by this side")
 
 
-class _Visit:
+class _Visit(Generic[T]):
     """One call into the event loop, which can be ended before, during and after its run."""
 
-    def __init__(self, act: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, act: Callable[[], Awaitable[T]]) -> None:
         self._act = act
-        self._arguments = arguments
         self._scope: CancelScope | None = None
         self._ended = False
 
-    async def pay(self) -> Any:
+    async def pay(self) -> T:
         with CancelScope() as self._scope:
-            if self._ended:
-                return None
-            found = self._act(*self._arguments)
-            return await found if isawaitable(found) else found
+            if not self._ended:
+                return await self._act()
+        raise Disconnected("the call was interrupted")
 
     def end(self) -> None:
         self._ended = True

@@ -36,7 +36,7 @@ class Producer:
 
     def send(self, value: Any, **options: Any) -> Receipt:
         """Send one message and wait until it is durable; see ``escapement.Producer.send``."""
-        return self._loop.call(partial(self._producer.send, value, **options))
+        return self._loop.call(self._producer.send, value, **options)
 
     def submit(self, value: Any, **options: Any) -> Future[Receipt]:
         """Send one message without waiting; ``result()`` of the future is its receipt."""
@@ -44,20 +44,13 @@ class Producer:
 
     def send_many(self, values: Sequence[Any], **options: Any) -> Receipts:
         """Send messages as one batch; see ``escapement.Producer.send_many``."""
-        return self._loop.call(partial(self._producer.send_many, values, **options))
+        return self._loop.call(self._producer.send_many, values, **options)
 
     def send_batch(
-        self,
-        batch: MessageBatch,
-        times: Times | None = None,
-        *,
-        dedup: Sequence[str | None] | None = None,
-        sequence: int | None = None,
+        self, batch: MessageBatch, times: Times | None = None, **options: Any
     ) -> Receipts:
         """Send a batch of columns; see ``escapement.Producer.send_batch``."""
-        return self._loop.call(
-            partial(self._producer.send_batch, batch, times, dedup=dedup, sequence=sequence)
-        )
+        return self._loop.call(self._producer.send_batch, batch, times, **options)
 
     def message(self, value: Any) -> MessageBuilder[Receipt]:
         """Return a builder that describes a message step by step, and then sends it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from escapement.client.administration import schedules
@@ -22,7 +21,7 @@ class Schedules:
 
         Options and errors are as for ``escapement.Schedules.create``.
         """
-        return self._loop.call(partial(self._schedules.create, name, topic, value, **options))
+        return self._loop.call(self._schedules.create, name, topic, value, **options)
 
     def list(self, namespace: str | None = None) -> list[Schedule]:
         """Return all schedules, or those of one namespace, ordered by name."""
