@@ -27,7 +27,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 UInt32s = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
+_N = TypeVar("_N", bound=np.generic)
 Buffer = bytes | bytearray | memoryview
 
 DEFAULT_PRIORITY: Final = 50
@@ -52,8 +53,7 @@ _WIDE_BYTES: Final = 1024
 
 _BODY_VERSION: Final = 1
 _HEADER = struct.Struct("<BBxxI")  # version, flags, count
-_HAS_KEYS, _HAS_PROPERTIES, _HAS_PRIORITIES, _HAS_GROUPS = 1, 2, 4, 8
-_ALL_FLAGS = _HAS_KEYS | _HAS_PROPERTIES | _HAS_PRIORITIES | _HAS_GROUPS
+_FLAGS = _HAS_KEYS, _HAS_PROPERTIES, _HAS_PRIORITIES, _HAS_GROUPS = 1, 2, 4, 8
 
 
 class MessageId(NamedTuple):
@@ -234,27 +234,26 @@ class MessageBatch:
                 sizes += column.lengths
         return sizes
 
+    def strings(self, column: Blobs | None) -> list[bytes]:
+        """Return a column of this batch as a list; empty strings if it is None."""
+        return [b""] * len(self) if column is None else column.to_list()
+
     def encode(self) -> bytes:
         """Return the body: a header of 8 bytes, then each column, lengths first."""
         return b"".join(self.encode_parts())
 
     def encode_parts(self) -> list[Buffer]:
         """Return the body as a list of buffers, which saves a copy."""
-        flags = (
-            (_HAS_KEYS if self.keys is not None else 0)
-            | (_HAS_PROPERTIES if self.properties is not None else 0)
-            | (_HAS_PRIORITIES if self.priorities is not None else 0)
-            | (_HAS_GROUPS if self.groups is not None else 0)
+        columns = (self.keys, self.properties, self.priorities, self.groups)
+        flags = sum(
+            flag for flag, column in zip(_FLAGS, columns, strict=True) if column is not None
         )
         parts: list[Buffer] = [_HEADER.pack(_BODY_VERSION, flags, len(self))]
-        for column in (self.keys, self.properties):
-            if column is not None:
+        for column in (*columns, self.payloads):
+            if isinstance(column, Blobs):
                 parts += [column.lengths.astype("<u4", copy=False).tobytes(), column.data]
-        if self.priorities is not None:
-            parts.append(self.priorities.tobytes())
-        for column in (self.groups, self.payloads):
-            if column is not None:
-                parts += [column.lengths.astype("<u4", copy=False).tobytes(), column.data]
+            elif column is not None:
+                parts.append(column.tobytes())
         return parts
 
     @classmethod
@@ -269,7 +268,7 @@ class MessageBatch:
         if len(view) < _HEADER.size:
             raise RemoteProtocolError(f"a batch body of {len(view)} bytes has no header")
         version, flags, count = _HEADER.unpack_from(view)
-        if version != _BODY_VERSION or flags & ~_ALL_FLAGS:
+        if version != _BODY_VERSION or flags & ~sum(_FLAGS):
             raise RemoteProtocolError(f"unknown batch version {version} or flags {flags:#x}")
         at = _HEADER.size
         keys = properties = priorities = groups = None
@@ -314,21 +313,11 @@ class MessageBatch:
         """Return the parts as one batch, in order, with every column that a part uses."""
         if len(parts) == 1:
             return parts[0]
-        priorities = None
-        if any(p.priorities is not None for p in parts):
-            priorities = np.concatenate(
-                [
-                    np.full(len(p), DEFAULT_PRIORITY, np.uint8)
-                    if p.priorities is None
-                    else p.priorities
-                    for p in parts
-                ]
-            )
         return MessageBatch(
             Blobs.concat([p.payloads for p in parts]),
             _concat_used([(len(p), p.keys) for p in parts]),
             _concat_used([(len(p), p.properties) for p in parts]),
-            priorities,
+            concat_columns([(len(p), p.priorities) for p in parts], DEFAULT_PRIORITY, np.uint8),
             _concat_used([(len(p), p.groups) for p in parts]),
         )
 
@@ -354,6 +343,20 @@ def _concat_used(parts: list[tuple[int, Blobs | None]]) -> Blobs | None:
     if all(column is None for _, column in parts):
         return None
     return Blobs.concat([Blobs.empty(n) if column is None else column for n, column in parts])
+
+
+def concat_columns(
+    parts: Sequence[tuple[int, npt.NDArray[_N] | None]], missing: int, dtype: type[_N]
+) -> npt.NDArray[_N] | None:
+    """Concatenate columns given as (height, column); None if all are None.
+
+    A part of None stands for a column of ``missing``.
+    """
+    if all(column is None for _, column in parts):
+        return None
+    return np.concatenate(
+        [np.full(n, missing, dtype) if column is None else column for n, column in parts]
+    )
 
 
 def _decode_blobs(view: memoryview, at: int, count: int) -> tuple[Blobs, int]:

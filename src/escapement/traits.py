@@ -165,10 +165,3 @@ def may_have_key(traits: UInt32s | None, key: bytes, count: int) -> npt.NDArray[
     if traits is None:
         return np.arange(0 if wanted else count)
     return np.flatnonzero((traits & np.uint32(_KEY_MASK)) == wanted)
-
-
-def concat_traits(parts: list[tuple[int, UInt32s | None]]) -> UInt32s | None:
-    """Concatenate columns given as (height, traits); None if all are None."""
-    if all(traits is None for _, traits in parts):
-        return None
-    return np.concatenate([np.zeros(n, np.uint32) if t is None else t for n, t in parts])

@@ -86,9 +86,7 @@ class Columns(Generic[AnyRow]):
         try:
             return self._lists[name]
         except KeyError:
-            column: Blobs | None = getattr(self.messages, name)
-            strings = [b""] * len(self) if column is None else column.to_list()
-            self._lists[name] = strings
+            strings = self._lists[name] = self.messages.strings(getattr(self.messages, name))
             return strings
 
 

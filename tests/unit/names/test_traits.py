@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch
+from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch, concat_columns
 from escapement.traits import (
     HASHED_BYTES,
     KEY_HASHES,
-    concat_traits,
     hash_keys,
     have_keys,
     key_slots,
@@ -102,7 +101,7 @@ def test_every_message_with_the_hash_of_a_key_may_have_that_key(
 
 def test_columns_without_traits_get_zeros_when_joined_with_others() -> None:
     traits = np.array([7, 8], np.uint32)
-    assert concat_traits([(2, None), (1, None)]) is None
-    joined = concat_traits([(1, None), (2, traits)])
+    assert concat_columns([(2, None), (1, None)], 0, np.uint32) is None
+    joined = concat_columns([(1, None), (2, traits)], 0, np.uint32)
     assert joined is not None
     assert joined.tolist() == [0, 7, 8]

@@ -11,7 +11,7 @@ from escapement.broker.admin.properties import readable
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.broker.inbox.dead_letters import Page, Whose
-from escapement.message import Blobs, Int64s
+from escapement.message import Int64s
 from escapement.names import TopicName
 
 # The most rows of one listing, and the most bytes shown of each payload.
@@ -76,14 +76,13 @@ def _which(given: Arguments) -> tuple[Int64s | None, int]:
 
 
 def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
-    count = len(page.offsets)
     table = zip(
         page.offsets.tolist(),
         page.due_ms.tolist(),
         page.origins,
-        (page.batch.keys or Blobs.empty(count)).to_list(),
+        page.batch.strings(page.batch.keys),
         page.batch.payloads.to_list(),
-        (page.batch.properties or Blobs.empty(count)).to_list(),
+        page.batch.strings(page.batch.properties),
         strict=True,
     )
     rows = []

@@ -11,7 +11,6 @@ from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.inspection.search import Sought
 from escapement.broker.subscription.start_position import NEVER_MS
-from escapement.message import Blobs
 from escapement.storage.index import Key
 
 # The most messages shown by one peek, and the most bytes shown of each payload.
@@ -37,8 +36,8 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
     columns = (
         found.due_ms.tolist(),
         found.offsets.tolist(),
-        (found.batch.keys or Blobs.empty(len(found.offsets))).to_list(),
-        (found.batch.properties or Blobs.empty(len(found.offsets))).to_list(),
+        found.batch.strings(found.batch.keys),
+        found.batch.strings(found.batch.properties),
         found.batch.payloads.to_list(),
     )
     return {

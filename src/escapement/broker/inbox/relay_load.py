@@ -14,7 +14,7 @@ import trio
 
 from escapement.broker.topic.topic import Topic
 from escapement.errors import Busy, EscapementError, NotFound, ShuttingDown, StorageError
-from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
+from escapement.message import NO_TIME, NO_TIMES, Buffer, MessageBatch, Times, concat_columns
 from escapement.storage.commit.items import Append
 from escapement.storage.inbox.staged_batch import Advance
 
@@ -119,17 +119,10 @@ def _concat(load: Load) -> Times:
     if all(times is NO_TIMES for times in load.times):
         return NO_TIMES
 
-    def column(parts: list[Int64s | None]) -> Int64s | None:
-        if all(part is None for part in parts):
-            return None
-        return np.concatenate(
-            [
-                np.full(len(batch), -1, np.int64) if part is None else part
-                for part, batch in zip(parts, load.batches, strict=True)
-            ]
-        )
-
+    heights = [len(batch) for batch in load.batches]
+    delays_ms = [times.delay_ms for times in load.times]
+    ats_ms = [times.at_ms for times in load.times]
     return Times(
-        column([times.delay_ms for times in load.times]),
-        column([times.at_ms for times in load.times]),
+        concat_columns(list(zip(heights, delays_ms, strict=True)), NO_TIME, np.int64),
+        concat_columns(list(zip(heights, ats_ms, strict=True)), NO_TIME, np.int64),
     )

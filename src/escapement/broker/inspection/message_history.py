@@ -17,7 +17,7 @@ from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import NotFound
-from escapement.message import DEFAULT_PRIORITY, Blobs
+from escapement.message import DEFAULT_PRIORITY
 from escapement.storage.log.published import Published
 
 # The state of a message as a whole. Cancelled: for all subscriptions that had not received it.
@@ -93,10 +93,10 @@ async def message_history(topic: Topic, log: LogReader, now_ms: int, offset: int
         _state(topic, statuses, due_ms, offset, now_ms),
         int(found.published_ms[0]),
         due_ms,
-        (batch.keys or Blobs.empty(1)).to_list()[0],
-        (batch.properties or Blobs.empty(1)).to_list()[0],
+        batch.strings(batch.keys)[0],
+        batch.strings(batch.properties)[0],
         DEFAULT_PRIORITY if batch.priorities is None else int(batch.priorities[0]),
-        (batch.groups or Blobs.empty(1)).to_list()[0],
+        batch.strings(batch.groups)[0],
         batch.payloads.to_list()[0],
         statuses,
     )

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.errors import IndexDamaged
-from escapement.message import Int64s, MessageBatch, UInt32s
+from escapement.message import Int64s, MessageBatch, UInt32s, concat_columns
 from escapement.sorting import argsort
 from escapement.storage.index.columns import Columns, Pick, assemble
 from escapement.storage.index.keys import (
@@ -34,7 +34,6 @@ from escapement.storage.index.keys import (
     merge_rows,
     sorted_order,
 )
-from escapement.traits import concat_traits
 
 
 class NotAtHand(Exception):
@@ -175,7 +174,7 @@ class Plan:
         keys = [part for span in self._spans for part in span.keys(self.stop)]
         rows, (due_ms, offsets) = merge_rows(keys)
         heights = [len(part[0]) for part in keys]
-        found = concat_traits(list(zip(heights, traits, strict=True)))
+        found = concat_columns(list(zip(heights, traits, strict=True)), 0, np.uint32)
         assert found is not None
         self._keys, self._rows = (due_ms, offsets), rows
         return due_ms, offsets, found[rows] if found.any() else None

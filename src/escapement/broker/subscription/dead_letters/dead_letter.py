@@ -103,7 +103,7 @@ def marked(
       published_ms: when each message was accepted; 0 if unknown.
     """
     rows = dead.rows
-    packed = _properties(batch)
+    packed = batch.strings(batch.properties)
     made = []
     columns = (rows.offsets, rows.counts, rows.due_ms, published_ms)
     reasons = [REASONS[number] for number in dead.reasons.tolist()]
@@ -132,7 +132,7 @@ def marked(
 def origins(batch: MessageBatch) -> list[dict[str, Any]]:
     """Return the origin that ``marked`` noted for each message; empty if it has none."""
     found = []
-    for raw in _properties(batch):
+    for raw in batch.strings(batch.properties):
         _, said = _parted(raw, READABLE)
         found.append({n.removeprefix(_PREFIX): v for n, v in said.items() if n != _BEFORE})
     return found
@@ -141,7 +141,7 @@ def origins(batch: MessageBatch) -> list[dict[str, Any]]:
 def restored(batch: MessageBatch) -> MessageBatch:
     """Return the original messages, without the properties that ``marked`` added."""
     left = []
-    for raw in _properties(batch):
+    for raw in batch.strings(batch.properties):
         kept, said = _parted(raw)
         before = _before(said)
         if before:
@@ -184,7 +184,3 @@ def _parted(packed: bytes, unreadable: str = AS_IS) -> tuple[dict[Any, Any], dic
 def _before(said: dict[Any, Any]) -> list[dict[Any, Any]]:
     before = said.get(_BEFORE)
     return [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
-
-
-def _properties(batch: MessageBatch) -> list[bytes]:
-    return [b""] * len(batch) if batch.properties is None else batch.properties.to_list()

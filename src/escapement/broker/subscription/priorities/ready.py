@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
+from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s, concat_columns
 from escapement.sorting import argsort
 from escapement.storage.encoding.attempts import RELEASED
-from escapement.traits import concat_traits, priorities_of
+from escapement.traits import priorities_of
 
 # ``Rows.attempts`` has 16 bits; storage/encoding/attempts.py says what they mean.
 _ATTEMPT_BITS: Final = 16
@@ -118,7 +118,7 @@ class Rows(NamedTuple):
             np.concatenate([part.due_ms for part in parts]),
             np.concatenate([part.offsets for part in parts]),
             np.concatenate([part.attempts for part in parts]),
-            concat_traits([(part.height, part.traits) for part in parts]),
+            concat_columns([(part.height, part.traits) for part in parts], 0, np.uint32),
         )
 
 
