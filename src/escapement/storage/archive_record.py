@@ -16,19 +16,18 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from escapement.errors import Conflict, EscapementError, NotFound
+from escapement.errors import Conflict, NotFound
 from escapement.message import Int64s
 from escapement.storage.data_table import ARCHIVED_CHUNKS
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.named_lock import named_lock
 from escapement.storage.engine.transaction import transaction
 from escapement.storage.log.log_table import NO_END
 from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
 
-# Named locks are global to the server. The hash of the database's name makes ours unique.
-_LOCK_NAME: Final = "CONCAT('escapement.archive.', SHA1(DATABASE()))"
 _COLUMNS: Final = (
     "topic_id, run, archived_at_ms, message_count, size_bytes, first_offset, last_offset, manifest"
 )
@@ -139,16 +138,12 @@ def alone(engine: Engine, connection: Connection) -> Iterator[None]:
         finally:
             os.close(file)
         return
-    if connection.execute(f"SELECT GET_LOCK({_LOCK_NAME}, 0)").rows[0][0] != 1:
-        raise _busy()
-    # A run may take long between two statements.
-    connection.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
-    try:
+    with named_lock(connection, "archive.", 0) as got:
+        if not got:
+            raise _busy()
+        # A run may take long between two statements.
+        connection.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
         yield
-    finally:
-        # Closing the connection releases the lock too, but the server may notice only later.
-        with suppress(EscapementError):
-            connection.execute(f"SELECT RELEASE_LOCK({_LOCK_NAME})")
 
 
 def _busy() -> Conflict:

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from escapement.clock import Clock
 from escapement.errors import LeaseHeld, LeaseLost
@@ -87,16 +88,14 @@ def acquire(
     Raises:
       LeaseHeld: if another broker's lease has not expired. The message names that broker.
     """
-    connection = engine.connect()
-    try:
+    with closing(engine.connect()) as connection:
         for attempt in range(TAKE_ATTEMPTS):
             sent_at_ms = clock.lease_ms()
-            ids = _recorded_ids(_takeable(engine, connection, identity, bundle_id, ""))
+            before = _takeable(engine, connection, identity, bundle_id, "")
+            ids = [int(text) for text in before.connection_ids.split(",") if text]
             engine.kill([id for id in ids if id != connection.id])
             try:
-                epoch, clean, doubtful_until_ms = _take(
-                    engine, connection, identity, duration_ms, bundle_id, clock.now_ms()
-                )
+                before = _take(engine, connection, identity, duration_ms, bundle_id, clock.now_ms())
             except TransactionAborted:
                 if attempt == TAKE_ATTEMPTS - 1:
                     raise
@@ -104,15 +103,13 @@ def acquire(
             return Lease(
                 bundle_id,
                 identity,
-                epoch,
-                clean,
-                doubtful_until_ms,
+                before.epoch + 1,
+                bool(before.clean),
+                before.doubtful_until_ms,
                 duration_ms,
                 sent_at_ms + duration_ms,
             )
         raise AssertionError("unreachable")
-    finally:
-        connection.close()
 
 
 def renew(
@@ -203,26 +200,34 @@ class Recorded:
             _change(self._engine, connection, self._lease, "connection_ids = ?", (text,))
 
 
-_Row = tuple[str, str, int, int, int, str, int, int]
+class _LeaseRow(NamedTuple):
+    owner_id: str
+    owner_name: str
+    epoch: int
+    expires_at_ms: int
+    clean: int
+    connection_ids: str
+    doubtful_until_ms: int
+    now_ms: int  # by the database's clock
 
 
 def _takeable(
     engine: Engine, connection: Connection, identity: Identity, bundle_id: int, lock: str
-) -> _Row:
+) -> _LeaseRow:
     """Return the lease row. Raises ``LeaseHeld`` while another broker's lease is valid."""
-    row: _Row
-    (row,) = connection.execute(
+    (found,) = connection.execute(
         "SELECT owner_id, owner_name, epoch, expires_at_ms, clean, connection_ids,"
-        f" {engine.dialect.now_ms}, doubtful_until_ms FROM leases WHERE bundle_id = ? {lock}",
+        f" doubtful_until_ms, {engine.dialect.now_ms} FROM leases WHERE bundle_id = ? {lock}",
         (bundle_id,),
     ).rows
-    owner_id, owner_name, _, expires_at_ms, _, _, now_ms, _ = row
-    if owner_id != identity.owner_id and expires_at_ms > now_ms:
-        until = datetime.fromtimestamp(expires_at_ms / 1000, UTC).isoformat(timespec="seconds")
+    row = _LeaseRow(*found)
+    left_ms = row.expires_at_ms - row.now_ms
+    if row.owner_id != identity.owner_id and left_ms > 0:
+        until = datetime.fromtimestamp(row.expires_at_ms / 1000, UTC).isoformat(timespec="seconds")
         raise LeaseHeld(
-            f"broker {owner_name!r} ({owner_id}) owns this log until {until}, another "
-            f"{(expires_at_ms - now_ms + 999) // 1000} s unless it renews; stop it, or give "
-            "this broker a log of its own"
+            f"broker {row.owner_name!r} ({row.owner_id}) owns this log until {until}, another "
+            f"{(left_ms + 999) // 1000} s unless it renews; stop it, or give this broker a log of"
+            " its own"
         )
     return row
 
@@ -234,11 +239,11 @@ def _take(
     duration_ms: int,
     bundle_id: int,
     now_ms: int,
-) -> tuple[int, bool, int]:
+) -> _LeaseRow:
+    """Take the lease, and return the row as it was before."""
     with transaction(connection):
         lock = engine.dialect.update_lock
         row = _takeable(engine, connection, identity, bundle_id, lock)
-        _, _, epoch, _, clean, _, _, doubtful_until_ms = row
         connection.execute(
             "UPDATE leases SET owner_id = ?, owner_name = ?, epoch = ?, clean = 0,"
             f" connection_ids = '', expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}"
@@ -246,18 +251,14 @@ def _take(
             (
                 identity.owner_id,
                 identity.name,
-                epoch + 1,
+                row.epoch + 1,
                 duration_ms,
                 now_ms,
                 now_ms,
                 bundle_id,
             ),
         )
-    return epoch + 1, bool(clean), doubtful_until_ms
-
-
-def _recorded_ids(row: _Row) -> list[int]:
-    return [int(text) for text in row[5].split(",") if text]
+    return row
 
 
 def _change(

@@ -22,13 +22,14 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Final, NamedTuple
 
 from escapement.errors import SchemaError, StorageError, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.named_lock import named_lock
 from escapement.storage.engine.transaction import transaction
 
 # A migration of a large database may take a while. A broker that waits longer than this for
@@ -44,8 +45,6 @@ _RECORDS: Final = """
     ){table_end}
 """
 _ADDS_COLUMN: Final = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)\b")
-# Named locks are global to the server. The hash of the database's name makes ours unique.
-_LOCK_NAME: Final = "CONCAT('escapement.', SHA1(DATABASE()))"
 
 
 class Migration(NamedTuple):
@@ -87,27 +86,23 @@ def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
     """
     known = migrations() if known is None else known
     words = asdict(engine.dialect)
-    connection = engine.connect()
-    try:
-        with _locked(engine, connection):
-            connection.execute(_RECORDS.format(**words))
-            applied = _check_applied(connection, known)
-            for migration in known[applied:]:
-                for statement in migration.statements(words):
-                    if not _done_already(engine, connection, statement):
-                        connection.execute(statement)
-                connection.execute(
-                    f"{engine.dialect.insert_ignore} INTO schema_migrations"
-                    " (version, name, checksum, applied_at_ms)"
-                    f" VALUES (?, ?, ?, {engine.dialect.now_ms})",
-                    (migration.version, migration.name, migration.checksum),
-                )
+    with closing(engine.connect()) as connection, _locked(engine, connection):
+        connection.execute(_RECORDS.format(**words))
+        applied = _check_applied(connection, known)
+        for migration in known[applied:]:
+            for statement in migration.statements(words):
+                if not _done_already(engine, connection, statement):
+                    connection.execute(statement)
             connection.execute(
-                f"{engine.dialect.insert_ignore} INTO log_identity (id, identity) VALUES (1, ?)",
-                (secrets.token_bytes(16),),
+                f"{engine.dialect.insert_ignore} INTO schema_migrations"
+                " (version, name, checksum, applied_at_ms)"
+                f" VALUES (?, ?, ?, {engine.dialect.now_ms})",
+                (migration.version, migration.name, migration.checksum),
             )
-    finally:
-        connection.close()
+        connection.execute(
+            f"{engine.dialect.insert_ignore} INTO log_identity (id, identity) VALUES (1, ?)",
+            (secrets.token_bytes(16),),
+        )
 
 
 def require(connection: Connection) -> None:
@@ -176,13 +171,10 @@ def _locked(engine: Engine, connection: Connection) -> Iterator[None]:
         with transaction(connection):
             yield
         return
-    got = connection.execute(f"SELECT GET_LOCK({_LOCK_NAME}, {LOCK_TIMEOUT_S})").rows[0][0]
-    if got != 1:
-        raise StorageUnavailable(
-            f"{engine.location}: another broker has been changing the schema for "
-            f"{LOCK_TIMEOUT_S} seconds; try again when it is done"
-        )
-    try:
+    with named_lock(connection, "", LOCK_TIMEOUT_S) as got:
+        if not got:
+            raise StorageUnavailable(
+                f"{engine.location}: another broker has been changing the schema for "
+                f"{LOCK_TIMEOUT_S} seconds; try again when it is done"
+            )
         yield
-    finally:
-        connection.execute(f"SELECT RELEASE_LOCK({_LOCK_NAME})")

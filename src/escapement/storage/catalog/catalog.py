@@ -27,11 +27,11 @@ DEFAULT_TICK_MS: Final = 10
 # Rows of one page when a whole table is read: some megabytes.
 _PAGE_ROWS: Final = 10_000
 # The columns of the records.
-_NAMESPACE: Final = (
+_NAMESPACE_COLUMNS: Final = (
     "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
 )
-_TOPIC: Final = "id, namespace_id, name, bundle_id, next_offset, created_at_ms, policy"
-_SUBSCRIPTION: Final = (
+TOPIC_COLUMNS: Final = "id, namespace_id, name, bundle_id, next_offset, created_at_ms, policy"
+SUBSCRIPTION_COLUMNS: Final = (
     "id, topic_id, name, kind, start_offset, start_due_ms, fill_from, fill_until, created_at_ms,"
     " origin_id, policy"
 )
@@ -138,8 +138,8 @@ def find_namespace(connection: Connection, name: NamespaceName) -> Namespace:
       NotFound: if it does not exist or is being deleted.
     """
     rows = connection.execute(
-        f"SELECT {_NAMESPACE} FROM namespaces n WHERE n.tenant = ? AND n.name = ? AND NOT EXISTS"
-        " (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id)",
+        f"SELECT {_NAMESPACE_COLUMNS} FROM namespaces n WHERE n.tenant = ? AND n.name = ?"
+        " AND NOT EXISTS (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id)",
         (name.tenant, name.namespace),
     ).rows
     if not rows:
@@ -205,14 +205,14 @@ def find_topic(connection: Connection, name: TopicName) -> TopicRecord:
       NotFound: if it does not exist or its namespace is being deleted.
     """
     rows = connection.execute(
-        f"SELECT {_TOPIC} FROM topics WHERE name = ? AND namespace_id ="
+        f"SELECT {TOPIC_COLUMNS} FROM topics WHERE name = ? AND namespace_id ="
         " (SELECT n.id FROM namespaces n WHERE n.tenant = ? AND n.name = ? AND NOT EXISTS"
         " (SELECT 1 FROM removals r WHERE r.kind = 'namespace' AND r.id = n.id))",
         (name.name, name.tenant, name.namespace),
     ).rows
     if not rows:
         raise NotFound(f"topic {name.full} does not exist")
-    return _topic(rows[0])
+    return topic_of(rows[0])
 
 
 def update_topic(connection: Connection, topic: TopicRecord) -> None:
@@ -329,12 +329,12 @@ def _end_subscription(connection: Connection, subscription_id: int) -> None:
 
 
 def read_namespaces(connection: Connection) -> Iterator[Namespace]:
-    yield from map(_namespace, _all(connection, "namespaces", _NAMESPACE))
+    yield from map(_namespace, _all(connection, "namespaces", _NAMESPACE_COLUMNS))
 
 
 def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]:
-    for row in _all(connection, "topics", _TOPIC):
-        topic = _topic(row)
+    for row in _all(connection, "topics", TOPIC_COLUMNS):
+        topic = topic_of(row)
         if topic.bundle_id == bundle_id:
             yield topic
 
@@ -350,24 +350,25 @@ def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicNa
 
 
 def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
-    yield from map(_subscription, _all(connection, "subscriptions", _SUBSCRIPTION))
+    yield from map(subscription_of, _all(connection, "subscriptions", SUBSCRIPTION_COLUMNS))
 
 
 def subscriptions_of(connection: Connection, topic_id: int) -> list[SubscriptionRecord]:
     """Return the subscriptions of one topic."""
     rows = connection.execute(
-        f"SELECT {_SUBSCRIPTION} FROM subscriptions WHERE topic_id = ? ORDER BY id", (topic_id,)
+        f"SELECT {SUBSCRIPTION_COLUMNS} FROM subscriptions WHERE topic_id = ? ORDER BY id",
+        (topic_id,),
     ).rows
-    return [_subscription(row) for row in rows]
+    return [subscription_of(row) for row in rows]
 
 
-def _subscription(row: Row) -> SubscriptionRecord:
+def subscription_of(row: Row) -> SubscriptionRecord:
     *rest, origin_id, policy = row
     columns = (*rest, origin_id or row[0], SubscriptionPolicy.decode(policy))
     return SubscriptionRecord(*columns)
 
 
-def _topic(row: Row) -> TopicRecord:
+def topic_of(row: Row) -> TopicRecord:
     *rest, policy = row
     columns = (*rest, TopicPolicy.decode(policy))
     return TopicRecord(*columns)

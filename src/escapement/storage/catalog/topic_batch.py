@@ -7,24 +7,22 @@ because an INSERT of many rows does not return them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from escapement.errors import AlreadyExists, NotFound
 from escapement.storage.catalog.catalog import (
     INSERT_SUBSCRIPTION,
     INSERT_TOPIC,
+    SUBSCRIPTION_COLUMNS,
+    TOPIC_COLUMNS,
     SubscriptionRecord,
     TopicRecord,
+    subscription_of,
+    topic_of,
 )
-from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.engine.base import Connection, DuplicateKey, Row
 from escapement.storage.engine.value_lists import in_list, padded
 
 Created = list[tuple[TopicRecord, SubscriptionRecord | None]]
-
-# Records with default policies share these objects.
-_TOPIC_POLICY: Final = TopicPolicy()
-_POLICY: Final = SubscriptionPolicy()
 
 
 def create_topics(
@@ -51,49 +49,23 @@ def create_topics(
         )
     except DuplicateKey as error:
         raise AlreadyExists("one of these topics exists already") from error
-    rows = _select(
-        connection,
-        "SELECT id, name FROM topics WHERE namespace_id = ? AND name",
-        names,
-        namespace_id,
-    )
-    topics = [TopicRecord(id, namespace_id, name, 0, 0, now_ms, _TOPIC_POLICY) for id, name in rows]
+    select = f"SELECT {TOPIC_COLUMNS} FROM topics WHERE namespace_id = ? AND name"
+    rows = _select(connection, select, names, namespace_id)
+    topics = [topic_of(row) for row in rows]
     if subscription is None:
         return [(topic, None) for topic in topics]
     begin = now_ms + 1  # the start of a subscription at "latest" of an empty topic
     connection.execute_many(
         INSERT_SUBSCRIPTION,
         [
-            (topic.id, subscription, "shared", 0, begin, 0, 0, now_ms, 0, _POLICY.encode(), 0, 0)
+            (topic.id, subscription, "shared", 0, begin, 0, 0, now_ms, 0, "", 0, 0)
             for topic in topics
         ],
     )
-    rows = _select(
-        connection,
-        "SELECT topic_id, id FROM subscriptions WHERE name = ? AND topic_id",
-        [topic.id for topic in topics],
-        subscription,
-    )
-    ids: dict[int, int] = dict(rows)
-    return [
-        (
-            topic,
-            SubscriptionRecord(
-                id := ids[topic.id],
-                topic.id,
-                subscription,
-                "shared",
-                0,
-                begin,
-                0,
-                0,
-                now_ms,
-                id,
-                _POLICY,
-            ),
-        )
-        for topic in topics
-    ]
+    select = f"SELECT {SUBSCRIPTION_COLUMNS} FROM subscriptions WHERE name = ? AND topic_id"
+    rows = _select(connection, select, [topic.id for topic in topics], subscription)
+    by_topic = {one.topic_id: one for one in map(subscription_of, rows)}
+    return [(topic, by_topic[topic.id]) for topic in topics]
 
 
 def _select(

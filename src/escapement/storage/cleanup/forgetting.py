@@ -44,7 +44,7 @@ class Holding(NamedTuple):
 def holdings(connection: Connection, generation: Generation) -> list[Holding]:
     """Return the content of each topic in the generation. Reads every key, but no payload."""
     found: list[Holding] = []
-    for table in tables(generation):
+    for table in generation.tables:
         rows = connection.execute(
             "SELECT topic_id, MIN(CASE WHEN base_offset < 0 THEN NULL ELSE base_offset END),"
             " MAX(base_offset + message_count), MIN(base_offset),"
@@ -91,14 +91,14 @@ def empty_step(engine: Engine, connection: Connection, generation: Generation) -
         connection.execute(
             f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} LIMIT {_STEP_ROWS})"
         ).affected
-        for table in tables(generation)
+        for table in generation.tables
         if _there(connection, table)
     )
 
 
 def drop(connection: Connection, generation: Generation) -> None:
     """Drop those tables of the generation that still exist, outside of a transaction."""
-    for table in tables(generation):
+    for table in generation.tables:
         connection.execute(f"DROP TABLE IF EXISTS {table}")
 
 
@@ -106,11 +106,6 @@ def strike(connection: Connection, generation: Generation) -> None:
     """Delete the generation's row and its mark, inside the open transaction."""
     connection.execute("DELETE FROM generations WHERE id = ?", (generation.id,))
     removal.done(connection, "generation", generation.id)
-
-
-def tables(generation: Generation) -> list[str]:
-    """Return the names of the generation's tables."""
-    return [generation.table(shard) for shard in range(generation.parallelism)]
 
 
 def _there(connection: Connection, table: str) -> bool:

@@ -118,11 +118,8 @@ class MysqlEngine:
         return MysqlConnection(wire, self.location)
 
     def check_fitness(self) -> None:
-        connection = self.connect()
-        try:
+        with contextlib.closing(self.connect()) as connection:
             check_fitness(connection, self.location)
-        finally:
-            connection.close()
 
     def kill(self, connection_ids: Sequence[int]) -> None:
         """Kill those of these connections that are connections to this database.
@@ -130,8 +127,7 @@ class MysqlEngine:
         The server restarts its ids when it starts, so an old id may belong to any client, and
         to the connection that kills. That one is spared.
         """
-        connection = self.connect()
-        try:
+        with contextlib.closing(self.connect()) as connection:
             for id in connection_ids:
                 if id == connection.id:
                     continue
@@ -141,8 +137,6 @@ class MysqlEngine:
                 )
                 if found.rows:
                     connection.kill(id)
-        finally:
-            connection.close()
 
     def close(self) -> None:
         """Do nothing: the engine holds no resources."""

@@ -103,14 +103,11 @@ class SqliteEngine:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             wanted = ".".join(map(str, OLDEST_SQLITE))
             raise UnfitDatabase(f"SQLite {sqlite3.sqlite_version} is too old: needs {wanted}")
-        connection = self.connect()
-        try:
-            connection.begin()
-            connection.rollback()
-        except StorageReadOnly as error:
-            raise UnfitDatabase(f"{self.location} cannot be written: {error}") from error
-        finally:
-            connection.close()
+        with contextlib.closing(self.connect()) as connection:
+            try:
+                connection.begin()
+            except StorageReadOnly as error:
+                raise UnfitDatabase(f"{self.location} cannot be written: {error}") from error
 
     def kill(self, connection_ids: Sequence[int]) -> None:
         """Do nothing: the data directory's lock admits one process at a time."""

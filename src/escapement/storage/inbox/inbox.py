@@ -283,13 +283,17 @@ def close(connection: Connection, target: str) -> int:
 
 def close_namespace(connection: Connection, namespace: str) -> None:
     """Delete the targets of a namespace without topics. Only held targets remain there: few."""
-    # Names are ASCII, and "0" follows "/".
     rows = connection.execute(
-        "SELECT target FROM mailboxes WHERE target > ? AND target < ?",
-        (f"{namespace}/".encode(), f"{namespace}0".encode()),
+        "SELECT target FROM mailboxes WHERE target > ? AND target < ?", names_in(namespace)
     ).rows
     for (target,) in rows:
         close(connection, _text(target))
+
+
+def names_in(namespace: str) -> tuple[bytes, bytes]:
+    """Return what lies before and after all names in a namespace."""
+    # Names are ASCII, and "0" follows "/".
+    return f"{namespace}/".encode(), f"{namespace}0".encode()
 
 
 # -- looking -------------------------------------------------------------------

@@ -241,11 +241,7 @@ def staged_by(connection: Connection, run: str, version: int) -> list[str]:
 def give_up(dialect: Dialect, connection: Connection, job: Job, run: str) -> None:
     """Abandon a run's batches and record the time, inside the open transaction."""
     abandon(connection, job, run)
-    connection.execute(
-        f"UPDATE jobs SET given_up_at_ms = {dialect.now_ms}"
-        " WHERE id = ? AND committed_at_ms IS NULL",
-        (job.id,),
-    )
+    staged_batch.note_given_up(dialect, connection, job.id)
 
 
 def _is_committed(connection: Connection, series: str, version: int) -> bool:

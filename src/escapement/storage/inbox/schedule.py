@@ -18,6 +18,7 @@ from escapement.recurrence import Missed, Recurrence
 from escapement.storage.engine.base import Connection, Dialect, DuplicateKey
 from escapement.storage.engine.paging import pages
 from escapement.storage.engine.value_lists import in_list, padded
+from escapement.storage.inbox.inbox import names_in
 
 # Rows of one page of ``read_schedules``.
 _PAGE_ROWS: Final = 1_000
@@ -150,13 +151,11 @@ def advance_schedules(
 
 def has_schedules(connection: Connection, namespace: str) -> bool:
     """Return whether any schedule is in a namespace, or publishes into it. O(schedules)."""
-    # Names are ASCII, and "0" follows "/".
-    first, end = f"{namespace}/".encode(), f"{namespace}0".encode()
     return bool(
         connection.execute(
             "SELECT 1 FROM schedules WHERE (name > ? AND name < ?) OR (topic > ? AND topic < ?)"
             " LIMIT 1",
-            (first, end, first, end),
+            names_in(namespace) * 2,
         ).rows
     )
 

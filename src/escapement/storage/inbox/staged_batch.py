@@ -192,6 +192,15 @@ def give_up(connection: Connection, id: int, touched_at_ms: int) -> bool:
     return bool(gone)
 
 
+def note_given_up(dialect: Dialect, connection: Connection, job_id: int) -> None:
+    """Record that batches of a job were abandoned now, unless the job is committed."""
+    connection.execute(
+        f"UPDATE jobs SET given_up_at_ms = {dialect.now_ms}"
+        " WHERE id = ? AND committed_at_ms IS NULL",
+        (job_id,),
+    )
+
+
 def purge_step(dialect: Dialect, connection: Connection) -> bool:
     """Abandon some batches that no commit can use. Return whether there may be more.
 
@@ -207,10 +216,6 @@ def purge_step(dialect: Dialect, connection: Connection) -> bool:
     ).rows
     left = {job for id, touched, job in found if give_up(connection, id, touched)}
     for job_id in sorted(left):
-        connection.execute(
-            f"UPDATE jobs SET given_up_at_ms = {dialect.now_ms}"
-            " WHERE id = ? AND committed_at_ms IS NULL",
-            (job_id,),
-        )
+        note_given_up(dialect, connection, job_id)
     _finish_jobs(dialect, connection)  # covers jobs whose topics were deleted
     return len(found) == _PURGE_STEP

@@ -46,6 +46,11 @@ class Generation:
     def table(self, topic_id: int) -> str:
         return f"log_{self.id}_{topic_id % self.parallelism}"
 
+    @property
+    def tables(self) -> list[str]:
+        """The names of its tables."""
+        return [self.table(shard) for shard in range(self.parallelism)]
+
 
 def should_roll(current: Generation, now_ms: int) -> bool:
     """Whether the next group belongs in a new generation: by size, or by (UTC) day."""
@@ -57,10 +62,8 @@ def should_roll(current: Generation, now_ms: int) -> bool:
 def create(engine: Engine, connection: Connection, new: Generation) -> None:
     """Create its tables; blocking, outside of a transaction, safe to repeat."""
     words = engine.dialect
-    for shard in range(new.parallelism):
-        connection.execute(
-            _CREATE.format(table=new.table(shard), blob=words.blob, table_end=words.table_end)
-        )
+    for table in new.tables:
+        connection.execute(_CREATE.format(table=table, blob=words.blob, table_end=words.table_end))
 
 
 def enter(connection: Connection, new: Generation) -> None:

@@ -37,9 +37,9 @@ from escapement.storage.log.log_table import (
     fetch,
     first_accepted,
     heads,
+    heads_from_last_to,
     keys_at,
-    keys_from_last_to,
-    keys_of_shard,
+    keys_of_table,
     last_row_to,
     place,
     row_from,
@@ -165,8 +165,8 @@ class Log(Generations):
     def scan_keys(self, connection: Connection, max_bytes: int) -> Iterator[list[RowKey]]:
         """Yield the keys of those rows, for a caller that reads them elsewhere (:meth:`fetch`)."""
         for generation in self._generations:
-            for shard in range(generation.parallelism):
-                yield from bounded(keys_of_shard(connection, generation, shard), max_bytes)
+            for table in generation.tables:
+                yield from bounded(keys_of_table(connection, generation, table), max_bytes)
 
     def end_offset(self, connection: Connection, topic_id: int) -> int:
         """Return the offset after the last one stored; 0 for a topic without rows."""
@@ -189,23 +189,8 @@ class Log(Generations):
           offsets: ascending; int64[n].
         """
         found = np.zeros(len(offsets), np.int64)
-        at = 0
-        while at < len(offsets):
-            begun = at
-            for generation, low in self._start(connection, topic_id, int(offsets[at])):
-                rows = connection.execute(
-                    "SELECT base_offset, message_count, accepted_at_ms"
-                    f" FROM {generation.table(topic_id)} WHERE topic_id = ? AND base_offset >= ?"
-                    f" ORDER BY base_offset LIMIT {_HEADS_AT_ONCE}",
-                    (topic_id, low),
-                ).rows
-                for base, count, accepted_ms in rows:
-                    first, last = np.searchsorted(offsets, [base, base + count])
-                    found[first:last] = accepted_ms
-                    at = max(at, int(last))
-                if at > begun:
-                    break
-            at = max(at, begun + 1)
+        for head, first, last in self._stating(connection, topic_id, offsets):
+            found[first:last] = head.accepted_at_ms
         return found
 
     def holding(
@@ -226,25 +211,13 @@ class Log(Generations):
             row = self._row_holding(connection, topic_id, int(offsets[0]))
             return [row] if row is not None else [], 1
         keys: list[RowKey] = []
-        budget, at = max_bytes, 0
-        while at < len(offsets):
-            begun = at
-            heads = self._heads(connection, topic_id, int(offsets[at]))
-            if not heads:
-                # All rows begin after it.
-                begin = self.first_offset(connection, topic_id)
-                at = len(offsets) if begin is None else int(offsets.searchsorted(begin))
-            for key in heads:
-                end = key.base_offset + key.message_count
-                first, last = np.searchsorted(offsets, [key.base_offset, end]).tolist()
-                if last > max(first, at):
-                    if keys and key.size_bytes > budget:
-                        return self.fetch_found(connection, keys), at
-                    keys.append(key)
-                    budget -= key.size_bytes
-                at = max(at, last)
-            at = max(at, begun + 1)
-        return self.fetch_found(connection, keys), at
+        budget = max_bytes
+        for (key, *_), first, _ in self._stating(connection, topic_id, offsets):
+            if keys and key.size_bytes > budget:
+                return self.fetch_found(connection, keys), first
+            keys.append(key)
+            budget -= key.size_bytes
+        return self.fetch_found(connection, keys), len(offsets)
 
     def _row_holding(self, connection: Connection, topic_id: int, offset: int) -> LogRow | None:
         for generation in reversed(self._generations):
@@ -253,12 +226,37 @@ class Log(Generations):
                 return row if row.end_offset > offset else None
         return None
 
-    def _heads(self, connection: Connection, topic_id: int, offset: int) -> list[RowKey]:
-        """Return keys of one generation, beginning with the last row that starts by ``offset``."""
+    def _stating(
+        self, connection: Connection, topic_id: int, offsets: Int64s
+    ) -> Iterator[tuple[RowHead, int, int]]:
+        """Yield the rows that state these messages for the first time, in order.
+
+        Each comes with the range of the offsets that it states: their first index, and the one
+        after the last. Offsets that lie close together share a query.
+        """
+        at = 0
+        while at < len(offsets):
+            begun = at
+            heads = self._heads(connection, topic_id, int(offsets[at]))
+            if not heads:
+                # All rows begin after it.
+                begin = self.first_offset(connection, topic_id)
+                at = len(offsets) if begin is None else int(offsets.searchsorted(begin))
+            for head in heads:
+                base = head.key.base_offset
+                ends = [base, base + head.key.message_count]
+                first, last = np.searchsorted(offsets, ends).tolist()
+                if last > max(first, at):
+                    yield head, first, last
+                at = max(at, last)
+            at = max(at, begun + 1)
+
+    def _heads(self, connection: Connection, topic_id: int, offset: int) -> list[RowHead]:
+        """Return heads of one generation, beginning with the last row that starts by ``offset``."""
         for generation in reversed(self._generations):
-            heads = keys_from_last_to(connection, generation, topic_id, offset, _HEADS_AT_ONCE)
-            if heads:
-                return heads
+            found = heads_from_last_to(connection, generation, topic_id, offset, _HEADS_AT_ONCE)
+            if found:
+                return found
         return []
 
     def restatements(

@@ -15,7 +15,7 @@ import numpy as np
 
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
-from escapement.storage.engine.base import Connection, Step
+from escapement.storage.engine.base import Connection, Row, Step
 from escapement.storage.engine.paging import pages
 from escapement.storage.engine.result_buffer import Landing
 from escapement.storage.engine.value_lists import in_list, padded
@@ -34,6 +34,8 @@ CONTIGUOUS: Final = 0
 RESTATED: Final = 1
 # The columns of a :class:`RowKey`, without the generation.
 _KEY: Final = "topic_id, base_offset, message_count, size_bytes"
+# The columns of a topic's :class:`RowHead`.
+_HEAD: Final = "base_offset, message_count, size_bytes, min_due_ms, max_due_ms, accepted_at_ms"
 
 
 class NewRow(NamedTuple):
@@ -118,14 +120,16 @@ def heads(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> Iterator[RowHead]:
     """Yield the heads of one topic's rows in one generation, from base offset ``low`` on."""
-    columns = "base_offset, message_count, size_bytes, min_due_ms, max_due_ms, accepted_at_ms"
     which = ("topic_id = ? AND base_offset < ?", (topic_id, until))
     table = generation.table(topic_id)
-    rows = pages(connection, table, ["base_offset"], columns, KEYS_AT_ONCE, (low - 1,), *which)
-    for base_offset, message_count, size_bytes, *times in rows:
-        yield RowHead(
-            RowKey(generation.id, topic_id, base_offset, message_count, size_bytes), *times
-        )
+    for row in pages(connection, table, ["base_offset"], _HEAD, KEYS_AT_ONCE, (low - 1,), *which):
+        yield _head(generation, topic_id, row)
+
+
+def _head(generation: Generation, topic_id: int, row: Row) -> RowHead:
+    base_offset, message_count, size_bytes, *times = row
+    key = RowKey(generation.id, topic_id, base_offset, message_count, size_bytes)
+    return RowHead(key, *times)
 
 
 def keys_at(
@@ -142,19 +146,19 @@ def keys_at(
             yield RowKey(generation.id, *row)
 
 
-def keys_from_last_to(
+def heads_from_last_to(
     connection: Connection, generation: Generation, topic_id: int, offset: int, most: int
-) -> list[RowKey]:
-    """Return up to ``most`` keys from the last row that begins at or before ``offset`` on."""
+) -> list[RowHead]:
+    """Return up to ``most`` heads from the last row that begins at or before ``offset`` on."""
     table = generation.table(topic_id)
     rows = connection.execute(
-        f"SELECT {_KEY} FROM {table}"
+        f"SELECT {_HEAD} FROM {table}"
         f" WHERE topic_id = ? AND base_offset >= (SELECT MAX(base_offset) FROM {table}"
         " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?)"
         f" ORDER BY base_offset LIMIT {most}",
         (topic_id, topic_id, offset),
     ).rows
-    return [RowKey(generation.id, *row) for row in rows]
+    return [_head(generation, topic_id, row) for row in rows]
 
 
 def last_row_to(
@@ -189,9 +193,8 @@ def row_from(
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
-def keys_of_shard(connection: Connection, generation: Generation, shard: int) -> Iterator[RowKey]:
-    """Yield the keys of all topics in one table, in key order."""
-    table = generation.table(shard)
+def keys_of_table(connection: Connection, generation: Generation, table: str) -> Iterator[RowKey]:
+    """Yield the keys of all topics in one table of a generation, in key order."""
     topic_id = -1
     while True:
         rows = connection.execute(
