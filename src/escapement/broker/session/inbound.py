@@ -8,15 +8,15 @@ are the bound once more. A connection between two frames reads a little without 
 request that fits into one read never waits.
 
 While other connections wait, a peer is cut off if it sends nothing of its frame for ``STALL_S``,
-or does not finish the frame within ``timeout_s``. Time in which its own connection waits does
-not count.
+or does not finish the frame within ``timeout_s``. Each connection checks that in its own read,
+because those that wait cannot know when a later read begins. Time in which its own connection
+waits does not count.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from math import inf
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
@@ -40,10 +40,15 @@ class Inbound:
     def __init__(self, most_bytes: int, timeout_s: float) -> None:
         assert most_bytes >= LARGE_READ_BYTES
         self.held_bytes = 0
+        self.timeout_s = timeout_s
         self._most_bytes = most_bytes
-        self._timeout_s = timeout_s
         self._unfinished: dict[Intake, None] = {}  # the oldest first
         self._changed = trio.lowlevel.ParkingLot()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a connection waits for room."""
+        return bool(self._changed)
 
     def hold(self, intake: Intake, held_bytes: int) -> None:
         """Set the bytes that an intake holds; 0 when it is between two frames."""
@@ -60,13 +65,7 @@ class Inbound:
     async def room(self, intake: Intake) -> None:
         """Wait until the intake may read on."""
         while not self._may_read(intake):
-            cut_at_s = min(
-                (one.reads_until_s(self._timeout_s) for one in self._unfinished), default=inf
-            )
-            with trio.move_on_at(cut_at_s):
-                await self._changed.park()
-                continue
-            self._cut_stalled()
+            await self._changed.park()
 
     def _may_read(self, intake: Intake) -> bool:
         share_bytes = self._most_bytes // max(len(self._unfinished), 1)
@@ -74,58 +73,57 @@ class Inbound:
         has_room = self.held_bytes + LARGE_READ_BYTES <= self._most_bytes
         return has_room or fits or next(iter(self._unfinished), intake) is intake
 
-    def _cut_stalled(self) -> None:
-        now_s = trio.current_time()
-        for one in list(self._unfinished):
-            if one.reads_until_s(self._timeout_s) <= now_s:
-                _log.warning(
-                    "cutting off a peer that does not finish a frame of which %d bytes came",
-                    one.held_bytes,
-                )
-                one.close()
-                one.cut_off()
-
 
 class Intake:
     """The unfinished frame of one connection.
 
     Args:
+      receive: receives at most the given number of bytes; may be cancelled.
       cut_off: ends the connection, at once.
     """
 
-    def __init__(self, inbound: Inbound, cut_off: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        inbound: Inbound,
+        receive: Callable[[int], Awaitable[bytes | bytearray]],
+        cut_off: Callable[[], None],
+    ) -> None:
         self.held_bytes = 0
-        self.cut_off = cut_off
         self._inbound = inbound
-        self._reads_since_s = inf  # inf: it is not reading
-        self._read_s = 0.0  # how long it has read this frame, before that
+        self._receive = receive
+        self._cut_off = cut_off
+        self._read_s = 0.0  # how long it has read this frame
 
-    async def next_read_bytes(self, unfinished_bytes: int) -> int:
-        """Wait for room, and return the number of bytes to read next.
+    async def read(self, unfinished_bytes: int) -> bytes | bytearray:
+        """Wait for room, and receive the next bytes.
 
         Args:
           unfinished_bytes: the bytes received of a frame that is not whole.
         """
         if not unfinished_bytes:
             self.close()
-            return SMALL_READ_BYTES
+            return await self._receive(SMALL_READ_BYTES)
         self._inbound.hold(self, unfinished_bytes)
         await self._inbound.room(self)
         self._inbound.hold(self, unfinished_bytes + LARGE_READ_BYTES)
-        self._reads_since_s = trio.current_time()
-        return LARGE_READ_BYTES
-
-    def has_read(self) -> None:
-        """Note the end of a read. Time until the next read does not count against the peer."""
-        if self._reads_since_s < inf:
-            self._read_s += trio.current_time() - self._reads_since_s
-            self._reads_since_s = inf
-
-    def reads_until_s(self, timeout_s: float) -> float:
-        """Return when the peer is cut off; never while the connection does not read."""
-        return self._reads_since_s + min(STALL_S, timeout_s - self._read_s)
+        while True:
+            began_s = trio.current_time()
+            with trio.move_on_after(STALL_S) as silence:
+                data = await self._receive(LARGE_READ_BYTES)
+            self._read_s += trio.current_time() - began_s
+            is_late = silence.cancelled_caught or self._read_s > self._inbound.timeout_s
+            if is_late and self._inbound.has_waiting:
+                _log.warning(
+                    "cutting off a peer that does not finish a frame of which %d bytes came",
+                    unfinished_bytes,
+                )
+                self.close()
+                self._cut_off()
+                await trio.lowlevel.checkpoint()
+            if not silence.cancelled_caught:
+                return data
 
     def close(self) -> None:
         """Note that the connection holds no part of a frame any more."""
         self._inbound.hold(self, 0)
-        self._reads_since_s, self._read_s = inf, 0.0
+        self._read_s = 0.0

@@ -66,7 +66,7 @@ class Session:
         self._protocol = Connection("broker")
         self._requests = trio.Semaphore(_REQUESTS)
         self._scope = trio.CancelScope()
-        self._intake = Intake(inbound, self._scope.cancel)
+        self._intake = Intake(inbound, stream.receive_some, self._scope.cancel)
         self._outbound = Outbound(
             stream,
             self._protocol,
@@ -170,10 +170,7 @@ class Session:
         return False
 
     async def _receive(self) -> None:
-        size_bytes = await self._intake.next_read_bytes(self._protocol.unfinished_bytes)
-        data = await self._stream.receive_some(size_bytes)
-        self._intake.has_read()
-        self._protocol.receive_data(data)
+        self._protocol.receive_data(await self._intake.read(self._protocol.unfinished_bytes))
 
     async def _handle_events(self, nursery: trio.Nursery) -> None:
         for command in self._protocol.events():
