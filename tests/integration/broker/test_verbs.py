@@ -1,8 +1,7 @@
-"""Verbs of administration: invalid arguments, bounded answers and their documentation."""
+"""Verbs of administration: odd properties, bounded answers and their documentation."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -19,86 +18,6 @@ from escapement.message import Blobs, MessageBatch
 from escapement.protocol.commands import COMMANDS, Command
 
 PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
-
-TOPIC = {"topic": "t"}
-BILLING = TOPIC | {"subscription": "s"}
-SCHEDULE = {"schedule": "again", "topic": "t"}
-GROUP = BILLING | {"group": "g", "target": "u"}
-# Each verb with numbers among its arguments: other required arguments, names of the numbers.
-NUMBERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
-    (
-        "namespaces.enable_delayed_message",
-        {"namespace": "public/default"},
-        ("tick_ms", "granularity_ms"),
-    ),
-    ("topics.peek", TOPIC, ("count", "from_ms", "until_ms", "offset")),
-    ("messages.select", TOPIC, ("from_ms", "until_ms")),
-    ("messages.show", TOPIC, ("offset",)),
-    ("topics.forecast", TOPIC, ("by_ms", "within_ms", "origin_ms")),
-    ("schedules.create", SCHEDULE, ("every_ms",)),
-    ("schedules.create", SCHEDULE | {"every_ms": 60_000}, ("until_ms",)),
-    ("groups.close", GROUP, ("priority", "delay_ms", "at_ms")),
-    ("dispatch.pause", BILLING, ("for_ms", "until_ms")),
-    ("dlq.count", BILLING, ("count",)),
-    ("dlq.list", BILLING, ("count",)),
-    ("dlq.show", BILLING, ("offset",)),
-    ("dlq.redrive", BILLING, ("count",)),
-    ("dlq.purge", BILLING, ("count",)),
-    ("broker.update", {}, ("table_parallelism",)),
-]
-EXTREMES = [
-    *(
-        sign * (1 << bits) + more
-        for bits in (31, 53, 62, 63)
-        for sign in (1, -1)
-        for more in (-1, 0)
-    ),
-    (1 << 64) - 1,
-    253_402_300_799_999,
-    0,
-    -1,
-    True,
-    1.5,
-    float("nan"),
-    "1",
-    b"1",
-    [1],
-    {"a": 1},
-]
-
-
-@pytest.mark.parametrize(("verb", "given", "names"), NUMBERS)
-async def test_extreme_numbers_end_neither_the_broker_nor_the_connection(
-    verb: str,
-    given: dict[str, Any],
-    names: tuple[str, ...],
-    mock_clock: trio.testing.MockClock,
-) -> None:
-    """Refused numbers leave the connection open. Accepted ones can be shown."""
-    async with testing.start() as world, world.connect() as broker:
-        await broker.admin("subscriptions.create", topic="t", subscription="s")
-        for name in names:
-            for value in EXTREMES:
-                with contextlib.suppress(EscapementError):
-                    await broker.admin(verb, **given, **{name: value})
-                assert broker.connected, (name, value)
-                for schedule in await broker.admin("schedules.list"):
-                    await broker.admin("schedules.get", schedule=schedule["schedule"])
-                    await broker.admin("schedules.delete", schedule=schedule["schedule"])
-                for group in await broker.admin("groups.list", topic="t"):
-                    await broker.admin("groups.delete", topic="t", group=group["group"])
-                await broker.admin("topics.get", topic="t")
-
-
-def test_table_of_numbers_is_complete() -> None:
-    """NUMBERS has every argument that the code of the verbs reads as a number."""
-    source = "".join(
-        path.read_text()
-        for path in (Path(__file__).parents[3] / "src/escapement/broker/admin").glob("*.py")
-    )
-    taken = set(re.findall(r'given\.(?:optional_)?(?:number|offset)\("(\w+)"\)', source))
-    assert taken == {name for _, _, names in NUMBERS for name in names}
-    assert {verb for verb, _, _ in NUMBERS} <= set(VERBS)
 
 
 async def test_messages_with_odd_properties_are_shown_and_the_connection_stays(

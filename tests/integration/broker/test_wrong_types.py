@@ -31,9 +31,11 @@ from escapement.storage.catalog.policy import (
 ADMIN: Final = Path(__file__).parents[3] / "src/escapement/broker/admin"
 
 ODD: Final[list[Any]] = [
-    None, True, False, 0, -1, 1 << 40, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1, 0.5, -1.5,
+    None, True, False, 0, -1, 1 << 40, (1 << 64) - 1, 0.5, -1.5,
     float("nan"), float("inf"), "", "x", "x" * 5_000, "\x00", "a/b/c/d", "7", "yes", b"", b"x",
     b"\xff\x00", [], [0], [-1], [1, 2], ["a"], [None], [[]], {}, {"a": 1}, {"": None}, {"a": [{}]},
+    253_402_300_799_999,
+    *(n for bits in (31, 53, 62, 63) for n in ((1 << bits) - 1, 1 << bits, -(1 << bits))),
 ]  # fmt: skip
 
 # The types that each kind of argument may have; the broker refuses all others.
@@ -137,7 +139,10 @@ def fits(value: Any, types: tuple[type, ...]) -> bool:
 async def test_an_argument_of_a_wrong_type_is_refused_by_name(
     verb: str, mock_clock: trio.testing.MockClock
 ) -> None:
-    """Odd values of a permitted type are accepted or refused. The connection stays open."""
+    """Odd values of a permitted type are accepted or refused. The connection stays open.
+
+    What was made with an accepted value can be shown.
+    """
     right = {name: value for name, (value, _) in TAKEN[verb].items() if value is not None}
     async with testing.start() as world, world.connect() as broker:
         await begin(broker)
@@ -157,6 +162,8 @@ async def test_an_argument_of_a_wrong_type_is_refused_by_name(
                     assert type(error) is InvalidRequest, where
                     assert name in str(error), where
                 assert error is None or type(error) is not EscapementError, where
+                if error is None:
+                    await show_and_delete_new(broker)
         with pytest.raises(InvalidRequest, match="does not take"):
             await broker.admin(verb, **right, surprise=1)
         await broker.admin("broker.stats")
@@ -169,6 +176,17 @@ async def begin(broker: escapement.Broker) -> None:
     producer = await broker.producer("t")
     await producer.send(b"0", group="g", delay="1h")
     await broker.schedules.create("public/default/again", "t", every="1h")
+
+
+async def show_and_delete_new(broker: escapement.Broker) -> None:
+    for schedule in await broker.admin("schedules.list"):
+        await broker.admin("schedules.get", schedule=schedule["schedule"])
+        if schedule["schedule"] == "public/default/new":
+            await broker.admin("schedules.delete", schedule=schedule["schedule"])
+    for group in await broker.admin("groups.list", topic="t"):
+        if group["completions"]:
+            await broker.admin("groups.delete", topic="t", group=group["group"])
+    await broker.admin("topics.get", topic="t")
 
 
 def test_table_of_arguments_is_complete() -> None:
