@@ -16,7 +16,7 @@ from escapement.client.connection.retry import Retry
 from escapement.client.consuming.ack_queue import AckQueue, PendingAck
 from escapement.client.producing.outbox import Outbox
 from escapement.client.producing.producer_bounds import Bounds
-from escapement.client.producing.publish_request import PublishRequest
+from escapement.client.producing.publish_request import NewMessage, PublishRequest
 from escapement.client.serializers import BYTES, JSON, MSGPACK, STR, serializer
 from escapement.errors import (
     Conflict,
@@ -27,7 +27,7 @@ from escapement.errors import (
     SequenceGap,
     StorageUnavailable,
 )
-from escapement.message import NO_TIME, NO_TIMES, Blobs, MessageBatch
+from escapement.message import NO_TIMES, Blobs, MessageBatch
 
 BOUNDS = Bounds(
     linger_s=1.0,
@@ -59,9 +59,7 @@ class World:
     def send_one(self) -> None:
         number = self.outbox.next_sequence
         payload = name(number)
-        self.sent[payload] = self.outbox.add(
-            payload, b"", b"", 50, NO_TIME, NO_TIME, None, self.now_s
-        )
+        self.sent[payload] = self.outbox.add(NewMessage(payload), None, self.now_s)
 
     def send_batch(self, count: int) -> None:
         first = self.outbox.next_sequence

@@ -48,7 +48,8 @@ class Reading:
 
     async def __anext__(self) -> Page:
         while self._stop is None or self._next < self._stop:
-            answer = await self._ask()
+            answer = await ask_again(self._line, self._request)
+            assert isinstance(answer, wire.Page)
             # Without a stop, read to the end of the log at the time of the first page.
             end = answer.end_offset
             self._stop = end if self._stop is None else min(self._stop, end)
@@ -59,14 +60,9 @@ class Reading:
                 )
         raise StopAsyncIteration
 
-    async def _ask(self) -> wire.Page:
-        start, stop = self._next, -1 if self._stop is None else self._stop
-        answer = await ask_again(
-            self._line,
-            lambda number: wire.Read(number, self.topic, start, stop, self._page_messages),
-        )
-        assert isinstance(answer, wire.Page)
-        return answer
+    def _request(self, number: int) -> wire.Read:
+        stop = -1 if self._stop is None else self._stop
+        return wire.Read(number, self.topic, self._next, stop, self._page_messages)
 
 
 class Page(Columns["Entry"]):

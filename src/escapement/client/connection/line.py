@@ -245,37 +245,16 @@ class Line:
     # -- incoming commands ---------------------------------------------------------
 
     def _dispatch(self, command: Command) -> None:
-        match command:
-            case wire.Refused(request_id=0, producer_id=0):
-                assert self.link is not None
-                self.link.end(command.error())
-            case wire.Refused(request_id=number) if number:
-                self._answer(number, command.error())
-            case (
-                wire.ProducerReady(request_id=number)
-                | wire.ConsumerReady(request_id=number)
-                | wire.Acked(request_id=number)
-                | wire.Amended(request_id=number)
-                | wire.Done(request_id=number)
-                | wire.AdminReply(request_id=number)
-                | wire.Page(request_id=number)
-                | wire.Found(request_id=number)
-            ):
-                self._answer(number, command)
-            case (
-                wire.Refused(producer_id=id)
-                | wire.Receipt(producer_id=id)
-                | wire.ProducerClosed(producer_id=id)
-                | wire.Deliver(consumer_id=id)
-                | wire.ConsumerActive(consumer_id=id)
-                | wire.ConsumerRewound(consumer_id=id)
-                | wire.ConsumerClosed(consumer_id=id)
-            ):
-                # Ignore commands for an attachment that this side has closed.
-                if (attachment := self._attachments.get(id)) is not None:
-                    attachment._heard(command)
-
-    def _answer(self, number: int, answer: Answer) -> None:
-        take = self._answers.pop(number, None)
-        if take is not None:
-            take(answer)
+        """Pass a command to the callback of its request, or to its producer or consumer."""
+        number = getattr(command, "request_id", 0)
+        id = getattr(command, "producer_id", 0) or getattr(command, "consumer_id", 0)
+        if number:
+            if (answer := self._answers.pop(number, None)) is not None:
+                answer(command.error() if isinstance(command, wire.Refused) else command)
+        elif id:
+            # Ignore commands for an attachment that this side has closed.
+            if (attachment := self._attachments.get(id)) is not None:
+                attachment._heard(command)
+        elif isinstance(command, wire.Refused):
+            assert self.link is not None
+            self.link.end(command.error())

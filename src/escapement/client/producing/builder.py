@@ -6,9 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
-from escapement.client.delivery_times import Delay
 from escapement.durations import of
-from escapement.message import DEFAULT_PRIORITY
 
 Sent = TypeVar("Sent")
 
@@ -22,30 +20,25 @@ class MessageBuilder(Generic[Sent]):
     def __init__(self, send: Callable[..., Sent], value: Any) -> None:
         self._send = send
         self._value = value
-        self._delay: Delay | None = None
-        self._at: datetime | None = None
-        self._key: str | None = None
+        self._options: dict[str, Any] = {}
         self._properties: dict[str, Any] = {}
-        self._priority = DEFAULT_PRIORITY
-        self._dedup: str | None = None
-        self._group: str | None = None
 
     def delay_at(self, amount: int | float | timedelta, unit: str | None = None) -> Self:
         """Deliver the message after a delay: ``delay_at(3, "minutes")``.
 
         The delay counts from the moment the broker accepts the message.
         """
-        self._delay = (of(amount, unit), "ms")
+        self._options["delay"] = (of(amount, unit), "ms")
         return self
 
     def schedule_at(self, at: datetime) -> Self:
         """Deliver the message at this time, an aware datetime."""
-        self._at = at
+        self._options["at"] = at
         return self
 
     def key(self, key: str) -> Self:
         """Set the key of the message."""
-        self._key = key
+        self._options["key"] = key
         return self
 
     def property(self, name: str, value: Any) -> Self:
@@ -55,28 +48,19 @@ class MessageBuilder(Generic[Sent]):
 
     def priority(self, priority: int) -> Self:
         """Set the priority, 0 to 255; of messages due together, the lower goes first."""
-        self._priority = priority
+        self._options["priority"] = priority
         return self
 
     def dedup(self, key: str) -> Self:
         """Set the dedup key: store the message only if the key is not in the dedup window."""
-        self._dedup = key
+        self._options["dedup"] = key
         return self
 
     def group(self, name: str) -> Self:
         """Make the message a member of a group."""
-        self._group = name
+        self._options["group"] = name
         return self
 
     def send(self) -> Sent:
         """Send the message and return the result of ``Producer.send``."""
-        return self._send(
-            self._value,
-            delay=self._delay,
-            at=self._at,
-            key=self._key,
-            properties=self._properties,
-            priority=self._priority,
-            dedup=self._dedup,
-            group=self._group,
-        )
+        return self._send(self._value, properties=self._properties, **self._options)

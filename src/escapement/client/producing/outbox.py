@@ -28,8 +28,8 @@ from typing import Final
 
 from escapement.client.connection.retry import Retry
 from escapement.client.producing.producer_bounds import Bounds
-from escapement.client.producing.publish_request import Draft, PublishRequest
-from escapement.dedup import NO_DIGEST, Digests
+from escapement.client.producing.publish_request import Draft, NewMessage, PublishRequest
+from escapement.dedup import Digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, LimitExceeded
 from escapement.message import Int64s, MessageBatch, Times, UInt8s, cuts
 
@@ -80,17 +80,7 @@ class Outbox:
     # -- adding messages -----------------------------------------------------------
 
     def add(
-        self,
-        payload: bytes,
-        key: bytes,
-        properties: bytes,
-        priority: int,
-        delay_ms: int,
-        at_ms: int,
-        sequence: int | None,
-        now_s: float,
-        dedup: bytes = NO_DIGEST,
-        group: bytes = b"",
+        self, message: NewMessage, sequence: int | None, now_s: float
     ) -> tuple[PublishRequest, int]:
         """Add one message; return its publish request and its row there; O(1).
 
@@ -98,7 +88,8 @@ class Outbox:
           LimitExceeded: if the message is larger than the broker accepts.
           InvalidRequest: if ``sequence`` has been used for another message.
         """
-        size = len(payload) + len(key) + len(properties) + len(group) + _ROW_BYTES
+        size = _ROW_BYTES + len(message.payload) + len(message.key)
+        size += len(message.properties) + len(message.group)
         if size > self.bounds.message_bytes:
             raise LimitExceeded(
                 f"a message of {size} bytes is over the limit of {self.bounds.message_bytes}"
@@ -114,7 +105,7 @@ class Outbox:
             draft = None
         if draft is None:
             draft = self._draft = Draft(number, now_s, now_s + self.bounds.send_timeout_s)
-        row = draft.add(payload, key, properties, priority, delay_ms, at_ms, dedup, group, size)
+        row = draft.add(message, size)
         self.messages += 1
         self.size_bytes += size
         if row + 1 >= self.bounds.batch_messages:

@@ -27,6 +27,7 @@ from escapement.client.producing.builder import MessageBuilder
 from escapement.client.producing.groups import FollowUp, Group, Groups
 from escapement.client.producing.outbox import Outbox
 from escapement.client.producing.producer_bounds import Bounds
+from escapement.client.producing.publish_request import NewMessage
 from escapement.client.producing.receipt import Pending, Receipt, Receipts
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.dedup import NO_DIGEST, digest, digests
@@ -154,24 +155,19 @@ class Producer(Attached):
         """
         payload = self._serializer.dumps(value)
         delay_ms, at_ms = delivery_times.one(delay, at)
-        key_bytes, group_bytes = content.key(key), content.group(group)
-        packed = content.properties(properties)
         content.check_priority(priority)
-        same = NO_DIGEST if dedup is None else digest(dedup)
-        await self._have_room()
-        now_s = anyio.current_time()
-        request, row = self._outbox.add(
+        message = NewMessage(
             payload,
-            key_bytes,
-            packed,
+            content.key(key),
+            content.properties(properties),
             priority,
+            content.group(group),
             delay_ms,
             at_ms,
-            sequence,
-            now_s,
-            same,
-            group_bytes,
+            NO_DIGEST if dedup is None else digest(dedup),
         )
+        await self._have_room()
+        request, row = self._outbox.add(message, sequence, anyio.current_time())
         self._line.wake(self)
         return Pending(self.topic, request, row)
 

@@ -7,6 +7,8 @@ the message's row in it, and waits for the whole request.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from escapement.client.connection.promise import Promise
@@ -123,84 +125,58 @@ class PublishRequest(Promise):
         super().settle()
 
 
+class NewMessage(NamedTuple):
+    """A message to publish, in the form of the protocol."""
+
+    payload: bytes
+    key: bytes = b""
+    properties: bytes = b""
+    priority: int = DEFAULT_PRIORITY
+    group: bytes = b""
+    delay_ms: int = NO_TIME
+    at_ms: int = NO_TIME
+    dedup: bytes = NO_DIGEST
+
+
 class Draft:
     """A publish request to which messages can be added."""
 
-    __slots__ = (
-        "_ats",
-        "_dedup",
-        "_delays",
-        "_groups",
-        "_keys",
-        "_payloads",
-        "_priorities",
-        "_properties",
-        "next_sequence",
-        "request",
-        "since_s",
-        "size_bytes",
-    )
+    __slots__ = ("_messages", "next_sequence", "request", "since_s", "size_bytes")
 
     def __init__(self, sequence: int, now_s: float, deadline_s: float) -> None:
         self.request = PublishRequest(sequence, deadline_s)
         self.next_sequence = sequence
         self.since_s = now_s
         self.size_bytes = 0
-        self._payloads: list[bytes] = []
-        self._keys: list[bytes] = []
-        self._properties: list[bytes] = []
-        self._priorities: list[int] = []
-        self._delays: list[int] = []
-        self._ats: list[int] = []
-        self._dedup: list[bytes] = []
-        self._groups: list[bytes] = []
+        self._messages: list[NewMessage] = []
 
-    def add(
-        self,
-        payload: bytes,
-        key: bytes,
-        properties: bytes,
-        priority: int,
-        delay_ms: int,
-        at_ms: int,
-        dedup: bytes,
-        group: bytes,
-        size_bytes: int,
-    ) -> int:
+    def add(self, message: NewMessage, size_bytes: int) -> int:
         """Add a message and return its row."""
-        self._payloads.append(payload)
-        self._keys.append(key)
-        self._properties.append(properties)
-        self._priorities.append(priority)
-        self._delays.append(delay_ms)
-        self._ats.append(at_ms)
-        self._dedup.append(dedup)
-        self._groups.append(group)
+        self._messages.append(message)
         self.next_sequence += 1
         self.size_bytes += size_bytes
-        return len(self._payloads) - 1
+        return len(self._messages) - 1
 
     def close(self) -> PublishRequest:
         """Return the publish request with its columns, without those that no message uses."""
-        priorities = None
-        if any(priority != DEFAULT_PRIORITY for priority in self._priorities):
-            priorities = np.array(self._priorities, np.uint8)
-        batch = MessageBatch(
-            Blobs.of(self._payloads),
-            Blobs.of(self._keys) if any(self._keys) else None,
-            Blobs.of(self._properties) if any(self._properties) else None,
-            priorities,
-            Blobs.of(self._groups) if any(self._groups) else None,
+        payloads, keys, properties, priorities, groups, delays, ats, dedup = zip(
+            *self._messages, strict=True
         )
-        times = Times(_column(self._delays), _column(self._ats))
-        dedup = None
-        if self._dedup.count(NO_DIGEST) < len(self._dedup):
-            dedup = column(self._dedup)
-        self.request.fill(batch, times, dedup, self.size_bytes)
+        batch = MessageBatch(
+            Blobs.of(payloads),
+            Blobs.of(keys) if any(keys) else None,
+            Blobs.of(properties) if any(properties) else None,
+            np.array(priorities, np.uint8) if _used(priorities, DEFAULT_PRIORITY) else None,
+            Blobs.of(groups) if any(groups) else None,
+        )
+        times = Times(
+            np.array(delays, np.int64) if _used(delays, NO_TIME) else None,
+            np.array(ats, np.int64) if _used(ats, NO_TIME) else None,
+        )
+        digests = column(dedup) if _used(dedup, NO_DIGEST) else None
+        self.request.fill(batch, times, digests, self.size_bytes)
         return self.request
 
 
-def _column(values: list[int]) -> Int64s | None:
-    if values.count(NO_TIME) == len(values):
-        return None
-    return np.array(values, np.int64)
+def _used(values: tuple[object, ...], default: object) -> bool:
+    return values.count(default) < len(values)
