@@ -31,7 +31,7 @@ from escapement.errors import EscapementError, InvalidRequest, NotFound
 from escapement.pipeline.directories.shared_directory import SharedDirectory
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.rebuilding.filling import Filling, Progress, all_rows
-from escapement.pipeline.rebuilding.pending_messages import PendingMessages, pending_messages_of
+from escapement.pipeline.rebuilding.pending_messages import Claims, pending_messages_of
 from escapement.pipeline.rebuilding.shuffle import Counters, Work, Written
 from escapement.pipeline.rebuilding.shuffle import fill as fill_by_tasks
 from escapement.storage import lease
@@ -150,7 +150,7 @@ class Site:
     engine: Engine
     connection: Connection
     log: Log
-    claims: dict[int, PendingMessages]
+    claims: Claims
     now_ms: int
     building: Building
     renewal: _Renewal

@@ -2,27 +2,24 @@
 
 The log is read once, over several connections at a time. Pending messages are gathered in one of
 two tables in memory. A full table is sorted and written as a segment by another thread while the
-other table fills. A segment is synced to disk while the next one is written. Reading, sorting,
-gathering and writing release the interpreter lock.
+other table fills. Reading, sorting, gathering and writing release the interpreter lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from escapement.message import MessageBatch
-from escapement.pipeline.rebuilding.pending_messages import PendingMessages
+from escapement.pipeline.rebuilding.pending_messages import Claims, pending_of
 from escapement.pipeline.source.read_ahead import ReadAhead, Wait
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.building import Building
 from escapement.storage.index.merging.bulk import BulkTable
-from escapement.storage.index.segments.writer import SegmentWriter, writing
+from escapement.storage.index.segments.writer import whole_segment
 from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import LogRow
 
@@ -71,7 +68,7 @@ class Filling:
     def __init__(
         self,
         building: Building,
-        claims: Mapping[int, PendingMessages],
+        claims: Claims,
         now_ms: int,
         memory_bytes: int,
         wait: Wait[None],
@@ -89,57 +86,40 @@ class Filling:
         self._wait = wait
         self._written_bytes = 0
         self._filling, self._written = BulkTable(memory_bytes // 2), BulkTable(memory_bytes // 2)
-        # One thread sorts and writes, the other waits for the disk.
-        self._pool = ThreadPoolExecutor(2)
+        self._pool = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
-        self._syncing: list[Future[None]] = []
-        self._writers: list[SegmentWriter] = []
+        self._segments: list[Path] = []
 
     def __enter__(self) -> Filling:
         return self
 
-    def __exit__(self, failure: object, *exc_info: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._pool.shutdown(cancel_futures=True)
-        if failure is not None:
-            for writer in self._writers:
-                writer.discard()
 
     def take(self, row: LogRow) -> None:
         """Add the pending messages of a row. Raises ``LogDamaged``, ``StorageError``."""
-        topic_id = row.key.topic_id
-        due_ms, offsets = row.content.due_ms, row.offsets
-        self.done.messages += len(due_ms)
+        self.done.messages += row.key.message_count
         self.done.read_bytes += row.key.size_bytes
-        claims = self._claims.get(topic_id)
-        if claims is None:
-            return  # the topic was deleted, and its rows are not freed yet
-        live = claims.live(due_ms, offsets, self._now_ms)
-        batches = row.content.batches()
-        if not live.all():
-            at = np.flatnonzero(live)
-            batches = [MessageBatch.concat(batches).take(at)]
-            due_ms, offsets = due_ms[at], offsets[at]
+        due_ms, offsets, batches = pending_of(row, self._claims, self._now_ms)
         self.done.pending += len(due_ms)
         low = 0
         for batch in batches:
             rows = slice(low, low + len(batch))
             if self._is_full(batch):
                 self._write()
-            self._filling.add(topic_id, offsets[rows], due_ms[rows], batch)
+            self._filling.add(row.key.topic_id, offsets[rows], due_ms[rows], batch)
             low += len(batch)
 
     def finish(self) -> list[Path]:
         """Write the rest. Return the paths of all segments, which are on disk."""
         self._write()
         self._end_writing()
-        for synced in self._syncing:
-            self._wait(synced)
-        return [writer.path for writer in self._writers]
+        return self._segments
 
     def _is_full(self, batch: MessageBatch) -> bool:
         """Return whether the table must be written before it takes this batch."""
         used_bytes = self._filling.used_bytes
-        if used_bytes >= _LEAST_SHARE_BYTES and len(self._writers) < _SHARES:
+        if used_bytes >= _LEAST_SHARE_BYTES and len(self._segments) < _SHARES:
             # Extrapolate the size of the whole index from the part of the log that was read.
             weight = (self._written_bytes + used_bytes) / self.done.read_bytes
             if used_bytes >= weight * self.done.log_bytes / _SHARES:
@@ -154,10 +134,9 @@ class Filling:
         table = self._filling
         self._written_bytes += table.used_bytes
         self._filling, self._written = self._written, table
-        writer = self._building.new_segment()
-        self._writers.append(writer)
-        self._writing = self._pool.submit(_write, table, writer)
-        self._syncing.append(self._pool.submit(_sync, self._writing, writer))
+        path = self._building.new_segment()
+        self._segments.append(path)
+        self._writing = self._pool.submit(_write, table, path)
 
     def _end_writing(self) -> None:
         if self._writing is not None:
@@ -166,13 +145,6 @@ class Filling:
             self._written.clear()
 
 
-def _write(table: BulkTable, writer: SegmentWriter) -> None:
-    with writing(writer.path):
+def _write(table: BulkTable, path: Path) -> None:
+    with whole_segment(path) as writer:
         table.write(writer)
-        writer.finish()
-
-
-def _sync(written: Future[None], writer: SegmentWriter) -> None:
-    written.result()
-    with writing(writer.path):
-        writer.sync()

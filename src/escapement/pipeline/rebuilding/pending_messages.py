@@ -8,18 +8,19 @@ valid while no process writes to the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from escapement.message import Bools, Int64s
+from escapement.message import Bools, Int64s, MessageBatch
 from escapement.storage.encoding.attempts import decode_attempts
 from escapement.storage.encoding.moves import Moves
 from escapement.storage.engine.base import Connection
 from escapement.storage.journal.entry import cancellations_id
 from escapement.storage.journal.tail import JournalTail
 from escapement.storage.log.log import Log
+from escapement.storage.log.log_table import LogRow
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.state import State
 from escapement.storage.state.topic_state import SubscriptionState, replay
@@ -62,6 +63,25 @@ class PendingMessages:
             cancelled = self.cancelled.contains(offsets)
             gone = cancelled if gone is None else gone | cancelled
         return gone
+
+
+Claims = Mapping[int, PendingMessages]  # by topic id
+
+
+def pending_of(
+    row: LogRow, claims: Claims, now_ms: int
+) -> tuple[Int64s, Int64s, list[MessageBatch]]:
+    """Return due times, offsets and contents of the messages of a row that an index must have."""
+    due_ms, offsets = row.content.due_ms, row.offsets
+    of_topic = claims.get(row.key.topic_id)
+    if of_topic is None:
+        return due_ms[:0], offsets[:0], []  # the topic was deleted, and its rows are not freed yet
+    batches = row.content.batches()
+    live = of_topic.live(due_ms, offsets, now_ms)
+    if not live.all():
+        at = np.flatnonzero(live)
+        due_ms, offsets, batches = due_ms[at], offsets[at], [MessageBatch.concat(batches).take(at)]
+    return due_ms, offsets, batches
 
 
 def pending_messages_of(

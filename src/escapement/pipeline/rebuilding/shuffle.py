@@ -27,10 +27,10 @@ import numpy as np
 from escapement.message import Int64s, MessageBatch
 from escapement.pipeline.directories.shared_directory import SharedDirectory
 from escapement.pipeline.options import LogAddress
-from escapement.pipeline.rebuilding.pending_messages import PendingMessages
+from escapement.pipeline.rebuilding.pending_messages import Claims, pending_of
 from escapement.pipeline.rebuilding.ranges import Ranges, Sample
 from escapement.storage.index.merging.bulk import BulkTable
-from escapement.storage.index.segments.writer import SegmentWriter, writing
+from escapement.storage.index.segments.writer import whole_segment
 from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import LogRow, RowKey
 
@@ -89,9 +89,6 @@ class Counters(NamedTuple):
         return cls(*(spark.sparkContext.accumulator(0) for _ in cls._fields))
 
 
-Claims = dict[int, PendingMessages]
-
-
 # -- in tasks --------------------------------------------------------------------
 
 
@@ -105,7 +102,7 @@ def sample(work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Sample]:
     with work.address.connected() as (_, connection):
         for rows in Log.look(connection).fetch(connection, some, _STEP_BYTES):
             for row in rows:
-                due_ms, offsets, _ = _pending(work, claims, row)
+                due_ms, offsets, _ = pending_of(row, claims, work.now_ms)
                 found.append(Sample.of(row.key.topic_id, due_ms, offsets, stand_for))
     return found
 
@@ -119,10 +116,10 @@ def scatter(
         for rows in Log.look(connection).fetch(connection, keys, _STEP_BYTES):
             # Restated messages are grouped separately, so that offsets ascend in each block.
             for (topic_id, _), group in groupby(rows, key=_stream):
-                columns = [_pending(work, claims, row) for row in group]
+                columns = [pending_of(row, claims, work.now_ms) for row in group]
                 due_ms = np.concatenate([column[0] for column in columns])
                 offsets = np.concatenate([column[1] for column in columns])
-                batch = MessageBatch.concat([column[2] for column in columns])
+                batch = MessageBatch.concat([one for column in columns for one in column[2]])
                 yield from _blocks(topic_id, due_ms, offsets, batch, ranges)
 
 
@@ -146,16 +143,8 @@ def gather(work: Work, attempt: int, blocks: Iterable[tuple[int, Block]]) -> Ite
 
 
 def _written(work: Work, name: str, table: BulkTable) -> Written:
-    path = work.shared.directory / name
-    with writing(path):
-        writer = SegmentWriter(path, bulk=True)
-        try:
-            table.write(writer)
-            writer.finish()
-            writer.sync()
-        except BaseException:
-            writer.discard()
-            raise
+    with whole_segment(work.shared.directory / name) as writer:
+        table.write(writer)
     done = Written(name, table.count)
     table.clear()
     return done
@@ -167,19 +156,6 @@ def _stream(row: LogRow) -> tuple[int, int]:
     The offsets of a group ascend.
     """
     return row.key.topic_id, min(row.key.base_offset, 0)
-
-
-def _pending(work: Work, claims: Claims, row: LogRow) -> tuple[Int64s, Int64s, MessageBatch]:
-    """Return due times, offsets and contents of the messages of a row that an index must have."""
-    due_ms, offsets, batch = row.content.due_ms, row.offsets, row.content.batch()
-    of_topic = claims.get(row.key.topic_id)  # None if it was deleted
-    if of_topic is None:
-        at = np.zeros(0, np.int64)
-    else:
-        at = np.flatnonzero(of_topic.live(due_ms, offsets, work.now_ms))
-        if len(at) == len(due_ms):
-            return due_ms, offsets, batch
-    return due_ms[at], offsets[at], batch.take(at)
 
 
 def _blocks(

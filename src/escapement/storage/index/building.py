@@ -26,7 +26,7 @@ from escapement.storage.index.segments.manifest import (
     no_failpoint,
 )
 from escapement.storage.index.segments.segment_set import segment_name
-from escapement.storage.index.segments.writer import SegmentWriter, writing
+from escapement.storage.index.segments.writer import writing
 
 # Added to the name of the index's directory.
 _SUFFIX: Final = ".rebuilding"
@@ -48,12 +48,10 @@ class Building:
         with writing(self.directory):
             self.directory.mkdir(parents=True)
 
-    def new_segment(self) -> SegmentWriter:
-        """Return a writer for the next segment. Raises ``StorageError``."""
+    def new_segment(self) -> Path:
+        """Return the path of the next segment, which does not exist yet."""
         self._last_number += 1
-        path = self.directory / segment_name(self._last_number)
-        with writing(path):
-            return SegmentWriter(path, bulk=True)
+        return self.directory / segment_name(self._last_number)
 
     def name(
         self,

@@ -15,7 +15,7 @@ from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits
 from escapement.storage.index.building import Building
 from escapement.storage.index.merging.bulk import BulkTable
 from escapement.storage.index.segments.direct_file import DirectFile, read_direct
-from escapement.storage.index.segments.writer import SegmentWriter
+from escapement.storage.index.segments.writer import whole_segment
 from support.index_samples import Row, batch_of, row_of, rows_of
 
 Content = dict[tuple[int, int, int], Row]
@@ -44,9 +44,7 @@ def content_of(directory: Path) -> Content:
     return found
 
 
-def filled(
-    writer: SegmentWriter, table: BulkTable, named: list[tuple[int, int, int, bool]]
-) -> Content:
+def filled(path: Path, table: BulkTable, named: list[tuple[int, int, int, bool]]) -> Content:
     """Add these batches and write them. Return the expected content."""
     expected: Content = {}
     for topic, first, count, by_name in named:
@@ -57,9 +55,8 @@ def filled(
         )
         for at, offset in zip(due_ms.tolist(), offsets, strict=True):
             expected[topic, at, offset] = row_of(topic, offset)
-    table.write(writer)
-    writer.finish()
-    writer.sync()
+    with whole_segment(path) as writer:
+        table.write(writer)
     table.clear()
     return expected
 
@@ -74,9 +71,9 @@ def test_a_bulk_table_writes_each_message_once_in_order(
     for batches in rounds:
         with TemporaryDirectory() as directory:
             building = Building(Path(directory) / "index")
-            writer = building.new_segment()
-            expected = filled(writer, table, batches)
-            building.name("log", {}, [writer.path], None)
+            path = building.new_segment()
+            expected = filled(path, table, batches)
+            building.name("log", {}, [path], None)
             building.take_place()
             assert content_of(Path(directory) / "index") == expected
 
@@ -100,12 +97,10 @@ def test_new_index_of_many_segments_is_merged_before_it_replaces_the_old(tmp_pat
     (index / "00000001.segment").write_bytes(b"old index")
     building, expected, paths = Building(index), {}, []
     for number in range(20):
-        writer = building.new_segment()
-        expected.update(filled(writer, BulkTable(10_000), [(1, number * 10, 10, False)]))
-        paths.append(writer.path)
-    left = building.new_segment()  # left by a job that died
-    left.finish()
-    left.sync()
+        paths.append(building.new_segment())
+        expected.update(filled(paths[-1], BulkTable(10_000), [(1, number * 10, 10, False)]))
+    with whole_segment(building.new_segment()):
+        pass  # left by a job that died
     building.name("log", {0: (7, b"group")}, paths, None)
     limits = IndexLimits(max_segments=6)
     building.merge(limits, lambda work: work())

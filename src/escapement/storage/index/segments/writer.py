@@ -157,6 +157,24 @@ def writing(path: Path) -> Iterator[None]:
         raise StorageError(f"{path} cannot be written: {error}. Is the disk full?") from error
 
 
+@contextmanager
+def whole_segment(path: Path) -> Iterator[SegmentWriter]:
+    """Provide the writer of a segment that is not read soon. It is durable after the block.
+
+    Raises:
+      StorageError: if the disk refuses. After this or another error, no file is left.
+    """
+    with writing(path):
+        writer = SegmentWriter(path, bulk=True)
+        try:
+            yield writer
+            writer.finish()
+            writer.sync()
+        except BaseException:
+            writer.discard()
+            raise
+
+
 def _cuts(batch: MessageBatch, block_rows: int) -> Iterable[tuple[int, int]]:
     """Return the runs into which a batch is cut by rows and bytes."""
     count = len(batch)
