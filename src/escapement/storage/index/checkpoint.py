@@ -87,7 +87,7 @@ class _Live:
         due_ms = np.concatenate([table.due_ms[rows] for table, rows in parts])
         offsets = np.concatenate([table.offsets[rows] for table, rows in parts])
         order, (due_ms, offsets) = unique_sorted(due_ms, offsets)
-        message_bytes = sum(table.message_bytes for table in self._tables)
+        message_bytes = sum(table.columns.message_bytes for table in self._tables)
         row_bytes = message_bytes // sum(table.count for table in self._tables)
         for part in writer.steps(len(order), row_bytes):
             writer.append(topic_id, (due_ms[part], offsets[part]), self._take(order[part]))
@@ -99,7 +99,7 @@ class _Live:
             places = np.flatnonzero(table_of == number)
             if len(places):
                 first = self._ends[number] - len(rows)
-                picks.append(Pick(places, table, rows[numbers[places] - first]))
+                picks.append(Pick(places, table.columns, rows[numbers[places] - first]))
         return assemble(len(numbers), picks)
 
 

@@ -1,9 +1,9 @@
 """Columns that grow, and batches gathered from several of them.
 
-This module owns the layout of message columns in memory. :class:`Arena` is a column of byte
-strings that grows at its end, :class:`Columns` is the set of columns of a table or block, and
-:func:`assemble` builds a ``MessageBatch`` from rows of several of those in one pass. It knows
-nothing of keys, topics or files.
+This module owns the layout of message columns in memory. :class:`Columns` is the set of columns
+of a table or block, :class:`GrowingColumns` is one that grows at its end, and :func:`assemble`
+builds a ``MessageBatch`` from rows of several of those in one pass. It knows nothing of keys,
+topics or files.
 
 Rows are only appended, and growing replaces arrays instead of changing them. So a reader in any
 thread sees every row that existed when it took its reference.
@@ -122,6 +122,80 @@ class Arena:
         self._bytes = larger
 
 
+class GrowingColumns:
+    """The columns of a table that grows at its end; a column exists once a batch has it."""
+
+    __slots__ = ("_row_capacity", "groups", "keys", "payloads", "priorities", "properties")
+
+    def __init__(self, row_capacity: int, size_bytes: int) -> None:
+        self._row_capacity = row_capacity
+        self.payloads = Arena(row_capacity, size_bytes)
+        self.keys: Arena | None = None
+        self.properties: Arena | None = None
+        self.priorities: UInt8s | None = None
+        self.groups: Arena | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the arrays, unused capacity included."""
+        size = 0 if self.priorities is None else self.priorities.nbytes
+        for arena in self.arenas():
+            size += arena.memory_bytes
+        return size
+
+    @property
+    def message_bytes(self) -> int:
+        """The size of the messages' strings."""
+        return sum(arena.used for arena in self.arenas())
+
+    def append(self, row: int, batch: MessageBatch, keep: bool = False) -> None:
+        """Store the batch from ``row`` on; there must be room for it. ``keep`` as in ``Arena``."""
+        end = row + len(batch.payloads.lengths)
+        self.payloads.append(row, batch.payloads, keep)
+        if batch.keys is not None or self.keys is not None:
+            self.keys = self._append(self.keys, row, end, batch.keys, keep)
+        if batch.properties is not None or self.properties is not None:
+            self.properties = self._append(self.properties, row, end, batch.properties, keep)
+        if batch.groups is not None or self.groups is not None:
+            self.groups = self._append(self.groups, row, end, batch.groups, keep)
+        if batch.priorities is not None:
+            if self.priorities is None:
+                self.priorities = np.full(self._row_capacity, DEFAULT_PRIORITY, np.uint8)
+            self.priorities[row:end] = batch.priorities
+
+    def _append(
+        self, arena: Arena | None, row: int, end: int, blobs: Blobs | None, keep: bool
+    ) -> Arena:
+        if arena is None:
+            arena = Arena(self._row_capacity, 0)  # earlier rows are empty strings
+        if blobs is not None:
+            arena.append(row, blobs, keep)
+        else:
+            arena.starts[row:end] = arena.used
+        return arena
+
+    def make_room(self, row_capacity: int) -> None:
+        """Grow to a number of rows."""
+        self._row_capacity = row_capacity
+        for arena in self.arenas():
+            arena.make_room(row_capacity)
+        if self.priorities is not None:
+            priorities = np.full(row_capacity, DEFAULT_PRIORITY, np.uint8)
+            priorities[: len(self.priorities)] = self.priorities
+            self.priorities = priorities
+
+    def clear(self) -> None:
+        """Remove all rows, and keep the memory of the payloads."""
+        self.payloads.used = 0
+        self.keys = self.properties = self.groups = None
+        self.priorities = None
+
+    def arenas(self) -> list[Arena]:
+        """Return the columns of strings."""
+        columns = (self.payloads, self.keys, self.properties, self.groups)
+        return [arena for arena in columns if arena is not None]
+
+
 def pinned_bytes(*columns: Blobs | None) -> int:
     """Return the memory that references to these columns keep alive, with all they are views of."""
     pinned: dict[int, int] = {}
@@ -237,7 +311,7 @@ def _strings(
     for (places, _, rows), run, source in used:
         if run is None:
             begins, own = source.starts[rows], lengths[places]
-            if (places[1:] - places[:-1] == 1).all() and (width := _cell_width(own)):
+            if _are_neighbours(places) and (width := _cell_width(own)):
                 found = _cut(cells_of(source.data, begins, own, width), own)
                 out[starts[places[0]] : ends[places[-1]]] = found
             else:
@@ -261,6 +335,10 @@ def _cell_width(lengths: UInt32s) -> int:
 
 def _from_cells(lengths: UInt32s, width: int, used: Sequence[tuple[Pick, Strings]]) -> Blobs:
     """Return strings that are not neighbours, each copied as a cell of ``width`` bytes."""
+    (places, _, rows), source = used[0]
+    if len(places) == len(lengths) and _are_neighbours(places):  # the usual case, one copy less
+        cells = cells_of(source.data, source.starts[rows], lengths, width)
+        return Blobs(lengths, _cut(cells, lengths).data)
     cells = np.empty(len(lengths), np.dtype((np.void, width)))
     for (places, _, rows), source in used:
         cells[places] = cells_of(source.data, source.starts[rows], lengths[places], width)
@@ -276,6 +354,10 @@ def _cut(cells: npt.NDArray[np.void], lengths: UInt32s) -> UInt8s:
     of_length = np.arange(width) < np.arange(width + 1)[:, None]
     wanted: UInt8s = found.reshape(-1, width)[of_length.take(lengths, axis=0)]
     return wanted
+
+
+def _are_neighbours(places: Int64s) -> bool:
+    return bool((places[1:] - places[:-1] == 1).all())
 
 
 def _runs(places: Int64s, rows: Int64s) -> tuple[Int64s, Int64s] | None:

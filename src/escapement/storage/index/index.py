@@ -204,7 +204,7 @@ class DelayedIndex:
         if start < until:
             for table in self._tables(topic_id):
                 for run in table.runs():
-                    found = run.between(start, until, table)
+                    found = run.between(start, until, table.columns)
                     spans += [found] if found else []
             for part in self._slices_of(topic_id):
                 span = part.between(start, until)
@@ -268,7 +268,7 @@ class DelayedIndex:
         rows = sum(table.count for table in tables) + sum(part.rows for part in parts)
         if not rows:
             return None
-        in_memory = sum(table.payloads.used for table in tables)
+        in_memory = sum(table.columns.payloads.used for table in tables)
         return (in_memory + sum(part.message_bytes for part in parts)) / rows
 
     @property

@@ -26,15 +26,8 @@ from typing import Final
 
 import numpy as np
 
-from escapement.message import (
-    DEFAULT_PRIORITY,
-    Blobs,
-    Int64s,
-    MessageBatch,
-    UInt8s,
-    UInt32s,
-)
-from escapement.storage.index.columns import Arena, Pick, pinned_bytes
+from escapement.message import Int64s, MessageBatch, UInt32s
+from escapement.storage.index.columns import GrowingColumns, Pick, pinned_bytes
 from escapement.storage.index.sorted_run import ROW_BITS, SortedRun
 
 TABLE_ROWS: Final = 1 << ROW_BITS
@@ -60,26 +53,18 @@ class MemoryTable:
         "_array",
         "_sorted",
         "_tail",
+        "columns",
         "count",
-        "groups",
-        "keys",
         "last_offset",
         "most_traits",
-        "payloads",
         "pinned_bytes",
-        "priorities",
-        "properties",
         "traits",
     )
 
     def __init__(self, row_capacity: int, size_bytes: int) -> None:
         capacity = min(max(row_capacity, _FIRST_ROWS), TABLE_ROWS)
         self._array: Int64s = np.empty((2, capacity), np.int64)  # due_ms, offsets
-        self.payloads = Arena(capacity, size_bytes)
-        self.keys: Arena | None = None
-        self.properties: Arena | None = None
-        self.priorities: UInt8s | None = None
-        self.groups: Arena | None = None
+        self.columns = GrowingColumns(capacity, size_bytes)
         self.traits: UInt32s | None = None
         self.most_traits = 0
         self.count = 0
@@ -91,19 +76,10 @@ class MemoryTable:
     @property
     def memory_bytes(self) -> int:
         """The memory of the arrays, unused capacity included."""
-        size = self._array.nbytes + self.payloads.memory_bytes + self.pinned_bytes
-        for column in (self.keys, self.properties, self.groups):
-            size += 0 if column is None else column.memory_bytes
-        for numbers in (self.priorities, self.traits):
-            size += 0 if numbers is None else numbers.nbytes
+        size = self._array.nbytes + self.columns.memory_bytes + self.pinned_bytes
+        size += 0 if self.traits is None else self.traits.nbytes
         # The sorted order, eight bytes a row, counts whether it exists or not.
         return size + 8 * int(self._array.shape[1])
-
-    @property
-    def message_bytes(self) -> int:
-        """The size of the messages' strings."""
-        columns = (self.payloads, self.keys, self.properties, self.groups)
-        return sum(column.used for column in columns if column is not None)
 
     @property
     def due_ms(self) -> Int64s:
@@ -122,7 +98,8 @@ class MemoryTable:
         return int(offsets[0]), int(offsets[-1])
 
     def has_room(self, rows: int, size_bytes: int, table_rows: int) -> bool:
-        return self.count + rows <= table_rows and self.payloads.used + size_bytes <= TABLE_BYTES
+        used_bytes = self.columns.payloads.used
+        return self.count + rows <= table_rows and used_bytes + size_bytes <= TABLE_BYTES
 
     def append(
         self,
@@ -147,19 +124,7 @@ class MemoryTable:
         else:
             self._array[1, row:end] = offsets
             self.last_offset = int(offsets[-1])
-        self.payloads.append(row, batch.payloads, keep)
-        if batch.keys is not None or self.keys is not None:
-            self.keys = self._append_optional(self.keys, row, rows, batch.keys, keep)
-        if batch.properties is not None or self.properties is not None:
-            self.properties = self._append_optional(
-                self.properties, row, rows, batch.properties, keep
-            )
-        if batch.groups is not None or self.groups is not None:
-            self.groups = self._append_optional(self.groups, row, rows, batch.groups, keep)
-        if batch.priorities is not None:
-            if self.priorities is None:
-                self.priorities = np.full(self._array.shape[1], DEFAULT_PRIORITY, np.uint8)
-            self.priorities[row:end] = batch.priorities
+        self.columns.append(row, batch, keep)
         if traits is not None:
             if self.traits is None:
                 self.traits = np.zeros(self._array.shape[1], np.uint32)
@@ -167,28 +132,11 @@ class MemoryTable:
             self.most_traits = max(self.most_traits, int(traits.max()))
         self.count = end  # last, so that a reader in another thread counts only complete rows
 
-    def _append_optional(
-        self, arena: Arena | None, row: int, rows: int, blobs: Blobs | None, keep: bool
-    ) -> Arena:
-        if arena is None:
-            arena = Arena(self._array.shape[1], 0)  # earlier rows are empty strings
-        if blobs is not None:
-            arena.append(row, blobs, keep)
-        else:
-            arena.starts[row : row + rows] = arena.used
-        return arena
-
     def _make_room(self, rows: int) -> None:
         capacity = min(max(2 * self._array.shape[1], rows), TABLE_ROWS)
         larger = np.empty((2, capacity), np.int64)
         larger[:, : self.count] = self._array[:, : self.count]
-        for arena in (self.payloads, self.keys, self.properties, self.groups):
-            if arena is not None:
-                arena.make_room(capacity)
-        if self.priorities is not None:
-            priorities = np.full(capacity, DEFAULT_PRIORITY, np.uint8)
-            priorities[: self.count] = self.priorities[: self.count]
-            self.priorities = priorities
+        self.columns.make_room(capacity)
         if self.traits is not None:
             traits = np.zeros(capacity, np.uint32)
             traits[: self.count] = self.traits[: self.count]
@@ -235,7 +183,8 @@ class MemoryTable:
         places = np.flatnonzero(there)
         if not len(places):
             return []
-        return [Pick(places, self, rows if len(places) == len(rows) else rows[places])]
+        rows = rows if len(places) == len(rows) else rows[places]
+        return [Pick(places, self.columns, rows)]
 
 
 class TopicMemory:
@@ -293,7 +242,7 @@ class TopicMemory:
             return False
         table = MemoryTable(len(due_ms), 0)
         table.append(offsets, due_ms, batch, traits, keep=True)
-        table.pinned_bytes = max(pinned - table.message_bytes, 0)
+        table.pinned_bytes = max(pinned - table.columns.message_bytes, 0)
         table.runs()
         self.tables.append(table)
         self.memory_bytes += table.memory_bytes
