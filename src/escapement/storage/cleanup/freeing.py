@@ -12,6 +12,7 @@ from typing import Final
 
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection
+from escapement.storage.inbox.inbox import first_fitting
 from escapement.storage.journal.entry import cancellations_id, lapses_id
 from escapement.storage.log.generation import Generation
 
@@ -68,16 +69,10 @@ def _free_entries(connection: Connection, which: str, box_id: int) -> bool:
         f"SELECT id, size_bytes FROM inbox WHERE {which} ORDER BY id LIMIT {_STEP_ROWS}",
         (box_id,),
     ).rows
-    if not rows:
-        return False
-    last, size_bytes = rows[0]
-    for id, entry_bytes in rows[1:]:
-        size_bytes += entry_bytes
-        if size_bytes > _STEP_BYTES:
-            break
-        last = id
-    connection.execute(f"DELETE FROM inbox WHERE {which} AND id <= ?", (box_id, last))
-    return True
+    ids = first_fitting(rows, _STEP_BYTES)
+    if ids:
+        connection.execute(f"DELETE FROM inbox WHERE {which} AND id <= ?", (box_id, ids[-1]))
+    return bool(ids)
 
 
 def _free(connection: Connection, table: str, owner: str, order: str, id: int) -> bool:

@@ -26,10 +26,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from escapement.errors import StorageError
-from escapement.message import Buffer
+from escapement.message import Buffer, cuts
 from escapement.storage import removal
-from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.base import Connection, Engine, Row
 from escapement.storage.engine.result_buffer import Landing
 from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.inbox import staged_batch
@@ -177,13 +179,14 @@ def read_step(connection: Connection, target_id: int, max_bytes: int) -> list[St
         f" WHERE i.mailbox_id = ? AND i.held = 0 ORDER BY i.id LIMIT {_STEP_ENTRIES}",
         (target_id,),
     ).rows
-    ids: list[int] = []
-    for id, size_bytes in sizes:
-        max_bytes -= size_bytes
-        if ids and max_bytes < 0:
-            break
-        ids.append(id)
-    return _fetch(connection, ids)
+    return _fetch(connection, first_fitting(sizes, max_bytes))
+
+
+def first_fitting(entries: Sequence[Row], max_bytes: int) -> list[int]:
+    """Return the ids of the first entries, given as id and size: one, or as many as fit."""
+    sizes = np.array([size_bytes for _, size_bytes in entries], np.int64)
+    _, end = next(cuts(sizes, max_bytes, len(entries)), (0, 0))
+    return [id for id, _ in entries[:end]]
 
 
 def read_staged_batches(
@@ -193,13 +196,13 @@ def read_staged_batches(
     after: staged_batch.Place = staged_batch.FIRST,
 ) -> Step:
     """Return entries of a target's staged batches after ``after``: one, or as many as fit."""
-    opened = staged_batch.next_entries(connection, target_id, max_bytes, after)
-    advances = {advance.last: advance for advance in opened.advances}
+    advances, emptied, last = staged_batch.next_entries(connection, target_id, max_bytes, after)
+    by_entry = {advance.last: advance for advance in advances}
     inbox_entries = [
-        inbox_entry._replace(advance=advances[inbox_entry.id])
-        for inbox_entry in _fetch(connection, list(advances))
+        inbox_entry._replace(advance=by_entry[inbox_entry.id])
+        for inbox_entry in _fetch(connection, list(by_entry))
     ]
-    return Step(inbox_entries, True, opened.emptied, opened.last)
+    return Step(inbox_entries, True, emptied, last)
 
 
 def read_ahead(

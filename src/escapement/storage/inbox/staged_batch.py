@@ -50,20 +50,16 @@ class Advance(NamedTuple):
     last: int
 
 
-class Opened(NamedTuple):
-    """The entries that one step of a target's staged batches found."""
-
-    advances: list[Advance]  # one for each entry, in the order they are to be moved
-    emptied: list[int]  # staged batches with no entries to be moved
-    last: Place  # the last of these entries
-
-
 def next_entries(
     connection: Connection, target_id: int, max_bytes: int, after: Place = FIRST
-) -> Opened:
-    """Return entries of a target's staged batches after ``after``: one, or as many as fit.
+) -> tuple[list[Advance], list[int], Place]:
+    """Find entries of a target's staged batches after ``after``: one, or as many as fit.
 
     When reading ahead, all entries up to ``after`` must be on their way into the log.
+
+    Returns:
+      An advance for each entry, in the order they are to be moved; the ids of staged batches
+      with no entries to be moved; and the place of the last entry.
     """
     staged_batches = connection.execute(
         "SELECT p.id, p.moved_id FROM parcels p JOIN mailboxes m ON m.id = p.mailbox_id"
@@ -87,10 +83,10 @@ def next_entries(
         for id, size_bytes in rows:
             max_bytes -= size_bytes
             if advances and max_bytes < 0:
-                return Opened(advances, emptied, last)
+                return advances, emptied, last
             advances.append(Advance(staged_batch_id, stands, id))
             last = Place(staged_batch_id, id)
-    return Opened(advances, emptied, last)
+    return advances, emptied, last
 
 
 def joined(advances: Iterable[Advance]) -> list[Advance]:
