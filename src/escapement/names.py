@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 from uuid import uuid4
 
 from escapement.errors import InvalidRequest
@@ -29,6 +29,8 @@ from escapement.errors import InvalidRequest
 MAX_NAME_LENGTH: Final = 200
 DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"
+SubscriptionKind = Literal["shared", "exclusive", "failover"]
+SUBSCRIPTION_KINDS: Final[tuple[SubscriptionKind, ...]] = get_args(SubscriptionKind)
 # The prefix of the names that producers get if the application does not choose one.
 _ANONYMOUS: Final = "anonymous-"
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from escapement.dedup import DIGEST, Digests
 from escapement.errors import InvalidRequest
 from escapement.message import Buffer, Int64s
+from escapement.names import SUBSCRIPTION_KINDS
 from escapement.position import Position
 from escapement.protocol.limits import (
     MAX_ACK_ROWS,
@@ -246,7 +247,7 @@ Boolean = Annotated[bool, Flag()]
 Topic = Annotated[str, Text(MAX_TOPIC_CHARS, low=1)]
 Name = Annotated[str, Text(MAX_NAME_CHARS, low=1)]
 OptionalName = Annotated[str, Text(MAX_NAME_CHARS)]
-SubscriptionKind = Annotated[str, Choice(("shared", "exclusive", "failover"))]
+SubscriptionKind = Annotated[str, Choice(SUBSCRIPTION_KINDS)]
 Code = Annotated[str, Text(MAX_CODE_CHARS, low=1)]
 Explanation = Annotated[str, Text(MAX_MESSAGE_CHARS)]
 BodyBytes = Annotated[Buffer, Body()]

@@ -78,10 +78,14 @@ class Arguments:
     def flag(self, name: str) -> bool:
         return self._take(name, bool, "true or false") if name in self._left else False
 
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        if not self._is_given(name):
-            return choices[0]
-        return self._take(name, str, f"one of {', '.join(choices)}", choices.__contains__)
+    def choice(self, name: str, choices: tuple[T, ...]) -> T:
+        """Take one of these texts, by default the first."""
+        value = self.optional_text(name) or choices[0]
+        if value not in choices:
+            raise InvalidRequest(
+                f"{self._verb} needs {name!r} as one of {', '.join(map(str, choices))}"
+            )
+        return choices[choices.index(value)]
 
     def map(self, name: str) -> Mapping[str, Any]:
         return self._take(name, dict, "a map of values by field") if name in self._left else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Final, get_args
+from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import MAX_ROWS, Verb
@@ -14,7 +14,7 @@ from escapement.storage.inbox.schedule import Content, Schedule
 
 # The number of coming occurrences that are shown.
 SHOWN_TIMES: Final = 10
-_MISSED: Final[tuple[Missed, ...]] = ("last", *(m for m in get_args(Missed) if m != "last"))
+_MISSED: Final[tuple[Missed, ...]] = ("last", "skip", "all")
 
 
 async def _list_schedules(broker: Broker, given: Arguments) -> Plain:
@@ -47,26 +47,19 @@ async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
     missed = given.choice("missed", _MISSED)
     content = Content(given.optional_blob("payload"), given.optional_blob("key"))
     given.end()
-    schedule = await broker.scheduler.create(
-        name,
-        topic,
-        recurrence,
-        missed,  # type: ignore[arg-type]
-        content,
-    )
-    return _plain(broker, schedule)
+    return _plain(broker, await broker.scheduler.create(name, topic, recurrence, missed, content))
 
 
 async def _pause_schedule(broker: Broker, given: Arguments) -> Plain:
     name = _name(given)
     given.end()
-    return _plain(broker, await broker.scheduler.pause(name))
+    return _plain(broker, await broker.scheduler.set_paused(name, True))
 
 
 async def _resume_schedule(broker: Broker, given: Arguments) -> Plain:
     name = _name(given)
     given.end()
-    return _plain(broker, await broker.scheduler.resume(name))
+    return _plain(broker, await broker.scheduler.set_paused(name, False))
 
 
 async def _delete_schedule(broker: Broker, given: Arguments) -> Plain:

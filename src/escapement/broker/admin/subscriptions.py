@@ -12,6 +12,7 @@ from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import Conflict
+from escapement.names import SUBSCRIPTION_KINDS
 from escapement.position import Position
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy
@@ -41,18 +42,12 @@ async def _update_subscription(broker: Broker, given: Arguments) -> Plain:
 async def _create_subscription(broker: Broker, given: Arguments) -> Plain:
     name = given.topic_name("topic")
     subscription = given.text("subscription")
-    kind = given.choice("kind", ("shared", "exclusive", "failover"))
+    kind = given.choice("kind", SUBSCRIPTION_KINDS)
     position = Position.parse(given.optional_text("position") or "latest")
     policy = SubscriptionPolicy().updated(given.map("policy"))
     given.end()
     topic = await broker.registry.ensure_topic(name)
-    await broker.consuming.create(
-        topic,
-        subscription,
-        kind,  # type: ignore[arg-type]
-        position,
-        policy,
-    )
+    await broker.consuming.create(topic, subscription, kind, position, policy)
     return {"topic": name.full, "subscription": subscription}
 
 

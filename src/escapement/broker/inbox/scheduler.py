@@ -186,15 +186,11 @@ class Scheduler:
                 f"namespaces update {namespace.full} --max-schedules N`"
             )
 
-    async def pause(self, name: TopicName) -> Schedule:
-        """Pause a schedule until it is resumed. Raises ``NotFound``."""
-        return await self._set_paused(name, True)
+    async def set_paused(self, name: TopicName, paused: bool) -> Schedule:
+        """Pause a schedule, or resume it with its first occurrence after now.
 
-    async def resume(self, name: TopicName) -> Schedule:
-        """Resume a schedule with its first occurrence after now. Raises ``NotFound``."""
-        return await self._set_paused(name, False)
-
-    async def _set_paused(self, name: TopicName, paused: bool) -> Schedule:
+        Raises ``NotFound``.
+        """
         async with self._changing:
             old = self.find(name)
             if old.paused is paused:

@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 import click
 
+from escapement.names import SUBSCRIPTION_KINDS
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 kind_option = click.option(
     "--kind",
-    type=click.Choice(["shared", "exclusive", "failover"]),
+    type=click.Choice(SUBSCRIPTION_KINDS),
     default="shared",
     show_default=True,
     help="Only shared subscriptions obey delays; the others deliver in arrival order.",

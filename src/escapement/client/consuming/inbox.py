@@ -1,6 +1,6 @@
 """The receiving side of a consumer: deliveries, acknowledgements and closing.
 
-At most ``permits`` messages are in the delivery buffer (see ``buffer``). Acknowledgements go
+At most ``permits`` messages are in the delivery buffer (see ``delivery_buffer``). Acknowledgements go
 through the ack queue (see ``ack_queue``).
 
 When a link is lost, the consumer discards its delivery buffer, and the broker redelivers the
@@ -38,7 +38,7 @@ from escapement.client.message_ids import What, name_messages
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
 from escapement.message import Int64s
-from escapement.names import TopicName, check_name
+from escapement.names import SUBSCRIPTION_KINDS, TopicName, check_name
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 from escapement.protocol.limits import MAX_ACK_ROWS, MAX_PERMITS
@@ -81,7 +81,7 @@ class Inbox(Attached):
             raise InvalidRequest(
                 f"permits must be an integer from 1 to {MAX_PERMITS}, not {permits!r}"
             )
-        if kind not in ("shared", "exclusive", "failover"):
+        if kind not in SUBSCRIPTION_KINDS:
             raise InvalidRequest(f"kind must be shared, exclusive or failover, not {kind!r}")
         self.topic = TopicName.parse(topic).full
         self.subscription: Final = check_name("subscription", subscription)

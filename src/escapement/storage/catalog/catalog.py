@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from escapement.errors import AlreadyExists, Conflict, NotFound
-from escapement.names import NamespaceName, TopicName
+from escapement.names import NamespaceName, SubscriptionKind, TopicName
 from escapement.storage import removal
 from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
@@ -46,7 +46,7 @@ INSERT_SUBSCRIPTION: Final = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
-Kind = Literal["shared", "exclusive", "failover"]
+Kind = SubscriptionKind
 
 
 @dataclass(frozen=True, slots=True)
