@@ -44,7 +44,7 @@ from escapement.errors import (
 from escapement.message import Int64s
 from escapement.names import TopicName, check_name
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.base import Engine
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.inbox.event_group import (
     Completion,
@@ -278,7 +278,8 @@ class GroupCompleter:
             some = some[:_FIRED_AT_ONCE]
             now_ms = self._clock.now_ms()
             fired: set[int] = await self._changes.durably(
-                partial(_fire, self._engine, some, now_ms), topic_id=first.topic_id
+                partial(fire, self._engine, completions=some, now_ms=now_ms),
+                topic_id=first.topic_id,
             )
             topic = self._registry.active.get(first.topic_id)
             for completion in some:
@@ -302,9 +303,3 @@ class GroupCompleter:
                     # Ask again: they may have been closed for other subscriptions meanwhile.
                     for group in topic.groups.finished(before_ms, self._subscriptions):
                         await self._forget(topic, group)
-
-
-def _fire(
-    engine: Engine, completions: list[Completion], now_ms: int, connection: Connection
-) -> set[int]:
-    return fire(engine, connection, completions, now_ms)
