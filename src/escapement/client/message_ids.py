@@ -14,11 +14,10 @@ from escapement.client.selection import Selection
 from escapement.errors import InvalidRequest
 from escapement.message import Int64s, MessageId
 from escapement.names import TopicName
+from escapement.protocol.limits import MAX_INT64
 
 One = MessageId | Receipt | Row | int
 What = One | Receipts | Columns[Row] | Selection | Int64s | Iterable[One]
-
-_MOST = (1 << 63) - 1
 
 
 def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
@@ -84,7 +83,7 @@ def _id(one: Any) -> MessageId | int:
     if not isinstance(one, Integral) or isinstance(one, bool):
         raise InvalidRequest(f"{one!r} is not a message: pass ids, receipts or messages")
     offset = int(one)
-    if not 0 <= offset <= _MOST:
+    if not 0 <= offset <= MAX_INT64:
         raise InvalidRequest(f"{offset} is not a valid offset")
     return offset
 

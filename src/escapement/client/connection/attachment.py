@@ -49,7 +49,6 @@ class Attached(Attachment):
         self._room = Promise()  # no longer full, or failed
         self._refusal: EscapementError | None = None
         self._retry = Retry()
-        self._retry_at = -inf
 
     # -- for subclasses --------------------------------------------------------------
 
@@ -99,7 +98,7 @@ class Attached(Attachment):
     # -- called by the line ----------------------------------------------------------
 
     def _linked(self) -> None:
-        self._retry_at = -inf
+        self._retry.at_s = -inf
         self._line.wake(self)
 
     def _unlinked(self) -> None:
@@ -110,8 +109,8 @@ class Attached(Attachment):
         if self._state is State.FAILED:
             return inf
         if self._state is State.WAITING and self._line.link is not None:
-            if now_s < self._retry_at:
-                return min(self._retry_at, self._work(now_s, False))
+            if now_s < self._retry.at_s:
+                return min(self._retry.at_s, self._work(now_s, False))
             self._state = State.OPENING
             self._line.request(self._request, self._answered)
         return self._work(now_s, self._state is State.READY)
@@ -141,8 +140,7 @@ class Attached(Attachment):
             if not self._opened.settled:
                 last = self._refusal or self._unanswered()
                 self._failed(type(last)(f"gave up after {timeout_s:g} s: {last}"))
-        if self.error is not None:
-            raise copy(self.error)
+        self._check()
 
     def _unanswered(self) -> EscapementError:
         """Return an error with the likely reason why the broker has not answered."""
@@ -174,8 +172,7 @@ class Attached(Attachment):
         """Open this object again later if the refusal is retryable, otherwise fail."""
         if error.retryable:
             self._refusal = error
-            now_s = anyio.current_time()
-            self._retry_at = now_s + self._retry.next_s(now_s)
+            self._retry.failed(anyio.current_time())
             self._closed_for_now()
             self._line.wake(self)
         else:

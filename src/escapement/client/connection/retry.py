@@ -8,6 +8,7 @@ below a second, because most outages are restarts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from random import random
 from typing import Final
 
@@ -23,9 +24,12 @@ EARLY_S: Final = 60.0
 
 
 class Retry:
-    """A back-off with full jitter, whose bound doubles from ``first_s`` to ``longest_s``."""
+    """A back-off with full jitter, whose bound doubles from ``first_s`` to ``longest_s``.
 
-    __slots__ = ("_bound_s", "_chance", "_failing_since_s", "_first_s", "_longest_s")
+    ``at_s`` is the time of the next attempt on the clock of the event loop.
+    """
+
+    __slots__ = ("_bound_s", "_chance", "_failing_since_s", "_first_s", "_longest_s", "at_s")
 
     def __init__(
         self,
@@ -38,6 +42,12 @@ class Retry:
         self._longest_s = longest_s
         self._chance = chance
         self._failing_since_s: float | None = None
+        self.at_s = -inf
+
+    def failed(self, now_s: float) -> None:
+        """Postpone the next attempt; several failures during one wait count as one."""
+        if now_s >= self.at_s:
+            self.at_s = now_s + self.next_s(now_s)
 
     def next_s(self, now_s: float) -> float:
         """Return the seconds to wait after one more failure.

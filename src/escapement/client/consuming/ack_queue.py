@@ -106,7 +106,6 @@ class AckQueue:
         self._open: PendingAck | None = None
         self._pending_acks: deque[PendingAck] = deque()
         self._retry = retry
-        self._retry_at = -inf
 
     @property
     def full(self) -> bool:
@@ -143,8 +142,8 @@ class AckQueue:
 
     def take(self, now_s: float) -> tuple[list[PendingAck], float]:
         """Return the pending acks to send now, and the time for the next call."""
-        if now_s < self._retry_at:
-            return [], self._retry_at if self._pending_acks or self._open else inf
+        if now_s < self._retry.at_s:
+            return [], self._retry.at_s if self._pending_acks or self._open else inf
         gathering = self._open
         if gathering is not None and (
             not self._pending_acks or now_s >= gathering.since + LINGER_S
@@ -165,8 +164,7 @@ class AckQueue:
         """Handle a refusal: send the pending ack again later if retryable, otherwise fail it."""
         if error.retryable:
             pending_ack.sent = False
-            if now_s >= self._retry_at:
-                self._retry_at = now_s + self._retry.next_s(now_s)
+            self._retry.failed(now_s)
         else:
             pending_ack.error = error
             self._settle(pending_ack)
@@ -175,7 +173,7 @@ class AckQueue:
         """Mark all pending acks as unsent, to be sent again on the next connection."""
         for pending_ack in self._pending_acks:
             pending_ack.sent = False
-        self._retry_at = -inf
+        self._retry.at_s = -inf
 
     def fail(self, error: EscapementError) -> None:
         """Fail all pending acks with ``error``."""

@@ -23,19 +23,18 @@ from escapement.message import Int64s
 class DeliveryBuffer:
     """The delivery buffer of a consumer, with its permits."""
 
-    __slots__ = ("_credit", "_current", "_permits", "_row", "_taken", "_waiting")
+    __slots__ = ("_credit", "_permits", "_row", "_taken", "_waiting")
 
     def __init__(self, permits: int) -> None:
         self._permits = permits
         self._credit = 0
         self._taken = 0
         self._waiting: deque[Batch] = deque()
-        self._current: Batch | None = None  # the batch from which single messages are taken
-        self._row = 0
+        self._row = 0  # of the first batch: the next message to take
 
     @property
     def empty(self) -> bool:
-        return self._current is None and not self._waiting
+        return not self._waiting
 
     def put(self, batch: Batch) -> None:
         """Add a delivered batch.
@@ -52,37 +51,28 @@ class DeliveryBuffer:
 
     def pop(self) -> Message | None:
         """Remove and return the next message, or None; O(1)."""
-        batch = self._current
-        if batch is None:
-            if not self._waiting:
-                return None
-            batch, self._row = self._waiting.popleft(), 0
-            self._current = batch
-        row = self._row
+        if not self._waiting:
+            return None
+        batch, row = self._waiting[0], self._row
         self._row = row + 1
         if self._row == len(batch):
-            self._current = None
+            self._waiting.popleft()
+            self._row = 0
         self._taken += 1
         return Message(batch, row)
 
     def pop_batch(self) -> Batch | None:
-        """Remove and return the rest of the current batch, or the next batch, or None."""
-        batch = self._current
-        if batch is not None:
-            batch, self._current = batch.rest(self._row), None
-        elif self._waiting:
-            batch = self._waiting.popleft()
-        else:
+        """Remove and return the rest of the first batch, or None."""
+        if not self._waiting:
             return None
+        batch, self._row = self._waiting.popleft().rest(self._row), 0
         self._taken += len(batch)
         return batch
 
     def waiting(self) -> Int64s:
-        """Return the offsets of the messages in the buffer, in no particular order."""
-        parts = [batch.offsets for batch in self._waiting]
-        if self._current is not None:
-            parts.append(self._current.offsets[self._row :])
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        """Return the offsets of the messages in the buffer."""
+        parts = [np.zeros(0, np.int64), *[batch.offsets for batch in self._waiting]]
+        return np.concatenate(parts)[self._row :]
 
     def all_credit(self) -> int:
         """Grant all permits, for a consumer that was just opened, and return their number."""
@@ -101,14 +91,12 @@ class DeliveryBuffer:
 
     def drop(self) -> int:
         """Discard the buffered messages; return the permits to grant, so that all are granted."""
-        self._waiting.clear()
-        self._current = None
         given = self._permits - self._credit
-        self._credit, self._taken = self._permits, 0
+        self.clear()
+        self._credit = self._permits
         return given
 
     def clear(self) -> None:
         """Discard the buffered messages and all permits, when the connection has ended."""
         self._waiting.clear()
-        self._current = None
-        self._credit = self._taken = 0
+        self._row = self._credit = self._taken = 0

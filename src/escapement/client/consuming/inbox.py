@@ -1,7 +1,7 @@
 """The receiving side of a consumer: deliveries, acknowledgements and closing.
 
-At most ``permits`` messages are in the delivery buffer (see ``delivery_buffer``). Acknowledgements go
-through the ack queue (see ``ack_queue``).
+At most ``permits`` messages are in the delivery buffer (see ``delivery_buffer``).
+Acknowledgements go through the ack queue (see ``ack_queue``).
 
 When a link is lost, the consumer discards its delivery buffer, and the broker redelivers the
 messages to any consumer of the subscription. The application can still acknowledge messages

@@ -50,7 +50,6 @@ class Outbox:
         self._requests: deque[PublishRequest] = deque()
         self._under_way = 0
         self._retry = retry
-        self._retry_at = -inf
 
     @property
     def empty(self) -> bool:
@@ -189,8 +188,8 @@ class Outbox:
 
         Each request is paired with its ``after``.
         """
-        if now_s < self._retry_at:
-            return [], inf if self.empty else self._retry_at
+        if now_s < self._retry.at_s:
+            return [], inf if self.empty else self._retry.at_s
         draft = self._draft
         if draft is not None and (
             not self._requests or now_s >= draft.since_s + self.bounds.linger_s
@@ -246,8 +245,7 @@ class Outbox:
             self._under_way -= 1
             self._requests[self._under_way].sent = False
         request.refusal = error
-        if now_s >= self._retry_at:  # several refusals at once count as one failure
-            self._retry_at = now_s + self._retry.next_s(now_s)
+        self._retry.failed(now_s)
 
     def lost(self) -> None:
         """Mark all publish requests as unsent, because the connection is lost."""
@@ -256,7 +254,7 @@ class Outbox:
                 request.sent = False
                 request.refusal = None  # it may be stored or not
         self._under_way = 0
-        self._retry_at = -inf
+        self._retry.at_s = -inf
 
     def resume(self, last_sequence: int) -> None:
         """Continue on a new connection; the broker has stored up to ``last_sequence``.
