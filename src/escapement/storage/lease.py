@@ -158,12 +158,13 @@ def release(
 
 def check(engine: Engine, connection: Connection, lease: Lease) -> None:
     """Block any new owner until this transaction ends, or raise ``LeaseLost``."""
-    answer(lease, connection.execute_all([question(engine, lease)]))
+    answer(lease, connection.execute_all([question(lease, engine.dialect.share_lock)]))
 
 
-def question(engine: Engine, lease: Lease) -> Step:
+def question(lease: Lease, lock: str) -> Step:
     """Return the query of :func:`check`, to be sent with others. Pass its row to :func:`answer`."""
-    return _question(lease, engine.dialect.share_lock)
+    sql = f"SELECT epoch, owner_name FROM leases WHERE bundle_id = ?{lock}"
+    return Step(sql, [(lease.bundle_id,)])
 
 
 def answer(lease: Lease, rows: Sequence[Row]) -> None:
@@ -266,13 +267,8 @@ def _change(
 ) -> None:
     """Change the lease row in a transaction of its own, if it still has this lease's epoch."""
     with transaction(connection):
-        answer(lease, connection.execute_all([_question(lease, engine.dialect.update_lock)]))
+        answer(lease, connection.execute_all([question(lease, engine.dialect.update_lock)]))
         connection.execute(
             f"UPDATE leases SET {what} WHERE bundle_id = ? AND epoch = ?",
             (*params, lease.bundle_id, lease.epoch),
         )
-
-
-def _question(lease: Lease, lock: str) -> Step:
-    sql = f"SELECT epoch, owner_name FROM leases WHERE bundle_id = ? {lock}"
-    return Step(sql, [(lease.bundle_id,)])

@@ -116,10 +116,10 @@ def create_namespace(
     now_ms: int,
     *,
     delays_enabled: bool = True,
-    granularity_ms: int = DEFAULT_GRANULARITY_MS,
     tick_ms: int = DEFAULT_TICK_MS,
 ) -> Namespace:
     """Create a namespace. Raises ``AlreadyExists``."""
+    granularity_ms = DEFAULT_GRANULARITY_MS
     params = (tenant, name, int(delays_enabled), granularity_ms, tick_ms, now_ms)
     id = _insert(
         connection,

@@ -28,8 +28,6 @@ _SIZE: Final = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB)")
 _SHIFT: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
 # A pause without an end, and the latest time that a policy can have.
 FOREVER_MS: Final = (1 << 62) - 1
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 Value = TypeVar("Value")
 
@@ -192,7 +190,7 @@ def moment(help: str) -> int:
                     f"{value!r} is neither forever nor a time with a zone, such as "
                     "2026-12-24T18:00+01:00"
                 )
-            return max(0, -((_EPOCH - at) // _MILLISECOND))
+            return max(0, unix_ms(at))
         return _whole(value)
 
     return _ruled(0, help, "TIME", read, "not paused")

@@ -65,7 +65,6 @@ class CommitPipeline:
         *,
         journal_ends: Mapping[int, JournalPosition],
         on_state: Callable[[State], None] = lambda state: None,
-        recorded: Recorded | None = None,
         max_lanes: int = DEFAULT_LANES,
         max_waiting_bytes: int = DEFAULT_WAITING_BYTES,
         max_commits_per_second: float | None = None,
@@ -79,7 +78,7 @@ class CommitPipeline:
           max_commits_per_second: limits the groups of all lanes together; None for no limit.
         """
         count = max(1, min(max_lanes, engine.max_lanes))
-        recorded = recorded or Recorded(engine, lease)
+        recorded = Recorded(engine, lease)
         interval_s = count / max_commits_per_second if max_commits_per_second else 0.0
         self._next_offsets: dict[int, int] = {}
         self._max_waiting_bytes = max_waiting_bytes

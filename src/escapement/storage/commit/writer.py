@@ -131,7 +131,7 @@ class Writer:
             group.accepted_at_ms,
             encode_entry(entry),
         )
-        lease_step = question(self._engine, self._lease)
+        lease_step = question(self._lease, self._engine.dialect.share_lock)
         staged_batch_steps = staged_batch.advancing(self._engine.dialect, advances)
         log_steps = insertion(rows, self._lease.epoch)
         try:

@@ -181,12 +181,11 @@ def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[C
     wanted = {(one.part, one.attempt): one.messages for one in counted}
     taken = [row for row in rows if (row[1], row[2]) in wanted]
     _check_whole(job, wanted, taken)
-    targets = sorted({bytes(row[3]) for row in taken})
-    boxes = {target: inbox.inbox_target(engine, connection, target.decode()) for target in targets}
+    boxes = inbox.inbox_targets(engine, connection, {bytes(row[3]).decode() for row in taken})
     if taken:
         connection.execute_many(
             "UPDATE parcels SET mailbox_id = ? WHERE id = ?",
-            [(boxes[bytes(row[3])], row[0]) for row in taken],
+            [(boxes[bytes(row[3]).decode()], row[0]) for row in taken],
         )
     at_ms = now_ms(engine.dialect, connection)
     connection.execute(

@@ -30,6 +30,7 @@ from escapement.storage.log.log_table import (
     KEYS_AT_ONCE,
     NO_END,
     LogRow,
+    MinMax,
     RowHead,
     RowKey,
     bounded,
@@ -41,6 +42,7 @@ from escapement.storage.log.log_table import (
     keys_at,
     keys_of_table,
     last_row_to,
+    outermost_base,
     place,
     row_from,
 )
@@ -240,12 +242,11 @@ class Log(Generations):
             heads = self._heads(connection, topic_id, int(offsets[at]))
             if not heads:
                 # All rows begin after it.
-                begin = self.first_offset(connection, topic_id)
-                at = len(offsets) if begin is None else int(offsets.searchsorted(begin))
+                oldest = self.first_offset(connection, topic_id)
+                at = len(offsets) if oldest is None else int(offsets.searchsorted(oldest))
             for head in heads:
-                base = head.key.base_offset
-                ends = [base, base + head.key.message_count]
-                first, last = np.searchsorted(offsets, ends).tolist()
+                begin, count = head.key.base_offset, head.key.message_count
+                first, last = np.searchsorted(offsets, [begin, begin + count]).tolist()
                 if last > max(first, at):
                     yield head, first, last
                 at = max(at, last)
@@ -292,34 +293,24 @@ class Log(Generations):
 
     def first_offset(self, connection: Connection, topic_id: int) -> int | None:
         """Return the first offset that a row states for the first time; None without such a row."""
-        for generation in self._generations:
-            row = row_from(connection, generation, topic_id, 0, NO_END)
-            if row is not None:
-                return row[0]
-        return None
+        return next(self._outermost(connection, topic_id, "MIN", 0, NO_END), None)
 
     def lowest_base(self, connection: Connection, topic_id: int) -> int:
         """Return the key of the topic's newest restatement; 0 if it has none."""
-        found = [
-            connection.execute(
-                f"SELECT MIN(base_offset) FROM {generation.table(topic_id)} WHERE topic_id = ?",
-                (topic_id,),
-            ).rows[0][0]
-            for generation in self._generations
-        ]
-        return min((int(base) for base in found if base is not None and base < 0), default=0)
+        return min(self._outermost(connection, topic_id, "MIN", -NO_END, -1), default=0)
 
     def first_base(self, connection: Connection, topic_id: int) -> int:
         """Return the key of the topic's oldest existing restatement; 0 if it has none."""
+        return next(self._outermost(connection, topic_id, "MAX", -NO_END, -1), 0)
+
+    def _outermost(
+        self, connection: Connection, topic_id: int, which: MinMax, low: int, high: int
+    ) -> Iterator[int]:
+        """Yield ``outermost_base`` for each generation that has one, oldest first."""
         for generation in self._generations:
-            base = connection.execute(
-                f"SELECT MAX(base_offset) FROM {generation.table(topic_id)}"
-                " WHERE topic_id = ? AND base_offset < 0",
-                (topic_id,),
-            ).rows[0][0]
-            if base is not None:
-                return int(base)
-        return 0
+            found = outermost_base(connection, generation, topic_id, which, low, high)
+            if found is not None:
+                yield found
 
     def _start(
         self, connection: Connection, topic_id: int, from_offset: int
@@ -330,14 +321,9 @@ class Log(Generations):
         """
         generations = self._generations
         for at in reversed(range(len(generations))):
-            generation = generations[at]
-            low = connection.execute(
-                f"SELECT MAX(base_offset) FROM {generation.table(topic_id)}"
-                " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ?",
-                (topic_id, from_offset),
-            ).rows[0][0]
+            low = outermost_base(connection, generations[at], topic_id, "MAX", 0, from_offset)
             if low is not None:
-                yield generation, int(low)
+                yield generations[at], low
                 break
         else:
             at = -1

@@ -9,7 +9,7 @@ only; storage/log/generations.py keeps the set of generations.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,8 @@ RESTATED: Final = 1
 _KEY: Final = "topic_id, base_offset, message_count, size_bytes"
 # The columns of a topic's :class:`RowHead`.
 _HEAD: Final = "base_offset, message_count, size_bytes, min_due_ms, max_due_ms, accepted_at_ms"
+
+MinMax = Literal["MIN", "MAX"]
 
 
 class NewRow(NamedTuple):
@@ -174,6 +176,23 @@ def last_row_to(
         key = RowKey(generation.id, *row)
         return LogRow(key, decoded(key, data))
     return None
+
+
+def outermost_base(
+    connection: Connection,
+    generation: Generation,
+    topic_id: int,
+    which: MinMax,
+    low: int,
+    high: int,
+) -> int | None:
+    """Return the lowest or the highest base offset in ``[low, high]`` that a topic's row has."""
+    found = connection.execute(
+        f"SELECT {which}(base_offset) FROM {generation.table(topic_id)}"
+        " WHERE topic_id = ? AND base_offset BETWEEN ? AND ?",
+        (topic_id, low, high),
+    ).rows[0][0]
+    return None if found is None else int(found)
 
 
 def row_from(
