@@ -24,6 +24,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from escapement.clock import moment, unix_ms
 from escapement.errors import InvalidRequest
 
 Missed = Literal["skip", "last", "all"]
@@ -35,7 +36,6 @@ MAX_TEXT_CHARS: Final = 255
 # was off or asleep takes more.
 MISSED_AFTER_MS: Final = 60_000
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WALL: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SECOND_MS: Final = 1_000
@@ -135,9 +135,9 @@ class Recurrence:
         return len(fields) == 5 and not any(field.startswith("*") for field in fields[:2])
 
     def _at_times_of_day(self, after_ms: int) -> Iterator[int]:
-        begin = (_EPOCH + after_ms * _MILLISECOND).astimezone(self._zone())
+        begin = moment(after_ms).astimezone(self._zone())
         for found in self._simulation(begin):
-            ms = (found - _EPOCH) // _MILLISECOND
+            ms = unix_ms(found)
             # Started in the second of two equal hours, cronsim also yields times of the first.
             if ms > after_ms:
                 yield ms
@@ -187,7 +187,7 @@ class Recurrence:
 
     def _shift(self, at_ms: int) -> timedelta:
         """Return the offset of local time from UTC at a moment."""
-        shift = (_EPOCH + at_ms * _MILLISECOND).astimezone(self._zone()).utcoffset()
+        shift = moment(at_ms).astimezone(self._zone()).utcoffset()
         assert shift is not None
         return shift
 

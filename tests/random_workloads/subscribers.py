@@ -8,7 +8,7 @@ from typing import Any
 
 import escapement
 from escapement.client import delivery_times
-from escapement.client.delivery_times import moment
+from escapement.clock import moment
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from random_workloads.log_order import check_beginning
 from random_workloads.model import KINDS, MESSAGE_BYTES, NEVER_MS, WITH_DEAD_LETTERS, Expectation

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 import escapement
-from escapement.client.delivery_times import moment
+from escapement.clock import moment
 from random_workloads.consuming import Consuming
 from random_workloads.model import (
     DEDUP_WINDOW_MS,

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from escapement.client.delivery_times import moment
+from escapement.clock import moment
 from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, MessageId
 from escapement.properties import read_properties
 

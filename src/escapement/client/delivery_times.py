@@ -8,12 +8,13 @@ message is never early. Arguments are checked here, before anything is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from escapement.clock import moment, unix_ms
 from escapement.durations import of, parse
 from escapement.errors import InvalidRequest, NaiveDatetime
 from escapement.message import NO_TIME, NO_TIMES, Int64s, Times
@@ -23,9 +24,6 @@ from escapement.position import EARLIEST, LATEST, Position
 Where = str | int | datetime
 # A timedelta, ``(3, "minutes")``, or text as in settings: "3m".
 Delay = timedelta | tuple[int | float, str] | str
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def delay_ms(delay: Delay) -> int:
@@ -54,7 +52,7 @@ def at_ms(at: datetime) -> int:
         raise InvalidRequest(f"{at!r} is not a time: pass a datetime with a time zone")
     if at.utcoffset() is None:
         raise NaiveDatetime(f"{at} has no time zone: pass a datetime with a time zone")
-    return max(0, -((_EPOCH - at) // _MILLISECOND))
+    return max(0, unix_ms(at))
 
 
 def position(where: Where) -> Position:
@@ -132,11 +130,6 @@ def _milliseconds(values: npt.NDArray[Any]) -> Int64s:
     return found
 
 
-def moment(due_ms: int) -> datetime:
-    """Return the aware datetime, in UTC, of a Unix time in milliseconds."""
-    return _EPOCH + timedelta(milliseconds=due_ms)
-
-
-def moment_or_none(due_ms: int | None) -> datetime | None:
+def moment_or_none(at_ms: int | None) -> datetime | None:
     """Return ``moment`` of a time that may be absent."""
-    return None if due_ms is None else moment(due_ms)
+    return None if at_ms is None else moment(at_ms)

@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
+from escapement.clock import unix_ms
 from escapement.errors import InvalidRequest
 from escapement.message import Int64s
 from escapement.names import TopicName
@@ -36,8 +37,6 @@ TIME_OPTIONS: Final = (
 )
 SPLIT_OPTIONS: Final = ("minPartitions", "maxRecordsPerPartition")
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MS: Final = timedelta(milliseconds=1)
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -91,8 +90,8 @@ class Selection:
             if value.tzinfo is None:
                 return self
             # A value may lie between two milliseconds. The range allows for both.
-            low_ms = (value - _EPOCH) // _MS - 1
-            span = _span(operator, low_ms, low_ms + 2)
+            at_ms = unix_ms(value)
+            span = _span(operator, at_ms - 1, at_ms + 1)
             if column == "published_at":
                 return replace(self, published=self.published & span)
             return replace(self, due=self.due & span)
@@ -141,8 +140,7 @@ def _time(options: Options, name: str, default: int) -> int:
             f"the option {name} must be Unix milliseconds, or a date and time with its offset from"
             f" UTC (2027-01-31T09:00:00+01:00), not {text!r}"
         )
-    # Rounded up to a whole millisecond.
-    return -((_EPOCH - read) // _MS)
+    return unix_ms(read)
 
 
 class Places:

@@ -20,7 +20,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.keys.key_order import GATHER_MS
 from escapement.client.consuming.inbox import Inbox
-from escapement.client.delivery_times import moment
+from escapement.clock import moment
 from escapement.testing import World, arrived
 from support.held_calls import KEYS, Held
 

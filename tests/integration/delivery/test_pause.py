@@ -13,7 +13,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.shared import SharedSubscription
-from escapement.client.delivery_times import moment
+from escapement.clock import moment
 from escapement.errors import InvalidRequest, NotFound
 from escapement.storage.catalog.rule import FOREVER_MS
 from escapement.testing import World, arrived

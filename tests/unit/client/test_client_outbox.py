@@ -18,6 +18,7 @@ from escapement.client.producing.outbox import Outbox
 from escapement.client.producing.producer_bounds import Bounds
 from escapement.client.producing.publish_request import NewMessage, PublishRequest
 from escapement.client.serializers import BYTES, JSON, MSGPACK, STR, serializer
+from escapement.clock import moment
 from escapement.errors import (
     Conflict,
     DelayTooLong,
@@ -295,7 +296,7 @@ def test_times_are_rounded_up_and_must_have_a_time_zone() -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
     assert delivery_times.at_ms(at) == int(datetime(2026, 1, 1, 10, tzinfo=UTC).timestamp() * 1000)
     assert delivery_times.at_ms(at + timedelta(microseconds=1)) == delivery_times.at_ms(at) + 1
-    assert delivery_times.moment(delivery_times.at_ms(at)) == at
+    assert moment(delivery_times.at_ms(at)) == at
     assert delivery_times.delay_ms(timedelta(microseconds=1)) == 1
     assert delivery_times.column([None, "2s"], delivery_times.delay_ms, 2).tolist() == [-1, 2000]
     assert delivery_times.column((3, "m"), delivery_times.delay_ms, 2).tolist() == [180_000] * 2

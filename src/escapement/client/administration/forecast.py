@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from escapement.client.delivery_times import moment
+from escapement.clock import moment
 
 
 @dataclass(frozen=True, slots=True)

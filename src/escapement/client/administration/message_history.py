@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from escapement.client.delivery_times import moment, moment_or_none
+from escapement.client.delivery_times import moment_or_none
+from escapement.clock import moment
 from escapement.message import MessageId
 
 

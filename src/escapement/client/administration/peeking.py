@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from escapement.client.connection.retried_request import Ask
-from escapement.client.delivery_times import moment
+from escapement.clock import moment
 from escapement.errors import InvalidRequest
 from escapement.message import MessageId
 from escapement.names import TopicName

@@ -11,8 +11,8 @@ from datetime import datetime
 from escapement.client.connection.line import Line
 from escapement.client.connection.retried_request import ask_again
 from escapement.client.delivery import Columns, Origin, Row
-from escapement.client.delivery_times import moment
 from escapement.client.serializers import SerializerLike, serializer
+from escapement.clock import moment
 from escapement.errors import InvalidRequest
 from escapement.message import Int64s, MessageBatch
 from escapement.names import TopicName

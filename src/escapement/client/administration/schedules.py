@@ -14,8 +14,9 @@ from typing import Any
 
 from escapement.client import content, serializers
 from escapement.client.connection.retried_request import Ask
-from escapement.client.delivery_times import Delay, at_ms, delay_ms, moment, moment_or_none
+from escapement.client.delivery_times import Delay, at_ms, delay_ms, moment_or_none
 from escapement.client.serializers import SerializerLike
+from escapement.clock import moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from typing import Any
 
 from escapement.client import content, delivery_times, serializers
 from escapement.client.connection.retried_request import Ask
-from escapement.client.delivery_times import Delay, moment, moment_or_none
+from escapement.client.delivery_times import Delay, moment_or_none
 from escapement.client.serializers import SerializerLike
+from escapement.clock import moment
 from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, NO_TIME
 from escapement.names import TopicName

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from escapement.clock import unix_ms
 from escapement.durations import format as duration_text
 from escapement.durations import parse as parse_duration
 from escapement.errors import InvalidRequest
