@@ -7,12 +7,18 @@ equal numbers is not defined.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from escapement.message import Int64s
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRichComparison
+
+T = TypeVar("T", bound="SupportsRichComparison")
 
 # With this many runs both sorts take the same time.
 _FEW_RUNS: Final = 4
@@ -26,6 +32,11 @@ def argsort(numbers: Int64s) -> npt.NDArray[np.intp]:
 def sort(numbers: Int64s) -> None:
     """Sort the numbers in place."""
     numbers.sort(kind=_kind(numbers))
+
+
+def lowest(values: Iterable[T | None]) -> T | None:
+    """Return the lowest value that is not None; None if there is none."""
+    return min((value for value in values if value is not None), default=None)
 
 
 def _kind(numbers: Int64s) -> Literal["stable", "quicksort"]:

@@ -34,9 +34,10 @@ from escapement.broker.subscription.priorities.skipping import Skipping, Slots, 
 from escapement.broker.subscription.priorities.staged import Staged
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, UInt32s
+from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.commit.items import Acks, Attempts
-from escapement.storage.index import Key
+from escapement.storage.index.keys import Key, position
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offset_bits import OffsetBits
 
@@ -131,9 +132,7 @@ class DueSubscription(Subscription):
         wanted = ranges.wanted(rows)
         if wanted.all():
             return rows
-        at = int(np.argmin(wanted))
-        first = Key(int(rows.due_ms[at]), int(rows.offsets[at]))
-        self._passed = first if self._passed is None else min(self._passed, first)
+        self._passed = lowest((self._passed, rows.key(int(np.argmin(wanted)))))
         return rows.pick(wanted)
 
     # -- bands ---------------------------------------------------------------------
@@ -228,9 +227,7 @@ class DueSubscription(Subscription):
     def _passed_from(self) -> Key | None:
         """The lowest key that was passed over; None if there is none."""
         skipped_from = None if self._skipping is None else self._skipping.skipped_from
-        if skipped_from is None or self._passed is None:
-            return skipped_from or self._passed
-        return min(skipped_from, self._passed)
+        return lowest((skipped_from, self._passed))
 
     def _make_band(self, which: int, mark: Key | None) -> Band:
         ageing_ms = self.record.policy.priority_ageing_ms
@@ -290,8 +287,7 @@ class DueSubscription(Subscription):
         rows = self.in_flight.take_back(offsets)
         self.held.discard(rows.offsets)
         if rows.height:
-            first = rows.in_order()
-            self.fall_behind(Key(int(first.due_ms[0]), int(first.offsets[0])))
+            self.fall_behind(rows.in_order().key(0))
 
     # -- scans ---------------------------------------------------------------------
 
@@ -411,8 +407,7 @@ class DueSubscription(Subscription):
     @property
     def waits_from(self) -> Key | None:
         """The lowest key that is not held and may be pending; None if there is none."""
-        lowest = [key for key in (self.bands.unread_from, self._passed_from) if key is not None]
-        return min(lowest, default=None)
+        return lowest((self.bands.unread_from, self._passed_from))
 
     def _read_from(self, key: Key | None) -> None:
         """Read from ``key`` on again; nothing if it is None."""
@@ -476,7 +471,6 @@ class DueSubscription(Subscription):
         waiting, _ = self.retries.waiting()
         waiting = waiting.pick(self.held.contains(waiting.offsets))
         rows = Rows.concat([self._ready_again(), waiting])
-        if below is not None:
-            same = (rows.due_ms == below.due_ms) & (rows.offsets < below.offset)
-            rows = rows.pick((rows.due_ms < below.due_ms) | same)
-        return rows.in_order()
+        rows = rows.in_order()
+        end = None if below is None else position(rows.due_ms, rows.offsets, below)
+        return rows.pick(slice(0, end))

@@ -27,6 +27,7 @@ from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.subscription import Subscription
 from escapement.message import Int64s, MessageBatch
+from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.offsets import OffsetSet
@@ -310,8 +311,7 @@ class OrderedSubscription(Subscription):
         return super().advance(now_ms) or may_expire
 
     def next_wake_ms(self) -> int | None:
-        wakes = (super().next_wake_ms(), self.expiry.next_wake_ms())
-        return min((wake for wake in wakes if wake is not None), default=None)
+        return lowest((super().next_wake_ms(), self.expiry.next_wake_ms()))
 
     def _again(self, rows: Rows, *, waited: bool) -> None:
         self.held.discard(rows.offsets)

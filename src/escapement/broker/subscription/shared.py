@@ -29,11 +29,11 @@ from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.due_subscription import DueSubscription
 from escapement.broker.subscription.keys.key_order import GATHER_READ, KeyOrder
 from escapement.broker.subscription.keys.key_ranges import KeyRanges, shorten
-from escapement.broker.subscription.keys.key_table import Bools
 from escapement.broker.subscription.priorities.ready import Ready, Rows
 from escapement.broker.subscription.priorities.skipping import Skipping
 from escapement.broker.subscription.subscription import Subscription
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
+from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.catalog.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
 from escapement.storage.commit.items import Acks, Attempts
@@ -150,7 +150,7 @@ class SharedSubscription(DueSubscription):
             # The clock was set back. If it was set back far, ``rewind`` follows; otherwise these
             # wait.
             early_ms = int(rows.due_ms[~due].min())
-            self._early_ms = early_ms if self._early_ms is None else min(self._early_ms, early_ms)
+            self._early_ms = lowest((self._early_ms, early_ms))
         return due
 
     def _take_apart(self, most: int, *, with_tried: bool) -> tuple[Rows, Rows]:
@@ -278,10 +278,9 @@ class SharedSubscription(DueSubscription):
             rows = store.rows()
             fresh = rows.pick(rows.attempts == 0)
             if fresh.height:
-                first = fresh.in_order()
                 store.withdraw(fresh.offsets)
                 self.held.discard(fresh.offsets)
-                self.fall_behind(Key(int(first.due_ms[0]), int(first.offsets[0])))
+                self.fall_behind(fresh.in_order().key(0))
         self._skip_none()  # skipping needs the first messages of a key in ready
 
     def _rooms(self, frame_messages: int) -> list[int]:
@@ -374,9 +373,9 @@ class SharedSubscription(DueSubscription):
         if not dealt:
             return []
         gone = np.sort(np.concatenate([at for _, at in dealt]))
-        order.hand_over(rows.those(gone), places[gone])
+        order.hand_over(rows.pick(gone), places[gone])
         self._skipping.handed(len(gone))
-        return [self._hand_over(self.consumers[who], rows.those(at), now_ms) for who, at in dealt]
+        return [self._hand_over(self.consumers[who], rows.pick(at), now_ms) for who, at in dealt]
 
     def _assign_by_range(
         self, ready: int, now_ms: int, frame_messages: int, tried: bool
@@ -435,7 +434,7 @@ class SharedSubscription(DueSubscription):
         for one in (self._order, self._skipping):
             if one is not None:
                 wakes.append(one.next_wake_ms())
-        return min([wake for wake in wakes if wake is not None], default=None)
+        return lowest(wakes)
 
     def rewind(self, now_ms: int) -> None:
         """Remove ready messages that are not due any more; in-flight messages stay in flight."""

@@ -45,6 +45,7 @@ from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.retries.backoff import CEILING_MS
 from escapement.broker.subscription.retries.retries import Retries
 from escapement.message import Int64s, MessageBatch
+from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy
 from escapement.storage.commit.items import Acks, Attempts
@@ -315,7 +316,12 @@ class Subscription(ABC):
         """Return which of these are ready and were never sent; bool[n]."""
 
     def withdraw(self, offsets: Int64s) -> None:
-        """Remove messages that were not delivered yet, and are not offered any more."""
+        """Remove changed messages, except those that were delivered."""
+        handed = self.was_handed(offsets)
+        if handed.any():
+            # After a crash the subscription must still get them unchanged.
+            self.attempts.keep(offsets[handed])
+        offsets = offsets[~handed]
         if self.held.discard(offsets):
             self._forget_ready(offsets)
 
@@ -509,10 +515,7 @@ class Subscription(ABC):
 
     def next_wake_ms(self) -> int | None:
         """Return when ``advance`` has something to do; None if never."""
-        timer_ms, more_ms = self.retries.next_wake_ms(), self.throttle.next_wake_ms()
-        if timer_ms is None or more_ms is None:
-            return more_ms if timer_ms is None else timer_ms
-        return min(timer_ms, more_ms)
+        return lowest((self.retries.next_wake_ms(), self.throttle.next_wake_ms()))
 
     def rewind(self, now_ms: int) -> None:
         """Rebuild timers after the wall clock was set back; deadlines stay as they are."""

@@ -35,6 +35,7 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.topic.window_budget import WindowBudget
+from escapement.sorting import lowest
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
 from escapement.storage.index.keys import position
 from escapement.timewheel import Entries, TimingWheel
@@ -186,7 +187,7 @@ class DeliveryWindow:
         wakes = [self._wheel_wake_ms(), self._index_next_ms]
         if self._index_next_ms is not None and self._loading is None and self._window_fits():
             wakes.append(self._window_at_ms())
-        return min([wake for wake in wakes if wake is not None], default=None)
+        return lowest(wakes)
 
     def _wheel_wake_ms(self) -> int | None:
         """Return the tick at which messages fall due, or when the wheel wants to prepare a slot."""

@@ -18,9 +18,10 @@ from typing import Final
 
 from escapement.broker.subscription.keys.busy_keys import BusyKeys
 from escapement.broker.subscription.keys.key_queues import KeyQueues
-from escapement.broker.subscription.keys.key_table import NO_PLACE, Bools, KeyTable, Places
+from escapement.broker.subscription.keys.key_table import NO_PLACE, KeyTable, Places
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.wait_limit import WaitLimit
+from escapement.message import Bools
 from escapement.storage.offsets import OffsetSet
 
 # A few times as long as a client gathers acknowledgements, and too short to be noticed.

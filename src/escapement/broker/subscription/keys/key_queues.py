@@ -25,15 +25,14 @@ import numpy as np
 from escapement.broker.subscription.keys.key_table import (
     NO_KEY,
     NO_PLACE,
-    Bools,
     KeyTable,
     Places,
 )
 from escapement.broker.subscription.keys.sorted_runs import SortedRuns, queue_order
-from escapement.broker.subscription.priorities.band import BANDS, NORMAL, bands_of, rows_below
-from escapement.broker.subscription.priorities.ready import Pile, Rows, goes_before, order_of
-from escapement.message import Int64s
-from escapement.storage.index import Key
+from escapement.broker.subscription.priorities.band import BANDS, NORMAL, bands_of
+from escapement.broker.subscription.priorities.ready import Pile, Rows, goes_before
+from escapement.message import Bools, Int64s
+from escapement.storage.index.keys import Key, position, sorted_order
 
 # How many rows of each key stay in memory if there are too many: the first value that frees enough.
 _KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
@@ -135,14 +134,14 @@ class KeyQueues:
             ranks = table.ranks[at]
             at = at[ranks <= np.partition(ranks, most - 1)[most - 1]]
         if len(at):
-            at = at[order_of(table.ranks[at], table.heads.offsets[at])]
+            at = at[sorted_order(table.ranks[at], table.heads.offsets[at])]
         at = at if all_heads else at[:most]
         heads = table.heads.pick(at)
         if not self._free.count:
             return heads, at
         free = self._free.first(most)
         both = Rows.concat([heads, free])
-        order = order_of(both.ranks(self._ageing_ms), both.offsets)
+        order = sorted_order(both.ranks(self._ageing_ms), both.offsets)
         order = order if all_heads else order[:most]
         return both.pick(order), np.append(at, np.full(free.height, NO_PLACE))[order]
 
@@ -175,7 +174,7 @@ class KeyQueues:
         elif which != NORMAL:
             return rows.offsets[:0]
         rows = rows.in_order()
-        gone: Int64s = rows.offsets[rows_below(rows, key) :]
+        gone: Int64s = rows.offsets[position(rows.due_ms, rows.offsets, key) :]
         if len(gone):
             self.withdraw(gone)
         return gone

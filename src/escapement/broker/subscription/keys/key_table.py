@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from escapement.broker.subscription.number_map import NumberMap
 from escapement.broker.subscription.priorities.ready import Rows
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.traits import KEY_HASHES, SLOTS, hash_keys, have_keys, slots_of_key_hashes
 
 # The key hash of a message without a key, if the order is by key.
@@ -34,7 +34,6 @@ NO_PLACE: Final = -1
 # New columns have room for this many times the keys in use.
 _GROWTH: Final = 2
 
-Bools = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 
 

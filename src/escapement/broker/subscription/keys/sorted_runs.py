@@ -15,9 +15,10 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.subscription.keys.key_table import KeyTable, Places
-from escapement.broker.subscription.priorities.ready import Rows, goes_before, order_of
+from escapement.broker.subscription.priorities.ready import Rows, goes_before
 from escapement.message import Int64s
 from escapement.sorting import argsort
+from escapement.storage.index.keys import sorted_order
 
 # The rank and the offset of a missing row: above all others.
 _LAST: Final = (1 << 63) - 1
@@ -142,7 +143,7 @@ def queue_order(key_hashes: Int64s, ranks: Int64s, offsets: Int64s) -> Places:
     offset_bits = (int(offsets.max()) - low_offset).bit_length()
     rank_bits = (int(ranks.max()) - low_rank).bit_length()
     if _KEY_HASH_BITS + rank_bits + offset_bits > _INT64_BITS:
-        by_rank = order_of(ranks, offsets)
+        by_rank = sorted_order(ranks, offsets)
         return by_rank[np.argsort(key_hashes[by_rank], kind="stable")]
     packed = (key_hashes << (rank_bits + offset_bits)) | ((ranks - low_rank) << offset_bits)
     packed |= offsets - low_offset

@@ -37,7 +37,9 @@ import numpy as np
 
 from escapement.broker.subscription.priorities.ready import Ready, Rows
 from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
+from escapement.sorting import lowest
 from escapement.storage.index import KEY_MIN, Key
+from escapement.storage.index.keys import position
 from escapement.storage.offsets import OffsetSet
 from escapement.traits import priorities_of
 
@@ -128,11 +130,11 @@ class Band:
         """
         if not rows.height:
             return
-        first = _key(rows, 0)
+        first = rows.key(0)
         if self._scan_until is not None:
-            inside = rows_below(rows, self._scan_until)
+            inside = position(rows.due_ms, rows.offsets, self._scan_until)
             if inside:
-                self._scan_low = first if self._scan_low is None else min(self._scan_low, first)
+                self._scan_low = lowest((self._scan_low, first))
                 self._stop_at(first)
             if inside < rows.height and self._scan_catches_up:
                 self._offer_beyond(rows.pick(slice(inside, None)), later)
@@ -150,11 +152,11 @@ class Band:
         """Take rows past the scan under way, which is the one that catches up."""
         later = later or self.queues is not None
         if self._scan_over is None:
-            self._scan_over = _key(rows, 0) if later else self._take(rows, self._took)
+            self._scan_over = rows.key(0) if later else self._take(rows, self._took)
         else:
             # An earlier offer found no room. These rows may precede it in order: messages of the
             # wheel's next tick are often due earlier than a message that was due when published.
-            self._scan_over = min(self._scan_over, _key(rows, 0))
+            self._scan_over = min(self._scan_over, rows.key(0))
 
     def _stop_at(self, key: Key) -> None:
         """Give back messages past this unread key, if the policy asks for an order."""
@@ -165,7 +167,7 @@ class Band:
     def fall_behind(self, key: Key) -> None:
         """Note that keys from ``key`` on may be in the index without having been offered."""
         if self._scan_until is not None:
-            self._scan_low = key if self._scan_low is None else min(self._scan_low, key)
+            self._scan_low = lowest((self._scan_low, key))
         elif self.mark is None or key < self.mark:
             self.mark = key
 
@@ -175,7 +177,7 @@ class Band:
         room = self.room
         left = None
         if rows.height > room:
-            left = _key(rows, room)
+            left = rows.key(room)
             rows = rows.pick(slice(0, room))
         if rows.height:
             if self._held.add(rows.offsets) < rows.height:
@@ -184,7 +186,7 @@ class Band:
                 rows = rows.once()
             if self.queues is not None:
                 self.queues.push(rows)
-                self._reached = max(self._reached, _key(rows, -1))
+                self._reached = max(self._reached, rows.key(-1))
             else:
                 in_order = rows.traits is None
                 self.ready.push(rows if in_order else rows.in_order(self.ready.ageing_ms))
@@ -246,8 +248,7 @@ class Band:
     @property
     def unread_from(self) -> Key | None:
         """The lowest key that may be unread; None if there is none."""
-        marks = [mark for mark in (self.mark, self._scan_low) if mark is not None]
-        return min(marks, default=None)
+        return lowest((self.mark, self._scan_low))
 
     @property
     def scan_until(self) -> Key | None:
@@ -274,12 +275,12 @@ class Band:
         self._scan_until = None
         marks = [self._scan_low]
         if self.queues is not None and self._scan_low is not None:
-            rows = rows.pick(slice(0, rows_below(rows, self._scan_low)))
+            rows = rows.pick(slice(0, position(rows.due_ms, rows.offsets, self._scan_low)))
         self._scan_low = None
         if rows.height:
             marks.append(self._take(rows))
         marks.append(self._scan_over if self._scan_catches_up else stop)
-        self.mark = min((mark for mark in marks if mark is not None), default=None)
+        self.mark = lowest(marks)
 
     def break_scan(self) -> None:
         """Abandon the scan, which failed or whose subscription stops; the mark stays."""
@@ -287,14 +288,3 @@ class Band:
         low, self._scan_low = self._scan_low, None
         if low is not None and self.mark is not None:
             self.mark = min(self.mark, low)
-
-
-def _key(rows: Rows, at: int) -> Key:
-    return Key(int(rows.due_ms[at]), int(rows.offsets[at]))
-
-
-def rows_below(rows: Rows, key: Key) -> int:
-    """Return how many of these sorted rows are below ``key``."""
-    low = int(np.searchsorted(rows.due_ms, key.due_ms, "left"))
-    high = int(np.searchsorted(rows.due_ms, key.due_ms, "right"))
-    return low + int(np.searchsorted(rows.offsets[low:high], key.offset, "left"))

@@ -14,9 +14,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from escapement.broker.subscription.priorities.band import BANDS, NORMAL, Band, bands_of, rows_below
+from escapement.broker.subscription.priorities.band import BANDS, NORMAL, Band, bands_of
 from escapement.broker.subscription.priorities.ready import Rows
+from escapement.sorting import lowest
 from escapement.storage.index import Key
+from escapement.storage.index.keys import position
 
 # The most expired messages in one step, and in one acknowledgement.
 EXPIRED_AT_ONCE: Final = 65_536
@@ -85,8 +87,8 @@ class Bands:
         These are the first row of each band, and the first after each scan under way. The rows are
         sorted by key.
         """
-        untils = {band.scan_until for band in self}
-        starts = {0, *(rows_below(rows, until) for until in untils if until is not None)}
+        untils = [band.scan_until for band in self if band.scan_until is not None]
+        starts = {0, *(position(rows.due_ms, rows.offsets, until) for until in untils)}
         if rows.traits is None:
             return rows.pick(np.array(sorted(starts - {rows.height})))
         bands = bands_of(rows.traits)
@@ -113,7 +115,7 @@ class Bands:
     @property
     def unread_from(self) -> Key | None:
         """The lowest key that may be unread; None if there is none."""
-        return min((b.unread_from for b in self if b.unread_from is not None), default=None)
+        return lowest(band.unread_from for band in self)
 
     def fall_behind(self, key: Key) -> None:
         """Note that keys from ``key`` on may be in the index without having been offered."""

@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s, concat_columns
-from escapement.sorting import argsort
 from escapement.storage.encoding.attempts import RELEASED
+from escapement.storage.index.keys import Key, sorted_order
 from escapement.traits import priorities_of
 
 # ``Rows.attempts`` has 16 bits; storage/encoding/attempts.py says what they mean.
 _ATTEMPT_BITS: Final = 16
 _ATTEMPTS: Final = (1 << _ATTEMPT_BITS) - 1
-_INT64_BITS: Final = 63  # without the sign
 
 # One in this many delivered rows has waited out a back-off (see ``Ready``): few enough to be
 # unnoticed, enough to finish.
@@ -94,13 +93,13 @@ class Rows(NamedTuple):
         traits = None if self.traits is None else self.traits[which]
         return Rows(self.due_ms[which], self.offsets[which], self.attempts[which], traits)
 
-    def those(self, at: Int64s) -> Rows:
-        """Return the rows at ascending positions: this object if they are all."""
-        return self if len(at) == self.height else self.pick(at)
-
     def in_order(self, ageing_ms: int = 0) -> Rows:
         """Return the rows sorted by rank, then offset; linear if rows are a few sorted runs."""
-        return self.pick(order_of(self.ranks(ageing_ms), self.offsets))
+        return self.pick(sorted_order(self.ranks(ageing_ms), self.offsets))
+
+    def key(self, at: int) -> Key:
+        """Return the key of one row."""
+        return Key(int(self.due_ms[at]), int(self.offsets[at]))
 
     def once(self) -> Rows:
         """Return the first row of each message."""
@@ -148,9 +147,6 @@ class Ready:
     def __len__(self) -> int:
         return self.untried + self._tried.count
 
-    def __bool__(self) -> bool:
-        return bool(self._runs or self._side.runs or self._tried.runs)
-
     @property
     def untried(self) -> int:
         """The number of rows that did not wait out a back-off."""
@@ -189,18 +185,6 @@ class Ready:
         """Add rows, in order, that have waited out a back-off; they take no room."""
         self._tried.push(rows)
 
-    def take(self, most: int) -> Rows:
-        """Remove and return up to ``most`` rows, in order."""
-        return self.take_together([self], most)
-
-    @staticmethod
-    def take_together(stores: Sequence[Ready], most: int) -> Rows:
-        """Take rows from several stores in one order; the first store keeps count of shares."""
-        untried, tried = Ready.take_apart(stores, most)
-        if not tried.height:
-            return untried
-        return Rows.concat([untried, tried]).in_order(stores[0].ageing_ms)
-
     @staticmethod
     def take_apart(
         stores: Sequence[Ready], most: int, *, with_tried: bool = True
@@ -227,7 +211,7 @@ class Ready:
         parts = [store._take_untried(want) for store in stores]
         taken, used = _first_of(parts, want, ageing_ms)
         for store, part, count in zip(stores, parts, used, strict=True):
-            store._to_front(part.pick(slice(count, None)))
+            store.put_first(part.pick(slice(count, None)))
         return taken, tried
 
     def _take_untried(self, most: int) -> Rows:
@@ -235,12 +219,12 @@ class Ready:
         if self._side.count:
             parts = [taken, self._side.take(most)]
             taken, (runs_used, side_used) = _first_of(parts, most, self.ageing_ms)
-            self._to_front(parts[0].pick(slice(runs_used, None)))
+            self.put_first(parts[0].pick(slice(runs_used, None)))
             self._side.push(parts[1].pick(slice(side_used, None)))
         return taken
 
-    def _to_front(self, rows: Rows) -> None:
-        """Put back rows that precede all runs."""
+    def put_first(self, rows: Rows) -> None:
+        """Put back untried rows that were just taken, if none were added since. O(1)."""
         if rows.height:
             self._runs.appendleft(rows)
             self._runs_count += rows.height
@@ -258,23 +242,17 @@ class Ready:
         self._runs_count -= most - want
         return Rows.concat(parts)
 
-    def put_first(self, rows: Rows) -> None:
-        """Put back untried rows that were just taken, if none were added since. O(1)."""
-        self._to_front(rows)
-
     def put_back(self, rows: Rows) -> None:
         """Put back rows that were just taken."""
         self._side.push(rows)
 
-    def withdraw(self, offsets: Int64s) -> int:
-        """Remove the rows of these messages; return how many there were. O(rows)."""
-        before = len(self)
+    def withdraw(self, offsets: Int64s) -> None:
+        """Remove the rows of these messages; O(rows)."""
         kept = [_without(run, offsets) for run in self._runs]
         self._runs = deque(run for run in kept if run.height)
         self._runs_count = sum(run.height for run in self._runs)
         self._side.withdraw(offsets)
         self._tried.withdraw(offsets)
-        return before - len(self)
 
     def never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         """Return which of these messages are here and were never sent; bool[n]. O(rows)."""
@@ -285,7 +263,7 @@ class Ready:
 
     def drain(self) -> Rows:
         """Remove and return all rows, in order."""
-        return self.take(len(self))
+        return Rows.concat([*Ready.take_apart([self], len(self))]).in_order(self.ageing_ms)
 
     def set_ageing(self, ageing_ms: int) -> None:
         """Reorder all rows for another ``ageing_ms``."""
@@ -378,17 +356,6 @@ def goes_before(
     return before
 
 
-def order_of(ranks: Int64s, offsets: Int64s) -> npt.NDArray[np.intp]:
-    """Return the order of rows of distinct messages; linear if they are a few sorted runs."""
-    if not len(ranks):
-        return np.zeros(0, np.intp)
-    low_rank, low_offset = int(ranks.min()), int(offsets.min())
-    bits = (int(offsets.max()) - low_offset).bit_length()
-    if (int(ranks.max()) - low_rank).bit_length() + bits > _INT64_BITS:
-        return np.lexsort((offsets, ranks))
-    return argsort(((ranks - low_rank) << bits) | (offsets - low_offset))
-
-
 def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, list[int]]:
     """Return the first ``most`` rows of sorted parts, in order, and how many are of each."""
     filled = [part for part in parts if part.height]
@@ -396,7 +363,7 @@ def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, l
         rows = filled[0].pick(slice(0, most)) if filled else Rows.none()
         return rows, [rows.height if part.height else 0 for part in parts]
     rows = Rows.concat(filled)
-    order = order_of(rows.ranks(ageing_ms), rows.offsets)[:most]
+    order = sorted_order(rows.ranks(ageing_ms), rows.offsets)[:most]
     whose = np.repeat(np.arange(len(parts)), [part.height for part in parts])
     # Each part is sorted, so the rows chosen from it are its first ones.
     return rows.pick(order), np.bincount(whose[order], minlength=len(parts)).tolist()

@@ -21,6 +21,8 @@ import numpy.typing as npt
 
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.wait_limit import WaitLimit
+from escapement.message import Bools
+from escapement.sorting import lowest
 from escapement.storage.index import Key
 from escapement.traits import SLOTS, have_keys, key_slots
 
@@ -35,7 +37,6 @@ _FLOW_SHARE: Final = 4
 # Dry slots do not wait if one in this many skipped slots is dry.
 _DRY_SHARE: Final = 4
 
-Bools = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.intp]
 
 
@@ -73,8 +74,7 @@ class Skipping:
 
     def next_wake_ms(self) -> int | None:
         """Return when ``advance`` will return True; None if never."""
-        times = (self._stuck.until_ms, self._dry.until_ms)
-        return min((time for time in times if time is not None), default=None)
+        return lowest((self._stuck.until_ms, self._dry.until_ms))
 
     # -- when to leave messages out ----------------------------------------------------
 
@@ -175,9 +175,7 @@ class Skipping:
         return found
 
     def _note(self, rows: Rows) -> None:
-        first = Key(int(rows.due_ms[0]), int(rows.offsets[0]))
-        low = self.skipped_from
-        self.skipped_from = first if low is None else min(low, first)
+        self.skipped_from = lowest((self.skipped_from, rows.key(0)))
 
     def _check(self) -> None:
         """Assert every invariant."""

@@ -24,12 +24,12 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.broker.subscription.number_map import NumberMap
-from escapement.broker.subscription.priorities.ready import Rows, order_of
-from escapement.message import Int64s, MessageBatch
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.message import Bools, Int64s, MessageBatch
 from escapement.storage.index.columns import FixedColumns, Pick, assemble
+from escapement.storage.index.keys import sorted_order
 
 # The fewest rows that are worth a read.
 _LEAST_ROWS: Final = 2048
@@ -42,7 +42,6 @@ _ROW_BITS: Final = 32
 # The map of offsets is rebuilt if it has more than this many entries for each message.
 _MOST_PLACES: Final = 2
 
-Bools = npt.NDArray[np.bool_]
 Which = Callable[[Int64s], Bools]
 
 
@@ -129,7 +128,7 @@ class Staged:
         self._is_full = most < _LEAST_ROWS
         if most >= rows.height:
             return rows.in_order()
-        order = order_of(rows.ranks(ageing_ms), rows.offsets)
+        order = sorted_order(rows.ranks(ageing_ms), rows.offsets)
         if self._is_full:
             most = 0
         self.expect(rows.pick(order[most:]))

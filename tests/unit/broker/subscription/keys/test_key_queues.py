@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escapement.broker.subscription.keys.key_queues import KeyQueues
-from escapement.broker.subscription.keys.key_table import Bools, KeyTable
+from escapement.broker.subscription.keys.key_table import KeyTable
 from escapement.broker.subscription.priorities.band import BANDS, bands_of
 from escapement.broker.subscription.priorities.ready import Rows
-from escapement.message import DEFAULT_PRIORITY, Int64s, UInt32s
+from escapement.message import DEFAULT_PRIORITY, Bools, Int64s, UInt32s
 from escapement.storage.index import Key
 from escapement.traits import HAS_KEY, SLOTS, hash_keys
 from support.shared_subscriptions import column
