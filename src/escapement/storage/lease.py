@@ -21,8 +21,8 @@ hangs inside a transaction, and so would block it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -159,6 +159,14 @@ def release(
 def check(engine: Engine, connection: Connection, lease: Lease) -> None:
     """Block any new owner until this transaction ends, or raise ``LeaseLost``."""
     answer(lease, connection.execute_all([question(lease, engine.dialect.share_lock)]))
+
+
+@contextmanager
+def as_owner(engine: Engine, connection: Connection, lease: Lease) -> Iterator[None]:
+    """Run the block in a transaction that begins with :func:`check`."""
+    with transaction(connection):
+        check(engine, connection, lease)
+        yield
 
 
 def question(lease: Lease, lock: str) -> Step:

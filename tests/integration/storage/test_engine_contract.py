@@ -332,30 +332,17 @@ def test_misplaced_transaction_calls_fail_an_assertion(one: Connection) -> None:
         one.begin()
 
 
-def test_a_row_locked_in_share_mode_cannot_be_changed(
-    engine: Engine, one: Connection, two: Connection
+@pytest.mark.parametrize("lock", ["share_lock", "update_lock"])
+def test_a_locked_row_cannot_be_changed(
+    engine: Engine, one: Connection, two: Connection, lock: str
 ) -> None:
     one.execute(INSERT, (1, 1))
     make_impatient(engine, two)
     one.begin()
-    one.execute(f"SELECT v FROM things WHERE k = ?{engine.dialect.share_lock}", (1,))
+    one.execute(f"SELECT v FROM things WHERE k = ?{getattr(engine.dialect, lock)}", (1,))
     with pytest.raises(TransactionAborted) as caught:
         take_over(two)
     assert caught.value.retryable
-    one.commit()
-    take_over(two)
-    assert things(one) == [(1, 2)]
-
-
-def test_a_row_locked_for_update_cannot_be_locked_by_another(
-    engine: Engine, one: Connection, two: Connection
-) -> None:
-    one.execute(INSERT, (1, 1))
-    make_impatient(engine, two)
-    one.begin()
-    one.execute(f"SELECT v FROM things WHERE k = ?{engine.dialect.update_lock}", (1,))
-    with pytest.raises(TransactionAborted):
-        take_over(two)
     one.rollback()
     take_over(two)
     assert things(one) == [(1, 2)]

@@ -25,11 +25,10 @@ from escapement.storage.commit.group_rows import encode_group
 from escapement.storage.commit.items import Statement
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine, TransactionAborted
 from escapement.storage.engine.result_buffer import Landing
-from escapement.storage.engine.transaction import transaction
 from escapement.storage.inbox import inbox, staged_batch
 from escapement.storage.journal import journal
 from escapement.storage.journal.entry import encode_entry
-from escapement.storage.lease import Lease, Recorded, answer, check, question
+from escapement.storage.lease import Lease, Recorded, answer, as_owner, check, question
 from escapement.storage.log.log_table import insertion
 
 logger = logging.getLogger(__name__)
@@ -160,8 +159,7 @@ class Writer:
         connection = self._open
         key = (self._lease.bundle_id, group.lane, group.seq)
         try:
-            with transaction(connection):
-                check(self._engine, connection, self._lease)
+            with as_owner(self._engine, connection, self._lease):
                 found = journal.find(connection, *key)
                 if found == group.group_id:
                     journal.touch(connection, *key)

@@ -111,11 +111,9 @@ def fire(
             ((data,),) = connection.execute(
                 "SELECT letter FROM group_closings WHERE id = ?", (completion.id,)
             ).rows
-            batch, times, _ = decode_inbox_entry(data)
+            batch, times, body = decode_inbox_entry(data)
             source_id = f"group/{completion.id}"
-            inbox_entries.append(
-                InboxEntry(completion.target, source_id, batch.encode(), len(batch), times)
-            )
+            inbox_entries.append(InboxEntry(completion.target, source_id, body, len(batch), times))
     if inbox_entries:
         inbox.insert(engine, connection, inbox_entries, now_ms)
     return fired

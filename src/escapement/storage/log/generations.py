@@ -6,16 +6,14 @@ that is *going* has no new readers; its tables are being dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self, TypeVar
 
 from escapement.errors import NotFound, StorageError
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.transaction import transaction
-from escapement.storage.lease import Lease, check
+from escapement.storage.lease import Lease, as_owner
 from escapement.storage.log.generation import Generation, create, enter, read_generations
 
 T = TypeVar("T")
@@ -150,17 +148,10 @@ def _make(
     given_up: Sequence[Generation] = (),
 ) -> None:
     """Mark the generation as going, create its tables, remove the mark; requires the lease."""
-    with _as_owner(engine, connection, lease):
+    with as_owner(engine, connection, lease):
         for one in (*given_up, new):
             removal.mark(connection, "generation", one.id)
         enter(connection, new)
     create(engine, connection, new)
-    with _as_owner(engine, connection, lease):
+    with as_owner(engine, connection, lease):
         removal.done(connection, "generation", new.id)
-
-
-@contextmanager
-def _as_owner(engine: Engine, connection: Connection, lease: Lease) -> Iterator[None]:
-    with transaction(connection):
-        check(engine, connection, lease)
-        yield

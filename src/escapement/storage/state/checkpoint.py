@@ -16,11 +16,10 @@ reply, it is simply written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from escapement.storage.data_table import (
     ATTEMPTS,
@@ -32,11 +31,10 @@ from escapement.storage.data_table import (
 from escapement.storage.encoding.attempts import AttemptTable, encode_attempts
 from escapement.storage.encoding.dedup_keys import KeyTable, encode_keys
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.transaction import transaction
 from escapement.storage.index.segments.manifest import Mark
 from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalPosition
-from escapement.storage.lease import Lease, check
+from escapement.storage.lease import Lease, as_owner
 from escapement.storage.log.generation import Generation
 from escapement.storage.state import lag_table
 from escapement.storage.state.lag_table import LagRow
@@ -54,8 +52,6 @@ _SET_PRODUCER: Final = (
 )
 _SET_SUBSCRIPTION: Final = "UPDATE subscriptions SET fill_from = ?, fill_until = ? WHERE id = ?"
 _SET_GENERATION: Final = "UPDATE generations SET size_bytes = ? WHERE id = ?"
-
-T = TypeVar("T")
 
 
 class ChunkRow(NamedTuple):
@@ -141,16 +137,14 @@ def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Chec
       TransactionAborted, StorageUnavailable: write it again.
     """
 
-    def as_owner(work: Callable[[], T]) -> T:
-        with transaction(connection):
-            check(engine, connection, lease)
-            return work()
-
     for step in _steps(_changes(lease.bundle_id, checkpoint)):
-        as_owner(partial(_run_step, connection, step))
-    trim = partial(journal.trim_step, connection, lease.bundle_id, checkpoint.trims)
-    while as_owner(trim):
-        pass
+        with as_owner(engine, connection, lease):
+            for sql, changes in groupby(step, key=lambda change: change[0]):
+                connection.execute_many(sql, [params for _, params in changes])
+    more = True
+    while more:
+        with as_owner(engine, connection, lease):
+            more = journal.trim_step(connection, lease.bundle_id, checkpoint.trims)
 
 
 Change = tuple[str, tuple[Any, ...]]
@@ -198,8 +192,3 @@ def _steps(changes: Iterator[Change]) -> Iterator[list[Change]]:
             step, weight = [], 0
     if step:
         yield step
-
-
-def _run_step(connection: Connection, step: list[Change]) -> None:
-    for sql, changes in groupby(step, key=lambda change: change[0]):
-        connection.execute_many(sql, [params for _, params in changes])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from escapement.storage import removal
 from escapement.storage.catalog import catalog
@@ -21,8 +21,9 @@ from escapement.storage.data_table import (
     DEDUP_KEYS,
     GROUP_MEMBERS,
     MOVES,
+    DataTable,
 )
-from escapement.storage.engine.base import Connection, Row
+from escapement.storage.engine.base import Connection
 from escapement.storage.inbox.event_group import Completion, read_completions
 from escapement.storage.inbox.schedule import Schedule, read_schedules
 from escapement.storage.index.segments.manifest import Manifest, Mark
@@ -30,6 +31,8 @@ from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalPosition
 from escapement.storage.schema import log_identity
 from escapement.storage.state.checkpoint import MemberRow
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,12 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         subscriptions=list(catalog.read_subscriptions(connection)),
         producers=list(read_producers(connection)),
         schedules=list(read_schedules(connection, bundle_id)),
-        chunks=_by_owner(CURSOR_CHUNKS.rows(connection)),
-        moves=_by_owner(MOVES.rows(connection)),
-        attempts=_by_owner(ATTEMPTS.rows(connection)),
-        keys=_by_owner(DEDUP_KEYS.rows(connection)),
-        members=_by_topic(MemberRow(*row) for row in GROUP_MEMBERS.rows(connection)),
-        completions=_by_topic(read_completions(connection)),
+        chunks=_by_owner(connection, CURSOR_CHUNKS),
+        moves=_by_owner(connection, MOVES),
+        attempts=_by_owner(connection, ATTEMPTS),
+        keys=_by_owner(connection, DEDUP_KEYS),
+        members=_by_id((row[0], MemberRow(*row)) for row in GROUP_MEMBERS.rows(connection)),
+        completions=_by_id((one.topic_id, one) for one in read_completions(connection)),
         trims=journal.trims(connection, bundle_id),
         journal_ends=journal.ends(connection, bundle_id),
     )
@@ -105,23 +108,12 @@ def _read_mark(connection: Connection, bundle_id: int) -> Mark | None:
     return Mark(*rows[0]) if rows else None
 
 
-def _by_owner(rows: Iterable[Row]) -> dict[int, list[tuple[int, bytes]]]:
-    found: dict[int, list[tuple[int, bytes]]] = {}
-    for owner_id, number, data in rows:
-        found.setdefault(owner_id, []).append((number, data))
-    return found
+def _by_owner(connection: Connection, table: DataTable) -> dict[int, list[tuple[int, bytes]]]:
+    return _by_id((id, (number, data)) for id, number, data in table.rows(connection))
 
 
-class _OfTopic(Protocol):
-    @property
-    def topic_id(self) -> int: ...
-
-
-R = TypeVar("R", bound=_OfTopic)
-
-
-def _by_topic(rows: Iterable[R]) -> dict[int, list[R]]:
-    found: dict[int, list[R]] = {}
-    for row in rows:
-        found.setdefault(row.topic_id, []).append(row)
+def _by_id(pairs: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
+    found: dict[int, list[T]] = {}
+    for id, one in pairs:
+        found.setdefault(id, []).append(one)
     return found
