@@ -8,11 +8,11 @@ its current key. A message may be met twice. Pure.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.message import Int64s
 from escapement.storage.encoding.moves import Moves
 from escapement.storage.index import Key
+from escapement.storage.index.keys import merge, position
 
 
 def with_passed(
@@ -31,20 +31,8 @@ def with_passed(
     stale = moves.stale(due_ms, offsets)
     if stale is None:
         return due_ms, offsets
-    moved = np.unique(offsets[stale])
-    now_ms = moves.current(moved, np.full(len(moved), -1))
-    here = ~_before(now_ms, moved, start) & _before(now_ms, moved, stop)
-    due_ms = np.concatenate((due_ms, now_ms[here]))
-    offsets = np.concatenate((offsets, moved[here]))
-    order = np.lexsort((offsets, due_ms))
-    due_ms, offsets = due_ms[order], offsets[order]
-    once = np.ones(len(order), bool)
-    once[1:] = (due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1])
-    return due_ms[once], offsets[once]
-
-
-def _before(due_ms: Int64s, offsets: Int64s, key: Key) -> npt.NDArray[np.bool_]:
-    """Return which keys lie before ``key``; bool[n]."""
-    same = (due_ms == key.due_ms) & (offsets < key.offset)
-    before: npt.NDArray[np.bool_] = (due_ms < key.due_ms) | same
-    return before
+    moved = offsets[stale]
+    current = moves.current(moved, np.full(len(moved), -1)), moved
+    due_ms, offsets = merge([(due_ms, offsets), current])
+    low, high = position(due_ms, offsets, start), position(due_ms, offsets, stop)
+    return due_ms[low:high], offsets[low:high]
