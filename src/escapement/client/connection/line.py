@@ -150,7 +150,7 @@ class Line:
             while self.link is None and self.closed is None:
                 await self._linked.wait()
             if self.closed is not None:
-                raise self.closed
+                raise copy(self.closed)
             self.request(make, take)
             await settled.wait()
         if not answers:

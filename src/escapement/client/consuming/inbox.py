@@ -249,7 +249,6 @@ class Inbox(Attached):
         if self._state is not State.READY:
             return 0
         link = self._line.link
-        self._line.wake(self)
         try:
             answer = await self._line.ask(
                 lambda number: wire.Extend(number, self.id, offsets, wait_ms)
