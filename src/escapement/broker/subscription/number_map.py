@@ -48,13 +48,15 @@ class NumberMap:
 
     def put(self, keys: Int64s, numbers: Int64s) -> None:
         """Set the number of each key; each occurs once."""
-        self._count += int(np.count_nonzero(self._keys[self._find(keys)] == NOWHERE))
+        at = self._find(keys)
+        self._count += int(np.count_nonzero(self._keys[at] == NOWHERE))
         if _SLOTS_PER_KEY * self._count > len(self._keys):
             taken = np.flatnonzero(self._keys != NOWHERE)
-            old = self._keys[taken], self._numbers[taken]
+            old, old_numbers = self._keys[taken], self._numbers[taken]
             self._make((_SLOTS_PER_KEY * self._count - 1).bit_length())
-            self._fill(*old)
-        self._fill(keys, numbers)
+            self._fill(self._slots(old), old, old_numbers)
+            at = self._slots(keys)
+        self._fill(at, keys, numbers)
 
     def _make(self, bits: int) -> None:
         """Allocate 2**bits free slots."""
@@ -62,8 +64,8 @@ class NumberMap:
         self._keys: Int64s = np.full(1 << bits, NOWHERE)
         self._numbers: Int64s = np.full(1 << bits, NOWHERE)
 
-    def _fill(self, keys: Int64s, numbers: Int64s) -> None:
-        at = self._slots(keys)
+    def _fill(self, at: Int64s, keys: Int64s, numbers: Int64s) -> None:
+        """Set numbers; each key belongs into its slot at ``at`` or into one behind it."""
         while len(keys):
             free = self._keys[at] == NOWHERE
             # If several keys claim the same slot, the last wins.
