@@ -16,6 +16,7 @@ import trio
 import escapement
 from escapement import AmendStatus, FollowUp
 from support.broker_processes import PATIENT, BrokerProcess, broker_process
+from support.received_messages import in_log
 
 KILLS = 3
 BATCH = 5
@@ -95,15 +96,11 @@ async def settled(broker: escapement.Broker, record: Record) -> None:
             if (
                 not row["unacknowledged"]
                 and len(await broker.admin("dlq.list", **WORK, count=1000)) >= bad
-                and len(await values(broker, "after")) >= len(record.groups)
-                and len(await values(broker, "ticks")) >= schedule.published > 0
+                and len(await in_log(broker, "after")) >= len(record.groups)
+                and len(await in_log(broker, "ticks")) >= schedule.published > 0
             ):
                 return
             await trio.sleep(0.1)
-
-
-async def values(broker: escapement.Broker, topic: str) -> list[bytes]:
-    return [message.value async for page in broker.read(topic) for message in page]
 
 
 async def test_confirmed_work_of_every_feature_survives_kills(
@@ -133,7 +130,7 @@ async def test_confirmed_work_of_every_feature_survives_kills(
             assert dead_lettered == Counter(
                 o for v, o in record.sent.items() if v.startswith(b"bad")
             )
-            assert Counter(await values(broker, "after")) == Counter(record.groups)
+            assert Counter(await in_log(broker, "after")) == Counter(record.groups)
             schedule = await broker.schedules.get("s")
-            assert len(await values(broker, "ticks")) == schedule.published
+            assert len(await in_log(broker, "ticks")) == schedule.published
             assert len(record.sent) == BATCH * len(record.groups) > 0

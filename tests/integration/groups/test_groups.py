@@ -34,6 +34,7 @@ from support.database_outages import Outage
 from support.dying_brokers import DiesAt, finish
 from support.held_calls import COMMIT, Held
 from support.inbox_entries import post
+from support.received_messages import in_log
 
 CONFIG = BrokerConfig(ack_wait_ms=10**11, seed=0)
 HURRIED = Settings(heartbeat_s=None, close_timeout_s=0)
@@ -55,7 +56,7 @@ async def followed(world: World, topic: str = "after") -> list[bytes]:
     await world.clock.settle()
     async with world.connect() as broker:
         try:
-            return [message.value async for page in broker.read(topic) for message in page]
+            return await in_log(broker, topic)
         except NotFound:
             return []
 

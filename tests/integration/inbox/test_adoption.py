@@ -24,6 +24,7 @@ from escapement.storage.inbox.job import Job
 from escapement.testing import World, arrived
 from support.commit_pipelines import AtStep, FaultyEngine, Once
 from support.inbox_entries import inbox_entry, post
+from support.received_messages import in_log
 from support.staged_jobs import commit, stage_entries, transaction
 
 T = TypeVar("T")
@@ -63,11 +64,6 @@ async def bulk_world(
     async with testing.start(config=config, engine=engine or database, run=run) as world:
         async with world.connect() as broker:
             yield world, broker, Writer(engine or database)
-
-
-async def payloads(broker: escapement.Broker, topic: str) -> list[bytes]:
-    """Return all payloads of a topic's log, in order."""
-    return [message.payload async for page in broker.read(topic) for message in page]
 
 
 async def jobs(broker: escapement.Broker) -> list[dict[str, Any]]:
@@ -147,7 +143,7 @@ async def test_a_crash_between_any_two_steps_adopts_each_message_once(
         async with world.connect() as broker:
             for topic in range(3):
                 wanted = [b"%02d" % n for n in range(topic, count, 3)]
-                assert await payloads(broker, f"t/n/{topic}") == wanted
+                assert await in_log(broker, f"t/n/{topic}") == wanted
             assert (await jobs(broker))[0]["state"] == "adopted"
 
 
@@ -166,7 +162,7 @@ async def test_a_lost_commit_reply_adopts_nothing_twice(
             fault.arm()
             await world.clock.advance(seconds=5)
         wanted = [b"%d%c" % (n, c) for n in range(5) for c in b"ab"]
-        assert await payloads(broker, "t/n/x") == wanted
+        assert await in_log(broker, "t/n/x") == wanted
 
 
 async def test_adoption_resumes_after_an_outage(
@@ -180,7 +176,7 @@ async def test_adoption_resumes_after_an_outage(
         await world.clock.advance(minutes=1)
         outage.left = 0
         await world.clock.advance(minutes=1)
-        assert await payloads(broker, "t/n/x") == [b"%d" % n for n in range(5)]
+        assert await in_log(broker, "t/n/x") == [b"%d" % n for n in range(5)]
 
 
 async def test_job_is_adopted_once_and_in_order_whichever_step_fails(
@@ -198,7 +194,7 @@ async def test_job_is_adopted_once_and_in_order_whichever_step_fails(
             await world.clock.advance(seconds=3)
             assert fault.count >= number
             wanted += added
-            assert await payloads(broker, "t/n/x") == wanted
+            assert await in_log(broker, "t/n/x") == wanted
 
 
 async def test_entries_read_ahead_of_a_failed_step_are_not_appended(
@@ -225,7 +221,7 @@ async def test_entries_read_ahead_of_a_failed_step_are_not_appended(
         assert not fault.left
         may_read.set()
         await world.clock.advance(seconds=5)
-        assert await payloads(broker, "t/n/x") == [b"%d" % n for n in range(6)]
+        assert await in_log(broker, "t/n/x") == [b"%d" % n for n in range(6)]
 
 
 async def test_discard_removes_exactly_the_entries_not_yet_moved(
@@ -242,7 +238,7 @@ async def test_discard_removes_exactly_the_entries_not_yet_moved(
                 await trio.lowlevel.checkpoint()
             discarded = (await broker.admin("inbox.discard", target="t/n/x"))["discarded"]
             await world.clock.advance(seconds=2)
-            moved = len(await payloads(broker, "t/n/x")) - known
+            moved = len(await in_log(broker, "t/n/x")) - known
             assert moved + discarded == 25
             known += moved
             some += 0 < discarded < 25
@@ -263,7 +259,7 @@ async def test_topic_deleted_during_adoption_discards_the_rest_of_its_job(
             await broker.admin("topics.delete", topic="t/n/x")
             writer.write(inbox_entry("t/n/x", "new"))
             await world.clock.advance(seconds=2)
-            assert await payloads(broker, "t/n/x") == [b"new"]
+            assert await in_log(broker, "t/n/x") == [b"new"]
             await broker.admin("topics.delete", topic="t/n/x")
 
 
@@ -284,8 +280,8 @@ async def test_job_waits_for_the_quota_of_its_topic_but_inbox_entries_do_not(
         await world.clock.advance(seconds=5)
         await post(world, [inbox_entry("t/n/x", "own")])
         await world.clock.advance(seconds=1)
-        assert await payloads(broker, "t/n/x") == [b"0a", b"0b", b"own"]
-        assert await payloads(broker, "t/n/y") == [b"elsewhere"]
+        assert await in_log(broker, "t/n/x") == [b"0a", b"0b", b"own"]
+        assert await in_log(broker, "t/n/y") == [b"elsewhere"]
         elsewhere, row, first = await jobs(broker)
         assert elsewhere["state"] == first["state"] == "adopted"
         assert (row["state"], row["adopted"], row["held"]) == ("committed", 0, 0)
@@ -294,7 +290,7 @@ async def test_job_waits_for_the_quota_of_its_topic_but_inbox_entries_do_not(
             for _ in range(4):
                 await consumer.ack([m.id for m in await arrived(consumer)], durable=True)
                 await world.clock.advance(minutes=2)
-        assert len(await payloads(broker, "t/n/x")) == 7
+        assert len(await in_log(broker, "t/n/x")) == 7
         assert (await jobs(broker))[1]["state"] == "adopted"
 
 
@@ -359,7 +355,7 @@ async def test_entry_that_can_never_be_moved_is_held_with_a_reason(
             inbox_entry("t/n/x", "1", b"near", at_ms=[5]),
         )
         await world.clock.advance(seconds=2)
-        assert await payloads(broker, "t/n/x") == [b"near"]
+        assert await in_log(broker, "t/n/x") == [b"near"]
         (row,) = await jobs(broker)
         assert (row["state"], row["adopted"], row["held"]) == ("committed", 1, 1)
         assert "maximum delay" in row["reason"]
@@ -381,7 +377,7 @@ async def test_job_with_due_times_waits_while_delays_are_disabled(
         assert "disabled" in row["reason"]
         await broker.admin("namespaces.enable_delayed_message", namespace="t/n")
         await world.clock.advance(seconds=2)
-        assert await payloads(broker, "t/n/x") == [b"1"]
+        assert await in_log(broker, "t/n/x") == [b"1"]
 
 
 async def test_housekeeper_frees_staged_batches_that_were_not_committed(
@@ -395,7 +391,7 @@ async def test_housekeeper_frees_staged_batches_that_were_not_committed(
         assert commit(writer.engine, writer.connection, load, other)
         for _ in range(30):  # every step of the housekeeper, and the pause after it
             await world.clock.advance(seconds=11)
-        assert await payloads(broker, "t/n/x") == [b"once"]
+        assert await in_log(broker, "t/n/x") == [b"once"]
         for table in ("inbox", "parcels", "removals"):
             left = writer.connection.execute(f"SELECT COUNT(*) FROM {table}").rows
             assert left == [(0,)], table

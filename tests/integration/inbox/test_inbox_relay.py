@@ -19,6 +19,7 @@ from escapement.testing import World, arrived
 from support.commit_pipelines import FaultyEngine, Once
 from support.inbox_entries import inbox_entry
 from support.inbox_entries import post as put
+from support.received_messages import in_log
 
 DAY_MS = 86_400_000
 
@@ -31,17 +32,8 @@ async def post(world: World, *inbox_entries: InboxEntry) -> None:
 
 async def payloads(world: World, topic: str) -> list[bytes]:
     """Return all payloads of a topic's log, in order."""
-    async with (
-        world.connect() as broker,
-        broker.consumer(topic, "look", kind="exclusive", position="earliest") as consumer,
-    ):
-        found = [message.payload for message in await arrived(consumer)]
-    await world.server.consuming.delete(world.server.registry.topic(_name(topic)), "look")
-    return found
-
-
-def _name(topic: str) -> TopicName:
-    return TopicName.parse(topic)
+    async with world.connect() as broker:
+        return await in_log(broker, topic)
 
 
 async def waiting(world: World) -> dict[str, tuple[int, int]]:
@@ -263,7 +255,7 @@ async def test_deleting_a_topic_discards_its_entries(
         for _ in range(20):  # every step of the housekeeper, and the pause after it
             await world.clock.advance(seconds=11)
         with pytest.raises(NotFound):
-            world.server.registry.topic(_name("t/n/x"))
+            world.server.registry.topic(TopicName.parse("t/n/x"))
         connection = engine.connect()
         assert connection.execute("SELECT COUNT(*) FROM inbox").rows == [(0,)]
         connection.close()

@@ -18,6 +18,7 @@ from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
 from support.commit_pipelines import FaultyEngine, Once
 from support.held_calls import COMMIT, Held
+from support.received_messages import in_log
 
 TOPIC = "public/default/t"
 HURRIED = Settings(heartbeat_s=None, close_timeout_s=0)
@@ -29,11 +30,6 @@ def offsets(receipts: escapement.Receipts) -> list[int]:
 
 def repeats(receipts: escapement.Receipts) -> list[bool]:
     return receipts.duplicates.tolist()
-
-
-async def stored(broker: escapement.Broker) -> list[bytes]:
-    """Return all values in the log."""
-    return [message.value async for page in broker.read("t") for message in page]
 
 
 async def kept_keys(world: World) -> int:
@@ -60,7 +56,7 @@ async def test_a_second_message_with_a_dedup_key_is_not_stored(mock_clock: MockC
         assert again == escapement.Receipt(MessageId(TOPIC, 0), True)
         assert third == escapement.Receipt(MessageId(TOPIC, 1), False)
         assert plain == escapement.Receipt(MessageId(TOPIC, 2), False)
-        assert await stored(broker) == [b"pay", b"else", b"pay"]
+        assert await in_log(broker, "t") == [b"pay", b"else", b"pay"]
 
 
 async def test_republishing_does_not_restore_a_cancelled_message(mock_clock: MockClock) -> None:
@@ -97,7 +93,7 @@ async def test_batch_is_stored_without_its_duplicates(
         assert offsets(all_known) == [4, 0]
         assert repeats(all_known) == [True, True]
         assert after.id == MessageId(TOPIC, 6)
-        assert await stored(broker) == [b"%d" % n for n in range(7)]
+        assert await in_log(broker, "t") == [b"%d" % n for n in range(7)]
         async with broker.consumer("t", "s") as inbox:
             assert [m.value for m in await arrived(inbox)] == [b"0", b"1", b"6"]
             for number in (2, 3, 4, 5):
@@ -113,7 +109,7 @@ async def test_single_sends_with_keys_travel_as_one_batch(mock_clock: MockClock)
         receipts = [await one for one in pending]
         assert [r.duplicate for r in receipts] == [False] * 500 + [True] * 500
         assert [r.id for r in receipts[500:]] == [r.id for r in receipts[:500]]
-        assert len(await stored(broker)) == 500
+        assert len(await in_log(broker, "t")) == 500
 
 
 async def test_invalid_dedup_keys_are_refused(mock_clock: MockClock) -> None:
@@ -125,7 +121,7 @@ async def test_invalid_dedup_keys_are_refused(mock_clock: MockClock) -> None:
                 await producer.send(b"x", dedup=wrong)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest):
             await producer.send_many([b"x"], dedup=["a", "b"])
-        assert await stored(broker) == []
+        assert await in_log(broker, "t") == []
 
 
 # -- the window --------------------------------------------------------------------------
@@ -238,7 +234,7 @@ async def test_duplicate_is_answered_only_when_the_first_message_is_durable(
             escapement.Receipt(MessageId(TOPIC, 0), False),
             escapement.Receipt(MessageId(TOPIC, 0), True),
         ]
-        assert await stored(broker) == [b"x"]
+        assert await in_log(broker, "t") == [b"x"]
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -266,7 +262,7 @@ async def test_a_commit_whose_reply_is_lost_stores_a_key_once(
             await world.clock.advance(seconds=5)
         assert [r.id for r in receipts] == [MessageId(TOPIC, 0)] * 2
         assert sorted(r.duplicate for r in receipts) == [False, True]
-        assert await stored(broker) == [b"x"]
+        assert await in_log(broker, "t") == [b"x"]
 
 
 @pytest.mark.parametrize("checkpoints", ["none", "before", "between", "after"])
@@ -297,7 +293,7 @@ async def test_dedup_keys_survive_a_crash(
                 )
                 assert offsets(again) == [2, 0, 1, 1]
                 assert repeats(again) == [True] * 4
-                assert await stored(broker) == [b"0", b"1", b"2"]
+                assert await in_log(broker, "t") == [b"0", b"1", b"2"]
             await world.checkpoint()
         await world.clock.advance(minutes=10)
         async with world.connect() as broker:
@@ -328,7 +324,7 @@ async def test_a_broker_that_dies_in_the_commit_stores_each_key_once(
                 producer = await broker.producer("t")
                 receipts = await producer.send_many([b"b", b"c", b"a"], dedup=["b", "c", "a"])
                 assert sorted(offsets(receipts)) == [0, 1, 2]
-                assert sorted(await stored(broker)) == [b"a", b"b", b"c"]
+                assert sorted(await in_log(broker, "t")) == [b"a", b"b", b"c"]
 
 
 async def test_sequence_of_a_named_producer_counts_duplicates(mock_clock: MockClock) -> None:
