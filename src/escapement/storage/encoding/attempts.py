@@ -9,8 +9,10 @@ writes all rows again in parts of bounded size, and deletes the older parts. So 
 checkpoint is proportional to the changes, not to the number of messages in retry. Layout of a
 part, little-endian::
 
-    version u8 | 0 u8 x3 | count u32 | crc32 u32
+    version u8 | 0 u8 x3 | count u32 | crc32 of the columns u32
     4 columns of i64: offset, attempt, next_ms, due_ms
+
+Dedup keys are stored in parts too (``storage/encoding/dedup_keys.py``).
 
 No I/O.
 """
@@ -31,6 +33,8 @@ from escapement.message import Buffer, Int64s
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BxxxII")
 _COLUMNS: Final = 4
+# The size of a row in each kind of part.
+ROW_BYTES: Final = 8 * _COLUMNS
 # The lower 15 of 16 bits are the count. The highest bit marks a message that was returned without
 # an attempt, so it counts as redelivered on its first attempt. The count stops at a maximum, which
 # is far beyond where waits stop growing and leaves room for one more.
@@ -87,7 +91,7 @@ class Parts:
     @classmethod
     def of(cls, stored: Sequence[tuple[int, Buffer]]) -> Parts:
         """Sum up stored ``(part, data)`` rows."""
-        rows = sum(max(0, len(data) - _HEAD.size) // (8 * _COLUMNS) for _, data in stored)
+        rows = sum(max(0, len(data) - _HEAD.size) // ROW_BYTES for _, data in stored)
         return cls(max((part for part, _ in stored), default=-1) + 1, len(stored), rows)
 
     def add(self, rows: int) -> int:
@@ -110,24 +114,34 @@ class Parts:
         return self.next_part
 
 
-def encode_attempts(table: AttemptTable) -> bytes:
-    """Encode a table."""
-    count = len(table.offsets)
-    body = np.stack([np.asarray(column, "<i8") for column in table]).tobytes()
-    return _HEAD.pack(_VERSION, count, crc32(body)) + body
+def encode_part(rows: int, columns: bytes) -> bytes:
+    """Return a part of this many rows."""
+    return _HEAD.pack(_VERSION, rows, crc32(columns)) + columns
 
 
-def decode_attempts(data: Buffer) -> AttemptTable:
-    """Decode a table.
+def decode_part(data: Buffer) -> tuple[int, memoryview]:
+    """Return the number of rows of a part, and its columns.
 
     Raises:
-      LogDamaged: if ``encode_attempts`` did not produce these bytes.
+      LogDamaged: if ``encode_part`` did not produce these bytes.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size:
-        raise LogDamaged(f"a table of attempts of {len(view)} bytes has no header")
-    version, count, crc = _HEAD.unpack_from(view)
-    body = view[_HEAD.size :]
-    if version != _VERSION or len(body) != 8 * _COLUMNS * count or crc32(body) != crc:
-        raise LogDamaged("a table of attempts fails its checksum, or has another version")
-    return AttemptTable(*np.frombuffer(body, "<i8").reshape(_COLUMNS, count))
+        raise LogDamaged(f"a part of {len(view)} bytes has no header")
+    version, rows, crc = _HEAD.unpack_from(view)
+    columns = view[_HEAD.size :]
+    if version != _VERSION or len(columns) != ROW_BYTES * rows or crc32(columns) != crc:
+        raise LogDamaged("a part fails its checksum, or has another version")
+    return rows, columns
+
+
+def encode_attempts(table: AttemptTable) -> bytes:
+    """Encode a table."""
+    columns = np.stack([np.asarray(column, "<i8") for column in table]).tobytes()
+    return encode_part(len(table.offsets), columns)
+
+
+def decode_attempts(data: Buffer) -> AttemptTable:
+    """Decode a table. Raises ``LogDamaged``."""
+    rows, columns = decode_part(data)
+    return AttemptTable(*np.frombuffer(columns, "<i8").reshape(_COLUMNS, rows))

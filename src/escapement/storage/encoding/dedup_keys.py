@@ -2,10 +2,9 @@
 
 For each message that was published with a dedup key, a row has the digest of the key, the offset
 of the message, and when it was published. A checkpoint writes the new rows as a part of the
-topic, and sometimes all rows again, as it does for attempts (``Parts`` of
-``storage/encoding/attempts.py`` decides). Layout, little-endian::
+topic, and sometimes all rows again, as it does for attempts (``storage/encoding/attempts.py``).
+The columns of a part, little-endian::
 
-    version u8 | 0 u8 x3 | count u32 | crc32 u32
     offset i64 x count | published_ms i64 x count | digest 16 bytes x count
 
 No I/O.
@@ -13,21 +12,17 @@ No I/O.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from isal.isal_zlib import crc32
 
 from escapement.dedup import DIGEST, Digests
-from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
+from escapement.storage.encoding.attempts import ROW_BYTES, decode_part, encode_part
 
-_VERSION: Final = 1
-_HEAD: Final = struct.Struct("<BxxxII")
 # Encoded size of one key.
-KEY_BYTES: Final = 32
+KEY_BYTES: Final = ROW_BYTES
 
 
 class KeyTable(NamedTuple):
@@ -60,31 +55,19 @@ class Keyed(NamedTuple):
 
 def encode_keys(table: KeyTable) -> bytes:
     """Encode a table."""
-    body = b"".join(
-        [
-            table.offsets.astype("<i8", copy=False).tobytes(),
-            table.published_ms.astype("<i8", copy=False).tobytes(),
-            table.digests.tobytes(),
-        ]
-    )
-    return _HEAD.pack(_VERSION, len(table.offsets), crc32(body)) + body
+    columns = [
+        table.offsets.astype("<i8", copy=False).tobytes(),
+        table.published_ms.astype("<i8", copy=False).tobytes(),
+        table.digests.tobytes(),
+    ]
+    return encode_part(len(table.offsets), b"".join(columns))
 
 
 def decode_keys(data: Buffer) -> KeyTable:
-    """Decode a table, as views of ``data``.
-
-    Raises:
-      LogDamaged: if ``encode_keys`` did not produce these bytes.
-    """
-    view = memoryview(data)
-    if len(view) < _HEAD.size:
-        raise LogDamaged(f"a table of dedup keys of {len(view)} bytes has no header")
-    version, count, crc = _HEAD.unpack_from(view)
-    body = view[_HEAD.size :]
-    if version != _VERSION or len(body) != KEY_BYTES * count or crc32(body) != crc:
-        raise LogDamaged("a table of dedup keys fails its checksum, or has another version")
+    """Decode a table, as views of ``data``. Raises ``LogDamaged``."""
+    count, columns = decode_part(data)
     return KeyTable(
-        np.frombuffer(body, DIGEST, count, 16 * count),
-        np.frombuffer(body, "<i8", count),
-        np.frombuffer(body, "<i8", count, 8 * count),
+        np.frombuffer(columns, DIGEST, count, 16 * count),
+        np.frombuffer(columns, "<i8", count),
+        np.frombuffer(columns, "<i8", count, 8 * count),
     )

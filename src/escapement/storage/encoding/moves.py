@@ -34,13 +34,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from isal.isal_zlib import crc32
 
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
+from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
 
 _CHUNK_BITS: Final = 16
-_HEAD: Final = struct.Struct("<II")
+_COUNT: Final = struct.Struct("<I")
+_HEAD_BYTES: Final = SEAL_BYTES + _COUNT.size
 # Recent entries are merged when there are more than this. Sorting this many with each move takes
 # about 0.1 ms. Merging them into a million entries takes about 5 us for each.
 _YOUNG_ROWS: Final = 4096
@@ -196,13 +197,13 @@ class Moves:
           LogDamaged: if the row is damaged.
         """
         view = memoryview(row)
-        if len(view) < _HEAD.size:
-            raise LogDamaged(f"chunk {chunk_no} of a topic's moves has no header")
-        crc, count = _HEAD.unpack_from(view)
-        columns, rest = divmod(len(view) - _HEAD.size, 8 * max(count, 1))
-        if crc32(view[4:]) != crc or rest or columns not in (_COLUMNS, 3):
+        if len(view) < _HEAD_BYTES or not is_whole(view, 0):
             raise LogDamaged(f"chunk {chunk_no} of a topic's moves fails its checksum")
-        table = np.frombuffer(view, "<i8", columns * count, _HEAD.size).reshape(columns, count)
+        (count,) = _COUNT.unpack_from(view, SEAL_BYTES)
+        columns, rest = divmod(len(view) - _HEAD_BYTES, 8 * max(count, 1))
+        if rest or columns not in (_COLUMNS, 3):
+            raise LogDamaged(f"chunk {chunk_no} of a topic's moves has the wrong length")
+        table = np.frombuffer(view, "<i8", columns * count, _HEAD_BYTES).reshape(columns, count)
         offsets, due_ms, first_ms, *more = table.astype(np.int64)
         last_ms, bases = more or (due_ms, np.zeros(count, np.int64))
         self._old = self._old.under(_Entries(offsets, due_ms, first_ms, last_ms, bases))
@@ -213,8 +214,7 @@ class Moves:
         if low == high:
             return b""
         columns = [column[low:high].astype("<i8").tobytes() for column in self._old]
-        body = b"".join([struct.pack("<I", high - low), *columns])
-        return struct.pack("<I", crc32(body)) + body
+        return sealed(b"", [_COUNT.pack(high - low), *columns])
 
     def _merge(self) -> None:
         if len(self._young.offsets):

@@ -221,15 +221,15 @@ class DelayedIndex:
         return max(highest, default=0) >= FIRST_PRIORITY
 
     def fetch(
-        self, topic_id: int, due_ms: Int64s, offsets: Int64s, due_soon: Store | None = None
+        self, topic_id: int, due_ms: Int64s, offsets: Int64s, staged: Store | None = None
     ) -> Fetch:
         """Pin the messages of keys that plans returned; rows come in the order of the keys.
 
         Args:
-          near: a store outside the index, searched first and at once.
+          staged: a store outside the index, searched first and at once.
         """
         keys: Keys = (due_ms, offsets)
-        found = [] if due_soon is None else due_soon.find(due_ms, offsets)
+        found = [] if staged is None else staged.find(due_ms, offsets)
         missing = places_missing(len(offsets), found)
         if not len(missing):
             return Fetch(topic_id, keys, (), (), found)

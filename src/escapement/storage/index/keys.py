@@ -69,10 +69,7 @@ def sorted_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
         rows, bits, _ = packed
         rows &= (1 << bits) - 1
         return rows
-    keys = None if not len(due_ms) else _packed_keys(due_ms, offsets)
-    if keys is None:
-        return np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
-    return argsort(keys[0])
+    return _order(due_ms, offsets)
 
 
 def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
@@ -80,7 +77,7 @@ def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
     assert len(due_ms), "no keys"
     packed = _packed_rows(due_ms, offsets)
     if packed is None:
-        order = np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
+        order = _order(due_ms, offsets)
         due_ms, offsets = due_ms[order], offsets[order]
         first = _first_of_equals((due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1]))
         return order[first], (due_ms[first], offsets[first])
@@ -92,6 +89,14 @@ def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
     low = int(offsets[0])
     without_gaps = int(offsets[-1]) - low == len(offsets) - 1
     return rows, (times, rows + low if without_gaps else offsets[rows])
+
+
+def _order(due_ms: Int64s, offsets: Int64s) -> Int64s:
+    """Return the rows in the order of their keys, whatever the order of their offsets."""
+    packed = _packed_keys(due_ms, offsets)
+    if packed is None:
+        return np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
+    return argsort(packed[0])
 
 
 def _packed_rows(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int] | None:
@@ -123,7 +128,7 @@ def merge(parts: Sequence[Keys]) -> Keys:
         return NO_KEYS
     if len(parts) == 1 and is_sorted(*parts[0]):
         return parts[0]
-    due_ms, offsets = _concat(parts)
+    due_ms, offsets = concat(parts)
     packed = _packed_keys(due_ms, offsets)
     if packed is None:
         return unique_sorted(due_ms, offsets)[1]
@@ -133,19 +138,8 @@ def merge(parts: Sequence[Keys]) -> Keys:
     return (keys >> bits) + low_ms, (keys & ((1 << bits) - 1)) + low_offset
 
 
-def merge_rows(parts: Sequence[Keys]) -> tuple[Int64s, Keys]:
-    """As ``merge``, but also return the row of each key among all parts; some part has keys."""
-    due_ms, offsets = _concat(parts)
-    packed = _packed_keys(due_ms, offsets)
-    if packed is None:
-        return unique_sorted(due_ms, offsets)
-    rows = argsort(packed[0])
-    keys = packed[0][rows]
-    rows = rows[_first_of_equals(keys[1:] != keys[:-1])]
-    return rows, (due_ms[rows], offsets[rows])
-
-
-def _concat(parts: Sequence[Keys]) -> Keys:
+def concat(parts: Sequence[Keys]) -> Keys:
+    """Return the keys of the parts, end to end."""
     due_ms, offsets = (np.concatenate(column) for column in zip(*parts, strict=True))
     return due_ms, offsets
 
@@ -154,8 +148,10 @@ def _packed_keys(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int, int
     """Pack time and offset into one integer each.
 
     Returns the integers, the bits of an offset, the lowest time and the lowest offset; or None
-    if the keys are too far apart.
+    if the keys are too far apart, or there are none.
     """
+    if not len(due_ms):
+        return None
     low_ms, low_offset = int(due_ms.min()), int(offsets.min())
     bits = (int(offsets.max()) - low_offset).bit_length()
     if (int(due_ms.max()) - low_ms).bit_length() + bits > _INT64_BITS:

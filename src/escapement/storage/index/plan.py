@@ -28,11 +28,12 @@ from escapement.storage.index.keys import (
     Bools,
     Key,
     Keys,
+    concat,
     is_sorted,
     match,
     merge,
-    merge_rows,
     sorted_order,
+    unique_sorted,
 )
 
 
@@ -172,7 +173,7 @@ class Plan:
         if all(part is None or not len(part) for part in traits):
             return (*self.read(), None)
         keys = [part for span in self._spans for part in span.keys(self.stop)]
-        rows, (due_ms, offsets) = merge_rows(keys)
+        rows, (due_ms, offsets) = unique_sorted(*concat(keys))
         heights = [len(part[0]) for part in keys]
         found = concat_columns(list(zip(heights, traits, strict=True)), 0, np.uint32)
         assert found is not None

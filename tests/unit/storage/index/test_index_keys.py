@@ -11,10 +11,10 @@ from escapement.storage.index.keys import (
     KEY_MIN,
     Key,
     Keys,
+    concat,
     is_sorted,
     match,
     merge,
-    merge_rows,
     position,
     sorted_order,
     unique_sorted,
@@ -41,7 +41,7 @@ def test_merging_sorts_and_keeps_each_key_once(parts: list[list[tuple[int, int]]
     assert is_sorted(*merged)
     pairs = [pair for part in parts for pair in part]
     if pairs:
-        rows, also = merge_rows([keys_of(part) for part in parts])
+        rows, also = unique_sorted(*concat([keys_of(part) for part in parts]))
         assert pairs_of(also) == pairs_of(merged)
         assert [pairs[row] for row in rows.tolist()] == pairs_of(merged)
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -79,11 +79,7 @@ class KeyBlock:
     """Sorted keys of up to a few thousand messages."""
 
     keys: Keys
-    file_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file_bytes
+    size_bytes: int
 
     @classmethod
     def encode(cls, keys: Keys) -> list[Buffer]:
@@ -98,24 +94,13 @@ class KeyBlock:
         columns = np.frombuffer(body, "<i8").reshape(2, rows)
         return cls((columns[0], columns[1]), len(block))
 
-    @classmethod
-    def of(cls, keys: Keys) -> KeyBlock:
-        """Return what ``decode`` would return for these keys, which are copied."""
-        due_ms, offsets = keys
-        return cls((due_ms.copy(), offsets.copy()), HEADER_BYTES + 16 * len(due_ms))
-
 
 @dataclass(frozen=True, slots=True)
 class MessageBlock:
     """The messages of a key block, row by row, as columns to gather from."""
 
     columns: FixedColumns
-    file_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        # The starts of the payloads count as well: eight bytes a row.
-        return self.file_bytes + 8 * len(self.columns.payloads.lengths)
+    size_bytes: int
 
     @classmethod
     def encode(cls, batch: MessageBatch) -> list[Buffer]:
@@ -130,13 +115,8 @@ class MessageBlock:
             raise IndexDamaged(f"{where}: {error}") from error
         if len(batch) != rows:
             raise IndexDamaged(f"{where}: a block of {rows} rows has {len(batch)} messages")
-        return cls(FixedColumns.of(batch), len(block))
-
-    @classmethod
-    def of(cls, batch: MessageBatch) -> MessageBlock:
-        """Return what ``decode`` would return for these messages, which are copied."""
-        body = batch.encode()
-        return cls(FixedColumns.of(MessageBatch.decode(body)), HEADER_BYTES + len(body))
+        # The starts of the payloads count as well: eight bytes a row.
+        return cls(FixedColumns.of(batch), len(block) + 8 * rows)
 
     def traits(self) -> UInt32s | None:
         """Return the traits of the messages, computed from keys and priorities."""
@@ -152,11 +132,7 @@ class TraitBlock:
     """The traits of a key block, row by row."""
 
     traits: UInt32s
-    file_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file_bytes
+    size_bytes: int
 
     @classmethod
     def encode(cls, traits: UInt32s) -> list[Buffer]:
@@ -168,11 +144,6 @@ class TraitBlock:
         if len(body) != 4 * rows:
             raise IndexDamaged(f"{where}: {len(body)} bytes do not hold {rows} traits")
         return cls(np.frombuffer(body, "<u4"), len(block))
-
-    @classmethod
-    def of(cls, traits: UInt32s) -> TraitBlock:
-        """Return what ``decode`` would return for these traits, which are copied."""
-        return cls(traits.copy(), HEADER_BYTES + 4 * len(traits))
 
 
 Block = KeyBlock | MessageBlock | TraitBlock
@@ -187,28 +158,19 @@ class BlockCache:
         self._size_bytes = 0
         self._lock = Lock()
 
-    def peek(self, place: tuple[int, int]) -> Block | None:
-        """Return the block, if it is cached."""
+    def get(self, place: tuple[int, int]) -> Block | None:
+        """Return the block at (segment, position), if it is cached."""
         with self._lock:
             block = self._blocks.get(place)
             if block is not None:
                 self._blocks.move_to_end(place)
             return block
 
-    def get(self, place: tuple[int, int], load: Callable[[], Block]) -> Block:
-        """Return the block at (segment, position); ``load`` reads it if it is not cached.
-
-        Two threads that miss at once both load; the lock is never held during a read.
-        """
-        block = self.peek(place)
-        if block is not None:
-            return block
-        block = load()
-        self.put(place, block)
-        return block
-
     def put(self, place: tuple[int, int], block: Block) -> None:
-        """Cache the block at (segment, position)."""
+        """Cache the block at (segment, position).
+
+        Two threads that miss at once both read and put it; the lock is never held during a read.
+        """
         if block.size_bytes > self.capacity_bytes:
             return
         with self._lock:

@@ -11,9 +11,13 @@ opened the new segment.
 
 from __future__ import annotations
 
-from escapement.message import MessageBatch, UInt32s
-from escapement.storage.index.keys import Keys
+from collections.abc import Sequence
+from typing import Final
+
+from escapement.message import Buffer
 from escapement.storage.index.segments.block import Block, KeyBlock, MessageBlock, TraitBlock
+
+_KINDS: Final[tuple[type[Block], ...]] = (KeyBlock, MessageBlock, TraitBlock)
 
 
 class DueSoonBlocks:
@@ -32,19 +36,23 @@ class DueSoonBlocks:
         self._left_bytes = 0
 
     def take(
-        self, topic_id: int, at: int, keys: Keys, batch: MessageBatch, traits: UInt32s | None
+        self, topic_id: int, at: int, first_ms: int, blocks: Sequence[Sequence[Buffer]]
     ) -> None:
-        """Keep the blocks of a run written at ``at``, if it begins soon and there is room."""
-        if int(keys[0][0]) > self._until_ms:
+        """Keep the blocks of a run written at ``at``, if it begins soon and there is room.
+
+        Args:
+          first_ms: when the first message is due.
+          blocks: the encoded blocks of keys, of messages and, if there are any, of traits.
+        """
+        if first_ms > self._until_ms:
             return
         if topic_id != self._topic_id:
             self._topic_id, self._left_bytes = topic_id, self._topic_bytes
-        if self._left_bytes < batch.size_bytes:
+        size_bytes = sum(len(piece) for block in blocks for piece in block)
+        if self._left_bytes < size_bytes:
             return
-        self._left_bytes -= batch.size_bytes
-        blocks: list[Block] = [KeyBlock.of(keys), MessageBlock.of(batch)]
-        if traits is not None:
-            blocks.append(TraitBlock.of(traits))
-        for block in blocks:
-            self.blocks.append((at, block))
-            at += block.file_bytes
+        self._left_bytes -= size_bytes
+        for kind, pieces in zip(_KINDS, blocks, strict=False):
+            block = b"".join(pieces)
+            self.blocks.append((at, kind.decode(block, "a new segment")))
+            at += len(block)

@@ -30,10 +30,10 @@ import itertools
 import os
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -83,6 +83,8 @@ RUN_COLUMNS: Final = (
 # For runs of version 1, whose messages may have traits.
 _UNKNOWN_TRAITS: Final = (1 << 32) - 1
 COUNTS: Final = struct.Struct("<QQ")
+
+B = TypeVar("B", KeyBlock, MessageBlock, TraitBlock)
 
 
 class Segment:
@@ -181,35 +183,23 @@ class Segment:
 
     def key_block(self, run: int, at_hand: bool = False) -> KeyBlock:
         """Return the keys of a run; blocking, or with ``at_hand`` raising ``NotAtHand``."""
-        at = int(self.at[run])
         size = HEADER_BYTES + 16 * int(self.run_rows[run])
-        block = self._block(
-            at, lambda: KeyBlock.decode(self._read(at, size), f"{self.path} at {at}"), at_hand
-        )
-        assert isinstance(block, KeyBlock)
-        return block
-
-    def cached_key_block(self, run: int) -> KeyBlock | None:
-        """Return the keys of a run if they are cached."""
-        block = self._cache.peek((self._number, int(self.at[run])))
-        return block if isinstance(block, KeyBlock) else None
+        return self._block(KeyBlock, int(self.at[run]), size, at_hand)
 
     def message_block(self, run: int, at_hand: bool = False) -> MessageBlock:
         """Return the messages of a run; blocking, or with ``at_hand`` as ``key_block``."""
         at = int(self.at[run]) + HEADER_BYTES + 16 * int(self.run_rows[run])
-        size = int(self.message_bytes[run])
-        block = self._block(
-            at, lambda: MessageBlock.decode(self._read(at, size), f"{self.path} at {at}"), at_hand
-        )
-        assert isinstance(block, MessageBlock)
-        return block
+        return self._block(MessageBlock, at, int(self.message_bytes[run]), at_hand)
 
-    def _block(self, at: int, load: Callable[[], Block], at_hand: bool) -> Block:
-        if not at_hand:
-            return self._cache.get((self._number, at), load)
-        block = self._cache.peek((self._number, at))
+    def _block(self, kind: type[B], at: int, size: int, at_hand: bool = False) -> B:
+        place = (self._number, at)
+        block = self._cache.get(place)
         if block is None:
-            raise NotAtHand
+            if at_hand:
+                raise NotAtHand
+            block = kind.decode(self._read(at, size), f"{self.path} at {at}")
+            self._cache.put(place, block)
+        assert isinstance(block, kind)
         return block
 
     def traits(self, run: int) -> UInt32s | None:
@@ -220,14 +210,7 @@ class Segment:
             return self.message_block(run).traits()
         rows = int(self.run_rows[run])
         at = int(self.at[run]) + HEADER_BYTES + 16 * rows + int(self.message_bytes[run])
-        size = HEADER_BYTES + 4 * rows
-        where = f"{self.path} at {at}"
-        block = self._cache.get(
-            (self._number, at), lambda: TraitBlock.decode(self._read(at, size), where)
-        )
-        assert isinstance(block, TraitBlock)
-        traits: UInt32s = block.traits
-        return traits
+        return self._block(TraitBlock, at, HEADER_BYTES + 4 * rows).traits
 
     def _read(self, at: int, size: int) -> bytes:
         try:
@@ -300,10 +283,11 @@ class TopicSlice:
             return None
         if Key(int(firsts[0][run]), int(firsts[1][run])) >= after:
             return int(firsts[0][run])
-        block = self.segment.cached_key_block(self._low + run)
-        if block is None:
+        try:
+            keys = self.segment.key_block(self._low + run, at_hand=True).keys
+        except NotAtHand:
             return after.due_ms
-        return int(block.keys[0][position(*block.keys, after)])
+        return int(keys[0][position(*keys, after)])
 
     def find(self, due_ms: Int64s, offsets: Int64s, at_hand: bool = False) -> list[Pick]:
         """Return the places of the given sorted keys that are here; blocking unless ``at_hand``.

@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from sortedcontainers import SortedKeyList
-
 from escapement.errors import IndexDamaged
 from escapement.storage.index.segments.block import BlockCache
 from escapement.storage.index.segments.segment import Segment, TopicSlice
@@ -26,8 +24,7 @@ class Segments:
 
     def __init__(self, directory: Path, segments: Iterable[Segment] = ()) -> None:
         self._directory = directory
-        # Messages due first are fetched first, so a fetch looks into their segments first.
-        self._segments = SortedKeyList(segments, key=lambda segment: segment.first_due_ms)
+        self._segments = _in_order(segments)
         self._slices: dict[int, tuple[TopicSlice, ...]] = {}
         self._last_number = max((int(one.path.stem) for one in self._segments), default=0)
 
@@ -75,16 +72,20 @@ class Segments:
 
     def swap(self, old: Iterable[Segment], new: Segment | None) -> None:
         """Replace some segments by a new one."""
-        for segment in old:
-            self._segments.remove(segment)
-        if new is not None:
-            self._segments.add(new)
+        gone = set(old)
+        kept = [segment for segment in self._segments if segment not in gone]
+        self._segments = _in_order(kept if new is None else [*kept, new])
         self._slices.clear()
 
     def next_path(self) -> Path:
         """Return the path for the next segment; no path is returned twice."""
         self._last_number += 1
         return self._directory / segment_name(self._last_number)
+
+
+def _in_order(segments: Iterable[Segment]) -> list[Segment]:
+    # Messages due first are fetched first, so a fetch looks into their segments first.
+    return sorted(segments, key=lambda segment: segment.first_due_ms)
 
 
 def segment_name(number: int) -> str:

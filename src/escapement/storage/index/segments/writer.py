@@ -62,7 +62,7 @@ class SegmentWriter:
         """``bulk``: the segment is one of many that are not read soon (``DirectFile``).
 
         Args:
-          near: collects the blocks whose messages are due soon.
+          due_soon: collects the blocks whose messages are due soon.
         """
         self.path = path
         self.rows = 0
@@ -107,16 +107,16 @@ class SegmentWriter:
     def _write_run(self, keys: Keys, batch: MessageBatch) -> None:
         due_ms, offsets = keys
         bounds = due_ms[0], offsets[0], due_ms[-1], offsets[-1], offsets.min(), offsets.max()
-        at = self._at
-        self._write(KeyBlock.encode(keys))
-        message_bytes = self._write(MessageBlock.encode(batch))
+        blocks = [KeyBlock.encode(keys), MessageBlock.encode(batch)]
         traits = traits_of(batch)
         most_traits = 0
         if traits is not None:
             most_traits = int(traits.max())
-            self._write(TraitBlock.encode(traits))
-        self._due_soon.take(self._topics[-1][0], at, keys, batch, traits)
-        self._runs.append((*map(int, bounds), len(batch), at, message_bytes, most_traits))
+            blocks.append(TraitBlock.encode(traits))
+        at = self._at
+        self._due_soon.take(self._topics[-1][0], at, int(due_ms[0]), blocks)
+        sizes = [self._write(block) for block in blocks]
+        self._runs.append((*map(int, bounds), len(batch), at, sizes[1], most_traits))
 
     def _write(self, pieces: Sequence[Buffer]) -> int:
         self._file.writelines(pieces)
