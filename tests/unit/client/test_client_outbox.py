@@ -253,7 +253,7 @@ def test_every_ack_is_answered_or_reported_as_refused(steps: list[tuple]) -> Non
 
     for kind, value in steps:
         if kind == "ack":
-            pending_ack = ack_queue.gathering(now_s)
+            pending_ack = ack_queue.gathering()
             before = pending_ack.rows
             pending_ack.add(np.array(value, np.int64))
             ack_queue.added(pending_ack.rows - before)
@@ -279,7 +279,7 @@ def test_every_ack_is_answered_or_reported_as_refused(steps: list[tuple]) -> Non
 
 
 def test_offsets_without_gaps_are_acknowledged_as_a_range() -> None:
-    pending_ack = PendingAck(0.0)
+    pending_ack = PendingAck()
     pending_ack.add(np.arange(100, 4196))
     pending_ack.add(np.array([5, 3, 4]))
     pending_ack.add_one(9)

@@ -46,12 +46,12 @@ class PendingAck(Promise):
         "error",
         "rows",
         "sent",
-        "since",
+        "since_s",
     )
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.since = now_s
+        self.since_s = inf  # when the queue was first asked for it
         self.rows = 0
         self.count = 0  # the number of messages that it acknowledged
         self.error: EscapementError | None = None
@@ -117,15 +117,10 @@ class AckQueue:
         """The pending acks that a flush must wait for."""
         return [*self._pending_acks, *([self._open] if self._open is not None else [])]
 
-    @property
-    def begun(self) -> PendingAck | None:
-        """The open pending ack, or None."""
-        return self._open
-
-    def gathering(self, now_s: float) -> PendingAck:
+    def gathering(self) -> PendingAck:
         """Return the open pending ack, creating it if needed; call ``added`` after adding."""
         if self._open is None:
-            self._open = PendingAck(now_s)
+            self._open = PendingAck()
         return self._open
 
     def added(self, rows: int) -> None:
@@ -145,14 +140,14 @@ class AckQueue:
         if now_s < self._retry.at_s:
             return [], self._retry.at_s if self._pending_acks or self._open else inf
         gathering = self._open
-        if gathering is not None and (
-            not self._pending_acks or now_s >= gathering.since + LINGER_S
-        ):
-            self._close()
+        if gathering is not None:
+            gathering.since_s = min(gathering.since_s, now_s)
+            if not self._pending_acks or now_s >= gathering.since_s + LINGER_S:
+                self._close()
         found = [pending_ack for pending_ack in self._pending_acks if not pending_ack.sent]
         for pending_ack in found:
             pending_ack.sent = True
-        return found, inf if self._open is None else self._open.since + LINGER_S
+        return found, inf if self._open is None else self._open.since_s + LINGER_S
 
     def answered(self, pending_ack: PendingAck, count: int) -> None:
         """Settle a pending ack: it is durable and acknowledged ``count`` messages."""

@@ -15,7 +15,7 @@ Receiving takes messages from the delivery buffer without a checkpoint, except f
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from math import inf
@@ -197,7 +197,8 @@ class Inbox(Attached):
           Disconnected: with ``durable``, if no answer arrives in time. The client continues
             to send the acknowledgement; ``flush_acks`` waits for it again.
         """
-        return await self._acknowledge(self._named(what), None, durable)
+        offsets = self._named(what)
+        return await self._acknowledge(lambda pending_ack: pending_ack.add(offsets), durable)
 
     async def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
         """Acknowledge the messages from offset ``first`` to ``last``, both included.
@@ -206,7 +207,9 @@ class Inbox(Attached):
         """
         if not 0 <= first <= last:
             raise InvalidRequest(f"{first} to {last} is not a range of offsets")
-        return await self._acknowledge(None, (first, last + 1), durable)
+        return await self._acknowledge(
+            lambda pending_ack: pending_ack.add_range(first, last + 1), durable
+        )
 
     async def nack(self, what: What, delay: Delay | None = None) -> None:
         """Negatively acknowledge (nack) messages, so that the broker redelivers them.
@@ -323,17 +326,11 @@ class Inbox(Attached):
             )
         return offsets
 
-    async def _acknowledge(
-        self, offsets: Int64s | None, span: tuple[int, int] | None, durable: bool
-    ) -> int | None:
+    async def _acknowledge(self, add: Callable[[PendingAck], None], durable: bool) -> int | None:
         await self._have_room()
-        now_s = anyio.current_time()
-        pending_ack = PendingAck(now_s) if durable else self._acks.gathering(now_s)
+        pending_ack = PendingAck() if durable else self._acks.gathering()
         before = pending_ack.rows
-        if offsets is not None:
-            pending_ack.add(offsets)
-        if span is not None:
-            pending_ack.add_range(*span)
+        add(pending_ack)
         if not durable:
             self._acks.added(pending_ack.rows - before)
             self._line.wake(self)
@@ -345,8 +342,7 @@ class Inbox(Attached):
 
     def _done(self, offset: int) -> PendingAck:
         """Queue the acknowledgement of one message, without waiting."""
-        # Reading the time costs as much as the rest of this function.
-        pending_ack = self._acks.begun or self._acks.gathering(anyio.current_time())
+        pending_ack = self._acks.gathering()
         pending_ack.add_one(offset)
         self._acks.added(1)
         self._line.wake(self)
