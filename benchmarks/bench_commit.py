@@ -31,6 +31,7 @@ from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Append
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
+from escapement.storage.engine.transaction import transaction
 from escapement.storage.log.log import Log
 from escapement.storage.state import checkpoint
 from escapement.storage.state.state import load_state
@@ -115,6 +116,8 @@ def main() -> None:
     options = parser.parse_args()
     with open_database(options) as engine:
         schema.migrate(engine)
+        with contextlib.closing(engine.connect()) as connection, transaction(connection):
+            catalog.create_namespace(connection, "bench", "commit", 0)
         for batch, guess in ((1000, 1_500_000), (100, 1_000_000), (1, 40_000)):
             count = int(guess * options.seconds)
             trio.run(measure, engine, options, batch, count)

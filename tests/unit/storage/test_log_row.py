@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from escapement.errors import LogDamaged
 from escapement.message import Blobs, Int64s, MessageBatch
-from escapement.storage.engine.result_buffer import Landing
 from escapement.storage.log.log_row import Restating, decode_row, encode_row
 from support.damaged_bytes import damaged
 
@@ -47,16 +46,6 @@ def test_equal_due_times_take_no_space() -> None:
     bodies = bodies_of([[b"x"] * 1000])
     due = np.full(1000, 5, np.int64)
     assert len(encode_row(5, due, bodies)) < len(bodies[0]) + 64
-
-
-def test_long_row_is_encoded_the_same_into_reused_memory() -> None:
-    """Later rows that no longer fit get memory of their own."""
-    room = Landing(300_000)
-    bodies = bodies_of([[b"one" * 30_000], [], [b"two"]])
-    for _ in range(2):
-        room.clear()
-        rows = [encode_row(n, column([n, 9]), bodies, into=room) for n in range(4)]
-        assert rows == [encode_row(n, column([n, 9]), bodies) for n in range(4)]
 
 
 @settings(max_examples=80)

@@ -10,7 +10,6 @@ from escapement.message import Int64s
 from escapement.storage.commit.group import Group, Restated, TopicGroup
 from escapement.storage.encoding.dedup_keys import Keyed
 from escapement.storage.encoding.lag import count_lags
-from escapement.storage.engine.result_buffer import Landing
 from escapement.storage.journal.entry import (
     Acked,
     AttemptColumns,
@@ -27,13 +26,9 @@ from escapement.storage.log.log_table import NewRow, RowKey
 MAX_ROW_BYTES: Final = 8 << 20
 
 
-def encode_group(group: Group, into: Landing | None = None) -> tuple[list[NewRow], JournalEntry]:
-    """Return the rows that make ``group`` durable. Copies all bodies once: run it in a thread.
-
-    Args:
-      into: memory for long rows. Clearing it invalidates those rows.
-    """
-    rows = [row for topic in group.topics for row in _encode_topic(group, topic, into)]
+def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
+    """Return the rows that make ``group`` durable. Copies all bodies once: run it in a thread."""
+    rows = [row for topic in group.topics for row in _encode_topic(group, topic)]
     rows += [_encode_restated(group, restated) for restated in group.restated]
     group.log_bytes = sum(len(row.data) for row in rows)
     group.lags = count_lags(acks.timing for acks in group.acks if acks.timing is not None)
@@ -52,7 +47,7 @@ def encode_group(group: Group, into: Landing | None = None) -> tuple[list[NewRow
     )
 
 
-def _encode_topic(group: Group, topic: TopicGroup, into: Landing | None) -> list[NewRow]:
+def _encode_topic(group: Group, topic: TopicGroup) -> list[NewRow]:
     appends, bases = topic.appends, topic.base_offsets
     if not all(append.count for append in appends):
         bases = [base for append, base in zip(appends, bases, strict=True) if append.count]
@@ -80,7 +75,7 @@ def _encode_topic(group: Group, topic: TopicGroup, into: Landing | None) -> list
                 int(due_ms.min()),
                 int(due_ms.max()),
                 group.accepted_at_ms,
-                encode_row(group.accepted_at_ms, due_ms, bodies, into=into),
+                encode_row(group.accepted_at_ms, due_ms, bodies),
             )
         )
         first = end

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.group_rows import encode_group
 from escapement.storage.commit.items import Statement
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine, TransactionAborted
-from escapement.storage.engine.result_buffer import Landing
 from escapement.storage.inbox import inbox, staged_batch
 from escapement.storage.journal import journal
 from escapement.storage.journal.entry import encode_entry
@@ -32,10 +30,6 @@ from escapement.storage.lease import Lease, Recorded, answer, as_owner, check, q
 from escapement.storage.log.log_table import insertion
 
 logger = logging.getLogger(__name__)
-
-# Memory for the rows of a group, which the next group reuses. Rows beyond this size get
-# memory of their own.
-_ROW_BYTES: Final = 4 << 20
 
 
 class Writer:
@@ -46,7 +40,6 @@ class Writer:
         self._lease = lease
         self._recorded = recorded
         self._connection: Connection | None = None
-        self._rows = Landing(_ROW_BYTES)
         self._last_id = 0  # of the previous connection, which the server may still have open
 
     @property
@@ -120,8 +113,7 @@ class Writer:
         Args:
           advances: progress of staged batches to record in the same round trip.
         """
-        self._rows.clear()
-        rows, entry = encode_group(group, self._rows)
+        rows, entry = encode_group(group)
         entry_step = journal.insertion(
             self._lease.bundle_id,
             group.lane,

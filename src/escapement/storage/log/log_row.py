@@ -32,8 +32,7 @@ import numpy as np
 
 from escapement.errors import LogDamaged, RemoteProtocolError
 from escapement.message import Buffer, Int64s, MessageBatch
-from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed, sealed_into
-from escapement.storage.engine.result_buffer import Landing
+from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
 _FIRST, _RESTATED_BARELY, _RESTATED = 1, 2, 3
@@ -89,13 +88,8 @@ def encode_row(
     due_ms: Int64s,
     bodies: Sequence[Buffer],
     restating: Restating | None = None,
-    into: Landing | None = None,
-) -> Buffer:
-    """Return the bytes of one row; ``due_ms`` has a value for each message of all ``bodies``.
-
-    Args:
-      into: a buffer for the bytes; the row becomes invalid when it is cleared.
-    """
+) -> bytes:
+    """Return the bytes of one row; ``due_ms`` has a value for each message of all ``bodies``."""
     assert bodies, "a log row without bodies"
     assert len(due_ms), "a log row without messages"
     first = int(due_ms.min())
@@ -113,7 +107,7 @@ def encode_row(
     version = _FIRST if restating is None else _RESTATED
     head = _HEAD.pack(version, width, len(due_ms), len(bodies))
     parts = [_TIMES.pack(accepted_at_ms, first), due, restated, lengths, *bodies]
-    return sealed(head, parts) if into is None else sealed_into(into, head, parts)
+    return sealed(head, parts)
 
 
 def decode_row(data: Buffer) -> RowContent:

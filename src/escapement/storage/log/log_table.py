@@ -50,7 +50,7 @@ class NewRow(NamedTuple):
     min_due_ms: int
     max_due_ms: int
     accepted_at_ms: int
-    data: Buffer
+    data: bytes
 
 
 class RowKey(NamedTuple):
