@@ -22,7 +22,6 @@ these and the open one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from math import inf
 from typing import Final
 
@@ -125,23 +124,21 @@ class Outbox:
           LimitExceeded: if a message is larger than the broker accepts.
           InvalidRequest: if ``sequence`` has been used for another message.
         """
-        pieces = list(self._split(batch, times))
+        runs = self._runs(batch)
         number, settled = self._number(sequence, len(batch))
         if settled is not None:
             return [settled]
         self._close()
         requests: list[PublishRequest] = []
-        row = 0
-        for piece, piece_times in pieces:
-            request = PublishRequest(number, now_s + self.bounds.send_timeout_s)
-            digests = None if dedup is None else dedup[row : row + len(piece)]
-            row += len(piece)
+        for low, high in runs:
+            piece, piece_times = batch.part(low, high), times.take(slice(low, high))
+            digests = None if dedup is None else dedup[low:high]
+            request = PublishRequest(number + low, now_s + self.bounds.send_timeout_s)
             request.fill(piece, piece_times, digests, piece.size_bytes + _ROW_BYTES * len(piece))
-            self._requests.append(request)
             self.messages += request.count
             self.size_bytes += request.size_bytes
-            number += request.count
             requests.append(request)
+        self._requests += requests
         return requests
 
     def _number(self, sequence: int | None, count: int) -> tuple[int, PublishRequest | None]:
@@ -162,19 +159,19 @@ class Outbox:
         self.next_sequence = number + count
         return number, None
 
-    def _split(self, batch: MessageBatch, times: Times) -> Iterator[tuple[MessageBatch, Times]]:
+    def _runs(self, batch: MessageBatch) -> list[tuple[int, int]]:
+        """Return the runs of rows of a batch that are sent together."""
         most, most_bytes = self.bounds.batch_messages, self.bounds.batch_bytes
         if len(batch) <= most and batch.size_bytes <= most_bytes:
-            yield batch, times
-            return
+            return [(0, len(batch))]
         sizes = _row_bytes(batch)
-        for low, high in cuts(sizes, most_bytes, most):
-            if sizes[low] > self.bounds.message_bytes:
-                raise LimitExceeded(
-                    f"message {low} of a batch has {sizes[low]} bytes, "
-                    f"over the limit of {self.bounds.message_bytes}"
-                )
-            yield batch.part(low, high), times.take(slice(low, high))
+        largest = int(sizes.argmax())
+        if sizes[largest] > self.bounds.message_bytes:
+            raise LimitExceeded(
+                f"message {largest} of a batch has {sizes[largest]} bytes, "
+                f"over the limit of {self.bounds.message_bytes}"
+            )
+        return list(cuts(sizes, most_bytes, most))
 
     def _close(self) -> None:
         if self._draft is not None:

@@ -331,8 +331,8 @@ class Producer(Attached):
                     self.id,
                     request.sequence,
                     after,
-                    request.delay_ms,
-                    request.at_ms,
+                    request.times.delay_ms,
+                    request.times.at_ms,
                     request.body,
                     request.dedup,
                 )

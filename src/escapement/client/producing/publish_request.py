@@ -17,6 +17,7 @@ from escapement.errors import EscapementError
 from escapement.message import (
     DEFAULT_PRIORITY,
     NO_TIME,
+    NO_TIMES,
     Blobs,
     Bools,
     Int64s,
@@ -34,12 +35,10 @@ class PublishRequest(Promise):
     """
 
     __slots__ = (
-        "at_ms",
         "body",
         "count",
         "deadline_s",
         "dedup",
-        "delay_ms",
         "duplicates",
         "error",
         "known",
@@ -48,6 +47,7 @@ class PublishRequest(Promise):
         "sent",
         "sequence",
         "size_bytes",
+        "times",
     )
 
     offsets: Int64s
@@ -60,8 +60,7 @@ class PublishRequest(Promise):
         self.count = 0
         self.size_bytes = 0
         self.known = 0  # the number of leading rows that were trimmed as stored already
-        self.delay_ms: Int64s | None = None
-        self.at_ms: Int64s | None = None
+        self.times = NO_TIMES
         self.body = b""
         self.dedup: Digests | None = None
         self.sent = False
@@ -79,7 +78,7 @@ class PublishRequest(Promise):
         """Set the messages."""
         self.count = len(batch)
         self.size_bytes = size_bytes
-        self.delay_ms, self.at_ms = times.delay_ms, times.at_ms
+        self.times = times
         self.dedup = dedup
         self.body = batch.encode()
 
@@ -87,7 +86,7 @@ class PublishRequest(Promise):
         """Remove the first ``rows`` messages, which are stored already."""
         assert 0 < rows < self.count
         rest = MessageBatch.decode(self.body).part(rows, self.count)
-        times = Times(self.delay_ms, self.at_ms).take(slice(rows, None))
+        times = self.times.take(slice(rows, None))
         dedup = None if self.dedup is None else self.dedup[rows:]
         self.fill(rest, times, dedup, self.size_bytes * len(rest) // self.count)
         self.sequence += rows
