@@ -112,14 +112,7 @@ class Entries:
             keys = self.when_ms - first_ms
             keys <<= id_bits
             keys |= self.ids - first_id
-            if self.tags is not None or self.labels is not None:
-                return self.take(np.argsort(keys, kind="stable"))
-            keys.sort()
-            ids = keys & ((1 << id_bits) - 1)
-            ids += first_id
-            keys >>= id_bits
-            keys += first_ms
-            return Entries(keys, ids)
+            return self.take(np.argsort(keys, kind="stable"))
         return self.take(np.lexsort((self.ids, self.when_ms)))
 
     def _in_order(self) -> bool:

@@ -53,7 +53,8 @@ class Slot:
         end = self._end + len(entries)
         height = max(_height(entries), len(self._columns))
         if end > self._columns.shape[1] or height > len(self._columns):
-            self._grow(len(self) + len(entries), height)
+            needed = len(self) + len(entries)
+            self._move(max(needed, int(len(self) * _GROWTH)), height)
             end = self._end + len(entries)
         self._columns[_WHEN, self._end : end] = entries.when_ms
         self._columns[_ID, self._end : end] = entries.ids
@@ -71,9 +72,6 @@ class Slot:
         if self._first > len(self):
             self._move(len(self), len(self._columns))
         return taken
-
-    def _grow(self, needed: int, height: int) -> None:
-        self._move(max(needed, int(len(self) * _GROWTH)), height)
 
     def _move(self, capacity: int, height: int) -> None:
         """Copy the entries into new columns."""

@@ -259,7 +259,7 @@ class DueSubscription(Subscription):
             # In a large offer, the messages delivered first are scattered over the index, and each
             # frame would search all of them. A scan reads them ahead.
             later = self.scatters and len(offsets) >= self.limits.large_offer
-            for band, part in self.bands.split(self.bands.outline(rows) if later else rows):
+            for band, part in self.bands.split(rows):
                 band.offer(part, later=later)
 
     def fall_behind(self, key: Key) -> None:

@@ -36,15 +36,15 @@ from escapement.storage.offsets import OffsetSet
 _MISSING_AT_ONCE: Final = 1 << 16
 
 
-class _AtHand(NamedTuple):
+class _Buffered(NamedTuple):
     """Rows of the log that were read and not delivered yet."""
 
     rows: Rows
     batch: MessageBatch
     accepted_at_ms: int
 
-    def pick(self, which: Int64s) -> _AtHand:
-        return _AtHand(self.rows.pick(which), self.batch.take(which), self.accepted_at_ms)
+    def pick(self, which: Int64s) -> _Buffered:
+        return _Buffered(self.rows.pick(which), self.batch.take(which), self.accepted_at_ms)
 
 
 class OrderedSubscription(Subscription):
@@ -72,7 +72,7 @@ class OrderedSubscription(Subscription):
         self.ages = Ages()  # of the backlog; used if there is a time to live
         self.doubtful_until_ms = doubtful_until_ms
         self._doubtful_below = 0  # the end of the messages accepted by then
-        self._buffer: deque[_AtHand] = deque()
+        self._buffer: deque[_Buffered] = deque()
         self._attempts: dict[int, int] = {}  # of messages given back
         self._reading = False
         self._overtaken = False
@@ -149,7 +149,7 @@ class OrderedSubscription(Subscription):
             if len(at) < len(batch):
                 batch = batch.take(at)
             rows = Rows(due_ms[at], offsets, attempts)
-            self._buffer.append(_AtHand(rows, batch, accepted_at_ms))
+            self._buffer.append(_Buffered(rows, batch, accepted_at_ms))
         self.position = max(self.position, end_offset)
 
     def _note_doubt(self, parts: Sequence[LogPart]) -> None:

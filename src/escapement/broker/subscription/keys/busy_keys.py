@@ -51,15 +51,12 @@ class BusyKeys:
     def release(self, rows: Rows) -> None:
         """Release the keys of these messages."""
         key_hashes, offsets = self._keyed(rows)
-        at, known = self._table.find(key_hashes)
-        self.release_at(at[known], offsets[known])
-
-    def release_at(self, at: Places, offsets: Int64s) -> None:
-        """Release the keys of these messages, given the places of the keys."""
         if self._others.shape[1]:
             self._others = self._others[:, ~np.isin(self._others[1], offsets)]
         table = self._table
-        self._free(at[table.busy[at] & (table.holders[at] == offsets)])
+        at, known = table.find(key_hashes)
+        at = at[known]
+        self._free(at[table.busy[at] & (table.holders[at] == offsets[known])])
 
     def settle(self, held: OffsetSet) -> None:
         """Release the keys of all messages that are not in ``held``. O(busy keys)."""

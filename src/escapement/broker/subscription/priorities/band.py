@@ -250,11 +250,6 @@ class Band:
         """The lowest key that may be unread; None if there is none."""
         return lowest((self.mark, self._scan_low))
 
-    @property
-    def scan_until(self) -> Key | None:
-        """The end of the scan under way; None if none is."""
-        return self._scan_until
-
     def begin_scan(self, stop: Key, catches_up: bool) -> None:
         """Begin a scan of ``[mark, stop)``; ``end_scan`` or ``break_scan`` must follow.
 

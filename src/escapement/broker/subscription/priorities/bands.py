@@ -12,13 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from escapement.broker.subscription.priorities.band import BANDS, NORMAL, Band, bands_of
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.sorting import lowest
 from escapement.storage.index import Key
-from escapement.storage.index.keys import position
 
 # The most expired messages in one step, and in one acknowledgement.
 EXPIRED_AT_ONCE: Final = 65_536
@@ -80,25 +77,6 @@ class Bands:
         bands = bands_of(rows.traits)
         of_each = [(which, bands == which) for which in BANDS]
         return [(self.of(which), rows.pick(mine)) for which, mine in of_each if mine.any()]
-
-    def outline(self, rows: Rows) -> Rows:
-        """Return the rows that tell each band how far it falls behind if all rows are left.
-
-        These are the first row of each band, and the first after each scan under way. The rows are
-        sorted by key.
-        """
-        untils = [band.scan_until for band in self if band.scan_until is not None]
-        starts = {0, *(position(rows.due_ms, rows.offsets, until) for until in untils)}
-        if rows.traits is None:
-            return rows.pick(np.array(sorted(starts - {rows.height})))
-        bands = bands_of(rows.traits)
-        at = set()
-        for start in starts:
-            for which in BANDS:
-                mine = bands[start:] == which
-                if mine.any():
-                    at.add(start + int(mine.argmax()))
-        return rows.pick(np.array(sorted(at)))
 
     # -- progress ------------------------------------------------------------------
 
