@@ -58,7 +58,7 @@ def check_rows(rows: list[LogRow]) -> None:
     for row in rows:
         first = row.content.batch().payloads.to_list()[0]
         assert first.startswith(b"%d@%d." % (row.key.topic_id, row.key.base_offset))
-        assert row.content.due_ms.tolist() == list(range(row.key.base_offset, row.end_offset))
+        assert row.content.due_ms.tolist() == list(range(row.key.base_offset, row.key.end_offset))
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ from escapement.storage.index import DelayedIndex
 from escapement.storage.lease import Lease
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.log import Log
-from escapement.storage.log.log_table import RowKey
+from escapement.storage.log.log_table import RowHead, RowKey
 
 _logger = logging.getLogger(__name__)
 
@@ -273,11 +273,11 @@ class Forgetter:
             topic.restatements.know(await self._reader.lowest_base(topic.id))
         relocation = Relocation(topic, self._pipeline, self._clock)
         low = _LOWEST if held.restated else held.first_offset
-        while dated := await self._run(
+        while heads := await self._run(
             self._log.page, connection, oldest, topic.id, low, held.end_offset
         ):
-            low = dated[-1][0].base_offset + 1
-            steps = self._log.fetch(connection, self._worth_reading(topic, dated), _STEP_BYTES)
+            low = heads[-1].key.base_offset + 1
+            steps = self._log.fetch(connection, self._worth_reading(topic, heads), _STEP_BYTES)
             while (rows := await self._run(next, steps, None)) is not None:
                 live = [relocation.gather(row) for row in rows]
                 if any(live) and not self._is_sparse():
@@ -309,15 +309,13 @@ class Forgetter:
             and current.size_bytes >= _SPARSE * self._index_bytes
         )
 
-    def _worth_reading(self, topic: Topic, dated: list[tuple[RowKey, int]]) -> list[RowKey]:
+    def _worth_reading(self, topic: Topic, heads: list[RowHead]) -> list[RowKey]:
         now_ms = self._clock.now_ms()
         return [
             key
-            for key, max_due_ms in dated
+            for key, _, max_due_ms, _ in heads
             if key.base_offset < 0
-            or topic.retention.may_keep(
-                key.base_offset, key.base_offset + key.message_count, max_due_ms, now_ms
-            )
+            or topic.retention.may_keep(key.base_offset, key.end_offset, max_due_ms, now_ms)
         ]
 
     # -- deletion --------------------------------------------------------------------

@@ -81,10 +81,7 @@ def share(default: float, help: str) -> float:
     """A share from 0 to 1."""
 
     def read(value: Any) -> float:
-        try:
-            found = _decimal(value)
-        except (TypeError, ValueError, OverflowError):
-            raise InvalidRequest(f"{value!r} is not a number from 0 to 1") from None
+        found = _decimal(value, "a number from 0 to 1")
         if not 0 <= found <= 1:
             raise InvalidRequest(f"{value!r} is not from 0 to 1")
         return found
@@ -120,11 +117,8 @@ def rate(help: str) -> float:
     """Messages per second, rounded to thousandths; 0 is no limit."""
 
     def read(value: Any) -> float:
-        try:
-            asked = _decimal(value)
-            found = round(asked, 3)
-        except (TypeError, ValueError, OverflowError):
-            raise InvalidRequest(f"{value!r} is not a number of messages per second") from None
+        asked = _decimal(value, "a number of messages per second")
+        found = round(asked, 3)
         if not 0 <= found <= _MOST_RATE or (found == 0 and asked != 0):
             raise InvalidRequest(
                 f"{value!r} is not a valid rate: write 0 for no limit, or 0.001 to {_MOST_RATE}"
@@ -197,11 +191,14 @@ def moment(help: str) -> int:
     return _ruled(0, help, "TIME", read, "not paused")
 
 
-def _decimal(value: Any) -> float:
-    """Convert a number, or its text. Raises as ``float`` does."""
-    if isinstance(value, bool):
-        raise TypeError("true and false are not numbers")
-    return float(value)
+def _decimal(value: Any, what: str) -> float:
+    """Convert a number, or its text."""
+    try:
+        if not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidRequest(f"{value!r} is not {what}")
 
 
 def _whole(value: Any) -> int:

@@ -53,8 +53,7 @@ class JournalTail:
             for key in row.entry.rows:
                 if key.base_offset < 0:
                     continue  # the row restates earlier messages
-                end = key.base_offset + key.message_count
-                ends[key.topic_id] = max(ends.get(key.topic_id, 0), end)
+                ends[key.topic_id] = max(ends.get(key.topic_id, 0), key.end_offset)
         return ends
 
     def moved(

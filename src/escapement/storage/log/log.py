@@ -86,7 +86,7 @@ class Log(Generations):
             if wanted:
                 keys.append(key)
                 budget -= key.size_bytes
-            reached = key.base_offset + key.message_count
+            reached = key.end_offset
         return self.fetch_found(connection, keys), max(reached, until_offset)
 
     def heads(
@@ -98,7 +98,7 @@ class Log(Generations):
         """
         for generation, low in self._start(connection, topic_id, from_offset):
             for head in heads(connection, generation, topic_id, low, until_offset):
-                if head.key.base_offset + head.key.message_count > from_offset:
+                if head.key.end_offset > from_offset:
                     yield head
 
     def first_accepted(
@@ -144,13 +144,12 @@ class Log(Generations):
         topic_id: int,
         low: int,
         until: int,
-    ) -> list[tuple[RowKey, int]]:
-        """Return keys of a topic's rows in one generation, from base offset ``low`` on, in order.
+    ) -> list[RowHead]:
+        """Return the result of one query for rows of a topic in one generation.
 
-        Each comes with the row's latest due time. The list is the result of one query.
+        These are the heads of the first rows from base offset ``low`` on, in order.
         """
-        found = heads(connection, generation, topic_id, low, until)
-        return [(head.key, head.max_due_ms) for head in islice(found, KEYS_AT_ONCE)]
+        return list(islice(heads(connection, generation, topic_id, low, until), KEYS_AT_ONCE))
 
     def fetch(
         self, connection: Connection, keys: Sequence[RowKey], max_bytes: int
@@ -225,7 +224,7 @@ class Log(Generations):
         for generation in reversed(self._generations):
             row = last_row_to(connection, generation, topic_id, offset)
             if row is not None:
-                return row if row.end_offset > offset else None
+                return row if row.key.end_offset > offset else None
         return None
 
     def _stating(
@@ -245,8 +244,8 @@ class Log(Generations):
                 oldest = self.first_offset(connection, topic_id)
                 at = len(offsets) if oldest is None else int(offsets.searchsorted(oldest))
             for head in heads:
-                begin, count = head.key.base_offset, head.key.message_count
-                first, last = np.searchsorted(offsets, [begin, begin + count]).tolist()
+                bounds = [head.key.base_offset, head.key.end_offset]
+                first, last = np.searchsorted(offsets, bounds).tolist()
                 if last > max(first, at):
                     yield head, first, last
                 at = max(at, last)

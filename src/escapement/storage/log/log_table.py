@@ -62,6 +62,11 @@ class RowKey(NamedTuple):
     message_count: int
     size_bytes: int
 
+    @property
+    def end_offset(self) -> int:
+        """The offset after its last message. Without meaning for a restatement."""
+        return self.base_offset + self.message_count
+
 
 class RowHead(NamedTuple):
     """The columns of a row beside its data."""
@@ -73,7 +78,7 @@ class RowHead(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """A row as read back; a restatement has no meaningful ``end_offset``."""
+    """A row as read back."""
 
     key: RowKey
     content: RowContent
@@ -82,11 +87,7 @@ class LogRow(NamedTuple):
     def offsets(self) -> Int64s:
         """The offsets of its messages, ascending."""
         named = self.content.offsets
-        return np.arange(self.key.base_offset, self.end_offset) if named is None else named
-
-    @property
-    def end_offset(self) -> int:
-        return self.key.base_offset + self.key.message_count
+        return np.arange(self.key.base_offset, self.key.end_offset) if named is None else named
 
 
 def insertion(rows: Sequence[NewRow], epoch: int) -> list[Step]:
@@ -256,7 +257,7 @@ def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:
             ranges[-1] = (key.topic_id, ranges[-1][1], key.base_offset)
         else:
             ranges.append((key.topic_id, key.base_offset, key.base_offset))
-        end = key.base_offset + key.message_count if key.base_offset >= 0 else -1
+        end = key.end_offset if key.base_offset >= 0 else -1
     return ranges
 
 
