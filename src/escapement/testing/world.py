@@ -156,10 +156,8 @@ class MemoryStream:
         """Return some bytes. Raises ``anyio.EndOfStream`` at the end of the stream."""
         try:
             data = await self._stream.receive_some(max_bytes)
-        except trio.BrokenResourceError as error:
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise anyio.BrokenResourceError from error
-        except trio.ClosedResourceError as error:
-            raise anyio.ClosedResourceError from error
         if not data:
             raise anyio.EndOfStream
         return bytes(data)
@@ -168,10 +166,8 @@ class MemoryStream:
         """Send all bytes of ``item``."""
         try:
             await self._stream.send_all(item)
-        except trio.BrokenResourceError as error:
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise anyio.BrokenResourceError from error
-        except trio.ClosedResourceError as error:
-            raise anyio.ClosedResourceError from error
 
     async def aclose(self) -> None:
         """Close the stream."""

@@ -11,7 +11,7 @@ own: producers and consumers bound their unanswered commands.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from typing import Final, Protocol
 
@@ -27,7 +27,7 @@ from escapement.protocol.limits import PROTOCOL_VERSION
 # The most bytes of one read: as much as the kernel usually returns at once, and small enough
 # for fast allocation.
 READ_BYTES: Final = 64 * 1024
-# Buffers are joined up to this size. A larger buffer is written on its own, without joining.
+# Buffers are joined until they have this size, to get few writes.
 WRITE_BYTES: Final = 256 * 1024
 
 
@@ -192,21 +192,15 @@ class Link:
                 self.end(Disconnected(f"the broker has sent nothing for {timeout_s:g} s"))
 
 
-def _joined(buffers: list[Buffer]) -> list[bytes]:
-    """Join small buffers, and leave large ones as they are, to get few writes."""
-    pieces: list[bytes] = []
-    small: list[Buffer] = []
+def _joined(buffers: list[Buffer]) -> Iterator[bytes]:
+    """Join buffers to pieces of about ``WRITE_BYTES``."""
+    parts: list[Buffer] = []
     size = 0
     for buffer in buffers:
-        if len(buffer) >= WRITE_BYTES or size + len(buffer) > WRITE_BYTES:
-            if small:
-                pieces.append(b"".join(small))
-            small, size = [], 0
-        if len(buffer) >= WRITE_BYTES:
-            pieces.append(bytes(buffer))
-        else:
-            small.append(buffer)
-            size += len(buffer)
-    if small:
-        pieces.append(b"".join(small))
-    return pieces
+        parts.append(buffer)
+        size += len(buffer)
+        if size >= WRITE_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
