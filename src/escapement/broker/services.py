@@ -49,6 +49,7 @@ from escapement.broker.upkeep.forgetter import Forgetter
 from escapement.broker.upkeep.housekeeper import Housekeeper
 from escapement.broker.upkeep.namespace_quota import NamespaceQuotas
 from escapement.broker.upkeep.progress import Progress
+from escapement.broker.upkeep.unwritten import Unwritten
 from escapement.clock import Clock
 from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
@@ -149,20 +150,26 @@ class Services:
             lambda: ground.index.forgotten_until_ms,
         )
         self.compactor = Compactor(ground.index, self.registry, self._passive, clock, run)
+        unwritten = Unwritten(
+            ground.log,
+            self.registry,
+            self._progress,
+            clock,
+            {id: Parts.of(stored) for id, stored in ground.state.attempts.items()},
+            {id: Parts.of(stored) for id, stored in ground.state.keys.items()},
+        )
         self.checkpointer = Checkpointer(
             engine,
             lease,
-            ground.log,
             ground.log_identity,
             ground.state.mark,
             ground.index,
             self.registry,
             self._progress,
+            unwritten,
             clock,
             run,
             limits.checkpoint_interval_s,
-            {id: Parts.of(stored) for id, stored in ground.state.attempts.items()},
-            {id: Parts.of(stored) for id, stored in ground.state.keys.items()},
             self.compactor.make_room,
         )
         self.housekeeper = Housekeeper(

@@ -117,7 +117,7 @@ class Settlement:
     def _relocate(self, restated: Restated) -> None:
         topic = self._registry.active.get(restated.item.topic_id)  # None: deleted meanwhile
         if topic is not None:
-            topic.relocated(restated)
+            topic.relocate(restated)
         restated.item.context()
 
     def _cancel(self, cancelled: Acks) -> None:

@@ -198,10 +198,6 @@ class Consuming:
         handle.subscription.join(handle.consumer)
         self.wake(handle)
 
-    def halt(self, handle: ConsumerHandle) -> None:
-        """Send nothing more to a consumer, which is about to leave."""
-        handle.consumer.halted = True
-
     def close(self, handle: ConsumerHandle) -> None:
         """Remove a consumer; its in-flight messages go to others at once."""
         handle.subscription.leave(handle.consumer, self._clock.now_ms())

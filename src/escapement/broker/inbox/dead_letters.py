@@ -20,7 +20,6 @@ import numpy as np
 import trio
 
 from escapement.broker.inspection.moved_keys import with_passed
-from escapement.broker.log.amendments import Bools
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.dead_letters import dead_letter
@@ -28,7 +27,7 @@ from escapement.broker.subscription.dead_letters.dead_letter import KEEPER
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import NotFound, StorageUnavailable
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Bools, Int64s, MessageBatch
 from escapement.names import TopicName
 from escapement.storage.blocking import Run, read_from
 from escapement.storage.commit.commit import CommitPipeline

@@ -19,14 +19,11 @@ Pure: no clock, no I/O. This module does not know subscriptions; they and their 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.broker.log.cursor import Cursor
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.storage.encoding.moves import Moves
 from escapement.storage.offsets import OffsetSet
-
-Bools = npt.NDArray[np.bool_]
 
 
 class Amendments:

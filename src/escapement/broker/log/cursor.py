@@ -8,9 +8,8 @@ receipt.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offset_bits import OffsetBits, bits_of
 
@@ -40,14 +39,14 @@ class Cursor(OffsetSet):
         """Mark offsets as durable."""
         self.undurable.discard(offsets)
 
-    def contains_durably(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+    def contains_durably(self, offsets: Int64s) -> Bools:
         """Return which of these offsets are durably in the set; bool[n]."""
         done = self.contains(offsets)
         if len(self.undurable):
             done &= ~self.undurable.contains(offsets)
         return done
 
-    def durable_between(self, low: int, high: int) -> npt.NDArray[np.bool_]:
+    def durable_between(self, low: int, high: int) -> Bools:
         """Return which offsets of ``[low, high)`` are durably in the set; bool[high - low]."""
         done = np.zeros(high - low, bool)
         done[self.to_array(low, high) - low] = True

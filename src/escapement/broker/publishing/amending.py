@@ -31,7 +31,7 @@ from escapement.broker.publishing.outcome import (
 )
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.names import TopicName
 from escapement.protocol.amend_status import AmendStatus
 from escapement.storage.commit.commit import CommitPipeline
@@ -41,6 +41,8 @@ from escapement.storage.journal.entry import cancellations_id
 # The due time of a forgotten message, as ``LogReader.times`` returns it: no subscription gets a
 # message because of it.
 _NEVER_MS: Final = -1
+# An original due time that was not looked up yet.
+_UNKNOWN_MS: Final = -2
 
 
 class Amending:
@@ -80,19 +82,16 @@ class Amending:
         topic = self._registry.topic(TopicName.parse(topic_text))
         wanted, back = np.unique(offsets, return_inverse=True)
         past = await self._past_times(topic, wanted)
-        known = due_ms = np.zeros(0, np.int64)  # original due times found so far
+        first_ms = np.full(len(wanted), _UNKNOWN_MS)
         while True:
             self._registry.check_open(topic)
             self._pipeline.check_acks(len(offsets), 2 * self._limits.unwritten_acks)
             decision = decide(topic, wanted, topic.subscriptions(), past)
-            unknown = _settle_by_time(topic, wanted, decision, known, due_ms)
+            unknown = _settle_by_time(topic, wanted, decision, first_ms)
             if not len(unknown):
                 break
-            first_ms, _ = await self._log.times(topic.id, unknown, topic.amendments.moves)
-            known = np.concatenate((known, unknown))
-            due_ms = np.concatenate((due_ms, first_ms))
-            order = np.argsort(known)
-            known, due_ms = known[order], due_ms[order]
+            moves = topic.amendments.moves
+            first_ms[unknown], _ = await self._log.times(topic.id, wanted[unknown], moves)
         outcome = decision.outcome()
         self._cancel(topic, wanted, outcome, partial(done, outcome.take(back)))
 
@@ -134,22 +133,20 @@ class Amending:
     def _withdraw(self, topic: Topic, offsets: Int64s) -> None:
         """Withdraw messages from every subscription that has not delivered them."""
         for subscription in topic.subscriptions():
-            topic.withdraw_from(subscription, offsets)
+            subscription.withdraw(offsets)
             if subscription.consumers:
                 self._pump.wake_subscription(topic, subscription)
 
 
-def _settle_by_time(
-    topic: Topic, offsets: Int64s, decision: Decision, known: Int64s, due_ms: Int64s
-) -> Int64s:
+def _settle_by_time(topic: Topic, offsets: Int64s, decision: Decision, first_ms: Int64s) -> Int64s:
     """Mark as delivered the messages that every subscription has received that was to get them.
 
     Args:
-      known: messages whose original due times are known; ascending.
-      due_ms: these due times; ``_NEVER_MS`` for forgotten messages.
+      first_ms: the original due time of each message; ``_UNKNOWN_MS`` if it was not looked up yet,
+        ``_NEVER_MS`` if the message is forgotten.
 
     Returns:
-      The messages whose original due times must be looked up first; ascending.
+      The rows of the messages whose original due times must be looked up first; ascending.
     """
     handed = np.zeros(len(offsets), bool)
     for mask in decision.settled.values():
@@ -157,18 +154,16 @@ def _settle_by_time(
     handed &= decision.statuses == AmendStatus.DONE
     handed &= ~topic.amendments.cancelled.contains(offsets)
     at = np.flatnonzero(handed)
-    if not len(at):
-        return at
-    split = offsets[at]
-    masks = {name: mask[at] for name, mask in decision.settled.items()}
-    at_least = still_wanted(topic.subscriptions(), split, np.full(len(at), _NEVER_MS), masks)
-    at, split = at[~at_least], split[~at_least]
-    has_time = np.isin(split, known, assume_unique=True)
-    if not has_time.all():
-        return split[~has_time]
-    masks = {name: mask[at] for name, mask in decision.settled.items()}
-    first_ms = due_ms[np.searchsorted(known, split)]
-    now_due_ms = topic.amendments.moves.current(split, first_ms)
-    delivered = ~still_wanted(topic.subscriptions(), split, now_due_ms, masks)
-    decision.statuses[at[delivered]] = AmendStatus.DELIVERED
-    return split[:0]
+    at = at[~_wanted(topic, offsets, decision, at, np.full(len(at), _NEVER_MS))]
+    unknown: Int64s = at[first_ms[at] == _UNKNOWN_MS]
+    if not len(unknown):
+        due_ms = topic.amendments.moves.current(offsets[at], first_ms[at])
+        delivered = ~_wanted(topic, offsets, decision, at, due_ms)
+        decision.statuses[at[delivered]] = AmendStatus.DELIVERED
+    return unknown
+
+
+def _wanted(topic: Topic, offsets: Int64s, decision: Decision, at: Int64s, due_ms: Int64s) -> Bools:
+    """Return which messages at these rows, due at these times, a subscription has yet to get."""
+    settled = {name: mask[at] for name, mask in decision.settled.items()}
+    return still_wanted(topic.subscriptions(), offsets[at], due_ms, settled)

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.log.amendments import Bools
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.protocol.amend_status import AmendStatus
 
 
@@ -113,7 +112,7 @@ def decide(
         one.record.name: one.was_handed(offsets) | past.may_have_had(one, offsets)
         for one in everyone
     }
-    lapsed = {one.record.name: one.has_lapsed(offsets) for one in everyone if one.lets_go}
+    lapsed = {one.record.name: one.has_lapsed(offsets) for one in everyone if one.may_have_lapsed}
     masks = [settled[name] for name in names]
     everybody = np.logical_and.reduce(masks) if masks else np.zeros(1, bool)
     # A cancelled message stays cancelled, even if every subscription that is left had received it.

@@ -82,12 +82,7 @@ class Replay:
                 yield record
                 continue
             self._progress.producers[record.id] = ProducerRow(*mark, now_ms)
-            yield replace(
-                record,
-                last_sequence=mark.last_sequence,
-                last_offset=mark.last_offset,
-                updated_at_ms=now_ms,
-            )
+            yield replace(record, last_sequence=mark.last_sequence, last_offset=mark.last_offset)
 
     def _replay_ends(self) -> None:
         """Let the next checkpoint write the ends of logs, which only the journal has.

@@ -1,12 +1,9 @@
-"""The producers of all topics, by name.
-
-The producers of a passive topic are records. When the topic becomes active, they become its
-``producers``, whose sequence advances.
-"""
+"""The producers of all topics, by name: those of an active topic are in its ``producers``."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import chain
 
 from escapement.broker.registry.changes import Changes
 from escapement.broker.topic.producer import Producer
@@ -29,35 +26,21 @@ class ProducerRegistry:
         self._clock = clock
         self._changes = changes
         self._check_there = check_there
-        self._waiting: dict[int, dict[str, ProducerRecord]] = {}  # by topic id and name
+        self._waiting: dict[int, dict[str, Producer]] = {}  # of passive topics, by id and name
 
     def load(self, records: Iterable[ProducerRecord]) -> None:
         """Enter the stored producers, at the start."""
         for record in records:
-            self._waiting.setdefault(record.topic_id, {})[record.name] = record
+            self._waiting.setdefault(record.topic_id, {})[record.name] = Producer.of(record)
 
     def enter(self, topic: Topic) -> None:
         """Give a topic that becomes active its producers."""
-        for known in self._waiting.pop(topic.id, {}).values():
-            topic.producers[known.name] = Producer(
-                known.id, known.name, known.epoch, known.last_sequence, known.last_offset
-            )
+        topic.producers.update(self._waiting.pop(topic.id, {}))
 
-    def leave(self, topic_id: int, producers: Iterable[Producer]) -> None:
-        """Keep the producers of a topic that became passive, as records."""
-        now_ms = self._clock.now_ms()
-        records = [
-            ProducerRecord(
-                one.id, topic_id, one.name, one.epoch, one.last_sequence, one.last_offset, now_ms
-            )
-            for one in producers
-        ]
-        if records:
-            self._waiting[topic_id] = {record.name: record for record in records}
-
-    def drop_topic(self, topic_id: int) -> None:
-        """Forget the producers of a deleted topic."""
-        self._waiting.pop(topic_id, None)
+    def leave(self, topic_id: int, producers: dict[str, Producer]) -> None:
+        """Keep the producers of a topic that became passive."""
+        if producers:
+            self._waiting[topic_id] = producers
 
     async def open(
         self, topic: Topic, name: str, epoch: int, settled: Callable[[Producer], Awaitable[None]]
@@ -87,24 +70,16 @@ class ProducerRegistry:
             )
             self._check_there(topic)  # it may have been deleted meanwhile
             if producer is None:
-                producer = Producer(
-                    record.id, name, record.epoch, record.last_sequence, record.last_offset
-                )
-                topic.producers[name] = producer
+                producer = topic.producers[name] = Producer.of(record)
             await settled(producer)
             return producer, record.epoch
 
     def forget(self, ids: set[int], active: Iterable[Topic]) -> list[int]:
         """Forget those of these producers that no connection holds. Return their ids."""
         forgotten = []
-        for topic in active:
-            for producer in list(topic.producers.values()):
+        for by_name in chain((topic.producers for topic in active), self._waiting.values()):
+            for producer in list(by_name.values()):
                 if producer.id in ids and producer.holder is None and not producer.pending:
-                    del topic.producers[producer.name]
+                    del by_name[producer.name]
                     forgotten.append(producer.id)
-        for by_name in self._waiting.values():
-            for record in list(by_name.values()):
-                if record.id in ids:
-                    del by_name[record.name]
-                    forgotten.append(record.id)
         return forgotten

@@ -239,8 +239,7 @@ class Registry:
         Raises ``NotFound``.
         """
         full = topic.name.full
-        async with self._changes.alone(full):
-            self._check_there(topic)
+        async with self.alone(topic):
 
             def delete(connection: Connection) -> None:
                 catalog.delete_topic(connection, topic.id)
@@ -255,7 +254,6 @@ class Registry:
             del self.topics[full]
             del self._names[topic.id]
             self._subscriptions.pop(topic.id, None)
-            self.producers.drop_topic(topic.id)
             del self.active[topic.id]
             topic.dedup.drop()
 
@@ -270,22 +268,21 @@ class Registry:
         position: Position,
         policy: SubscriptionPolicy,
         serve: Callable[[SubscriptionRecord], None],
-    ) -> SubscriptionRecord:
+    ) -> None:
         """Make a subscription durable, then serve it.
 
         Raises:
           AlreadyExists: if the topic has one of this name.
           InvalidRequest: if the position lies past the log's end.
         """
-        async with self._changes.alone(topic.name.full):
-            self._check_there(topic)
+        async with self.alone(topic):
             check_policy(topic.name, name, kind, policy, policy.names())
             if name in self._subscriptions.get(topic.id, {}):
                 raise AlreadyExists(f"{topic.name.full} already has a subscription {name}")
             now_ms = self._clock.now_ms()
             until_ms = self._forgotten_until_ms()
             begins = beginning(kind, position, topic.next_offset, now_ms, until_ms)
-            return await self._begin(
+            await self._begin(
                 topic,
                 lambda connection: catalog.create_subscription(
                     connection, topic.id, name, kind, now_ms, policy=policy, **begins._asdict()
@@ -300,22 +297,21 @@ class Registry:
         kind: catalog.Kind,
         position: Position,
         serve: Callable[[SubscriptionRecord], None],
-    ) -> SubscriptionRecord:
+    ) -> None:
         """Make a subscription begin elsewhere. A new record replaces the old one.
 
         Raises:
           NotFound: if the topic has no subscription of this name and kind.
           InvalidRequest: if the position lies past the log's end.
         """
-        async with self._changes.alone(topic.name.full):
-            self._check_there(topic)
+        async with self.alone(topic):
             old = self.subscription_record(topic, name)
             if old.kind != kind:  # a new subscription of that name: the seek is not for it
                 raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
             now_ms = self._clock.now_ms()
             until_ms = self._forgotten_until_ms()
             begins = beginning(old.kind, position, topic.next_offset, now_ms, until_ms)
-            return await self._begin(
+            await self._begin(
                 topic,
                 lambda connection: catalog.replace_subscription(
                     connection, old, now_ms, **begins._asdict()
@@ -328,7 +324,7 @@ class Registry:
         topic: Topic,
         statement: Callable[[Connection], SubscriptionRecord],
         serve: Callable[[SubscriptionRecord], None],
-    ) -> SubscriptionRecord:
+    ) -> None:
         """Make a subscription's record durable, then serve it. Meanwhile nothing is forgotten."""
         topic.retention.begin_subscribing()
         try:
@@ -337,7 +333,6 @@ class Registry:
             serve(record)
         finally:
             topic.retention.end_subscribing()
-        return record
 
     def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:
         """Return the record of a subscription, as it began. Raises ``NotFound``."""

@@ -97,7 +97,7 @@ class Consumers(RequestHandler):
     def _halt(self, command: wire.Halt) -> None:
         handle = self._handles.find(command.consumer_id)
         if handle is not None:
-            self._broker.consuming.halt(handle)
+            handle.consumer.halted = True
         self._outbound.send(wire.Done(command.request_id))
 
     # -- commands of consumers -----------------------------------------------------------

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from escapement.dedup import DIGEST, NO_DIGEST, Digests, halves
 from escapement.errors import Busy, LimitExceeded
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.storage.encoding.dedup_keys import KeyTable
 
 # The results of ``sort_out`` for a message to be stored, and for a duplicate of a message that is
@@ -67,7 +67,7 @@ class _Run(NamedTuple):
             parts[order, 0], parts[order, 1], table.offsets[order], table.published_ms[order]
         )
 
-    def take(self, rows: npt.NDArray[np.bool_]) -> _Run:
+    def take(self, rows: Bools) -> _Run:
         return _Run(
             self.first[rows], self.second[rows], self.offsets[rows], self.published_ms[rows]
         )

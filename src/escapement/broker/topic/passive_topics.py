@@ -48,7 +48,7 @@ class Remains(NamedTuple):
     sets: dict[int, tuple[int, list[tuple[int, bytes]]]]  # by id: the length and the rows
     moves: list[tuple[int, bytes]]
     figures: Figures
-    producers: list[Producer]
+    producers: dict[str, Producer]  # by name
     records: list[SubscriptionRecord]
 
 
@@ -188,7 +188,7 @@ def remains_of(topic: Topic) -> Remains:
         {id: (len(offsets), offsets.rows()) for id, offsets in sets.items() if len(offsets)},
         topic.amendments.moves.rows(),
         Figures(topic.published, topic.doubtful_below, counts),
-        list(topic.producers.values()),
+        topic.producers,
         [one.record for one in topic.subscriptions()],
     )
 

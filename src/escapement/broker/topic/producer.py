@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from escapement.broker.token_bucket import TokenBucket
 from escapement.errors import Busy, ProducerFenced, SequenceGap
+from escapement.storage.catalog.producers import ProducerRecord
 
 
 class Producer:
@@ -45,6 +46,11 @@ class Producer:
         self.pending = 0  # batches in the commit pipeline
         self.holder: object | None = None
         self.bucket: TokenBucket | None = None  # if its rate is limited
+
+    @classmethod
+    def of(cls, record: ProducerRecord) -> Producer:
+        """Return the producer of a record."""
+        return cls(record.id, record.name, record.epoch, record.last_sequence, record.last_offset)
 
     @property
     def is_used(self) -> bool:

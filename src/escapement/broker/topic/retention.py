@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.start_position import NEVER_MS
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 
 # Marks a message that no subscription wants, whatever its due time.
 _ALWAYS_MS: Final = (1 << 63) - 1
@@ -60,7 +59,7 @@ class Retention:
 
     # -- what the index keeps --------------------------------------------------
 
-    def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
+    def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> Bools:
         """Return which messages a checkpoint must write; bool[n].
 
         - Messages not yet due, even if acknowledged: a subscription that wants them may still be
@@ -86,7 +85,7 @@ class Retention:
             live |= wanted
         return live
 
-    def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> npt.NDArray[np.bool_]:
+    def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> Bools:
         """Return which messages are pending, for a view; bool[n].
 
         These are the messages not yet due and not cancelled, and the due messages that a shared

@@ -295,16 +295,8 @@ class Topic:
     def withhold(self, offsets: Int64s) -> None:
         """Withhold messages that are being moved from subscriptions that did not get them yet."""
         for subscription in self.shared.values():
-            self.withdraw_from(subscription, offsets)
+            subscription.withdraw(offsets)
         self.amendments.withhold(offsets)
-
-    def withdraw_from(self, subscription: Subscription, offsets: Int64s) -> None:
-        """Withdraw changed messages from a subscription, except those delivered to it."""
-        handed = subscription.was_handed(offsets)
-        if handed.any():
-            # After a crash the subscription must still get them unchanged.
-            subscription.attempts.keep(offsets[handed])
-        subscription.withdraw(offsets[~handed])
 
     def move(self, moved: Moved, batch: MessageBatch, now_ms: int) -> None:
         """Apply a durable move of withheld messages; ``batch`` is what the log now states."""
@@ -322,7 +314,7 @@ class Topic:
         self.amendments.release(offsets)
         self._arrive(due_ms, offsets, traits_of(batch), now_ms)
 
-    def relocated(self, restated: Restated) -> None:
+    def relocate(self, restated: Restated) -> None:
         """Note that the log restates messages unchanged; their first rows may be deleted."""
         item, due_ms = restated.item, restated.due_ms
         self.amendments.moves.put(item.offsets, due_ms, due_ms, item.base_offset)

@@ -23,23 +23,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import trio
 
 from escapement.broker.outage import Outage
 from escapement.broker.registry.registry import Registry
 from escapement.broker.upkeep.progress import Progress
-from escapement.broker.upkeep.unwritten import Restated, Unwritten
+from escapement.broker.upkeep.unwritten import Rewrite, Unwritten
 from escapement.clock import Clock
+from escapement.message import Bools
 from escapement.storage.blocking import Run
-from escapement.storage.encoding.attempts import AttemptTable, Parts
+from escapement.storage.encoding.attempts import AttemptTable
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.index import DelayedIndex, Lineage, Mark
 from escapement.storage.index.checkpoint import Part
 from escapement.storage.lease import Lease
-from escapement.storage.log.log import Log
 from escapement.storage.state import checkpoint as checkpoints
 from escapement.storage.state.checkpoint import AttemptPart, Checkpoint
 
@@ -58,17 +56,15 @@ class Checkpointer:
         self,
         engine: Engine,
         lease: Lease,
-        log: Log,
         log_identity: str,
         base: Mark | None,
         index: DelayedIndex,
         registry: Registry,
         progress: Progress,
+        unwritten: Unwritten,
         clock: Clock,
         run: Run,
         interval_s: float,
-        parts: dict[int, Parts],
-        key_parts: dict[int, Parts],
         make_room: Callable[[], Awaitable[None]],
     ) -> None:
         """Take the parts of the broker.
@@ -76,8 +72,6 @@ class Checkpointer:
         Args:
           base: the checkpoint that the state had when this broker started.
           interval_s: seconds between checkpoints that are not requested.
-          parts: the stored parts of attempts, by subscription id.
-          key_parts: the stored parts of dedup keys, by topic id.
           make_room: waits until the index may have another segment.
         """
         self._engine = engine
@@ -88,10 +82,10 @@ class Checkpointer:
         self._index = index
         self._registry = registry
         self._progress = progress
+        self.unwritten = unwritten
         self._clock = clock
         self._run = run
         self._interval_s = interval_s
-        self.unwritten = Unwritten(log, registry, progress, clock, parts, key_parts)
         self._make_room = make_room
         self._outage = Outage("cannot write the state; the next checkpoint writes it")
         self._spacious = trio.lowlevel.ParkingLot()
@@ -149,10 +143,10 @@ class Checkpointer:
                 raise
             self._index.install(index_checkpoint)
             self._spacious.unpark_all()
-            checkpoint, restated = self.unwritten.take(self._mark, positions, fills)
-            await self._write_state(await self._with_attempts(checkpoint, restated))
+            checkpoint, rewrites = self.unwritten.take(self._mark, positions, fills)
+            await self._write_state(await self._with_attempts(checkpoint, rewrites))
 
-    def _live(self, part: Part) -> npt.NDArray[np.bool_] | None:
+    def _live(self, part: Part) -> Bools | None:
         topic = self._registry.active.get(part.topic_id)
         if topic is None:
             return None  # a passive topic: keep everything
@@ -160,11 +154,11 @@ class Checkpointer:
         self._index.forgotten_until_ms = max(self._index.forgotten_until_ms, now_ms)
         return topic.retention.live(part.due_ms, part.offsets, now_ms)
 
-    async def _with_attempts(self, checkpoint: Checkpoint, restated: list[Restated]) -> Checkpoint:
+    async def _with_attempts(self, checkpoint: Checkpoint, rewrites: list[Rewrite]) -> Checkpoint:
         """Add all attempts of unfinished messages, for the subscriptions to be rewritten."""
         attempts = list(checkpoint.attempts)
         attempts_from = dict(checkpoint.attempts_from)
-        for subscription, parts, table in restated:
+        for subscription, parts, table in rewrites:
             id = subscription.record.id
             attempts_from[id] = parts.rewrite()
             for piece in table.pieces():

@@ -39,7 +39,7 @@ from escapement.storage.state.checkpoint import (
 from escapement.storage.state.lag_table import LagRow
 
 
-class Restated(NamedTuple):
+class Rewrite(NamedTuple):
     """All attempts of a subscription, some of which are of finished messages."""
 
     subscription: Subscription
@@ -111,7 +111,7 @@ class Unwritten:
 
     def take(
         self, mark: Mark, positions: dict[int, JournalPosition], fills: list[SubscriptionRow]
-    ) -> tuple[Checkpoint, list[Restated]]:
+    ) -> tuple[Checkpoint, list[Rewrite]]:
         """Collect all changes since the last checkpoint, in one synchronous step.
 
         Args:
@@ -124,7 +124,7 @@ class Unwritten:
         """
         touched, self._progress.touched = self._progress.touched, set()
         marks, self._progress.producers = self._progress.producers, {}
-        restated: list[Restated] = []
+        rewrites: list[Rewrite] = []
         chunks = {(row.owner_id, row.chunk): row for row in self._left.chunks}
         moves = {(row.owner_id, row.chunk): row for row in self._left.moves}
         attempts = list(self._left.attempts)
@@ -134,7 +134,7 @@ class Unwritten:
             next_offsets[topic.id] = topic.next_offset
             _take_cursors(topic, chunks)
             for subscription in topic.subscriptions():
-                attempts += self._take_attempts(subscription, restated)
+                attempts += self._take_attempts(subscription, rewrites)
             for chunk, data in topic.amendments.moves.dirty_chunks().items():
                 moves[topic.id, chunk] = ChunkRow(topic.id, chunk, data)
         keys, keys_from = self._take_keys()
@@ -161,7 +161,7 @@ class Unwritten:
             members,
             lags,
         )
-        return checkpoint, restated
+        return checkpoint, rewrites
 
     def _active(self, topic_ids: Iterable[int]) -> list[Topic]:
         """Return the active topics among these; deleted ones are left out."""
@@ -217,9 +217,9 @@ class Unwritten:
         return keys, keys_from
 
     def _take_attempts(
-        self, subscription: Subscription, restated: list[Restated]
+        self, subscription: Subscription, rewrites: list[Rewrite]
     ) -> list[AttemptPart]:
-        """Return new attempts since the last checkpoint, or add all attempts to ``restated``."""
+        """Return new attempts since the last checkpoint, or add all attempts to ``rewrites``."""
         id = subscription.record.id
         parts = self.parts.get(id)
         if parts is None:
@@ -230,7 +230,7 @@ class Unwritten:
         live = len(subscription.held) + len(subscription.acked.undurable)
         if parts.wants_rewrite(live):
             table = subscription.all_attempts(self._clock.now_ms())
-            restated.append(Restated(subscription, parts, table))
+            rewrites.append(Rewrite(subscription, parts, table))
             return []
         if not subscription.attempts.has_new:
             return []
