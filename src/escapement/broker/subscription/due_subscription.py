@@ -304,7 +304,7 @@ class DueSubscription(Subscription):
             for band in self.bands
             if (limit is None or band.lies_below(limit))
             and (
-                self.may_let_go
+                self.has_room_for_dead
                 if band.has_unread(until_ms)
                 else bool(self.consumers) and band.wants_scan(self._piece)
             )
@@ -391,7 +391,7 @@ class DueSubscription(Subscription):
         for store in self._stores:
             rows = store.rows()
             over = rows.due_ms <= until_ms
-            if over.any() and self.may_let_go:
+            if over.any() and self.has_room_for_dead:
                 store.withdraw(rows.offsets[over])
                 self.expire(rows.pick(over))
                 rows = rows.pick(~over)

@@ -8,7 +8,7 @@ from escapement.errors import InvalidRequest
 from escapement.position import Position
 from escapement.storage.catalog.catalog import Kind
 
-# Later than any due time: of earlier offsets, no message is wanted.
+# Later than any time, such as a due time or a deadline.
 NEVER_MS: Final = 1 << 62
 
 

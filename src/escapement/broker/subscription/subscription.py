@@ -39,11 +39,12 @@ from escapement.broker.subscription.delivery.attempt_book import AttemptBook, co
 from escapement.broker.subscription.delivery.consumer import Consumer
 from escapement.broker.subscription.delivery.delivery import Share
 from escapement.broker.subscription.delivery.hand_over import HandOver
-from escapement.broker.subscription.delivery.in_flight import NEVER_MS, InFlight
+from escapement.broker.subscription.delivery.in_flight import InFlight
 from escapement.broker.subscription.delivery.throttle import Throttle
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.retries.backoff import CEILING_MS
 from escapement.broker.subscription.retries.retries import Retries
+from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.message import Int64s, MessageBatch
 from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
@@ -282,7 +283,7 @@ class Subscription(ABC):
         """
 
     @property
-    def lets_go(self) -> bool:
+    def may_have_lapsed(self) -> bool:
         """Whether a message may have expired or been dropped without a delivery."""
         return self.lapsed is not None or bool(self.dead)
 
@@ -451,14 +452,14 @@ class Subscription(ABC):
         They are acknowledged, or dead-lettered if the policy says so.
         """
         self.counts.expired += rows.height
-        self._let_go(rows, "expired", self.record.policy.expired_to_dead_letter)
+        self._finish_undelivered(rows, "expired", self.record.policy.expired_to_dead_letter)
 
     def _drop(self, rows: Rows) -> None:
         """Drop messages because of a backlog quota; otherwise as ``expire``."""
         self.counts.dropped += rows.height
-        self._let_go(rows, "dropped", self.record.policy.dropped_to_dead_letter)
+        self._finish_undelivered(rows, "dropped", self.record.policy.dropped_to_dead_letter)
 
-    def _let_go(self, rows: Rows, reason: Reason, to_dead_letter: bool) -> None:
+    def _finish_undelivered(self, rows: Rows, reason: Reason, to_dead_letter: bool) -> None:
         if to_dead_letter:
             self.held.add(rows.offsets)
             self.dead.add(Dead.of(rows, reason))
@@ -475,7 +476,7 @@ class Subscription(ABC):
         return offsets
 
     @property
-    def may_let_go(self) -> bool:
+    def has_room_for_dead(self) -> bool:
         """Whether there is room for more dead messages, which wait in memory."""
         return len(self.dead) < self.limits.ready_messages
 

@@ -29,8 +29,6 @@ from escapement.storage.index import KEY_MAX, DelayedIndex, Key
 
 # Keys read per step.
 _STEP_KEYS: Final = 65_536
-# Bytes of the log read per step.
-_READ_BYTES: Final = 1 << 20
 # Log reads of one sweep for expired messages. Others then have their turn, for a second.
 _READS: Final = 16
 
@@ -67,7 +65,7 @@ class DropOldest:
         except StorageUnavailable:
             topic.quota_watch.grown = True
             raise
-        if not subscription.may_let_go:
+        if not subscription.has_room_for_dead:
             topic.quota_watch.grown = True
 
     async def count(self, topic: Topic, subscription: Subscription) -> int:
@@ -125,14 +123,14 @@ class DropOldest:
         try:
             for _ in range(_READS):
                 oldest = ages.oldest(topic.next_offset)
-                if oldest is None or oldest[2] > until_ms or not subscription.may_let_go:
+                if oldest is None or oldest[2] > until_ms or not subscription.has_room_for_dead:
                     break
                 first, high, _ = oldest
                 low = min(subscription.first_unsettled(first), high)
                 if low > first:
                     ages.looked(first, low, None)
                 if low < high:
-                    parts = await self._log.read(topic.id, low, high, _READ_BYTES)
+                    parts = await self._log.read(topic.id, low, high)
                     subscription.expire_read(low, high, parts, until_ms)
         finally:
             oldest = ages.oldest(topic.next_offset)
@@ -156,7 +154,7 @@ class DropOldest:
         subscription.look_again()
         frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
         settled = await self._to_settle(topic, subscription, keep_most)
-        while (more := settled - subscription.settled) > 0 and subscription.may_let_go:
+        while (more := settled - subscription.settled) > 0 and subscription.has_room_for_dead:
             at = subscription.bands.unread_from
             subscription.drop_held(more, at)
             if (more := settled - subscription.settled) <= 0 or at is None or at >= frontier:
@@ -182,8 +180,12 @@ class DropOldest:
         end = topic.next_offset
         settled = await self._to_settle(topic, subscription, keep_most)
         at = subscription.first_unsettled(0)
-        while (more := settled - subscription.settled) > 0 and subscription.may_let_go and at < end:
-            parts = await self._log.read(topic.id, at, end, _READ_BYTES)
+        while (
+            (more := settled - subscription.settled) > 0
+            and subscription.has_room_for_dead
+            and at < end
+        ):
+            parts = await self._log.read(topic.id, at, end)
             if not parts:
                 return
             more = settled - subscription.settled

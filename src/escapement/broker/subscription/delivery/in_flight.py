@@ -24,16 +24,13 @@ import numpy.typing as npt
 from escapement.broker.subscription.delivery.delivery import Delivery, Share
 from escapement.broker.subscription.delivery.delivery_lookup import DeliveryLookup
 from escapement.broker.subscription.priorities.ready import Rows
+from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offset_bits import OffsetBits
 
 # The fewest dead rows that are worth a sweep.
 _SWEEP_ROWS: Final = 8192
-
-
-# The deadline of a message that may stay unacknowledged forever.
-NEVER_MS: Final = 1 << 62
 
 
 class Hand(NamedTuple):
