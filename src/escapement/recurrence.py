@@ -72,13 +72,9 @@ class Recurrence:
             raise InvalidRequest(
                 f"An interval of {self.every_ms} ms is too short. Give at least {MIN_EVERY_MS} ms."
             )
-        self.check_zone()
+        self.zone()
         if self.cron:
             self._simulation(_WALL)
-
-    def check_zone(self) -> None:
-        """Check that this system knows the time zone. Raises ``InvalidRequest``."""
-        self._zone()
 
     def occurrences(self, after_ms: int) -> Iterator[int]:
         """Iterate over all times later than ``after_ms``, ascending.
@@ -135,7 +131,7 @@ class Recurrence:
         return len(fields) == 5 and not any(field.startswith("*") for field in fields[:2])
 
     def _at_times_of_day(self, after_ms: int) -> Iterator[int]:
-        begin = moment(after_ms).astimezone(self._zone())
+        begin = moment(after_ms).astimezone(self.zone())
         for found in self._simulation(begin):
             ms = unix_ms(found)
             # Started in the second of two equal hours, cronsim also yields times of the first.
@@ -187,7 +183,7 @@ class Recurrence:
 
     def _shift(self, at_ms: int) -> timedelta:
         """Return the offset of local time from UTC at a moment."""
-        shift = moment(at_ms).astimezone(self._zone()).utcoffset()
+        shift = moment(at_ms).astimezone(self.zone()).utcoffset()
         assert shift is not None
         return shift
 
@@ -200,7 +196,8 @@ class Recurrence:
                 " '0 9 * * mon-fri'."
             ) from None
 
-    def _zone(self) -> tzinfo:
+    def zone(self) -> tzinfo:
+        """Return the time zone. Raises ``InvalidRequest`` if this system does not know it."""
         if self.timezone == "UTC":
             return UTC
         try:

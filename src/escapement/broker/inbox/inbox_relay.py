@@ -106,6 +106,7 @@ class InboxRelay:
         self._connection = KeptConnection(engine)
         self.moved = 0  # entries, since the broker started
         self.blocked: dict[str, str] = {}  # target -> why its entries wait
+        self._blocked: dict[str, str] = {}  # as far as the current round knows
         self._refusals = Refusals()  # of inbox targets, and of bulk jobs for them
 
     # -- requests --------------------------------------------------------------
@@ -156,7 +157,7 @@ class InboxRelay:
 
     async def _round(self) -> bool:
         """Move one step of every inbox target. Return whether there may be more to do."""
-        blocked: dict[str, str] = {}
+        self._blocked = {}
         progress = False
         after_id = 0
         seen: set[str] = set()
@@ -165,57 +166,59 @@ class InboxRelay:
             seen.update(whom for box in page for whom in (box.target, _jobs_for(box.target)))
             # Find the topic before its entries are read. If it is deleted and created again in
             # between, its inbox target has another id, and the old entries are not read.
-            topics = {box: await self._topic(box, blocked) for box in page}
+            topics = {box: await self._topic(box) for box in page}
             left = [(box, topic) for box, topic in topics.items() if topic is not None]
             while left and not self._stopping:
-                boxes = [(box.id, self._may_take_jobs(box, blocked)) for box, _ in left]
+                boxes = [(box.id, self._may_take_jobs(box)) for box, _ in left]
                 async with self._moving:
                     sizes = (self._limits.inbox_step_bytes, self._limits.inbox_round_bytes)
                     found = await self._read(open_steps, left, inbox.read_steps, boxes, *sizes)
-                    progress = await self._carry(found, blocked) or progress
+                    progress = await self._carry(found) or progress
                 left = left[len(found) :]
-        self.blocked = blocked
+        self.blocked = self._blocked
         self._refusals.keep(seen)
         return progress and not self._stopping
 
-    async def _topic(self, inbox_target: InboxTarget, blocked: dict[str, str]) -> Topic | None:
+    async def _topic(self, inbox_target: InboxTarget) -> Topic | None:
         """Return the topic of an inbox target, created if necessary; None if blocked."""
         if trio.current_time() < self._refusals.until_s(inbox_target.target):
-            _block(blocked, inbox_target.target, self._refusals.reasons[inbox_target.target])
+            self._block(inbox_target.target, self._refusals.reasons[inbox_target.target])
             return None
         try:
             return await self._registry.ensure_topic(TopicName.parse(inbox_target.target))
         except (StorageError, Busy, ShuttingDown):
             raise
         except NotFound as error:
-            _block(blocked, inbox_target.target, str(error))
+            self._block(inbox_target.target, str(error))
         except EscapementError as error:
-            self._refused(inbox_target.target, error, blocked)
+            self._refused(inbox_target.target, error)
         return None
 
-    def _may_take_jobs(self, inbox_target: InboxTarget, blocked: dict[str, str]) -> bool:
+    def _may_take_jobs(self, inbox_target: InboxTarget) -> bool:
         whom = _jobs_for(inbox_target.target)
         if trio.current_time() >= self._refusals.until_s(whom):
             return True
-        _block(blocked, inbox_target.target, self._refusals.reasons[whom])
+        self._block(inbox_target.target, self._refusals.reasons[whom])
         return False
 
-    def _refused(
-        self, target: str, error: EscapementError, blocked: dict[str, str], whom: str = ""
-    ) -> None:
+    def _refused(self, target: str, error: EscapementError, whom: str = "") -> None:
         """Keep the entries of a target that were refused for an unforeseen reason."""
         if self._refusals.refused(whom or target, str(error), trio.current_time()):
             _logger.warning("inbox entries for %s wait: %s", target, error)
-        _block(blocked, target, str(error))
+        self._block(target, str(error))
 
-    async def _carry(self, found: list[Found], blocked: dict[str, str]) -> bool:
+    def _block(self, target: str, why: str) -> None:
+        if len(self._blocked) < _MAX_BLOCKED:
+            self._blocked[target] = why
+
+    async def _carry(self, found: list[Found]) -> bool:
         """Move these entries, and some steps of bulk jobs behind them.
 
         While steps are being committed, the next one is read and submitted behind them, so that
         the database never idles. If a step fails, the steps behind it fail too.
         """
         progress = False
-        steps = deque([(found, await self._submit(found, blocked, None))])
+        steps = deque([(found, await self._submit(found, None))])
         left = _STEPS_AT_ONCE - 1
         try:
             while steps:
@@ -223,12 +226,12 @@ class InboxRelay:
                     found, last = steps[-1]
                     ahead = await self._read_ahead(found, last)
                     if ahead:
-                        steps.append((ahead, await self._submit(ahead, blocked, last)))
+                        steps.append((ahead, await self._submit(ahead, last)))
                     left = left - 1 if ahead else 0
                 found, under_way = steps[0]
                 await under_way.settled()
                 steps.popleft()
-                progress = self._moved(under_way, blocked) or progress
+                progress = self._moved(under_way) or progress
                 progress = await self._settle(found) or progress
         except BaseException:
             for _, under_way in steps:
@@ -257,9 +260,7 @@ class InboxRelay:
             )
         return bool(emptied)
 
-    async def _submit(
-        self, found: Sequence[Found], blocked: dict[str, str], before: Submitted | None
-    ) -> Submitted:
+    async def _submit(self, found: Sequence[Found], before: Submitted | None) -> Submitted:
         """Submit entries to the commit pipeline, as appends to the logs of their topics.
 
         Args:
@@ -267,7 +268,7 @@ class InboxRelay:
         """
         held: list[tuple[int, EscapementError]] = []
         alone = len(found) == 1
-        loads = [await self._admit(one, held, blocked, alone) for one in found]
+        loads = [await self._admit(one, held, alone) for one in found]
         for id, error in held:
             _logger.error("inbox entry %d is held: %s", id, error)
             await self._pipeline.transact(
@@ -287,21 +288,17 @@ class InboxRelay:
                     append.fail(error)
         return under_way
 
-    def _moved(self, under_way: Submitted, blocked: dict[str, str]) -> bool:
+    def _moved(self, under_way: Submitted) -> bool:
         """Note the outcomes of a step that has ended. Return whether anything changed."""
         for load, refusal in under_way.refused:
-            self._refused(load.topic.name.full, refusal, blocked, _whom(load))
+            self._refused(load.topic.name.full, refusal, _whom(load))
         for load in under_way.moved_to:
             self._refusals.over(_whom(load))
         self.moved += under_way.moved
         return bool(under_way.moved or under_way.held)
 
     async def _admit(
-        self,
-        found: Found,
-        held: list[tuple[int, EscapementError]],
-        blocked: dict[str, str],
-        alone: bool,
+        self, found: Found, held: list[tuple[int, EscapementError]], alone: bool
     ) -> Load:
         """Return the entries that the topic takes. The others are held, or wait."""
         topic, of_jobs = found.topic, found.step.of_jobs
@@ -318,16 +315,16 @@ class InboxRelay:
                 continue
             try:
                 self._publishing.check_times(topic, times)
-                if of_jobs and not await self._has_turn(topic, len(batch), blocked, alone):
+                if of_jobs and not await self._has_turn(topic, len(batch), alone):
                     break
             except DelaysDisabled as error:
-                _block(blocked, topic.name.full, str(error))
+                self._block(topic.name.full, str(error))
                 break
             except InvalidRequest as error:
                 held.append((inbox_entry.id, error))
                 continue
             except EscapementError as error:
-                self._refused(topic.name.full, error, blocked, _whom(load))
+                self._refused(topic.name.full, error, _whom(load))
                 break
             load.ids.append(inbox_entry.id)
             if inbox_entry.advance is not None:
@@ -338,9 +335,7 @@ class InboxRelay:
         load.whole = len(load.ids) == len(found.inbox_entries)
         return load
 
-    async def _has_turn(
-        self, topic: Topic, count: int, blocked: dict[str, str], alone: bool
-    ) -> bool:
+    async def _has_turn(self, topic: Topic, count: int, alone: bool) -> bool:
         """Return whether ``count`` messages of a bulk job may be published now.
 
         If not, further bulk jobs for the topic wait until its publish rate allows them.
@@ -354,7 +349,7 @@ class InboxRelay:
             why, target = "the topic's maximum publish rate is reached", topic.name.full
             until_s = trio.current_time() + wait_ms / 1000
             self._refusals.rest(_jobs_for(target), why, until_s)
-            _block(blocked, target, why)
+            self._block(target, why)
         return not wait_ms
 
     def _jobs_now(self, limit: int) -> list[JobState]:
@@ -377,8 +372,3 @@ def _jobs_for(target: str) -> str:
 def _whom(load: Load) -> str:
     target = load.topic.name.full
     return _jobs_for(target) if load.of_jobs else target
-
-
-def _block(blocked: dict[str, str], target: str, why: str) -> None:
-    if len(blocked) < _MAX_BLOCKED:
-        blocked[target] = why

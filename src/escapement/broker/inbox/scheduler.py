@@ -317,7 +317,6 @@ class Scheduler:
                 )
             except InvalidRequest as error:
                 # The recurrence was valid when the schedule was created, and at the start.
-                self._order.remove((schedule.next_ms, id))
                 self._give_up(schedule, str(error))
                 continue
             moves.append(Move(schedule, times, next_ms))
@@ -329,13 +328,13 @@ class Scheduler:
         """Report a missing time zone at the start, and not only when the schedule is due."""
         if schedule.next_ms is not None and not schedule.paused:
             try:
-                schedule.recurrence.check_zone()
+                schedule.recurrence.zone()
             except InvalidRequest as error:
-                self._order.remove((schedule.next_ms, schedule.id))
                 self._give_up(schedule, str(error))
 
     def _give_up(self, schedule: Schedule, why: str) -> None:
-        """Report that a schedule publishes nothing any more. The caller takes it off ``_order``."""
+        """Report that a schedule publishes nothing any more."""
+        self._order.discard((schedule.next_ms, schedule.id))
         _logger.error("schedule %s cannot continue: %s", schedule.name, why)
         self.problems[schedule.name] = why
 
