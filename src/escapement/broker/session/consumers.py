@@ -56,8 +56,7 @@ class Consumers(RequestHandler):
 
     async def _subscribe(self, command: wire.Subscribe) -> None:
         self._broker.check_open()
-        self._handles.claim(command.consumer_id)
-        try:
+        with self._handles.claimed(command.consumer_id):
             handle = await self._broker.consuming.subscribe(
                 command.topic,
                 command.subscription,
@@ -69,13 +68,9 @@ class Consumers(RequestHandler):
                 outlet=self,
                 key_range=command.key_range,
             )
-        except BaseException:
-            self._handles.give_up(command.consumer_id)
-            raise
-        if self._outbound.finished or self._broker.stopping:
-            self._handles.give_up(command.consumer_id)
-            return  # it has not joined, so there is nothing to leave
-        self._handles.enter(command.consumer_id, handle)
+            if self._outbound.finished or self._broker.stopping:
+                return  # it has not joined, so there is nothing to leave
+            self._handles.enter(command.consumer_id, handle)
         self._outbound.send(
             wire.ConsumerReady(
                 command.request_id,

@@ -7,6 +7,7 @@ the peer may use the id again meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Generic, TypeVar
 
 from escapement.errors import InvalidRequest, LimitExceeded
@@ -26,8 +27,9 @@ class Handles(Generic[T]):
         self._kind = kind
         self._by_id: dict[int, T | None] = {}  # None: claimed, being opened
 
-    def claim(self, handle_id: int) -> None:
-        """Claim an id for a handle that is about to be opened.
+    @contextmanager
+    def claimed(self, handle_id: int) -> Iterator[None]:
+        """Claim an id for a handle that the block opens and enters. Give it up if it does not.
 
         Raises:
           InvalidRequest: if it is in use.
@@ -38,10 +40,11 @@ class Handles(Generic[T]):
         if len(self._by_id) >= MAX_HANDLES:
             raise LimitExceeded(f"a connection may have at most {MAX_HANDLES} {self._kind}s open")
         self._by_id[handle_id] = None
-
-    def give_up(self, handle_id: int) -> None:
-        """Release a claimed id whose handle was not opened."""
-        del self._by_id[handle_id]
+        try:
+            yield
+        finally:
+            if self._by_id.get(handle_id) is None:
+                self._by_id.pop(handle_id, None)
 
     def enter(self, handle_id: int, handle: T) -> None:
         """Enter the handle that was opened under a claimed id."""

@@ -40,22 +40,18 @@ class Producers(RequestHandler):
     async def _open(self, command: wire.OpenProducer) -> None:
         producer_id = command.producer_id
         self._broker.check_open()
-        self._handles.claim(producer_id)
 
         def fenced(error: EscapementError) -> None:
             if self._handles.take(producer_id) is not None:
                 self._outbound.send(wire.ProducerClosed(producer_id, *wire.error_fields(error)))
 
         name = command.name or anonymous_name()
-        try:
+        with self._handles.claimed(producer_id):
             handle = await self._broker.publishing.open(command.topic, name, command.epoch, fenced)
-        except BaseException:
-            self._handles.give_up(producer_id)
-            raise
-        if self._outbound.finished:
-            self._broker.publishing.close(handle)
-            return
-        self._handles.enter(producer_id, handle)
+            if self._outbound.finished:
+                self._broker.publishing.close(handle)
+                return
+            self._handles.enter(producer_id, handle)
         producer = handle.producer
         self._outbound.send(
             wire.ProducerReady(
