@@ -157,6 +157,7 @@ async def test_invalid_arguments_are_refused_before_anything_is_sent() -> None:
             {"at": np.array([-2, 5])},
             {"at": np.array([1.5, 2])},
             {"keys": ["only one"]},
+            {"keys": ["k", 0]},
             {"priorities": [1, 300]},
         ):
             with pytest.raises(InvalidRequest):
