@@ -11,6 +11,7 @@ from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.storage import lease
 from escapement.storage.catalog import catalog, producers
+from escapement.storage.catalog.catalog import Beginning
 from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.cleanup import freeing
 from escapement.storage.encoding.attempts import AttemptTable
@@ -34,7 +35,7 @@ def test_created_records_are_loaded_by_the_next_start(connection: Connection) ->
     namespace = catalog.create_namespace(connection, "shop", "eu", 5, tick_ms=10)
     topics = [catalog.create_topic(connection, namespace.id, f"t{n}", n) for n in range(3)]
     subscription = catalog.create_subscription(
-        connection, topics[1].id, "billing", "shared", 7, start_offset=3, fill_until=9
+        connection, topics[1].id, "billing", "shared", 7, Beginning(3, fill_until=9)
     )
     producer = producers.open_producer(connection, topics[0].id, "p", 4)
     state = load_state(connection)
@@ -163,34 +164,27 @@ def test_replaced_subscription_keeps_only_its_name_and_settings(
     topic = catalog.create_topic(connection, namespace.id, "t", 0)
     policy = SubscriptionPolicy(ack_wait_ms=7_000)
     old = catalog.create_subscription(
-        connection, topic.id, "s", "failover", 1, start_offset=50, policy=policy
+        connection, topic.id, "s", "failover", 1, Beginning(50), policy=policy
     )
+    begin = Beginning(start_offset=3, start_due_ms=5, fill_from=1, fill_until=2)
     chunks = [ChunkRow(old.id, 0, b"bits")]
     checkpoint.write(engine, connection, held, Checkpoint(chunks=chunks, attempts=[part(old.id)]))
     connection.begin()
-    new = catalog.replace_subscription(
-        connection, old, 9, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2
-    )
+    new = catalog.replace_subscription(connection, old, 9, begin)
     connection.rollback()
     assert load_state(connection).subscriptions == [old]
     connection.begin()
-    new = catalog.replace_subscription(
-        connection, old, 9, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2
-    )
+    new = catalog.replace_subscription(connection, old, 9, begin)
     connection.commit()
     assert new.id > old.id
-    assert new == replace(
-        old, id=new.id, start_offset=3, start_due_ms=5, fill_from=1, fill_until=2, created_at_ms=9
-    )
+    assert new == replace(old, id=new.id, created_at_ms=9, **begin._asdict())
     while freeing.free_step(connection, log.generations):
         pass
     state = load_state(connection)
     assert (state.subscriptions, state.chunks, state.attempts) == ([new], {}, {})
     connection.begin()
     with pytest.raises(NotFound):
-        catalog.replace_subscription(
-            connection, old, 9, start_offset=0, start_due_ms=0, fill_from=0, fill_until=0
-        )
+        catalog.replace_subscription(connection, old, 9, Beginning())
     connection.rollback()
 
 

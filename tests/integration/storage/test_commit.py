@@ -70,7 +70,7 @@ async def test_waiting_batches_share_a_transaction_and_a_row(engine: Engine) -> 
             (one, 0, [0, 1, 2]),
             (two, 0, [0, 2, 4]),
         ]
-        assert [len(topic.bodies) for topic in group.topics] == [3, 3]
+        assert [len(topic.appends) for topic in group.topics] == [3, 3]
         with house.connection() as connection:
             *_, last = journal.read(connection, 0)
         assert [(r.topic_id, r.message_count) for r in last.entry.rows] == [(one, 3), (two, 6)]

@@ -285,7 +285,7 @@ class Registry:
             await self._begin(
                 topic,
                 lambda connection: catalog.create_subscription(
-                    connection, topic.id, name, kind, now_ms, policy=policy, **begins._asdict()
+                    connection, topic.id, name, kind, now_ms, begins, policy=policy
                 ),
                 serve,
             )
@@ -313,9 +313,7 @@ class Registry:
             begins = beginning(old.kind, position, topic.next_offset, now_ms, until_ms)
             await self._begin(
                 topic,
-                lambda connection: catalog.replace_subscription(
-                    connection, old, now_ms, **begins._asdict()
-                ),
+                lambda connection: catalog.replace_subscription(connection, old, now_ms, begins),
                 serve,
             )
 

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from escapement.errors import InvalidRequest
 from escapement.position import Position
-from escapement.storage.catalog.catalog import Kind
+from escapement.storage.catalog.catalog import Beginning, Kind
 
 # Later than any time, such as a due time or a deadline.
 NEVER_MS: Final = 1 << 62
-
-
-class Beginning(NamedTuple):
-    """The fields of a ``SubscriptionRecord`` that say which messages it wants.
-
-    The subscription wants messages from ``start_offset`` on, and earlier ones that are due from
-    ``start_due_ms`` on. Messages of ``[fill_from, fill_until)`` that are due already may have to be
-    read from the log again.
-    """
-
-    start_offset: int
-    start_due_ms: int
-    fill_from: int
-    fill_until: int
 
 
 def beginning(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from escapement.errors import AlreadyExists, Conflict, NotFound
 from escapement.names import NamespaceName, SubscriptionKind, TopicName
@@ -76,13 +76,27 @@ class TopicRecord:
     policy: TopicPolicy = field(default_factory=TopicPolicy)
 
 
+class Beginning(NamedTuple):
+    """The fields of a :class:`SubscriptionRecord` that say which messages it wants.
+
+    The subscription wants messages from ``start_offset`` on, and earlier ones that are due from
+    ``start_due_ms`` on. Messages of ``[fill_from, fill_until)`` that are due already may have to be
+    read from the log again.
+    """
+
+    start_offset: int = 0
+    start_due_ms: int = 0
+    fill_from: int = 0
+    fill_until: int = 0
+
+
+# All messages, without filling in.
+FROM_THE_START: Final = Beginning()
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
-    """A subscription and where it begins.
-
-    It gets the messages from ``start_offset`` on, and those earlier ones that are due at
-    ``start_due_ms`` or later. The range ``[fill_from, fill_until)`` of the log is still to be
-    filled in.
+    """A subscription and where it begins, as in :class:`Beginning`.
 
     ``origin_id`` is the key of its lag. Each seek replaces a subscription by a new one, and
     ``origin_id`` is the id of the first of them, or its own id if it was never sought.
@@ -247,17 +261,14 @@ def create_subscription(
     name: str,
     kind: Kind,
     now_ms: int,
+    begin: Beginning = FROM_THE_START,
     *,
-    start_offset: int = 0,
-    start_due_ms: int = 0,
-    fill_from: int = 0,
-    fill_until: int = 0,
     origin_id: int = 0,
     policy: SubscriptionPolicy | None = None,
 ) -> SubscriptionRecord:
     """Create a subscription. Raises ``AlreadyExists``."""
     policy = policy or SubscriptionPolicy()
-    rest = (start_offset, start_due_ms, fill_from, fill_until, now_ms)
+    rest = (*begin, now_ms)
     params = (topic_id, name, kind, *rest, origin_id, policy.encode(), 0, 0)
     id = _insert(connection, INSERT_SUBSCRIPTION, params, f"subscription {name}")
     return SubscriptionRecord(id, topic_id, name, kind, *rest, origin_id or id, policy)
@@ -274,14 +285,7 @@ def update_subscription(connection: Connection, subscription: SubscriptionRecord
 
 
 def replace_subscription(
-    connection: Connection,
-    old: SubscriptionRecord,
-    now_ms: int,
-    *,
-    start_offset: int,
-    start_due_ms: int,
-    fill_from: int,
-    fill_until: int,
+    connection: Connection, old: SubscriptionRecord, now_ms: int, begin: Beginning
 ) -> SubscriptionRecord:
     """Replace a subscription by a new one that has acknowledged nothing.
 
@@ -295,10 +299,7 @@ def replace_subscription(
         old.name,
         old.kind,
         now_ms,
-        start_offset=start_offset,
-        start_due_ms=start_due_ms,
-        fill_from=fill_from,
-        fill_until=fill_until,
+        begin,
         origin_id=old.origin_id,
         policy=old.policy,
     )

@@ -20,7 +20,7 @@ import numpy as np
 
 from escapement.dedup import DIGEST, NO_DIGEST
 from escapement.group_names import Member
-from escapement.message import NO_TIMES, Buffer, Int64s
+from escapement.message import NO_TIMES, Int64s
 from escapement.storage.commit.items import (
     Acks,
     Append,
@@ -53,10 +53,6 @@ class TopicGroup:
     @property
     def end_offset(self) -> int:
         return self.base_offset + len(self.due_ms)
-
-    @property
-    def bodies(self) -> list[Buffer]:
-        return [append.body for append in self.appends]
 
     def members(self) -> list[Member]:
         """Return the offsets of the messages that belong to an event group, by event group."""
@@ -131,10 +127,6 @@ class Group:
     @property
     def seq(self) -> int:
         return self.position.seq
-
-    @property
-    def group_id(self) -> bytes:
-        return self.position.group_id
 
     @property
     def body_bytes(self) -> int:

@@ -153,12 +153,12 @@ class Writer:
         try:
             with as_owner(self._engine, connection, self._lease):
                 found = journal.find(connection, *key)
-                if found == group.group_id:
+                if found == group.position.group_id:
                     journal.touch(connection, *key)
         except StorageUnavailable:
             self.disconnect()
             raise
-        if found not in (None, group.group_id):
+        if found not in (None, group.position.group_id):
             raise StorageError(
                 f"entry {group.seq} of journal lane {group.lane} belongs to another group: "
                 "another process writes with this broker's epoch"
