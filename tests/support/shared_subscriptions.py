@@ -11,6 +11,7 @@ from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.delivery.consumer import Consumer
 from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.subscription.shared import SharedSubscription
+from escapement.broker.subscription.subscription import Environment
 from escapement.message import Int64s
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.index import KEY_MIN, Key
@@ -36,17 +37,10 @@ def subscription(ready_messages: int = 4, large_offer: int = 2048) -> SharedSubs
     """Return a subscription at time 0 that has read nothing, with a consumer of 1,000 permits."""
     record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 1)
     limits = BrokerLimits(ready_messages=ready_messages, large_offer=large_offer)
-    made = SharedSubscription(
-        record,
-        limits,
-        lambda item: None,
-        np.random.default_rng(0),
-        0,
-        Amendments(),
-        KEY_MIN,
-        0,
-        lambda it: None,
+    environment = Environment(
+        limits, lambda item: None, np.random.default_rng(0), Amendments(), lambda it: None
     )
+    made = SharedSubscription(record, environment, 0, KEY_MIN)
     consumer = Consumer(1, 1, "c", Outlet(), 0, DEFAULT_ACK_WAIT_MS)
     consumer.permits = 1_000
     made.join(consumer)

@@ -13,7 +13,7 @@ import numpy as np
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
-from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.subscription.subscription import Environment, Subscription
 from escapement.broker.topic.dedup_keys import DedupKeys, KeyBudget
 from escapement.broker.topic.passive_topics import PassiveTopics, Remains
 from escapement.broker.topic.topic import Topic
@@ -117,46 +117,33 @@ class Activation:
 
     def _subscription(self, topic: Topic, record: SubscriptionRecord, *, new: bool) -> Subscription:
         now_ms = self._clock.now_ms()
-        # A new subscription has had no deliveries yet.
-        doubtful_until_ms = 0 if new else self.doubtful_until_ms
-        subscription: SharedSubscription | OrderedSubscription
+        environment = Environment(
+            self._limits,
+            self._pipeline.submit,
+            self._rng,
+            topic.amendments,
+            self._on_dead,
+            # A new subscription has had no deliveries yet.
+            0 if new else self.doubtful_until_ms,
+        )
         if record.kind == "shared":
-            subscription = SharedSubscription(
-                record,
-                self._limits,
-                self._pipeline.submit,
-                self._rng,
-                now_ms,
-                topic.amendments,
-                _first_mark(topic, record, new=new),
-                doubtful_until_ms,
-                self._on_dead,
-            )
-        else:
-            subscription = OrderedSubscription(
-                record,
-                self._limits,
-                self._pipeline.submit,
-                self._rng,
-                now_ms,
-                topic.amendments,
-                doubtful_until_ms,
-                self._on_dead,
-            )
-        self._remember(subscription, now_ms)
-        self.subscriptions[record.id] = subscription
-        if isinstance(subscription, SharedSubscription):
-            topic.add_shared(subscription, now_ms)
+            mark = _first_mark(topic, record, new=new)
+            shared = SharedSubscription(record, environment, now_ms, mark)
+            self._remember(shared, now_ms)
+            topic.add_shared(shared, now_ms)
             if record.is_filling:
-                self._filler.add(topic, subscription)
-        else:
-            topic.add_ordered(subscription)
-        return subscription
+                self._filler.add(topic, shared)
+            return shared
+        ordered = OrderedSubscription(record, environment, now_ms)
+        self._remember(ordered, now_ms)
+        topic.add_ordered(ordered)
+        return ordered
 
     def _remember(self, subscription: Subscription, now_ms: int) -> None:
         self._passive.move_subscription(subscription)
         if not self.replaying:
             subscription.begin(now_ms)
+        self.subscriptions[subscription.record.id] = subscription
 
 
 def _first_mark(topic: Topic, record: SubscriptionRecord, *, new: bool) -> Key:

@@ -22,8 +22,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.limits import BrokerLimits
-from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.keys.key_order import KeyOrder
 from escapement.broker.subscription.keys.key_queues import KeyQueues
 from escapement.broker.subscription.keys.key_ranges import KeyRanges
@@ -32,11 +30,10 @@ from escapement.broker.subscription.priorities.bands import Bands, Scan
 from escapement.broker.subscription.priorities.ready import Ready, Rows
 from escapement.broker.subscription.priorities.skipping import Skipping, Slots, slots_of
 from escapement.broker.subscription.priorities.staged import Staged
-from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.subscription.subscription import Environment, Subscription
 from escapement.message import Int64s, UInt32s
 from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
-from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.index.keys import Key, position
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offset_bits import OffsetBits
@@ -52,22 +49,14 @@ class DueSubscription(Subscription):
     """A subscription that reads the delivery order through priority bands."""
 
     def __init__(
-        self,
-        record: SubscriptionRecord,
-        limits: BrokerLimits,
-        submit: Callable[[Acks | Attempts], None],
-        rng: np.random.Generator,
-        now_ms: int,
-        amendments: Amendments,
-        mark: Key,
-        on_dead: Callable[[Subscription], None],
+        self, record: SubscriptionRecord, environment: Environment, now_ms: int, mark: Key
     ) -> None:
         """Create the subscription as the base class does.
 
         Args:
           mark: where reading begins; a new or recovered subscription begins behind.
         """
-        super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
+        super().__init__(record, environment, now_ms)
         self._order: KeyOrder | None = None  # set if the policy asks for an order
         self._ranges: KeyRanges | None = None  # set if a consumer asked for keys
         self._skipping: Skipping | None = None  # set if there is an order or there are ranges

@@ -12,24 +12,21 @@ the position is lowered during a read, its result is discarded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.limits import BrokerLimits
-from escapement.broker.log.amendments import Amendments
 from escapement.broker.log.log_reader import LogPart
 from escapement.broker.subscription.dead_letters.backlog_ages import SPAN_MESSAGES, Ages
 from escapement.broker.subscription.delivery.consumer import Consumer
 from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.priorities.ready import Rows
-from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.subscription.subscription import Environment, Subscription
 from escapement.message import Int64s, MessageBatch
 from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
-from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.offsets import OffsetSet
 
 # The most unacknowledged offsets examined in one step.
@@ -50,28 +47,11 @@ class _Buffered(NamedTuple):
 class OrderedSubscription(Subscription):
     """A subscription with one active consumer, in arrival order."""
 
-    def __init__(
-        self,
-        record: SubscriptionRecord,
-        limits: BrokerLimits,
-        submit: Callable[[Acks | Attempts], None],
-        rng: np.random.Generator,
-        now_ms: int,
-        amendments: Amendments,
-        doubtful_until_ms: int,
-        on_dead: Callable[[Subscription], None],
-    ) -> None:
-        """Create the subscription as the base class does.
-
-        Args:
-          doubtful_until_ms: messages accepted by then are marked redelivered, because a broker that
-            did not stop cleanly may have delivered them.
-        """
-        super().__init__(record, limits, submit, rng, now_ms, amendments, on_dead)
+    def __init__(self, record: SubscriptionRecord, environment: Environment, now_ms: int) -> None:
+        super().__init__(record, environment, now_ms)
         self.position = record.start_offset
         self.ages = Ages()  # of the backlog; used if there is a time to live
-        self.doubtful_until_ms = doubtful_until_ms
-        self._doubtful_below = 0  # the end of the messages accepted by then
+        self._doubtful_below = 0  # the end of the messages accepted by ``doubtful_until_ms``
         self._buffer: deque[_Buffered] = deque()
         self._attempts: dict[int, int] = {}  # of messages given back
         self._reading = False

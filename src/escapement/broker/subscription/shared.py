@@ -14,14 +14,12 @@ both cases, undeliverable messages do not block the others for long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.limits import BrokerLimits
-from escapement.broker.log.amendments import Amendments
 from escapement.broker.subscription.dead_letters.dead_letter import Reason
 from escapement.broker.subscription.delivery.delivery import Share
 from escapement.broker.subscription.delivery.dispatcher import level_out, share_out
@@ -31,12 +29,11 @@ from escapement.broker.subscription.keys.key_order import GATHER_READ, KeyOrder
 from escapement.broker.subscription.keys.key_ranges import KeyRanges, shorten
 from escapement.broker.subscription.priorities.ready import Ready, Rows
 from escapement.broker.subscription.priorities.skipping import Skipping
-from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.subscription.subscription import Environment
 from escapement.message import Bools, Int64s
 from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.catalog.policy import ANY_ORDER, HOLD, TOPIC_ORDER, SubscriptionPolicy
-from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.index import Key
 from escapement.traits import SLOTS
 
@@ -51,25 +48,9 @@ class SharedSubscription(DueSubscription):
     """A subscription in delivery order, with many consumers."""
 
     def __init__(
-        self,
-        record: SubscriptionRecord,
-        limits: BrokerLimits,
-        submit: Callable[[Acks | Attempts], None],
-        rng: np.random.Generator,
-        now_ms: int,
-        amendments: Amendments,
-        mark: Key,
-        doubtful_until_ms: int,
-        on_dead: Callable[[Subscription], None],
+        self, record: SubscriptionRecord, environment: Environment, now_ms: int, mark: Key
     ) -> None:
-        """Create the subscription as the base class does.
-
-        Args:
-          doubtful_until_ms: messages due by then are marked redelivered, because a broker that did
-            not stop cleanly may have delivered them.
-        """
-        super().__init__(record, limits, submit, rng, now_ms, amendments, mark, on_dead)
-        self.doubtful_until_ms = doubtful_until_ms
+        super().__init__(record, environment, now_ms, mark)
         self._early_ms: int | None = None  # next due time after a clock set back
         self._turn = 0
         self._dealer = KeyRanges([])

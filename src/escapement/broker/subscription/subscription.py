@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,31 +57,35 @@ from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.offsets import OffsetSet
 
 
+class Environment(NamedTuple):
+    """The parts of a broker that a subscription uses.
+
+    Args:
+      submit: passes records to the next group commit.
+      rng: for the jitter.
+      amendments: those of the topic's messages.
+      on_dead: called when ``Subscription.dead`` gets messages.
+      doubtful_until_ms: a broker that did not stop cleanly may have delivered messages up to this
+        time without a record; 0 if not. They are marked redelivered.
+    """
+
+    limits: BrokerLimits
+    submit: Callable[[Acks | Attempts], None]
+    rng: np.random.Generator
+    amendments: Amendments
+    on_dead: Callable[[Subscription], None]
+    doubtful_until_ms: int = 0
+
+
 class Subscription(ABC):
     """The state of one subscription."""
 
-    # A previous broker may have delivered messages up to this time without a record; 0 if not.
-    doubtful_until_ms: int
-
-    def __init__(
-        self,
-        record: SubscriptionRecord,
-        limits: BrokerLimits,
-        submit: Callable[[Acks | Attempts], None],
-        rng: np.random.Generator,
-        now_ms: int,
-        amendments: Amendments,
-        on_dead: Callable[[Subscription], None],
-    ) -> None:
-        """Create a subscription that holds no messages.
-
-        Args:
-          submit: passes records to the next group commit.
-          rng: for the jitter.
-          on_dead: called when ``dead`` gets messages.
-        """
+    def __init__(self, record: SubscriptionRecord, environment: Environment, now_ms: int) -> None:
+        """Create a subscription that holds no messages."""
+        limits, submit, rng, amendments, on_dead, doubtful_until_ms = environment
         self.record = record
         self.limits = limits
+        self.doubtful_until_ms = doubtful_until_ms
         self.acked = Cursor()
         # Acknowledged messages that expired or were dropped without a delivery; None if there are
         # none.
@@ -102,7 +107,7 @@ class Subscription(ABC):
         self._submit = submit
         self._on_dead = on_dead
         self._rng = rng
-        self._amendments = amendments  # those of the topic's messages
+        self._amendments = amendments
 
     # -- decided by subclasses -------------------------------------------------
 
