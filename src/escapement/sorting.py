@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRichComparison
@@ -27,6 +27,14 @@ _FEW_RUNS: Final = 4
 def argsort(numbers: Int64s) -> npt.NDArray[np.intp]:
     """Return the indexes that sort the numbers in ascending order; intp[n]."""
     return np.argsort(numbers, kind=_kind(numbers))
+
+
+def find_sorted(numbers: Int64s, sought: Int64s) -> tuple[npt.NDArray[np.intp], Bools]:
+    """Return the index of each sought number in ascending ``numbers``, and whether it is there."""
+    if not len(numbers):
+        return np.zeros(len(sought), np.intp), np.zeros(len(sought), np.bool_)
+    at = np.minimum(numbers.searchsorted(sought), len(numbers) - 1)
+    return at, numbers[at] == sought
 
 
 def sort(numbers: Int64s) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.message import Int64s
+from escapement.sorting import find_sorted
 
 
 class Lateness(NamedTuple):
@@ -86,9 +87,8 @@ class Tally:
         early = arrived < self._column(self._due_ms, 1)
         offsets = self._column(self._offsets, 0)
         sent, at_ms = self._sent()
-        if len(sent):
-            place = np.minimum(np.searchsorted(sent, offsets), len(sent) - 1)
-            early |= (sent[place] == offsets) & (arrived < at_ms[place])
+        place, there = find_sorted(sent, offsets)
+        early[there] |= arrived[there] < at_ms[place[there]]
         return early
 
     def _sent(self) -> tuple[Int64s, Int64s]:

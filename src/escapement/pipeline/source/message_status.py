@@ -30,6 +30,7 @@ from typing import Final
 import numpy as np
 
 from escapement.message import Bools, Int64s, UInt8s
+from escapement.sorting import find_sorted
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.topic_state import SubscriptionState, TopicState
 
@@ -141,10 +142,8 @@ class MessageStatuses:
         self, one: SubscriptionState, due_ms: Int64s, offsets: Int64s, cancelled: Bools
     ) -> tuple[UInt8s, Int64s]:
         counts = np.zeros(len(offsets), np.int64)
-        if len(one.tried):
-            at = np.minimum(one.tried.searchsorted(offsets), len(one.tried) - 1)
-            there = one.tried[at] == offsets
-            counts[there] = one.counts[at[there]]
+        at, there = find_sorted(one.tried, offsets)
+        counts[there] = one.counts[at[there]]
         codes = np.full(len(offsets), _WAITING, np.uint8)
         if one.record.kind == "shared":
             codes[due_ms > self.now_ms] = _PENDING

@@ -24,6 +24,7 @@ from escapement.pipeline.source.archived_reading import archived_parts, read_arc
 from escapement.pipeline.source.message_status import NO_COUNT, STATES
 from escapement.pipeline.source.part import Part
 from escapement.pipeline.source.read_ahead import ReadAhead
+from escapement.sorting import find_sorted
 from escapement.storage import archive_record
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.log.log import Log
@@ -207,15 +208,11 @@ def _batches(part: Part, published: Published, schema: Any) -> Iterator[Any]:
 
 def _current(part: Part, offsets: Int64s, due_ms: Int64s) -> Int64s:
     """Return the current due times. ``due_ms`` has those of the rows."""
-    moved = part.moved
-    if not len(moved.offsets):
-        return due_ms
-    at = np.minimum(moved.offsets.searchsorted(offsets), len(moved.offsets) - 1)
-    there = moved.offsets[at] == offsets
+    at, there = find_sorted(part.moved.offsets, offsets)
     if not there.any():
         return due_ms
     due_ms = due_ms.copy()
-    due_ms[there] = moved.due_ms[at[there]]
+    due_ms[there] = part.moved.due_ms[at[there]]
     return due_ms
 
 

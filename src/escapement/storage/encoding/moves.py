@@ -33,10 +33,10 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.errors import LogDamaged
-from escapement.message import Buffer, Int64s
+from escapement.message import Bools, Buffer, Int64s
+from escapement.sorting import find_sorted
 from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
 
 _CHUNK_BITS: Final = 16
@@ -45,8 +45,6 @@ _HEAD_BYTES: Final = SEAL_BYTES + _COUNT.size
 # Recent entries are merged when there are more than this. Sorting this many with each move takes
 # about 0.1 ms. Merging them into a million entries takes about 5 us for each.
 _YOUNG_ROWS: Final = 4096
-
-Bools = npt.NDArray[np.bool_]
 
 
 class _Entries(NamedTuple):
@@ -60,10 +58,7 @@ class _Entries(NamedTuple):
 
     def find(self, offsets: Int64s) -> tuple[Int64s, Bools]:
         """Return the place of each offset, and whether it exists there."""
-        if not len(self.offsets):
-            return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), bool)
-        at = np.minimum(self.offsets.searchsorted(offsets), len(self.offsets) - 1)
-        return at, self.offsets[at] == offsets
+        return find_sorted(self.offsets, offsets)
 
     def pick(self, which: Bools | slice) -> _Entries:
         return _Entries(*(column[which] for column in self))

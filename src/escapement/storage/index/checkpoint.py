@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Bools, Int64s, MessageBatch
 from escapement.storage.index.columns import Pick, assemble
-from escapement.storage.index.keys import Bools, unique_sorted
+from escapement.storage.index.keys import unique_sorted
 from escapement.storage.index.memory import Generation, MemoryTable
 from escapement.storage.index.segments.block import BlockCache
 from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
@@ -224,10 +224,7 @@ class Checkpoint:
     def _finish_segment(self) -> dict[str, int]:
         if self._writer is None:
             return {}
-        self._writer.finish()
-        self._failpoint("segment written")
-        self._writer.sync()
-        self._failpoint("segment fsynced")
+        self._writer.finish(self._failpoint)
         self.segment = Segment(self._path, self._cache)
         for at, block in self._due_soon.blocks:
             self.segment.remember(at, block)

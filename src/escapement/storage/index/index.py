@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Final
 
 from escapement.errors import StorageError
-from escapement.message import Int64s, MessageBatch, UInt32s
+from escapement.message import Bools, Int64s, MessageBatch, UInt32s
 from escapement.storage.index.checkpoint import Checkpoint
-from escapement.storage.index.keys import MAX_DUE_MS, Bools, Key, Keys
+from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
 from escapement.storage.index.limits import IndexLimits
 from escapement.storage.index.memory import Generation, MemoryTable
 from escapement.storage.index.merging.compaction import Compaction, LiveCount, size_of

@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.sorting import argsort, sort
 
-Bools = npt.NDArray[np.bool_]
 Keys = tuple[Int64s, Int64s]  # (due_ms, offsets), equal heights
 
 # Due times have 47 bits (until the year 6429), so that a time and a row number of 16 bits fit

@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.errors import IndexDamaged
-from escapement.message import Int64s, MessageBatch, UInt32s, concat_columns
+from escapement.message import Bools, Int64s, MessageBatch, UInt32s, concat_columns
 from escapement.sorting import argsort
 from escapement.storage.index.columns import Columns, Pick, assemble
 from escapement.storage.index.keys import (
     NO_KEYS,
-    Bools,
     Key,
     Keys,
     concat,

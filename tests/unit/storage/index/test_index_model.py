@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Bools, Int64s, MessageBatch
 from escapement.storage.index import (
     KEY_MAX,
     KEY_MIN,
@@ -24,7 +24,6 @@ from escapement.storage.index import (
     Lineage,
 )
 from escapement.storage.index.columns import assemble
-from escapement.storage.index.keys import Bools
 from escapement.storage.index.plan import Plan
 from escapement.traits import traits_of
 from support.index_samples import Row, batch_of, row_of, rows_of

@@ -30,8 +30,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from escapement.errors import IndexDamaged, StorageError
-from escapement.message import Int64s
-from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Bools, Key, Keys, merge
+from escapement.message import Bools, Int64s
+from escapement.sorting import find_sorted
+from escapement.storage.index.keys import KEY_MAX, KEY_MIN, Key, Keys, merge
 from escapement.storage.index.merging.numbers_by_topic import NumbersByTopic, NumbersByTopicFile
 from escapement.storage.index.merging.tiers import SegmentSize
 from escapement.storage.index.plan import Fetch, Plan
@@ -43,7 +44,7 @@ from escapement.storage.index.segments.manifest import (
     no_failpoint,
 )
 from escapement.storage.index.segments.segment import Segment, TopicSlice
-from escapement.storage.index.segments.writer import SegmentWriter, writing
+from escapement.storage.index.segments.writer import SegmentWriter, whole_segment, writing
 
 # Keys of one topic to merge at once.
 _WINDOW_ROWS: Final = 1 << 16
@@ -320,24 +321,20 @@ class _LeftOut:
         self._outdated = NumbersByTopicFile(job.outdated)
         self._staying = NumbersByTopicFile(job.staying_ms)
 
-    def keep(self, topic_id: int, keys: Keys) -> Bools | None:
-        """Return a mask of the keys to keep, or None for all."""
+    def keep(self, topic_id: int, keys: Keys) -> Bools:
+        """Return a mask of the keys to keep."""
         due_ms, offsets = keys
-        keep: Bools | None = None
-        dead, outdated = self._dead.of(topic_id), self._outdated.of(topic_id)
-        if len(dead):
-            row = np.minimum(dead.searchsorted(offsets), len(dead) - 1)
-            keep = np.asarray((dead[row] != offsets) | (due_ms > self._due_until_ms))
+        _, named = find_sorted(self._dead.of(topic_id), offsets)
+        keep = ~named | (due_ms > self._due_until_ms)
         early = self._early.of(topic_id)
         if len(early):
-            row = np.minimum(early.searchsorted(offsets), len(early) - 1)
+            row, named = find_sorted(early, offsets)
             until_ms = np.minimum(self._before.of(topic_id)[row] - 1, self._due_until_ms)
-            later = (early[row] != offsets) | (due_ms > until_ms)
-            keep = np.asarray(later if keep is None else keep & later)
+            keep &= ~named | (due_ms > until_ms)
+        outdated = self._outdated.of(topic_id)
         if len(outdated):
-            row = np.minimum(outdated.searchsorted(offsets), len(outdated) - 1)
-            stays = (outdated[row] != offsets) | (self._staying.of(topic_id)[row] == due_ms)
-            keep = np.asarray(stays if keep is None else keep & stays)
+            row, named = find_sorted(outdated, offsets)
+            keep &= ~named | (self._staying.of(topic_id)[row] == due_ms)
         return keep
 
 
@@ -350,21 +347,11 @@ def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
     inputs = [Segment(Path(name), cache) for name in job.inputs]
     left_out = _LeftOut(job)
     topics = {topic for segment in inputs for topic in segment.topic_ids.tolist()}
-    writer = SegmentWriter(Path(job.output), job.block_rows, bulk=_is_far(inputs, job.far_ms))
-    try:
+    bulk = _is_far(inputs, job.far_ms)
+    with whole_segment(Path(job.output), job.block_rows, bulk, failpoint) as writer:
         for topic_id in sorted(topics.difference(job.dropped)):
             parts = [segment.slice(topic_id) for segment in inputs]
             _merge_topic(writer, topic_id, [part for part in parts if part is not None], left_out)
-        if not writer.rows:
-            writer.discard()
-            return 0
-        writer.finish()
-        failpoint("segment written")
-        writer.sync()
-        failpoint("segment fsynced")
-    except BaseException:
-        writer.discard()
-        raise
     return writer.rows
 
 
@@ -388,7 +375,7 @@ def _merge_topic(
         keys = plan.read()
         at = plan.stop
         keep = left_out.keep(topic_id, keys)
-        waiting.append(keys if keep is None else (keys[0][keep], keys[1][keep]))
+        waiting.append((keys[0][keep], keys[1][keep]))
         # If little is live, gather windows so that blocks are full.
         if at == KEY_MAX or sum(len(due_ms) for due_ms, _ in waiting) >= _WINDOW_ROWS:
             due_ms, offsets = merge(waiting)

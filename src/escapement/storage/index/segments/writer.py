@@ -30,6 +30,7 @@ from escapement.storage.index.segments.block import (
 )
 from escapement.storage.index.segments.direct_file import DirectFile
 from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
+from escapement.storage.index.segments.manifest import Failpoint, no_failpoint
 from escapement.storage.index.segments.segment import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -124,8 +125,8 @@ class SegmentWriter:
         self._at += size
         return size
 
-    def finish(self) -> None:
-        """Write directory and trailer. The file is then complete, but not yet durable."""
+    def finish(self, failpoint: Failpoint = no_failpoint) -> None:
+        """Write directory and trailer, and make the file and its name durable; blocking."""
         topics = np.array(self._topics, "<i8").reshape(-1, 2)
         runs = np.array(self._runs, "<i8").reshape(-1, len(RUN_COLUMNS))
         counts = COUNTS.pack(len(topics), len(runs))
@@ -134,12 +135,11 @@ class SegmentWriter:
         trailer = TRAILER.pack(at, self._write(encode(FOOTER, len(runs), [body])))
         self._write([trailer, struct.pack("<I", crc32(trailer)), TRAILER_END])
         self._file.flush()
-
-    def sync(self) -> None:
-        """Make the file and its name durable; blocking."""
+        failpoint("segment written")
         os.fsync(self._file.fileno())
         self._file.close()
         sync_directory(self.path.parent)
+        failpoint("segment fsynced")
 
     def discard(self) -> None:
         """Give up and delete the file."""
@@ -158,18 +158,25 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole_segment(path: Path) -> Iterator[SegmentWriter]:
-    """Provide the writer of a segment that is not read soon. It is durable after the block.
+def whole_segment(
+    path: Path,
+    block_rows: int = BLOCK_ROWS,
+    bulk: bool = True,
+    failpoint: Failpoint = no_failpoint,
+) -> Iterator[SegmentWriter]:
+    """Provide the writer of a segment, which is durable after the block. No file if it is empty.
 
     Raises:
       StorageError: if the disk refuses. After this or another error, no file is left.
     """
     with writing(path):
-        writer = SegmentWriter(path, bulk=True)
+        writer = SegmentWriter(path, block_rows, bulk)
         try:
             yield writer
-            writer.finish()
-            writer.sync()
+            if writer.rows:
+                writer.finish(failpoint)
+            else:
+                writer.discard()
         except BaseException:
             writer.discard()
             raise
