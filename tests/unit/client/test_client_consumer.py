@@ -215,6 +215,17 @@ async def test_batches_are_columns_and_mix_with_single_messages() -> None:
 
 
 @on_both
+async def test_empty_delivery_is_ignored() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([], [])
+            assert await inbox.receive(timeout_s=1) is None
+            await peer.deliver([b"a"], [0])
+            assert [message.offset for message in await take(inbox, 1)] == [0]
+            assert await inbox.next_batch(timeout_s=1) is None
+
+
+@on_both
 async def test_permits_are_renewed_when_half_of_them_are_used() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", permits=10) as inbox:

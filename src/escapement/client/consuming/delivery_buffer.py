@@ -47,7 +47,8 @@ class DeliveryBuffer:
             raise RemoteProtocolError(
                 f"the broker sent {-self._credit} messages more than it had permits for"
             )
-        self._waiting.append(batch)
+        if len(batch):
+            self._waiting.append(batch)
 
     def pop(self) -> Message | None:
         """Remove and return the next message, or None; O(1)."""
