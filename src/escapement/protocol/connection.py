@@ -63,15 +63,12 @@ class Connection:
 
     Args:
       role: the role of this end, client or broker.
-      max_frame_bytes: the largest frame to accept after the handshake.
     """
 
-    def __init__(self, role: Role, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        assert MAX_HANDSHAKE_BYTES <= max_frame_bytes <= MAX_FRAME_BYTES
+    def __init__(self, role: Role) -> None:
         self.role: Final[Role] = role
         self.state = State.START
         self._peer: Role = "broker" if role == "client" else "client"
-        self._max_frame_bytes = max_frame_bytes
         self._peer_max_frame_bytes = MAX_HANDSHAKE_BYTES
         self._decoder = frame.FrameDecoder(MAX_HANDSHAKE_BYTES)
         self._said_goodbye = False
@@ -237,7 +234,7 @@ class Connection:
         if type(limit) is not int or not MAX_HANDSHAKE_BYTES <= limit <= MAX_FRAME_BYTES:
             raise ValueError(f"Welcome: {LIMIT_FRAME_BYTES} is {limit!r:.20}")
         self.state = State.OPEN
-        self._decoder.max_frame_bytes = self._max_frame_bytes
+        self._decoder.max_frame_bytes = MAX_FRAME_BYTES
         self._peer_max_frame_bytes = limit if self.role == "client" else MAX_FRAME_BYTES
 
 
