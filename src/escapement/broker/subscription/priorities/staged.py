@@ -33,8 +33,6 @@ from escapement.storage.index.keys import sorted_order
 
 # The fewest rows that are worth a read.
 _LEAST_ROWS: Final = 2048
-# Parts of this many rows are not joined with others.
-_LARGE_ROWS: Final = 16_384
 # The memory of a row besides its strings: its place, and the bounds of each string.
 _ROW_BYTES: Final = 64
 # A place is the number of a part above this many bits for the row.
@@ -137,7 +135,6 @@ class Staged:
     def put(self, rows: Rows, batch: MessageBatch) -> None:
         """Add messages that were read, in the order of the rows."""
         self._add(rows.offsets, rows.due_ms, batch)
-        self._join_small()
 
     # -- messages --------------------------------------------------------------------
 
@@ -191,18 +188,6 @@ class Staged:
         """Return the rows of a part that were not read again since."""
         here: Int64s = rows[self._places.get(part.offsets[rows]) == part.first_place + rows]
         return here
-
-    def _join_small(self) -> None:
-        """Join small parts at the end, so that there are few parts."""
-        numbers = list(self._parts)
-        small = [numbers.pop()]
-        height = self._parts[small[0]].height
-        while numbers and self._parts[numbers[-1]].height <= min(2 * height, _LARGE_ROWS):
-            small.append(numbers.pop())
-            height += self._parts[small[-1]].height
-        if len(small) > 1:
-            parts = [(number, self._parts[number]) for number in small]
-            self._join({no: self._here(part, np.arange(part.height)) for no, part in parts})
 
     def _join(self, left: dict[int, Int64s]) -> None:
         """Join parts, keeping the rows given for each."""

@@ -50,28 +50,23 @@ def put(staged: Staged, naive: Naive, keys: dict[int, int], with_keys: bool) -> 
 @given(data=st.data())
 def test_found_messages_are_those_that_were_put(data: st.DataObject) -> None:
     """Messages are put, put again, merged and dropped; each key finds its own message."""
-    large = module._LARGE_ROWS
-    module._LARGE_ROWS = data.draw(st.sampled_from([4, 16, large]))  # type: ignore[misc]
-    try:
-        staged, naive = Staged(), Naive()
-        for _ in range(data.draw(st.integers(1, 12))):
-            offsets = st.integers(0, 99)
-            keys = data.draw(st.dictionaries(offsets, st.integers(0, 20), min_size=1, max_size=20))
-            put(staged, naive, keys, data.draw(st.booleans()))
-            if data.draw(st.booleans()):
-                stays = OffsetSet()
-                stays.add(column(*data.draw(st.lists(st.integers(0, 99)))))
-                staged.keep(stays.contains)
-                gone = [offset for offset in naive.there if offset not in stays]
-                for offset in gone:
-                    if not found_in(staged, naive, [offset]):
-                        del naive.there[offset]
-            wanted = data.draw(st.lists(st.integers(0, 99), unique=True, max_size=30))
-            found = found_in(staged, naive, wanted)
-            assert found == {offset for offset in wanted if offset in naive.there}
-            staged._check()
-    finally:
-        module._LARGE_ROWS = large  # type: ignore[misc]
+    staged, naive = Staged(), Naive()
+    for _ in range(data.draw(st.integers(1, 12))):
+        offsets = st.integers(0, 99)
+        keys = data.draw(st.dictionaries(offsets, st.integers(0, 20), min_size=1, max_size=20))
+        put(staged, naive, keys, data.draw(st.booleans()))
+        if data.draw(st.booleans()):
+            stays = OffsetSet()
+            stays.add(column(*data.draw(st.lists(st.integers(0, 99)))))
+            staged.keep(stays.contains)
+            gone = [offset for offset in naive.there if offset not in stays]
+            for offset in gone:
+                if not found_in(staged, naive, [offset]):
+                    del naive.there[offset]
+        wanted = data.draw(st.lists(st.integers(0, 99), unique=True, max_size=30))
+        found = found_in(staged, naive, wanted)
+        assert found == {offset for offset in wanted if offset in naive.there}
+        staged._check()
 
 
 def found_in(staged: Staged, naive: Naive, wanted: list[int]) -> set[int]:
