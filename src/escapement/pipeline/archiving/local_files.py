@@ -16,9 +16,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from escapement.errors import StorageError
 from escapement.pipeline.archiving.archive_file import Encoded, FoundFile, decode
 from escapement.pipeline.archiving.digest import Digest
+from escapement.pipeline.directories.local_directory import naming
 from escapement.pipeline.directories.shared_directory import SharedDirectory
 from escapement.storage.index.segments.direct_file import DirectFile, read_direct
 
@@ -48,11 +48,9 @@ def store(shared: SharedDirectory, number: int, files: Iterable[Encoded]) -> Ite
     for count, (content, digest) in enumerate(files):
         name = f"part-{number:05}-{attempt}-{count:05}{_SUFFIX}"
         path = shared.directory / name
-        try:
+        with naming(path):
             _write(path, content)
             there = read_direct(path)
-        except OSError as error:
-            raise StorageError(f"{path}: {error.strerror or error}") from error
         yield Stored(name, digest, decode(there))
 
 

@@ -25,6 +25,15 @@ def local_path(uri: str) -> Path | None:
     return Path("/" + rest.lstrip("/")) if scheme == _SCHEME else None
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system into a ``StorageError`` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
 class LocalDirectory:
     """A local directory as a ``Place``; blocking. Methods raise ``StorageError`` on I/O errors."""
 
@@ -38,7 +47,7 @@ class LocalDirectory:
 
     def directories(self, path: str) -> list[str]:
         """Return the names of a directory's direct subdirectories; empty if it does not exist."""
-        with self._said(path):
+        with naming(self._root / path):
             try:
                 return sorted(one.name for one in os.scandir(self._root / path) if one.is_dir())
             except FileNotFoundError:
@@ -46,7 +55,7 @@ class LocalDirectory:
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a small file, or None if it does not exist."""
-        with self._said(path):
+        with naming(self._root / path):
             try:
                 return (self._root / path).read_bytes()
             except FileNotFoundError:
@@ -55,7 +64,7 @@ class LocalDirectory:
     def write(self, path: str, content: bytes) -> None:
         """Write a small file, and replace an existing one. The file is durable on return."""
         target = self._root / path
-        with self._said(path):
+        with naming(target):
             self._make(target.parent)
             with target.open("wb") as file:
                 file.write(content)
@@ -67,7 +76,7 @@ class LocalDirectory:
     def move(self, path: str, to: str) -> None:
         """Move a file. The move is durable after ``settle``."""
         target = self._root / to
-        with self._said(path):
+        with naming(self._root / path):
             self._make(target.parent)
             (self._root / path).rename(target)
             self._unsettled.add(target.parent)
@@ -76,13 +85,13 @@ class LocalDirectory:
         """Make all moves durable."""
         while self._unsettled:
             directory = self._unsettled.pop()
-            with self._said(directory):
+            with naming(directory):
                 sync_directory(directory)
 
     def delete(self, path: str) -> None:
         """Delete a file, or a directory with its content. Does nothing if it does not exist."""
         found = self._root / path
-        with self._said(path):
+        with naming(found):
             if found.is_dir():
                 # An abandoned task may still write there. The next run deletes the rest.
                 shutil.rmtree(found, ignore_errors=True)
@@ -95,11 +104,3 @@ class LocalDirectory:
             self._make(directory.parent)
             directory.mkdir(exist_ok=True)
             self._unsettled.add(directory.parent)
-
-    @contextmanager
-    def _said(self, path: str | Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            where = self._root / path
-            raise StorageError(f"{where}: {error.strerror or error}") from error
