@@ -63,8 +63,8 @@ DEFAULT_MEMORY_BYTES: Final = 512 << 20
 T = TypeVar("T")
 
 
-def _untold(progress: Progress) -> None:
-    """Ignore the progress."""
+def _nothing(*_: object) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class RebuildConfig:
     log_url: str | None = None
     engine: Literal["local", "spark"] | None = None
     memory_bytes: int = DEFAULT_MEMORY_BYTES
-    progress: Callable[[Progress], None] = _untold
+    progress: Callable[[Progress], None] = _nothing
     password_file: str | None = None
 
 
@@ -167,7 +167,7 @@ def rebuild(
     directory: Path,
     clock: Clock,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    progress: Callable[[Progress], None] = _untold,
+    progress: Callable[[Progress], None] = _nothing,
     fill: Fill | None = None,
 ) -> Progress:
     """Rebuild the index in ``directory`` for the broker ``identity``; blocking.
@@ -298,10 +298,6 @@ def _engine(config: RebuildConfig, data: Path) -> Engine:
     if config.password_file is None and url is not None and urlsplit(url).password is not None:
         return open_engine(url, data)
     return _address(config, data).engine()
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 class _Renewal:
