@@ -130,7 +130,7 @@ class Group:
 
     @property
     def body_bytes(self) -> int:
-        """Size of its appends, restatements and letters."""
+        """Size of its appends, restatements and inbox entries."""
         appends = sum(item.size_bytes for item in self.log_items)
         return appends + sum(inbox_entry.size_bytes for inbox_entry in self.inbox_entries)
 

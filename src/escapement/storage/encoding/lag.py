@@ -30,7 +30,7 @@ from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s
 from escapement.storage.encoding.attempts import RELEASED
 from escapement.storage.encoding.buckets import BUCKETS, bucket_of
-from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
+from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 
 HOUR_MS: Final = 3_600_000
 LATE, LATE_AGAIN, HELD, TRIED, UNSEEN = range(5)
@@ -188,11 +188,9 @@ def decode_tally(data: Buffer) -> Tally:
     Raises:
       LogDamaged: if ``encode_tally`` did not produce these bytes.
     """
-    view = memoryview(data)
-    if len(view) < _HEAD.size + SEAL_BYTES or not is_whole(view, _HEAD.size):
-        raise LogDamaged(f"a tally of {len(view)} bytes fails its checksum")
-    version, width, count = _HEAD.unpack_from(view)
     at = _HEAD.size + SEAL_BYTES
+    view = unsealed(data, _HEAD.size, at, "a tally")
+    version, width, count = _HEAD.unpack_from(view)
     if version != _VERSION or width not in _WIDTHS or len(view) != at + count * (2 + width):
         raise LogDamaged(f"a tally has an unknown form ({version}) or length")
     cells = np.frombuffer(view, "<u2", count, at).astype(np.int64)

@@ -37,7 +37,7 @@ import numpy as np
 from escapement.errors import LogDamaged
 from escapement.message import Bools, Buffer, Int64s
 from escapement.sorting import find_sorted
-from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
+from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 
 _CHUNK_BITS: Final = 16
 _COUNT: Final = struct.Struct("<I")
@@ -191,9 +191,7 @@ class Moves:
         Raises:
           LogDamaged: if the row is damaged.
         """
-        view = memoryview(row)
-        if len(view) < _HEAD_BYTES or not is_whole(view, 0):
-            raise LogDamaged(f"chunk {chunk_no} of a topic's moves fails its checksum")
+        view = unsealed(row, 0, _HEAD_BYTES, f"chunk {chunk_no} of a topic's moves")
         (count,) = _COUNT.unpack_from(view, SEAL_BYTES)
         columns, rest = divmod(len(view) - _HEAD_BYTES, 8 * max(count, 1))
         if rest or columns not in (_COLUMNS, 3):

@@ -11,6 +11,7 @@ from typing import Final
 
 from isal.isal_zlib import crc32
 
+from escapement.errors import LogDamaged, StorageError
 from escapement.message import Buffer
 
 _CRC: Final = struct.Struct("<I")
@@ -25,7 +26,26 @@ def sealed(head: bytes, parts: Sequence[Buffer]) -> bytes:
     return b"".join([head, _CRC.pack(crc), *parts])
 
 
-def is_whole(view: memoryview, head_bytes: int) -> bool:
-    """Return whether the checksum matches. ``view`` must have at least head and checksum."""
+def unsealed(
+    data: Buffer,
+    head_bytes: int,
+    least_bytes: int,
+    what: str,
+    damaged: type[StorageError] = LogDamaged,
+) -> memoryview:
+    """Return a view of sealed data: the head, the checksum and the parts.
+
+    Args:
+      least_bytes: no valid data is shorter. Includes head and checksum.
+      what: the data in an error message, such as "a log row".
+
+    Raises:
+      LogDamaged: or ``damaged``, if the data is too short or differs from its checksum.
+    """
+    view = memoryview(data)
+    if len(view) < least_bytes:
+        raise damaged(f"{what} of {len(view)} bytes has no header")
     (crc,) = _CRC.unpack_from(view, head_bytes)
-    return crc32(view[head_bytes + _CRC.size :], crc32(view[:head_bytes])) == int(crc)
+    if crc32(view[head_bytes + _CRC.size :], crc32(view[:head_bytes])) != crc:
+        raise damaged(f"{what} fails its checksum")
+    return view

@@ -24,7 +24,7 @@ import numpy as np
 
 from escapement.errors import InboxEntryDamaged, RemoteProtocolError
 from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
-from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
+from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 
 # Limits of the database's columns.
 MAX_TARGET_BYTES: Final = 640
@@ -101,14 +101,12 @@ def decode_inbox_entry(data: Buffer) -> Content:
     """Decode the messages and times of an inbox entry, as views into ``data``.
 
     Raises:
-      LetterDamaged: if ``encode_inbox_entry`` did not produce these bytes.
+      InboxEntryDamaged: if ``encode_inbox_entry`` did not produce these bytes.
     """
-    view = memoryview(data)
-    if not _START <= len(view) <= MAX_ENTRY_BYTES:
-        raise InboxEntryDamaged(f"an inbox entry cannot have {len(view)} bytes")
+    if len(data) > MAX_ENTRY_BYTES:
+        raise InboxEntryDamaged(f"an inbox entry cannot have {len(data)} bytes")
+    view = unsealed(data, _HEAD.size, _START, "an inbox entry", InboxEntryDamaged)
     version, flags, count = _HEAD.unpack_from(view)
-    if not is_whole(view, _HEAD.size):
-        raise InboxEntryDamaged("the checksum of an inbox entry does not match")
     if version != _VERSION or flags & ~(_HAS_DELAYS | _HAS_TIMES | _COMPRESSED):
         raise InboxEntryDamaged(
             f"an inbox entry has the unknown version {version} or flags {flags:#x}"

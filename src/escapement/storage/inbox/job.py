@@ -119,7 +119,7 @@ def stage(
     """Stage inbox entries for an attempt, inside the open transaction.
 
     Args:
-      letters: entries whose source ids are unique in the attempt and target.
+      inbox_entries: entries whose source ids are unique in the attempt and target.
       tallies: the totals for each of their targets, these entries included.
 
     Raises:

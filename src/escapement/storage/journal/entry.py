@@ -42,7 +42,7 @@ from escapement.message import Buffer, Int64s
 from escapement.storage.encoding.dedup_keys import Keyed, decode_keys, encode_keys
 from escapement.storage.encoding.lag import Lag, decode_tally, encode_tally
 from escapement.storage.encoding.narrow_column import decode_narrow, encode_narrow
-from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
+from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 from escapement.storage.log.log_table import RowKey
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
@@ -174,12 +174,8 @@ def decode_entry(data: Buffer) -> JournalEntry:
     Raises:
       LogDamaged: if ``encode_entry`` did not make the bytes.
     """
-    view = memoryview(data)
-    if len(view) < _START:
-        raise LogDamaged(f"a journal entry of {len(view)} bytes has no header")
+    view = unsealed(data, _HEAD.size, _START, "a journal entry")
     version, rows, acks, attempts, producers = _HEAD.unpack_from(view)
-    if not is_whole(view, _HEAD.size):
-        raise LogDamaged("a journal entry fails its checksum")
     if not _VERSION <= version <= _TRIED:
         raise LogDamaged(f"a journal entry has the unknown version {version}")
     if len(view) - _START < 40 * rows + 12 * acks + 40 * attempts + 24 * producers or (

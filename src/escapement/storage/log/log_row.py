@@ -32,7 +32,7 @@ import numpy as np
 
 from escapement.errors import LogDamaged, RemoteProtocolError
 from escapement.message import Buffer, Int64s, MessageBatch
-from escapement.storage.encoding.seal import SEAL_BYTES, is_whole, sealed
+from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
 _FIRST, _RESTATED_BARELY, _RESTATED = 1, 2, 3
@@ -116,12 +116,8 @@ def decode_row(data: Buffer) -> RowContent:
     Raises:
       LogDamaged: if ``encode_row`` did not make the bytes.
     """
-    view = memoryview(data)
-    if len(view) < _START:
-        raise LogDamaged(f"a log row of {len(view)} bytes has no header")
+    view = unsealed(data, _HEAD.size, _START, "a log row")
     version, width, count, body_count = _HEAD.unpack_from(view)
-    if not is_whole(view, _HEAD.size):
-        raise LogDamaged("a log row fails its checksum")
     if version not in (_FIRST, _RESTATED_BARELY, _RESTATED) or width not in (0, 4, 8):
         raise LogDamaged(f"a log row has an unknown version or width: {version}, {width}")
     accepted_at_ms, first = _TIMES.unpack_from(view, _HEAD.size + SEAL_BYTES)
