@@ -38,4 +38,4 @@ async def post(world: World, inbox_entries: Sequence[InboxEntry]) -> None:
         inbox.insert(world._engine, connection, inbox_entries, now_ms)
 
     await services.pipeline.transact(write)
-    world.server.inbox_relay.wake()
+    world.server.services.inbox_relay.wake()

@@ -6,10 +6,9 @@ One task tree::
     ├─ LeaseKeeper     renews the lease
     └─ Services.run    runs all services (escapement.broker.services)
 
-Sessions (one for each connection) use ``publishing``, ``consuming``, ``amending``,
-``rescheduling`` and, through ``Admin``, ``registry``. The broker itself does not know
-connections. If any task fails, the broker cancels all tasks, and ``run`` raises the error.
-A new broker then recovers from the durable state.
+Sessions (one for each connection) use the services, some of them through ``Admin``. The
+broker itself does not know connections. If any task fails, the broker cancels all tasks, and
+``run`` raises the error. A new broker then recovers from the durable state.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ import trio
 from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
-from escapement.broker.inbox.dead_letters import DeadLetters
-from escapement.broker.inbox.inbox_relay import InboxRelay
-from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.inspection.forecast import Forecast, forecast
 from escapement.broker.inspection.message_history import MessageHistory, message_history, published
 from escapement.broker.inspection.peek import Peeked, peek
@@ -34,12 +30,9 @@ from escapement.broker.inspection.reading import Page, read_page
 from escapement.broker.inspection.search import Sought
 from escapement.broker.inspection.selecting import Selected, select
 from escapement.broker.lease_keeper import LeaseKeeper
-from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
-from escapement.broker.publishing.rescheduling import Rescheduling
 from escapement.broker.recovery.recovery import survey
 from escapement.broker.registry.registry import Registry
-from escapement.broker.registry.topic_batches import TopicBatches
 from escapement.broker.services import Services
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
@@ -115,36 +108,12 @@ class Broker:
         return self.services.registry
 
     @property
-    def topic_batches(self) -> TopicBatches:
-        return self.services.topic_batches
-
-    @property
     def publishing(self) -> Publishing:
         return self.services.publishing
 
     @property
     def consuming(self) -> Consuming:
         return self.services.consuming
-
-    @property
-    def scheduler(self) -> Scheduler:
-        return self.services.scheduler
-
-    @property
-    def amending(self) -> Amending:
-        return self.services.amending
-
-    @property
-    def rescheduling(self) -> Rescheduling:
-        return self.services.rescheduling
-
-    @property
-    def inbox_relay(self) -> InboxRelay:
-        return self.services.inbox_relay
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        return self.services.dead_letters
 
     # -- start and stop --------------------------------------------------------
 
@@ -245,8 +214,8 @@ class Broker:
         for topic in self.registry.active.values():
             for subscription in topic.subscriptions():
                 subscription.stop(now_ms)
-        self.scheduler.stop()
-        self.inbox_relay.stop()
+        self.services.scheduler.stop()
+        self.services.inbox_relay.stop()
         await self.services.pipeline.drain()
         for farewell in self._farewells:
             farewell()

@@ -204,7 +204,7 @@ async def test_namespace_that_is_being_deleted_gets_no_new_topics(
             await broker.admin("topics.create", topic=f"{NAMESPACE}/new")
         await post(world, [inbox_entry(f"{NAMESPACE}/other", "one", b"x")])
         await world.clock.settle()
-        assert list(world.server.inbox_relay.blocked) == [f"{NAMESPACE}/other"]
+        assert list(world.server.services.inbox_relay.blocked) == [f"{NAMESPACE}/other"]
 
 
 async def test_failed_topic_deletion_ends_no_consumer_or_producer(mock_clock: MockClock) -> None:

@@ -129,7 +129,7 @@ async def test_dead_letter_topic_in_a_namespace_being_deleted_does_not_end_the_b
         await broker.admin("subscriptions.create", **NAMES, policy=policy)
         await world.server.registry.namespaces.condemn(NamespaceName.parse("t/going"))
         await fail_one_message(world, broker)
-        assert await world.server.inbox_relay.waiting(9) == [], (
+        assert await world.server.services.inbox_relay.waiting(9) == [], (
             "the entry would be deleted with the namespace"
         )
         (row,) = await broker.admin("subscriptions.list", topic="t/n/x")

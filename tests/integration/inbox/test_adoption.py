@@ -190,7 +190,7 @@ async def test_job_is_adopted_once_and_in_order_whichever_step_fails(
             added = [b"%d %d" % (number, n) for n in range(6)]
             writer.write(*(inbox_entry("t/n/x", f"{n}", one) for n, one in enumerate(added)))
             fault = faulty.before = AtStep(number, StorageUnavailable("away"))
-            world.server.inbox_relay.wake()
+            world.server.services.inbox_relay.wake()
             await world.clock.advance(seconds=3)
             assert fault.count >= number
             wanted += added
@@ -215,7 +215,7 @@ async def test_entries_read_ahead_of_a_failed_step_are_not_appended(
     async with bulk_world(TINY, faulty, run) as (world, broker, writer):
         writer.write(*(inbox_entry("t/n/x", f"{n}", b"%d" % n) for n in range(6)))
         fault.arm()
-        world.server.inbox_relay.wake()
+        world.server.services.inbox_relay.wake()
         await reading.wait()
         await world.clock.advance(seconds=1)
         assert not fault.left
@@ -233,7 +233,7 @@ async def test_discard_removes_exactly_the_entries_not_yet_moved(
         known = some = 0
         for pauses in range(0, 200, 5):
             writer.write(*(inbox_entry("t/n/x", f"{n}") for n in range(25)))
-            world.server.inbox_relay.wake()
+            world.server.services.inbox_relay.wake()
             for _ in range(pauses):
                 await trio.lowlevel.checkpoint()
             discarded = (await broker.admin("inbox.discard", target="t/n/x"))["discarded"]
@@ -253,7 +253,7 @@ async def test_topic_deleted_during_adoption_discards_the_rest_of_its_job(
         for pauses in range(0, 200, 5):
             await broker.admin("topics.create", topic="t/n/x")
             writer.write(*(inbox_entry("t/n/x", f"old {n}") for n in range(25)))
-            world.server.inbox_relay.wake()
+            world.server.services.inbox_relay.wake()
             for _ in range(pauses):
                 await trio.lowlevel.checkpoint()
             await broker.admin("topics.delete", topic="t/n/x")

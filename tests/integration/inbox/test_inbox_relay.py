@@ -38,9 +38,8 @@ async def payloads(world: World, topic: str) -> list[bytes]:
 
 async def waiting(world: World) -> dict[str, tuple[int, int]]:
     """Return the numbers of waiting and held entries, by target."""
-    return {
-        one.target: (one.entries, one.held) for one in await world.server.inbox_relay.waiting(99)
-    }
+    found = await world.server.services.inbox_relay.waiting(99)
+    return {one.target: (one.entries, one.held) for one in found}
 
 
 async def test_entry_creates_its_topic_and_is_delivered_at_its_due_time(

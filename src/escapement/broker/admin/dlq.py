@@ -27,7 +27,7 @@ async def _list(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     count = given.optional_number("count") or 10
     given.end()
-    pages = await broker.dead_letters.look(whose, min(count, MAX_LISTED))
+    pages = await broker.services.dead_letters.look(whose, min(count, MAX_LISTED))
     return [row for page in pages for row in _rows(page, PREVIEW_BYTES)]
 
 
@@ -35,7 +35,7 @@ async def _show(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     offset = given.number("offset")
     given.end()
-    page = await broker.dead_letters.show(whose, offset)
+    page = await broker.services.dead_letters.show(whose, offset)
     return _rows(page, None)[0]
 
 
@@ -44,7 +44,7 @@ async def _count(broker: Broker, given: Arguments) -> Plain:
     only, most = _which(given)
     after = given.place("after")
     given.end()
-    counted, next = await broker.dead_letters.count(whose, only, most, after)
+    counted, next = await broker.services.dead_letters.count(whose, only, most, after)
     return {"dead_letters": counted, "next": None if next is None else list(next)}
 
 
@@ -52,14 +52,14 @@ async def _redrive(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     only, most = _which(given)
     given.end()
-    return {"redriven": await broker.dead_letters.redrive(whose, only, most)}
+    return {"redriven": await broker.services.dead_letters.redrive(whose, only, most)}
 
 
 async def _purge(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     only, most = _which(given)
     given.end()
-    return {"purged": await broker.dead_letters.purge(whose, only, most)}
+    return {"purged": await broker.services.dead_letters.purge(whose, only, most)}
 
 
 def _whose(given: Arguments) -> Whose:

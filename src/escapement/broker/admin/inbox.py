@@ -11,17 +11,17 @@ from escapement.broker.broker import Broker
 
 async def _list_inbox(broker: Broker, given: Arguments) -> Plain:
     given.end()
-    blocked = broker.inbox_relay.blocked
+    relay = broker.services.inbox_relay
     return [
-        one._asdict() | {"reason": one.reason or blocked.get(one.target)}
-        for one in await broker.inbox_relay.waiting(MAX_ROWS)
+        one._asdict() | {"reason": one.reason or relay.blocked.get(one.target)}
+        for one in await relay.waiting(MAX_ROWS)
     ]
 
 
 async def _discard_entries(broker: Broker, given: Arguments) -> Plain:
     target = given.text("target")
     given.end()
-    return {"discarded": await broker.inbox_relay.discard(target)}
+    return {"discarded": await broker.services.inbox_relay.discard(target)}
 
 
 VERBS: Final[dict[str, Verb]] = {

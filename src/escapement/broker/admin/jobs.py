@@ -12,8 +12,8 @@ from escapement.storage.inbox.job import JobState
 
 async def _list_jobs(broker: Broker, given: Arguments) -> Plain:
     given.end()
-    blocked = broker.inbox_relay.blocked
-    return [_plain(one, blocked.get(one.target)) for one in await broker.inbox_relay.jobs(MAX_ROWS)]
+    relay = broker.services.inbox_relay
+    return [_plain(one, relay.blocked.get(one.target)) for one in await relay.jobs(MAX_ROWS)]
 
 
 def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:

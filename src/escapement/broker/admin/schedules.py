@@ -8,6 +8,7 @@ from typing import Final
 from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
+from escapement.broker.inbox.scheduler import Scheduler
 from escapement.names import NamespaceName, TopicName
 from escapement.recurrence import Missed, Recurrence
 from escapement.storage.inbox.schedule import Content, Schedule
@@ -18,24 +19,27 @@ _MISSED: Final[tuple[Missed, ...]] = ("last", "skip", "all")
 
 
 async def _list_schedules(broker: Broker, given: Arguments) -> Plain:
+    scheduler = broker.services.scheduler
     within = given.optional_text("namespace")
     given.end()
     prefix = "" if within is None else NamespaceName.parse(within).full + "/"
-    found = [one for one in broker.scheduler.all() if one.name.startswith(prefix)]
-    return [_plain(broker, one) for one in found[:MAX_ROWS]]
+    found = [one for one in scheduler.all() if one.name.startswith(prefix)]
+    return [_plain(scheduler, one) for one in found[:MAX_ROWS]]
 
 
 async def _get_schedule(broker: Broker, given: Arguments) -> Plain:
-    schedule = broker.scheduler.find(_name(given))
+    scheduler = broker.services.scheduler
+    schedule = scheduler.find(_name(given))
     given.end()
     coming: list[int] = []
-    if _state(broker, schedule) == "active" and schedule.next_ms is not None:
+    if _state(scheduler, schedule) == "active" and schedule.next_ms is not None:
         later = schedule.recurrence.occurrences(schedule.next_ms)
         coming = [schedule.next_ms, *islice(later, SHOWN_TIMES - 1)]
-    return _plain(broker, schedule) | {"coming_ms": coming}
+    return _plain(scheduler, schedule) | {"coming_ms": coming}
 
 
 async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
+    scheduler = broker.services.scheduler
     name = _name(given)
     topic = given.topic_name("topic")
     recurrence = Recurrence(
@@ -47,25 +51,27 @@ async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
     missed = given.choice("missed", _MISSED)
     content = Content(given.optional_blob("payload"), given.optional_blob("key"))
     given.end()
-    return _plain(broker, await broker.scheduler.create(name, topic, recurrence, missed, content))
+    return _plain(scheduler, await scheduler.create(name, topic, recurrence, missed, content))
 
 
 async def _pause_schedule(broker: Broker, given: Arguments) -> Plain:
+    scheduler = broker.services.scheduler
     name = _name(given)
     given.end()
-    return _plain(broker, await broker.scheduler.set_paused(name, True))
+    return _plain(scheduler, await scheduler.set_paused(name, True))
 
 
 async def _resume_schedule(broker: Broker, given: Arguments) -> Plain:
+    scheduler = broker.services.scheduler
     name = _name(given)
     given.end()
-    return _plain(broker, await broker.scheduler.set_paused(name, False))
+    return _plain(scheduler, await scheduler.set_paused(name, False))
 
 
 async def _delete_schedule(broker: Broker, given: Arguments) -> Plain:
     name = _name(given)
     given.end()
-    await broker.scheduler.delete(name)
+    await broker.services.scheduler.delete(name)
     return {"deleted": name.full}
 
 
@@ -73,17 +79,17 @@ def _name(given: Arguments) -> TopicName:
     return given.topic_name("schedule", "schedule")
 
 
-def _state(broker: Broker, schedule: Schedule) -> str:
-    if schedule.name in broker.scheduler.problems:
+def _state(scheduler: Scheduler, schedule: Schedule) -> str:
+    if schedule.name in scheduler.problems:
         return "broken"
     if schedule.paused:
         return "paused"
     return "ended" if schedule.next_ms is None else "active"
 
 
-def _plain(broker: Broker, schedule: Schedule) -> dict[str, Plain]:
+def _plain(scheduler: Scheduler, schedule: Schedule) -> dict[str, Plain]:
     recurrence = schedule.recurrence
-    state = _state(broker, schedule)
+    state = _state(scheduler, schedule)
     return {
         "schedule": schedule.name,
         "topic": schedule.topic,
@@ -93,7 +99,7 @@ def _plain(broker: Broker, schedule: Schedule) -> dict[str, Plain]:
         "until_at_ms": recurrence.until_ms,
         "missed": schedule.missed,
         "state": state,
-        "problem": broker.scheduler.problems.get(schedule.name),
+        "problem": scheduler.problems.get(schedule.name),
         "next_at_ms": schedule.next_ms if state == "active" else None,
         "last_at_ms": schedule.last_ms,
         "published": schedule.published,

@@ -86,7 +86,7 @@ async def _create_topics(broker: Broker, given: Arguments) -> Plain:
     subscription = given.optional_text("subscription")
     given.end()
     names = [TopicName.parse(text) for text in texts]
-    created = await broker.topic_batches.create(names, subscription)
+    created = await broker.services.topic_batches.create(names, subscription)
     return {"created": len(created), "existed": len(set(names)) - len(created)}
 
 

@@ -21,7 +21,7 @@ class AmendmentRequests(RequestHandler):
 
     async def _cancel(self, command: wire.Cancel) -> None:
         self._broker.check_open()
-        await self._broker.amending.cancel(
+        await self._broker.services.amending.cancel(
             command.topic,
             command.offsets,
             lambda outcome: self._answer(command.request_id, outcome),
@@ -29,7 +29,7 @@ class AmendmentRequests(RequestHandler):
 
     async def _reschedule(self, command: wire.Reschedule) -> None:
         self._broker.check_open()
-        outcome = await self._broker.rescheduling.reschedule(
+        outcome = await self._broker.services.rescheduling.reschedule(
             command.topic, command.offsets, command.delay_ms, command.at_ms
         )
         self._answer(command.request_id, outcome)
