@@ -7,6 +7,7 @@ times are random within an hour. Everything runs in one thread, in a temporary d
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +17,9 @@ import numpy as np
 
 from escapement.message import Blobs, MessageBatch
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.index_samples import write_checkpoint
 
 SPREAD_MS = 3_600_000
 FRAME = 4096
@@ -86,7 +90,7 @@ def bench_checkpoint(messages: int) -> None:
         def body(index: DelayedIndex, _: Path, low: int = low, high: int = high) -> None:
             fill(index, messages, 10_000, low, high)
             begin = time.perf_counter()
-            index.checkpoint("bench", {0: (1, b"")})
+            write_checkpoint(index, {0: (1, b"")})
             seconds = time.perf_counter() - begin
             note = f"{index.disk_bytes / seconds / 1e6:.0f} MB/s"
             report(f"checkpoint, {low}-{high} bytes", messages, seconds, note)
@@ -105,7 +109,7 @@ def bench_scan(messages: int) -> None:
                 for at in range(max(n, 1)):
                     fill(index, share, min(10_000, share), low, high, base=at * share)
                     if n:
-                        index.checkpoint("bench", {0: (at, b"")})
+                        write_checkpoint(index, {0: (at, b"")})
                 read, seconds, longest = scan(index)
                 where = f"{n} segments" if n else "memory"
                 note = f"longest plan {longest:.1f} ms"
@@ -119,7 +123,7 @@ def bench_compaction(messages: int) -> None:
         for at in range(8):
             share = messages // 8
             fill(index, share, min(10_000, share), 100, 100, base=at * share)
-            index.checkpoint("bench", {0: (at, b"")})
+            write_checkpoint(index, {0: (at, b"")})
         assert index.manifest is not None
         begin = time.perf_counter()
         compaction = index.begin_compaction(list(index.manifest.segments))

@@ -1,10 +1,15 @@
-"""Messages for tests of the delayed index, computed from topic and offset."""
+"""Messages for tests of the delayed index, computed from topic and offset; its checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
-from escapement.message import DEFAULT_PRIORITY, Blobs, MessageBatch
+from escapement.message import DEFAULT_PRIORITY, Blobs, Bools, Int64s, MessageBatch
+from escapement.storage.index import DelayedIndex, Lineage
+from escapement.storage.index.keys import MAX_DUE_MS
+from escapement.storage.index.segments.manifest import Position
 
 Row = tuple[bytes, bytes, bytes, int]  # payload, key, properties, priority
 
@@ -44,3 +49,22 @@ def rows_of(batch: MessageBatch) -> list[Row]:
             strict=True,
         )
     )
+
+
+def write_checkpoint(
+    index: DelayedIndex,
+    positions: Mapping[int, Position],
+    mask: Callable[[int, Int64s, Int64s], Bools | None] = lambda topic, due_ms, offsets: None,
+    due_soon_ms: int = -1,
+    far_ms: int = MAX_DUE_MS,
+) -> None:
+    """Do all steps of a checkpoint of the log ``log`` at once."""
+    checkpoint = index.begin_checkpoint(due_soon_ms, far_ms)
+    try:
+        for group in checkpoint.groups():
+            checkpoint.write(group, [mask(*part) for part in group.parts()])
+        checkpoint.finish("log", positions, Lineage())
+    except BaseException:
+        index.abandon(checkpoint)
+        raise
+    index.install(checkpoint)

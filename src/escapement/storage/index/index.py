@@ -20,12 +20,12 @@ consumer).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
 from escapement.errors import StorageError
-from escapement.message import Bools, Int64s, MessageBatch, UInt32s
+from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.storage.index.checkpoint import Checkpoint
 from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
 from escapement.storage.index.limits import IndexLimits
@@ -38,10 +38,8 @@ from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
 from escapement.storage.index.segments.manifest import (
     MANIFEST_NAME,
     Failpoint,
-    Lineage,
     Manifest,
     ManifestFile,
-    Position,
     no_failpoint,
 )
 from escapement.storage.index.segments.segment import TopicSlice
@@ -50,8 +48,6 @@ from escapement.traits import FIRST_PRIORITY, traits_of
 
 # One topic's due-soon blocks may take the bytes of the block cache divided by this.
 _DUE_SOON_SHARE: Final = 8
-
-Mask = Callable[[int, Int64s, Int64s], Bools | None]
 
 
 class DelayedIndex:
@@ -335,21 +331,6 @@ class DelayedIndex:
         assert checkpoint is self._checkpoint
         self._checkpoint = None
         checkpoint.discard()
-
-    def checkpoint(
-        self, log_identity: str, positions: Mapping[int, Position], mask: Mask | None = None
-    ) -> None:
-        """Do all steps of a checkpoint at once; blocking."""
-        checkpoint = self.begin_checkpoint()
-        try:
-            for group in checkpoint.groups():
-                keeps = [None if mask is None else mask(*part) for part in group.parts()]
-                checkpoint.write(group, keeps)
-            checkpoint.finish(log_identity, positions, Lineage())
-        except BaseException:
-            self.abandon(checkpoint)
-            raise
-        self.install(checkpoint)
 
     # -- compaction ---------------------------------------------------------------
 

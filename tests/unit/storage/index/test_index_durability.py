@@ -37,7 +37,7 @@ from escapement.storage.index.segments.segment import (
 )
 from escapement.traits import traits_of
 from support.damaged_bytes import damaged
-from support.index_samples import Row, batch_of, rows_of
+from support.index_samples import Row, batch_of, rows_of, write_checkpoint
 
 LIMITS = IndexLimits(block_rows=8)
 STEPS = ["segment written", "segment fsynced", "manifest tmp written", "manifest renamed"]
@@ -93,13 +93,13 @@ def test_a_crash_in_a_checkpoint_leaves_the_state_before_or_after(
     failpoint = CrashAt(step)
     index = DelayedIndex.open(tmp_path, LIMITS, failpoint)
     fill(index, 0, 50)
-    index.checkpoint("log", {0: (1, b"a")})
+    write_checkpoint(index, {0: (1, b"a")})
     before = content(index)
     fill(index, 50, 50)
     after = content(index)
     failpoint.armed = True
     with pytest.raises(Crash):
-        index.checkpoint("log", {0: (2, b"b"), 1: (7, b"c")})
+        write_checkpoint(index, {0: (2, b"b"), 1: (7, b"c")})
     assert content(index) == after, "entries that could not be written stay readable"
     survivor = DelayedIndex.open(tmp_path, LIMITS)
     assert survivor.manifest is not None
@@ -119,11 +119,11 @@ def test_checkpoint_after_a_failed_one_writes_everything(tmp_path: Path, step: s
     fill(index, 0, 50)
     failpoint.armed = True
     with pytest.raises(Crash):
-        index.checkpoint("log", {0: (1, b"a")})
+        write_checkpoint(index, {0: (1, b"a")})
     failpoint.armed = False
     fill(index, 50, 50)
     everything = content(index)
-    index.checkpoint("log", {0: (2, b"b")})
+    write_checkpoint(index, {0: (2, b"b")})
     assert content(index) == everything
     assert content(DelayedIndex.open(tmp_path, LIMITS)) == everything
 
@@ -139,7 +139,7 @@ def test_a_crash_in_a_compaction_loses_nothing(tmp_path: Path, step: str) -> Non
     index = DelayedIndex.open(tmp_path, LIMITS, failpoint)
     for first in (0, 50, 100):
         fill(index, first, 50)
-        index.checkpoint("log", {0: (first, b"a")})
+        write_checkpoint(index, {0: (first, b"a")})
     everything = content(index)
     assert index.manifest is not None
     compaction = index.begin_compaction(list(index.manifest.segments))
@@ -161,7 +161,7 @@ def test_compaction_during_a_checkpoint_replaces_only_its_inputs(
     index = DelayedIndex.open(tmp_path, LIMITS)
     for first in (0, 50):
         fill(index, first, 50)
-        index.checkpoint("log", {0: (first, b"a")})
+        write_checkpoint(index, {0: (first, b"a")})
     assert index.manifest is not None
     compaction = index.begin_compaction(list(index.manifest.segments))
     compaction.run_here()
@@ -193,7 +193,7 @@ def test_failed_write_is_a_storage_error_and_loses_nothing(tmp_path: Path) -> No
     fill(index, 0, 50)
     everything = content(index)
     with pytest.raises(StorageError, match="No space left"):
-        index.checkpoint("log", {})
+        write_checkpoint(index, {})
     assert content(index) == everything
     assert not list(tmp_path.iterdir())
 
@@ -203,7 +203,7 @@ def test_full_disk_leaves_no_partial_file_and_is_reported(tmp_path: Path, size_b
     """The system itself refuses to write beyond a size."""
     index = DelayedIndex.open(tmp_path, LIMITS)
     fill(index, 0, 50)
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     before = {path.name for path in tmp_path.iterdir()}
     # At the largest size the manifest fits, and only a large segment is refused.
     fill(index, 50, 10_000 if size_bytes > 100_000 else 50)
@@ -212,12 +212,12 @@ def test_full_disk_leaves_no_partial_file_and_is_reported(tmp_path: Path, size_b
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
         with pytest.raises(StorageError, match=r"00000002\.segment cannot be written: .*disk full"):
-            index.checkpoint("log", {})
+            write_checkpoint(index, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path.name for path in tmp_path.iterdir()} == before
     assert content(index) == everything
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     assert content(DelayedIndex.open(tmp_path, LIMITS)) == everything
 
 
@@ -226,7 +226,7 @@ def test_full_disk_without_room_for_the_manifest_keeps_no_segment(tmp_path: Path
     index = DelayedIndex.open(tmp_path, LIMITS)
     for number in range(40):  # enough names to make the manifest larger than a segment
         index.add(1, number, np.zeros(1, np.int64), batch_of(1, [number]))
-        index.checkpoint("log", {})
+        write_checkpoint(index, {})
     before = {path.name for path in tmp_path.iterdir()}
     index.add(1, 40, np.zeros(1, np.int64), batch_of(1, [40]))
     largest = max(path.stat().st_size for path in tmp_path.glob("*.segment"))
@@ -234,7 +234,7 @@ def test_full_disk_without_room_for_the_manifest_keeps_no_segment(tmp_path: Path
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 50, hard))
     try:
         with pytest.raises(StorageError, match="disk full"):
-            index.checkpoint("log", {})
+            write_checkpoint(index, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path.name for path in tmp_path.iterdir()} == before
@@ -247,7 +247,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content]:
     index = DelayedIndex.open(directory, LIMITS)
     for first in (0, 30):
         fill(index, first, 30)
-        index.checkpoint("log", {0: (first, b"a")})
+        write_checkpoint(index, {0: (first, b"a")})
     return directory, content(index)
 
 
@@ -302,12 +302,12 @@ def test_checkpoint_without_live_messages_advances_positions_only(
 ) -> None:
     index = DelayedIndex.open(tmp_path, LIMITS)
     fill(index, 0, 50)
-    index.checkpoint("log", {3: (9, b"g")}, lambda topic, due, offsets: offsets < 0)
+    write_checkpoint(index, {3: (9, b"g")}, lambda topic, due, offsets: offsets < 0)
     assert index.segment_count == 0
     assert not index.topics()
     assert index.manifest is not None
     assert (index.manifest.log_identity, index.manifest.positions) == ("log", {3: (9, b"g")})
-    index.checkpoint("log", {3: (10, b"h")})
+    write_checkpoint(index, {3: (10, b"h")})
     assert DelayedIndex.open(tmp_path).manifest == index.manifest
 
 
@@ -319,7 +319,7 @@ def large_index(directory: Path) -> DelayedIndex:
         blobs = Blobs(np.full(count, width, np.uint32), bytes([first % 251]) * (count * width))
         due_ms = np.random.default_rng(first).integers(0, 1000, count)
         index.add(1, first, due_ms, MessageBatch(blobs))
-        index.checkpoint("log", {})
+        write_checkpoint(index, {})
     return index
 
 
@@ -397,7 +397,7 @@ def test_segment_written_before_traits_existed_has_traits(tmp_path: Path) -> Non
     due_ms = np.sort(np.arange(40) % 7)
     batch = batch_of(2, list(range(40)))
     index.add(2, 0, due_ms, batch)
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     (path,) = tmp_path.glob("*.segment")
     for version in (2, 1):
         if version == 1:

@@ -17,7 +17,7 @@ from escapement.message import Blobs, MessageBatch
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits, Key, Lineage
 from escapement.storage.index.keys import Keys
 from escapement.storage.index.segments.block import BlockCache, KeyBlock
-from support.index_samples import batch_of, row_of, rows_of
+from support.index_samples import batch_of, row_of, rows_of, write_checkpoint
 
 ALL_AT_ONCE = 50_000
 
@@ -49,7 +49,7 @@ def test_messages_due_in_one_millisecond_are_read_in_small_plans(
     blobs = Blobs(np.ones(ALL_AT_ONCE, np.uint32), b"x" * ALL_AT_ONCE)
     index.add(1, 0, np.full(ALL_AT_ONCE, 7, np.int64), MessageBatch(blobs))
     if on_disk:
-        index.checkpoint("log", {})
+        write_checkpoint(index, {})
     frames = scan_frames(index, 1, 500)
     assert sum(frames) == ALL_AT_ONCE
     # A plan from a segment is at least a block.
@@ -64,7 +64,7 @@ def test_plan_over_many_segments_differs_from_its_size_by_a_block_each(tmp_path:
     for number in range(segments):
         blobs = Blobs(np.ones(count, np.uint32), b"x" * count)
         index.add(1, number * count, rng.integers(0, 10_000, count), MessageBatch(blobs))
-        index.checkpoint("log", {})
+        write_checkpoint(index, {})
     frames = scan_frames(index, 1, most)
     assert sum(frames) == segments * count
     assert all(abs(frame - most) <= 4096 * segments for frame in frames[:-1])
@@ -76,7 +76,7 @@ def test_fetch_accepts_missing_messages_only_in_the_given_range(
     """Invariant 4: messages of a running fill may have left the index in the meantime."""
     index = DelayedIndex.open(tmp_path)
     add_range(index, 1, 0, 10, 5)
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     add_range(index, 1, 20, 10, 5)
     offsets = np.arange(5, 25)[::-1]
     fetch = index.fetch(1, np.full(20, 5, np.int64), offsets)
@@ -97,7 +97,7 @@ def test_excluded_messages_are_kept_until_they_are_due(tmp_path: Path) -> None:
     index = DelayedIndex.open(tmp_path)
     add_range(index, 1, 0, 10, 5)
     add_range(index, 1, 10, 10, 7)
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     compaction = index.begin_compaction([s.name for s in tmp_path.glob("*.segment")], 6)
     compaction.exclude(1, np.arange(20))
     compaction.run_here()
@@ -115,7 +115,7 @@ def test_compaction_keeps_one_key_or_none_of_an_outdated_message(tmp_path: Path)
         for due_ms in (5, 7, 9):
             offsets = np.arange(20)
             index.add_again(topic, offsets, np.full(20, due_ms), batch_of(topic, offsets.tolist()))
-            index.checkpoint("log", {})
+            write_checkpoint(index, {})
     compaction = index.begin_compaction([s.name for s in tmp_path.glob("*.segment")], 6)
     compaction.exclude(1, np.array([1, 2]))
     compaction.outdate(1, np.array([2, 3, 4, 11]), np.array([5, 7, -1, 9]))
@@ -139,13 +139,13 @@ def test_plan_reads_its_entries_after_a_checkpoint_and_a_compaction(
 ) -> None:
     index = DelayedIndex.open(tmp_path)
     add_range(index, 1, 0, 100, 5)
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     add_range(index, 1, 100, 100, 5)
     plan = index.plan(1, KEY_MIN, KEY_MAX, 1000)
     offsets = np.arange(200)
     fetch = index.fetch(1, np.full(200, 5, np.int64), offsets)
     add_range(index, 1, 200, 5000, 5)
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     compaction = index.begin_compaction(list(index.manifest.segments if index.manifest else ()))
     compaction.exclude(1, offsets)
     compaction.run_here()
@@ -163,7 +163,7 @@ def test_plan_reads_its_entries_after_a_checkpoint_and_a_compaction(
 def test_in_memory_is_false_only_for_entries_on_disk(tmp_path: Path) -> None:
     index = DelayedIndex.open(tmp_path)
     add_range(index, 1, 0, 10, 100)
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     add_range(index, 1, 10, 10, 200)
     assert not index.plan(1, KEY_MIN, KEY_MAX, 100).in_memory
     assert index.plan(1, Key(101, 0), KEY_MAX, 100).in_memory
@@ -179,14 +179,6 @@ def test_in_memory_is_false_only_for_entries_on_disk(tmp_path: Path) -> None:
     assert len(index.fetch(1, np.zeros(0, np.int64), np.zeros(0, np.int64)).read()) == 0
 
 
-def checkpoint(index: DelayedIndex, due_soon_ms: int, far_ms: int) -> None:
-    written = index.begin_checkpoint(due_soon_ms, far_ms)
-    for group in written.groups():
-        written.write(group, [None for _ in group.parts()])
-    written.finish("log", {}, Lineage())
-    index.install(written)
-
-
 def test_messages_due_soon_are_in_memory_after_a_checkpoint(tmp_path: Path) -> None:
     """P3: delivered without reading the disk; later messages are read when they are due."""
     index = DelayedIndex.open(tmp_path, IndexLimits(block_rows=10))
@@ -194,7 +186,7 @@ def test_messages_due_soon_are_in_memory_after_a_checkpoint(tmp_path: Path) -> N
     add_range(index, 1, 40, 10, 300)
     add_range(index, 2, 0, 30, 200)
     add_range(index, 2, 30, 30, 100)
-    checkpoint(index, 200, 250)
+    write_checkpoint(index, {}, due_soon_ms=200, far_ms=250)
     for topic, offsets, due_ms in ((1, range(40), 100), (2, range(30), 200), (2, [59, 31], 100)):
         fetch = index.fetch(topic, np.full(len(offsets), due_ms, np.int64), np.array(offsets))
         assert fetch.in_memory
@@ -213,7 +205,7 @@ def test_due_soon_blocks_of_one_topic_do_not_fill_the_cache(tmp_path: Path) -> N
     payloads = Blobs(np.full(200, size, np.uint32), b"x" * (200 * size))
     for topic in (1, 2):
         index.add(topic, 0, np.arange(200), MessageBatch(payloads))
-    checkpoint(index, 1000, 1000)
+    write_checkpoint(index, {}, due_soon_ms=1000, far_ms=1000)
     for topic in (1, 2):
         in_memory = [
             index.fetch(topic, np.array([row]), np.array([row])).in_memory for row in range(200)
@@ -231,7 +223,7 @@ def test_large_segment_written_past_the_cache_is_read_like_any_other(
     data = np.random.default_rng(1).bytes(count * size)
     batch = MessageBatch(Blobs(np.full(count, size, np.uint32), data))
     index.add(1, 0, np.full(count, 100, np.int64), batch)
-    checkpoint(index, -1, far_ms)
+    write_checkpoint(index, {}, due_soon_ms=-1, far_ms=far_ms)
     offsets = np.arange(0, count, 97)
     found = index.fetch(1, np.full(len(offsets), 100, np.int64), offsets).read()
     assert found.payloads.to_list() == [data[at * size : (at + 1) * size] for at in offsets]
@@ -252,7 +244,7 @@ def test_the_next_due_time_is_exact_once_a_block_is_read(tmp_path: Path) -> None
     assert index.next_due(1, KEY_MIN) is None
     index.add(1, 0, np.array([50, 10, 90]), batch_of(1, [0, 1, 2]))
     assert index.next_due(1, KEY_MIN) == 10
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     assert index.next_due(1, KEY_MIN) == 10
     assert index.next_due(1, Key(11, 0)) == 11  # too early: the block has not been read
     index.plan(1, Key(11, 0), Key(12, 0), 10).read()
@@ -267,7 +259,7 @@ def test_plan_between_two_keys_is_empty(tmp_path: Path, on_disk: bool) -> None:
     for first, due_ms in ((0, 10), (20, 30)):
         add_range(index, 1, first, 20, due_ms)
     if on_disk:
-        index.checkpoint("log", {})
+        write_checkpoint(index, {})
     plan = index.plan(1, Key(15, 0), Key(25, 0), 100)
     assert list(map(len, plan.read())) == [0, 0]
     due_ms, offsets, traits = plan.read_traits()
@@ -335,7 +327,7 @@ def test_dropped_topic_leaves_memory_at_once_and_the_disk_when_merged(tmp_path: 
     index = DelayedIndex.open(tmp_path)
     for topic in (1, 2):
         add_range(index, topic, 0, 10, 5)
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     for topic in (1, 2):
         add_range(index, topic, 10, 10, 5)
     index.drop_topic(1)
@@ -344,7 +336,7 @@ def test_dropped_topic_leaves_memory_at_once_and_the_disk_when_merged(tmp_path: 
     assert index.count(1) == 0
     assert index.plan(1, KEY_MIN, KEY_MAX, 10).empty
     assert index.next_due(1, KEY_MIN) is None
-    index.checkpoint("log", {})
+    write_checkpoint(index, {})
     # After a start the index names the topic until the caller drops it again.
     index = DelayedIndex.open(tmp_path)
     assert index.topics() == {1, 2}
@@ -444,7 +436,7 @@ def test_count_between_two_keys_is_approximate(tmp_path: Path) -> None:
         blobs = Blobs(np.ones(count, np.uint32), b"x" * count)
         index.add(1, number * count, column, MessageBatch(blobs))
         if number < segments:
-            index.checkpoint("log", {})
+            write_checkpoint(index, {})
     every = np.concatenate(due_ms)
     for low, high in ((0, 10_000), (2_345, 7_891), (5_000, 5_001), (9_999, 20_000), (7, 7)):
         exact = int(((every >= low) & (every < high)).sum())
