@@ -170,12 +170,9 @@ class TimingWheel:
             self._levels.tick = tick
             return NONE
         passed, entered = self._levels.turn(tick)
-        # Slots are in order, so each may be sorted by itself.
-        in_order = True
         if self._prepared is not None and self._prepared.tick <= tick:
             more_passed, more_entered = self._prepared.turn(tick)
             passed, entered = passed + more_passed, entered + more_entered
-            in_order = not more_passed
             self._levels.adopt(self._prepared)
             self._prepared = None
         due = [slot.entries() for slot in passed]
@@ -186,10 +183,7 @@ class TimingWheel:
             elapsed = self._move(Entries.concat(moving))
             if len(elapsed):
                 due.append(elapsed)
-                in_order = False
         self._prepare()
-        if in_order:
-            return Entries.concat([part.sorted() for part in due])
         return Entries.concat(due).sorted()
 
     def next_wake_ms(self) -> int | None:

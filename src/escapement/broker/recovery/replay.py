@@ -196,7 +196,7 @@ class Replay:
             topic.recovered(now_ms)
             for subscription in topic.subscriptions():
                 subscription.begin(now_ms)
-                if subscription.attempts.has_stated:
+                if subscription.attempts.has_new:
                     # A checkpoint during the replay has not written these attempts, and the next
                     # one trims the journal that has them.
                     self._progress.touched.add(topic.id)

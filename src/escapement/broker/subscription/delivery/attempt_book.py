@@ -115,14 +115,9 @@ class AttemptBook:
     # -- checkpoints -----------------------------------------------------------------
 
     @property
-    def has_stated(self) -> bool:
-        """Whether a statement has not been taken by a checkpoint."""
-        return bool(self._stated)
-
-    @property
     def has_new(self) -> bool:
         """Whether an attempt has not been taken by a checkpoint."""
-        return self.has_stated or self._in_flight.has_unstored
+        return bool(self._stated) or self._in_flight.has_unstored
 
     @property
     def is_used(self) -> bool:
