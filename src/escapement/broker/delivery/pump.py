@@ -40,8 +40,6 @@ from escapement.storage.index import DelayedIndex, Key
 # Enough to overlap the disk reads of one topic with the deliveries of others. More workers would
 # only compete for the interpreter.
 WORKERS: Final = 4
-# Bytes of the log that an ordered subscription reads at once.
-READ_BYTES: Final = 1024 * 1024
 # Messages that are not delivered in index order are in many blocks, and each block is read once per
 # run. So a run has up to this many frames.
 _SCATTERED_FRAMES: Final = 4
@@ -305,7 +303,7 @@ class Pump:
             return False
         position, until = subscription.begin_read(), topic.next_offset
         try:
-            parts = await self._log.read(topic.id, position, until, READ_BYTES)
+            parts = await self._log.read(topic.id, position, until)
         except BaseException:
             subscription.break_read()
             raise

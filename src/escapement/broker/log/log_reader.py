@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import trio
 
 from escapement.broker.log.row_cache import Kept, RowCache
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Bools, Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.encoding.moves import Moves
 from escapement.storage.engine.base import Connection, Engine
@@ -29,8 +28,8 @@ T = TypeVar("T")
 
 # Requests for messages of one topic that one read answers.
 _ASKING_AT_ONCE: Final = 1024
-# Bytes of rows read per step if only the times of messages are needed.
-_STEP_BYTES: Final = 1 << 20
+# Bytes of the log read at once, beyond the first row.
+STEP_BYTES: Final = 1 << 20
 
 
 class LogPart(NamedTuple):
@@ -73,20 +72,17 @@ class LogReader:
         self._asked: dict[int, list[_Asked]] = {}  # by topic
         self._kept = RowCache()
 
-    async def read(
-        self, topic_id: int, from_offset: int, until_offset: int, max_bytes: int
-    ) -> list[LogPart]:
+    async def read(self, topic_id: int, from_offset: int, until_offset: int) -> list[LogPart]:
         """Return the topic's rows that hold ``[from_offset, until_offset)``, at least the first.
 
         Args:
           until_offset: at most the end of the messages known to be committed.
-          max_bytes: how much to read beyond the first row.
 
         Raises:
           StorageUnavailable: if the database cannot be reached.
           LogDamaged: if a row fails its checksum.
         """
-        parts, _ = await self.read_due(topic_id, from_offset, until_offset, 0, max_bytes)
+        parts, _ = await self.read_due(topic_id, from_offset, until_offset, 0)
         return parts
 
     async def read_due(
@@ -95,7 +91,7 @@ class LogReader:
         from_offset: int,
         until_offset: int,
         min_due_ms: int,
-        max_bytes: int,
+        max_bytes: int = STEP_BYTES,
     ) -> tuple[list[LogPart], int]:
         """Read like ``read``, but skip rows in which all messages are due before ``min_due_ms``.
 
@@ -128,7 +124,7 @@ class LogReader:
         return await self._ask(self._log.first_accepted, topic_id, at_ms, until_offset)
 
     async def published(
-        self, topic_id: int, offsets: Int64s, moves: Moves, max_bytes: int
+        self, topic_id: int, offsets: Int64s, moves: Moves, max_bytes: int = STEP_BYTES
     ) -> tuple[Published, int]:
         """Return the first of these messages, from whichever rows the log has them in.
 
@@ -227,7 +223,7 @@ class LogReader:
 
     async def forgotten(
         self, topic_id: int, offsets: Int64s, end_offset: int, moves: Moves
-    ) -> npt.NDArray[np.bool_]:
+    ) -> Bools:
         """Return which of these messages no row of the log has any more; bool[n].
 
         Args:
@@ -237,13 +233,13 @@ class LogReader:
         Raises:
           StorageUnavailable: if the database cannot be reached.
         """
-        gone: npt.NDArray[np.bool_] = offsets < await self.first_offset(topic_id, end_offset)
+        gone: Bools = offsets < await self.first_offset(topic_id, end_offset)
         if gone.any() and not moves.empty:
             lost = await self.unstated(topic_id, offsets, moves)
             gone &= lost | ~moves.contains(offsets)
         return gone
 
-    async def unstated(self, topic_id: int, offsets: Int64s, moves: Moves) -> npt.NDArray[np.bool_]:
+    async def unstated(self, topic_id: int, offsets: Int64s, moves: Moves) -> Bools:
         """Return which of these messages are in ``moves`` but no longer *restated*; bool[n].
 
         A move may outlive its row: until a checkpoint has removed the move, and as long as a stale
@@ -255,7 +251,7 @@ class LogReader:
         # Messages restated during this read are excluded below: their bases change.
         oldest = await self.first_base(topic_id)
         lost = bases > oldest if oldest else np.ones(len(offsets), bool)
-        gone: npt.NDArray[np.bool_] = lost & moves.contains(offsets)
+        gone: Bools = lost & moves.contains(offsets)
         gone &= moves.bases(offsets) == bases
         return gone
 
@@ -300,7 +296,7 @@ class LogReader:
         due_ms, published_ms = np.full((2, len(offsets)), -1)
         at = 0
         while at < len(offsets):
-            found, count = await self.published(topic_id, offsets[at:], moves, _STEP_BYTES)
+            found, count = await self.published(topic_id, offsets[at:], moves)
             rows = np.searchsorted(offsets, found.offsets)
             due_ms[rows], published_ms[rows] = found.due_ms, found.published_ms
             at += count

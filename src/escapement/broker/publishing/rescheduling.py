@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import trio
@@ -29,7 +28,7 @@ from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import EscapementError
-from escapement.message import NO_TIMES, Int64s, MessageBatch, Times
+from escapement.message import NO_TIMES, Bools, Int64s, MessageBatch, Times
 from escapement.names import TopicName
 from escapement.protocol.amend_status import AmendStatus
 from escapement.storage.commit.commit import CommitPipeline
@@ -37,9 +36,6 @@ from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.commit.items import Acks, Restate
 from escapement.storage.journal.entry import cancellations_id
 from escapement.storage.log.published import Published
-
-# The most bytes of messages that are read, decided and stated again at once.
-_STEP_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -98,12 +94,12 @@ class Rescheduling:
             topic.restatements.know(await self._log.lowest_base(topic.id))
         wanted, back = np.unique(offsets, return_inverse=True)
         statuses = np.full(len(wanted), AmendStatus.UNKNOWN, np.uint8)
-        handed: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+        handed: dict[str, Bools] = {}
         known = wanted[(wanted >= 0) & (wanted < topic.next_offset)]
         at = 0
         while at < len(known):
             moves = topic.amendments.moves
-            found, count = await self._log.published(topic.id, known[at:], moves, _STEP_BYTES)
+            found, count = await self._log.published(topic.id, known[at:], moves)
             outcomes = [(found.offsets, await self._move(topic, found, delay_ms, at_ms))]
             if len(found.offsets) < count:
                 lost = np.setdiff1d(known[at : at + count], found.offsets, assume_unique=True)

@@ -32,6 +32,7 @@ from escapement.broker.topic.window_budget import WindowBudget
 from escapement.errors import NotFound
 from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
+from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import Namespace
 from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.commit.group import Moved, Restated
@@ -350,8 +351,8 @@ class Topic:
             wakes.append(self.quota_watch.next_wake_ms(self.has_grown))
         if self._coming is not None:
             wakes.append(self._coming.next_wake_ms())
-        known = [wake for wake in wakes if wake is not None]
-        return max(min(known), now_ms) if known else None
+        first_ms = lowest(wakes)
+        return None if first_ms is None else max(first_ms, now_ms)
 
     @property
     def has_grown(self) -> bool:

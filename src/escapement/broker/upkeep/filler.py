@@ -33,7 +33,6 @@ from escapement.message import Int64s, MessageBatch
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
 from escapement.storage.log.published import Published
 
-_STEP_BYTES: Final = 1024 * 1024
 _RETRY_S: Final = 1.0
 
 
@@ -125,7 +124,6 @@ class Filler:
             record.fill_from,
             record.fill_until,
             record.start_due_ms if by_time else 0,
-            _STEP_BYTES,
         )
         found = [(np.arange(p.base_offset, p.end_offset), p.due_ms, p.batch) for p in parts]
         accepted_ms = parts[-1].accepted_at_ms if parts else 0
@@ -154,7 +152,7 @@ class Filler:
         offsets = moves.between(start, begin)
         if not len(offsets):
             return Published.concat([]), begin
-        early, count = await self._log.published(topic.id, offsets, moves, _STEP_BYTES)
+        early, count = await self._log.published(topic.id, offsets, moves)
         return early, int(offsets[count]) if count < len(offsets) else begin
 
     def _take(
