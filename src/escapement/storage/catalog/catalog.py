@@ -17,15 +17,13 @@ from escapement.names import NamespaceName, SubscriptionKind, TopicName
 from escapement.storage import removal
 from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
-from escapement.storage.engine.paging import pages
+from escapement.storage.engine.paging import by_id
 from escapement.storage.inbox import event_group
 
 DEFAULT_GRANULARITY_MS: Final = 300_000
 # For new namespaces; each stores its own. A finer tick costs processor time for busy topics, and
 # none for idle ones: docs/benchmarks.md.
 DEFAULT_TICK_MS: Final = 10
-# Rows of one page when a whole table is read: some megabytes.
-_PAGE_ROWS: Final = 10_000
 # The columns of the records.
 _NAMESPACE_COLUMNS: Final = (
     "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
@@ -330,14 +328,12 @@ def _end_subscription(connection: Connection, subscription_id: int) -> None:
 
 
 def read_namespaces(connection: Connection) -> Iterator[Namespace]:
-    yield from map(_namespace, _all(connection, "namespaces", _NAMESPACE_COLUMNS))
+    return map(_namespace, by_id(connection, "namespaces", _NAMESPACE_COLUMNS))
 
 
 def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]:
-    for row in _all(connection, "topics", TOPIC_COLUMNS):
-        topic = topic_of(row)
-        if topic.bundle_id == bundle_id:
-            yield topic
+    rows = by_id(connection, "topics", TOPIC_COLUMNS, "bundle_id = ?", (bundle_id,))
+    return map(topic_of, rows)
 
 
 def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicName, TopicRecord]]:
@@ -351,7 +347,7 @@ def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicNa
 
 
 def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
-    yield from map(subscription_of, _all(connection, "subscriptions", SUBSCRIPTION_COLUMNS))
+    return map(subscription_of, by_id(connection, "subscriptions", SUBSCRIPTION_COLUMNS))
 
 
 def subscriptions_of(connection: Connection, topic_id: int) -> list[SubscriptionRecord]:
@@ -379,10 +375,6 @@ def _namespace(row: Row) -> Namespace:
     id, tenant, name, enabled, *rest, policy = row
     fields = (id, tenant, name, bool(enabled), *rest, NamespacePolicy.decode(policy))
     return Namespace(*fields)
-
-
-def _all(connection: Connection, table: str, columns: str) -> Iterator[Row]:
-    return pages(connection, table, ["id"], columns, _PAGE_ROWS, (0,))
 
 
 def _insert(connection: Connection, sql: str, params: Params, what: str) -> int:

@@ -13,11 +13,10 @@ from typing import Final
 
 from escapement.errors import NotFound
 from escapement.storage.engine.base import Connection
-from escapement.storage.engine.paging import pages
+from escapement.storage.engine.paging import by_id
 
 # The sequence before a producer's first message.
 NO_SEQUENCE: Final = -1
-_PAGE_ROWS: Final = 10_000
 # Rows read in one step of expiry.
 _STEP_ROWS: Final = 1_000
 
@@ -90,5 +89,5 @@ def read_idle(connection: Connection, before_ms: int, after_id: int) -> tuple[li
 def read_producers(connection: Connection) -> Iterator[ProducerRecord]:
     """Yield all producers, reading a page at a time."""
     columns = "id, topic_id, name, epoch, last_sequence, last_offset, updated_at_ms"
-    for row in pages(connection, "producers", ["id"], columns, _PAGE_ROWS, (0,)):
+    for row in by_id(connection, "producers", columns):
         yield ProducerRecord(*row)

@@ -6,8 +6,12 @@ Each page continues after the last key of the page before, so a table may change
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from escapement.storage.engine.base import Connection, Params, Row
+
+# Rows in a page of a table without large columns: about a megabyte.
+PAGE_ROWS: Final = 4096
 
 
 def pages(
@@ -38,6 +42,13 @@ def pages(
         if len(rows) < page_rows:
             return
         after = rows[-1][: len(key)]
+
+
+def by_id(
+    connection: Connection, table: str, columns: str, where: str = "", params: Params = ()
+) -> Iterator[Row]:
+    """Yield the rows of a table in the order of their ids. The columns begin with the id."""
+    return pages(connection, table, ["id"], columns, PAGE_ROWS, (0,), where, params)
 
 
 def _follows(key: Sequence[str]) -> str:

@@ -20,12 +20,10 @@ from typing import Final
 
 from escapement.errors import Conflict, NotFound
 from escapement.storage.engine.base import Connection, DuplicateKey, Engine
-from escapement.storage.engine.paging import pages
+from escapement.storage.engine.paging import by_id
 from escapement.storage.inbox import inbox
 from escapement.storage.inbox.entry import InboxEntry, decode_inbox_entry, encode_inbox_entry
 
-# Rows of one page of ``read_completions``.
-_PAGE_ROWS: Final = 1_000
 _DIGEST_BYTES: Final = 16
 
 
@@ -140,7 +138,7 @@ def read_completions(connection: Connection) -> Iterator[Completion]:
         "id, topic_id, name, subscription_id, subscription, target, digest, closed_at_ms,"
         " fired_at_ms"
     )
-    rows = pages(connection, "group_closings", ["id"], columns, _PAGE_ROWS, (0,))
+    rows = by_id(connection, "group_closings", columns)
     for id, topic_id, group, subscription_id, subscription, target, digest, *times in rows:
         content = bytes(target).decode(), bytes(digest)
         yield Completion(id, topic_id, group, subscription_id, subscription, *content, *times)

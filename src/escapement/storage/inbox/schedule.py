@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from escapement.errors import AlreadyExists
 from escapement.recurrence import Missed, Recurrence
 from escapement.storage.engine.base import Connection, Dialect, DuplicateKey
-from escapement.storage.engine.paging import pages
+from escapement.storage.engine.paging import by_id
 from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.inbox.inbox import names_in
-
-# Rows of one page of ``read_schedules``.
-_PAGE_ROWS: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -166,8 +163,7 @@ def read_schedules(connection: Connection, bundle_id: int) -> Iterator[Schedule]
         "id, name, topic, cron, timezone, every_ms, anchor_ms, until_ms, missed, paused, next_ms,"
         " last_ms, published, created_at_ms, size_bytes"
     )
-    which = ("bundle_id = ?", (bundle_id,))
-    rows = pages(connection, "schedules", ["id"], columns, _PAGE_ROWS, (0,), *which)
+    rows = by_id(connection, "schedules", columns, "bundle_id = ?", (bundle_id,))
     for id, name, topic, cron, timezone, every_ms, anchor_ms, until_ms, *rest in rows:
         missed, paused, *figures = rest
         recurrence = Recurrence(cron, timezone, every_ms, anchor_ms, until_ms)

@@ -19,16 +19,15 @@ from escapement.names import TopicName
 from escapement.storage.catalog import catalog
 from escapement.storage.encoding.lag import Lag, Tally, decode_tally, encode_tally
 from escapement.storage.engine.base import Connection, Row
-from escapement.storage.engine.paging import pages
+from escapement.storage.engine.paging import PAGE_ROWS, pages
 from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalRow
 from escapement.storage.schema import require
 
 # Retention of the lag of an hour: 90 days, which is about a quarter.
 REMEMBERED_MS: Final = 90 * 86_400_000
-# Rows deleted in one step, and rows read at once. Each has some hundred bytes.
+# Rows deleted in one step. Each has some hundred bytes.
 _STEP_ROWS: Final = 512
-_PAGE_ROWS: Final = 4096
 
 SET_ROW: Final = (
     "REPLACE INTO lags (hour_ms, origin_id, epoch, first_seq, last_seq, data)"
@@ -151,7 +150,7 @@ def _rows(connection: Connection, from_ms: int, until_ms: int) -> Iterator[Row]:
     key = ["hour_ms", "origin_id", "epoch", "first_seq"]
     columns = "hour_ms, origin_id, epoch, first_seq, last_seq, data"
     after = (from_ms, 0, 0, 0)
-    return pages(connection, "lags", key, columns, _PAGE_ROWS, after, "hour_ms < ?", (until_ms,))
+    return pages(connection, "lags", key, columns, PAGE_ROWS, after, "hour_ms < ?", (until_ms,))
 
 
 def forget_step(before_ms: int, connection: Connection) -> bool:
