@@ -102,7 +102,7 @@ class DueSubscription(Subscription):
 
     def _slots_of(self, rows: Rows) -> Slots:
         """Return the slot of each row, ``NO_SLOT`` if it has none; intp[n]. See ``slots_of``."""
-        return slots_of(rows, self._order is not None and self._order.whole)
+        return slots_of(rows, self._order is not None and self._order.table.whole)
 
     def _open(self, rows: Rows) -> Rows:
         """Return the rows that are covered, standing, and neither acknowledged nor held."""

@@ -233,7 +233,7 @@ class SharedSubscription(DueSubscription):
             self._skipping = (self._skipping or Skipping()) if asked else None
         if self._ranges is None and before is None:
             return
-        if self._order is not None and self._order.whole:
+        if self._order is not None and self._order.table.whole:
             self._unready()  # messages that were in no range come before ready ones
             return
         if self._ranges is None:
@@ -275,9 +275,9 @@ class SharedSubscription(DueSubscription):
 
     def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
         """Return the keys, by place, that are not deliverable now."""
-        if self._ranges is None or order.whole:
-            return order.busy
-        return order.busy | order.table.among(self._ranges.without_room(rooms))
+        if self._ranges is None or order.table.whole:
+            return order.table.busy
+        return order.table.busy | order.table.among(self._ranges.without_room(rooms))
 
     def _skip_keys(self, now_ms: int) -> None:
         skipping = self._skipping
@@ -302,7 +302,7 @@ class SharedSubscription(DueSubscription):
             slots[self._slots_of(rows)] = True
             self._leave_out(skipping, rows, slots)
         dry = ~order.table.slots(order.table.there | closed)
-        if self._ranges is None or order.whole:
+        if self._ranges is None or order.table.whole:
             return dry
         return dry & ~self._ranges.without_room(self._rooms(1))
 
@@ -326,11 +326,11 @@ class SharedSubscription(DueSubscription):
     ) -> list[HandOver]:
         """Assign as ``assign`` does, with one message of each key, or of all, in flight."""
         room = self._rooms(frame_messages)
-        wanted = min(ready, sum(room), 1 if order.whole else ready)
+        wanted = min(ready, sum(room), 1 if order.table.whole else ready)
         out = len(self.in_flight)
         if wanted <= 0:
             return []
-        starves = self.bands.is_reading and ready < GATHER_READ and not order.whole
+        starves = self.bands.is_reading and ready < GATHER_READ and not order.table.whole
         soon = sum(room) if starves else 0
         if self._ranges is None and not order.may_be_worthwhile(wanted, out, soon, now_ms):
             return []

@@ -21,7 +21,6 @@ from escapement.broker.subscription.keys.key_queues import KeyQueues
 from escapement.broker.subscription.keys.key_table import NO_PLACE, KeyTable, Places
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.wait_limit import WaitLimit
-from escapement.message import Bools
 from escapement.storage.offsets import OffsetSet
 
 # A few times as long as a client gathers acknowledgements, and too short to be noticed.
@@ -64,16 +63,6 @@ class KeyOrder:
         # At the last look: how many messages could be delivered, and how many were in flight.
         self._open = self._in_hands = 0
         self._come = 0  # how many became ready since then
-
-    @property
-    def whole(self) -> bool:
-        """Whether all messages are in one queue."""
-        return self.table.whole
-
-    @property
-    def busy(self) -> Bools:
-        """The busy keys, by place."""
-        return self.table.busy
 
     def advance(self, now_ms: int) -> bool:
         """Advance to ``now_ms``; return whether to call ``assign`` again."""

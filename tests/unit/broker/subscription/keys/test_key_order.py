@@ -30,7 +30,7 @@ class AllInFlight:
         self.order = KeyOrder(False, 0)
         self.held = OffsetSet()
         self.push(*offsets)
-        rows, places = self.order.queues.open(self.order.busy, len(offsets), all_heads=False)
+        rows, places = self.order.queues.open(self.order.table.busy, len(offsets), all_heads=False)
         self.order.hand_over(rows, places)
         self._rows = rows
 
@@ -51,7 +51,7 @@ class AllInFlight:
     @property
     def busy(self) -> Int64s:
         """The messages that hold their keys."""
-        return np.sort(self.order.table.holders[self.order.busy])
+        return np.sort(self.order.table.holders[self.order.table.busy])
 
 
 @pytest.mark.parametrize("others", [0, 1, 3, 100])
