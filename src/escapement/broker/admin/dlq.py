@@ -7,18 +7,13 @@ from typing import Any, Final
 import numpy as np
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.properties import readable
+from escapement.broker.admin.content import MAX_SHOWN, PREVIEW_BYTES, readable, readable_key
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.broker.inbox.dead_letters import Page, Whose
 from escapement.message import Int64s
 from escapement.names import TopicName
 
-# The most rows of one listing, and the most bytes shown of each payload.
-MAX_LISTED: Final = 1_000
-PREVIEW_BYTES: Final = 512
-# The nesting of properties in an answer: in a map, in a list, in a map.
-_REPLY_DEPTH: Final = 3
 # The most dead letters that one request counts, redrives or purges. It takes about a second.
 MAX_MOVED: Final = 10_000
 
@@ -27,7 +22,7 @@ async def _list(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     count = given.optional_number("count") or 10
     given.end()
-    pages = await broker.services.dead_letters.look(whose, min(count, MAX_LISTED))
+    pages = await broker.services.dead_letters.look(whose, min(count, MAX_SHOWN))
     return [row for page in pages for row in _rows(page, PREVIEW_BYTES)]
 
 
@@ -89,9 +84,9 @@ def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
     for offset, due_ms, origin, key, payload, properties in table:
         row: dict[str, Any] = {"offset": offset, "arrived_at_ms": due_ms}
         row |= {f"original_{n}" if n in _ORIGINAL else n: v for n, v in origin.items()}
-        row |= {"key": key.decode("utf-8", "backslashreplace") or None, "size_bytes": len(payload)}
+        row |= {"key": readable_key(key), "size_bytes": len(payload)}
         if preview_bytes is None:
-            row["properties"] = readable(properties, _REPLY_DEPTH)
+            row["properties"] = readable(properties)
         rows.append(row | {"payload": payload[:preview_bytes]})
     return rows
 

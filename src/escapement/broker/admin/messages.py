@@ -6,19 +6,14 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.properties import readable
+from escapement.broker.admin.content import MAX_SHOWN, PREVIEW_BYTES, readable, readable_key
 from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.inspection.search import Sought
 from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.storage.index import Key
 
-# The most messages shown by one peek, and the most bytes shown of each payload.
-MAX_PEEKED: Final = 1_000
-PREVIEW_BYTES: Final = 512
 _HOUR_MS: Final = 3_600_000
-# The nesting of properties in an answer: in a map, in a list, in a map.
-_REPLY_DEPTH: Final = 3
 
 
 async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
@@ -31,7 +26,7 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
         there = Key(await broker.due_of(topic, offset), offset)
         start, stop = max(sought.start, there), min(sought.stop, there.successor())
         sought = replace(sought, start=start, stop=stop)
-    found = await broker.peek(topic, sought, min(count, MAX_PEEKED), after)
+    found = await broker.peek(topic, sought, min(count, MAX_SHOWN), after)
     now_ms = broker.clock.now_ms()
     columns = (
         found.due_ms.tolist(),
@@ -79,8 +74,8 @@ def _sought(given: Arguments) -> Sought:
 
 def _content(key: bytes, properties: bytes, payload: bytes) -> dict[str, Plain]:
     return {
-        "key": key.decode("utf-8", "backslashreplace") or None,
-        "properties": readable(properties, _REPLY_DEPTH),
+        "key": readable_key(key),
+        "properties": readable(properties),
         "size_bytes": len(payload),
         "payload": payload[:PREVIEW_BYTES],
     }
