@@ -75,12 +75,6 @@ class DeliveryBuffer:
         parts = [np.zeros(0, np.int64), *[batch.offsets for batch in self._waiting]]
         return np.concatenate(parts)[self._row :]
 
-    def all_credit(self) -> int:
-        """Grant all permits, for a consumer that was just opened, and return their number."""
-        assert self.empty, "the buffer was not cleared after the earlier connection"
-        self._credit, self._taken = self._permits, 0
-        return self._permits
-
     def due_credit(self) -> int:
         """Return the permits to grant to the broker now: 0, or at least half of all."""
         taken = self._taken
@@ -90,7 +84,7 @@ class DeliveryBuffer:
         self._credit += taken
         return taken
 
-    def drop(self) -> int:
+    def grant_all(self) -> int:
         """Discard the buffered messages; return the permits to grant, so that all are granted."""
         given = self._permits - self._credit
         self.clear()

@@ -415,7 +415,8 @@ class Inbox(Attached):
         return wire.CloseConsumer(request_id, self.id, self._untried)
 
     def _ready(self, answer: Command) -> None:
-        self._allow(self._buffer.all_credit())
+        assert self._buffer.empty, "the buffer was not cleared after the earlier connection"
+        self._allow(self._buffer.grant_all())
 
     def _work(self, now_s: float, ready: bool) -> float:
         if not ready:
@@ -477,7 +478,7 @@ class Inbox(Attached):
         if self._state is State.READY:
             self.rewinds += 1
             self._returned.clear()
-            if permits := self._buffer.drop():
+            if permits := self._buffer.grant_all():
                 self._allow(permits)
 
     def _deliver(self, command: wire.Deliver) -> None:
