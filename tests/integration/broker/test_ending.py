@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio.testing
 
 from escapement import testing
+from escapement.broker import server
 from escapement.broker.broker import Broker, BrokerConfig
 from escapement.broker.server import ServerConfig, serve
 from escapement.client.settings import Settings
@@ -101,8 +103,17 @@ async def test_damaged_index_is_discarded_before_the_broker_ends(
     assert left == []
 
 
+@pytest.fixture
+def survivor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let neither a SIGTERM nor the server's last resort end the process of the tests."""
+    monkeypatch.setattr(server, "_leave", lambda: None)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 async def test_server_stops_although_the_index_is_found_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    survivor: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P5: the next start rebuilds the index; the server forgets no SIGTERM."""
     starts: list[str] = []
