@@ -1,8 +1,8 @@
 """The levels of a wheel, which decide the slot of an entry relative to the current tick.
 
-``Level`` holds up to 64 slots and a bitmap of the occupied ones. ``Levels`` is a stack of them
-around the current tick: it lays out entries, turns to a later tick, and finds the next slot. It
-works with ticks and slots; the wheel handles staging, clocks and the order of entries.
+``Level`` holds up to 64 slots. ``Levels`` is a stack of them around the current tick: it lays out
+entries, turns to a later tick, and finds the next slot. It works with ticks and slots; the wheel
+handles staging, clocks and the order of entries.
 
 Invariants (``_check``): every entry lies in the slot that its tick and the current tick
 determine; a slot exists exactly while it holds entries; the highest level is not empty;
@@ -22,61 +22,15 @@ from escapement.timewheel.entries import Entries, Int64s
 from escapement.timewheel.slot import Slot
 from escapement.timewheel.staging import NEVER
 
-# 64 slots a level: six bits of the tick number a slot, one machine word is the bitmap of
-# occupied slots, and eleven levels hold every tick of an int64.
+# 64 slots a level: six bits of the tick number a slot, and eleven levels hold every tick of an
+# int64.
 SLOT_BITS: Final = 6
 SLOTS: Final = 1 << SLOT_BITS
 
 _SLOT_MASK: Final = SLOTS - 1
 
 
-class Level:
-    """Slots by number, 0 to 63."""
-
-    __slots__ = ("_occupied", "_slots")
-
-    def __init__(self) -> None:
-        self._occupied = 0  # bit s: slot s holds something
-        self._slots: dict[int, Slot] = {}
-
-    def __bool__(self) -> bool:
-        return self._occupied != 0
-
-    def __iter__(self) -> Iterator[tuple[int, Slot]]:
-        """Iterate over the occupied slots."""
-        return iter(self._slots.items())
-
-    def put(self, number: int, entries: Entries) -> None:
-        """Copy entries into a slot."""
-        slot = self._slots.get(number)
-        if slot is None:
-            self._slots[number] = Slot(entries)
-            self._occupied |= 1 << number
-        else:
-            slot.put(entries)
-
-    def first(self) -> tuple[int, Slot]:
-        """Return the lowest occupied slot; there must be one. O(1)."""
-        assert self._occupied, "an empty level has no first slot"
-        number = (self._occupied & -self._occupied).bit_length() - 1
-        return number, self._slots[number]
-
-    def take(self, number: int) -> Slot | None:
-        """Remove and return a slot, or None."""
-        self._occupied &= ~(1 << number)
-        return self._slots.pop(number, None)
-
-    def take_below(self, end: int) -> list[Slot]:
-        """Remove and return every slot with a number below ``end``, lowest first."""
-        if not self._occupied & ((1 << end) - 1):
-            return []
-        numbers = sorted(number for number in self._slots if number < end)
-        self._occupied &= -1 << end
-        return [self._slots.pop(number) for number in numbers]
-
-    def _check(self) -> None:
-        assert self._occupied == sum(1 << number for number in self._slots)
-        assert all(0 <= number < SLOTS and len(slot) for number, slot in self._slots.items())
+Level = dict[int, Slot]  # by number, 0 to 63; only occupied slots
 
 
 class Levels:
@@ -96,8 +50,7 @@ class Levels:
 
     def __iter__(self) -> Iterator[Slot]:
         for level in self._levels:
-            for _, slot in level:
-                yield slot
+            yield from level.values()
 
     def lay_out(self, entries: Entries) -> None:
         """Copy entries into their slots; O(n)."""
@@ -110,15 +63,19 @@ class Levels:
         ahead = ticks ^ self.tick
         highest = _level_of(int(ahead.max()))
         while len(self._levels) <= highest:
-            self._levels.append(Level())
+            self._levels.append({})
         places = self._places(ticks, ahead, highest)
         if bool((places[1:] < places[:-1]).any()):
             order = np.argsort(places, kind="stable")
             places, entries = places[order], entries.take(order)
         bounds = [0, *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), count]
         for low, high in pairwise(bounds):
-            level, number = divmod(int(places[low]), SLOTS)
-            self._levels[level].put(number, entries.slice(low, high))
+            at, number = divmod(int(places[low]), SLOTS)
+            level, part = self._levels[at], entries.slice(low, high)
+            if number in level:
+                level[number].put(part)
+            else:
+                level[number] = Slot(part)
         self._count += count
 
     @staticmethod
@@ -145,11 +102,11 @@ class Levels:
         passed: list[Slot] = []
         entered: list[Slot] = []
         for level in self._levels[:top]:
-            passed += level.take_below(SLOTS)
+            passed += _take_below(level, SLOTS)
         if top < len(self._levels):
             number = tick >> (SLOT_BITS * top) & _SLOT_MASK
-            passed += self._levels[top].take_below(number)
-            slot = self._levels[top].take(number)
+            passed += _take_below(self._levels[top], number)
+            slot = self._levels[top].pop(number, None)
             if slot is not None:
                 # On the lowest level a slot is one tick, and that tick has come.
                 (entered if top else passed).append(slot)
@@ -172,19 +129,19 @@ class Levels:
         """Return the first tick and the size of the next slot that spans more than a tick."""
         for number, level in enumerate(self._levels):
             if number and level:
-                slot_number, slot = level.first()
+                slot_number = min(level)
                 shift = SLOT_BITS * number
                 round_began = self.tick >> (shift + SLOT_BITS) << SLOT_BITS
-                return (round_began | slot_number) << shift, len(slot)
+                return (round_began | slot_number) << shift, len(level[slot_number])
         return None
 
     def take_from_next(self, count: int) -> Entries:
         """Remove and return the first ``count`` entries of the slot of ``next_to_enter``."""
         level = next(level for level in self._levels[1:] if level)
-        number, slot = level.first()
-        taken = slot.take_first(count)
-        if not len(slot):
-            level.take(number)
+        number = min(level)
+        taken = level[number].take_first(count)
+        if not len(level[number]):
+            del level[number]
         self._took_out(len(taken))
         return taken
 
@@ -196,7 +153,7 @@ class Levels:
         """
         if self._earliest_ms is None:
             lowest = next((level for level in self._levels if level), None)
-            self._earliest_ms = NEVER if lowest is None else lowest.first()[1].earliest_ms
+            self._earliest_ms = NEVER if lowest is None else lowest[min(lowest)].earliest_ms
         return self._earliest_ms
 
     def _took_out(self, count: int) -> None:
@@ -209,9 +166,9 @@ class Levels:
     def _check(self) -> None:
         """Assert every invariant; O(size)."""
         for number, level in enumerate(self._levels):
-            level._check()
+            assert all(0 <= at < SLOTS and len(slot) for at, slot in level.items())
             shift = SLOT_BITS * number
-            for slot_number, slot in level:
+            for slot_number, slot in level.items():
                 ticks = -(-slot.entries().when_ms // self.tick_ms)
                 ahead = ticks ^ self.tick
                 assert (ticks >= self.tick).all()
@@ -222,6 +179,11 @@ class Levels:
         assert self._count == sum(map(len, self))
         earliest = min((slot.earliest_ms for slot in self), default=NEVER)
         assert self.earliest_ms == earliest
+
+
+def _take_below(level: Level, end: int) -> list[Slot]:
+    """Remove and return every slot with a number below ``end``, lowest first."""
+    return [level.pop(number) for number in sorted(level) if number < end]
 
 
 def _level_of(ahead: int) -> int:
