@@ -237,18 +237,23 @@ class Log(Generations):
         """
         at = 0
         while at < len(offsets):
-            begun = at
-            heads = self._heads(connection, topic_id, int(offsets[at]))
+            begun, wanted = at, int(offsets[at])
+            heads = self._heads(connection, topic_id, wanted)
             if not heads:
                 # All rows begin after it.
                 oldest = self.first_offset(connection, topic_id)
                 at = len(offsets) if oldest is None else int(offsets.searchsorted(oldest))
             for head in heads:
+                if head.key.end_offset <= wanted:
+                    continue
                 bounds = [head.key.base_offset, head.key.end_offset]
                 first, last = np.searchsorted(offsets, bounds).tolist()
                 if last > max(first, at):
                     yield head, first, last
                 at = max(at, last)
+                if at == len(offsets):
+                    return
+                wanted = int(offsets[at])
             at = max(at, begun + 1)
 
     def _heads(self, connection: Connection, topic_id: int, offset: int) -> list[RowHead]:
