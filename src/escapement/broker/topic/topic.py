@@ -276,14 +276,14 @@ class Topic:
                 stale &= ~subscription.holds(offsets)
             at = np.flatnonzero(~stale)
             due_ms, offsets, batch = due_ms[at], offsets[at], batch.take(at)
-        self._index.add_again(self.id, offsets, due_ms, batch)
+        self._index.add(self.id, offsets, due_ms, batch)
 
     def fill_in(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
         """Add messages that the index may have forgotten; offsets ascend.
 
         If the clock was set back, some of them may not be due; these are placed again.
         """
-        traits = self._index.add_again(self.id, offsets, due_ms, batch)
+        traits = self._index.add(self.id, offsets, due_ms, batch)
         later = due_ms > now_ms
         if later.any():
             self.amendments.repeating = True  # the wheel may have them already
@@ -304,7 +304,7 @@ class Topic:
         order = np.argsort(moved.offsets)
         batch = batch.take(order)
         offsets, due_ms, stale_ms, bases = (column[order] for column in moved)
-        traits = self._index.add_again(self.id, offsets, due_ms, batch)
+        traits = self._index.add(self.id, offsets, due_ms, batch)
         self.amendments.move(offsets, due_ms, stale_ms, bases)
         for one in self.ordered.values():
             one.due_again(offsets, due_ms)

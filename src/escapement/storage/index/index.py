@@ -129,35 +129,27 @@ class DelayedIndex:
     # -- adding -----------------------------------------------------------------
 
     def add(
-        self, topic_id: int, base_offset: int, due_ms: Int64s, batch: MessageBatch
+        self, topic_id: int, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch
     ) -> UInt32s | None:
-        """Add a committed group: offsets contiguous from ``base_offset``; O(bytes).
+        """Add messages of the log; known ones do no harm. O(bytes).
 
-        The index refers to the bytes of a large batch without a copy. They must not change
-        afterwards. Returns the messages' traits, or None if all are 0.
+        Successive calls should ascend as well: each ascending stream has its own table. The index
+        refers to the bytes of a large batch without a copy. They must not change afterwards.
+
+        Args:
+          offsets: strictly ascending, or the first of contiguous ones.
+
+        Returns:
+          The messages' traits, or None if all are 0.
         """
         assert len(due_ms) == len(batch)
         traits = traits_of(batch)
         if len(due_ms) and topic_id not in self._dropped:
             assert due_ms.min() >= 0
             assert due_ms.max() <= MAX_DUE_MS
-            self._active.append(topic_id, base_offset, due_ms, batch, traits)
-        return traits
-
-    def add_again(
-        self, topic_id: int, offsets: Int64s, due_ms: Int64s, batch: MessageBatch
-    ) -> UInt32s | None:
-        """Add messages of any age, offsets strictly ascending; known ones do no harm.
-
-        Successive calls should ascend as well: each ascending stream has its own table. Bytes are
-        kept as by ``add``. Returns the messages' traits, or None if all are 0.
-        """
-        assert len(offsets) == len(due_ms) == len(batch)
-        traits = traits_of(batch)
-        if len(due_ms) and topic_id not in self._dropped:
-            assert due_ms.min() >= 0
-            assert due_ms.max() <= MAX_DUE_MS
-            assert bool((offsets[1:] > offsets[:-1]).all()), "offsets must ascend"
+            if not isinstance(offsets, int):
+                assert len(offsets) == len(batch)
+                assert bool((offsets[1:] > offsets[:-1]).all()), "offsets must ascend"
             self._active.append(topic_id, offsets, due_ms, batch, traits)
         return traits
 

@@ -94,7 +94,7 @@ class RandomIndexWorkload(RuleBasedStateMachine):
         if known:
             offsets = sorted(data.draw(st.sets(st.sampled_from(known), min_size=1, max_size=20)))
             due_ms, batch = self.enter(topic, offsets)
-            self.index.add_again(topic, np.array(offsets, np.int64), due_ms, batch)
+            self.index.add(topic, np.array(offsets, np.int64), due_ms, batch)
 
     @rule(topic=TOPICS, start=KEYS, until=KEYS, most=st.integers(1, 60), seed=st.none() | SEEDS)
     def plan_and_fetch(

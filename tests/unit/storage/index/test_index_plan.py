@@ -114,7 +114,7 @@ def test_compaction_keeps_one_key_or_none_of_an_outdated_message(tmp_path: Path)
     for topic in (1, 2):
         for due_ms in (5, 7, 9):
             offsets = np.arange(20)
-            index.add_again(topic, offsets, np.full(20, due_ms), batch_of(topic, offsets.tolist()))
+            index.add(topic, offsets, np.full(20, due_ms), batch_of(topic, offsets.tolist()))
             write_checkpoint(index, {})
     compaction = index.begin_compaction([s.name for s in tmp_path.glob("*.segment")], 6)
     compaction.exclude(1, np.array([1, 2]))
