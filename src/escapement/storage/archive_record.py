@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from escapement.errors import Conflict, NotFound
 from escapement.message import Int64s
-from escapement.storage.data_table import ARCHIVED_CHUNKS
+from escapement.storage.data_table import ARCHIVED_CHUNKS, loaded
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.named_lock import named_lock
 from escapement.storage.engine.transaction import transaction
@@ -52,15 +52,12 @@ class ArchiveRecord(NamedTuple):
 
 def archived(connection: Connection, topic_id: int, low: int = 0, high: int = NO_END) -> OffsetSet:
     """Return the archived offsets of a topic; complete at least for ``[low, high)``."""
-    found = OffsetSet()
     rows = connection.execute(
         "SELECT chunk, data FROM archived_chunks"
         " WHERE topic_id = ? AND (chunk = ? OR chunk BETWEEN ? AND ?) ORDER BY chunk",
         (topic_id, FULL_CHUNKS, low // CHUNK_SIZE, high // CHUNK_SIZE),
     ).rows
-    for chunk, data in rows:
-        found.load_chunk(chunk, data)
-    return found
+    return loaded(rows, OffsetSet())
 
 
 def version(connection: Connection) -> int:

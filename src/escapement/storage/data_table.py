@@ -6,10 +6,11 @@ Attempts and dedup keys are written in *parts*: a later part counts more than an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
+from escapement.message import Buffer
 from escapement.storage.engine.base import Connection, Row
 from escapement.storage.engine.paging import pages
 
@@ -72,3 +73,19 @@ DEDUP_KEYS: Final = DataTable("dedup_keys", ("topic_id", "part"), _PARTS_AT_ONCE
 GROUP_MEMBERS: Final = DataTable(
     "group_members", ("topic_id", "name", "chunk"), _CHUNKS_AT_ONCE, (_LEAST, "", _LEAST)
 )
+
+
+class Chunked(Protocol):
+    """A set of offsets or due times that is stored in chunks."""
+
+    def load_chunk(self, chunk_no: int, row: Buffer) -> None: ...
+
+
+C = TypeVar("C", bound=Chunked)
+
+
+def loaded(chunks: Iterable[tuple[Any, ...]], into: C) -> C:
+    """Load chunks, each with its number and data, into a set, and return the set."""
+    for chunk_no, data in chunks:
+        into.load_chunk(chunk_no, data)
+    return into

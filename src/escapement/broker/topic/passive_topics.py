@@ -22,6 +22,7 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.topic import Topic
 from escapement.storage.catalog.catalog import SubscriptionRecord, TopicRecord
+from escapement.storage.data_table import loaded
 from escapement.storage.encoding.attempts import decode_attempts
 from escapement.storage.encoding.dedup_keys import decode_keys
 from escapement.storage.inbox.event_group import Completion
@@ -108,8 +109,7 @@ class PassiveTopics:
         for _, data in self._keys.pop(id, []):
             topic.dedup.load(decode_keys(data))
         self._move_set(cancellations_id(id), topic.amendments.cancelled)
-        for chunk, data in self._moves.pop(id, []):
-            topic.amendments.moves.load_chunk(chunk, data)
+        loaded(self._moves.pop(id, []), topic.amendments.moves)
         topic.groups.load(self._members.pop(id, []), self._completions.pop(id, []))
         if (figures := self._figures.get(id)) is not None:
             topic.published = figures.published
@@ -130,8 +130,7 @@ class PassiveTopics:
             subscription.counts = figures.counts[record.id]
 
     def _move_set(self, id: int, offsets: OffsetSet) -> None:
-        for chunk, data in self._chunks.pop(id, []):
-            offsets.load_chunk(chunk, data)
+        loaded(self._chunks.pop(id, []), offsets)
         self._lengths.pop(id, None)
         self._uncounted.discard(id)
 
@@ -215,7 +214,4 @@ def is_idle(topic: Topic) -> bool:
 
 
 def _length(rows: list[tuple[int, bytes]]) -> int:
-    offsets = OffsetSet()
-    for chunk, data in rows:
-        offsets.load_chunk(chunk, data)
-    return len(offsets)
+    return len(loaded(rows, OffsetSet()))

@@ -8,12 +8,13 @@ valid while no process writes to the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from escapement.message import Bools, Int64s, MessageBatch
+from escapement.storage.data_table import loaded
 from escapement.storage.encoding.attempts import decode_attempts
 from escapement.storage.encoding.moves import Moves
 from escapement.storage.engine.base import Connection
@@ -100,18 +101,12 @@ def pending_messages_of(
         if record.kind == "shared" and record.topic_id in claims:
             one = shared[record.id] = SubscriptionState(record)
             claims[record.topic_id].shared.append(one)
-            _load(one.acked, state.chunks.pop(record.id, ()))
+            loaded(state.chunks.pop(record.id, ()), one.acked)
     for topic_id, topic in claims.items():
-        _load(topic.cancelled, state.chunks.pop(cancellations_id(topic_id), ()))
-        for chunk, data in state.moves.pop(topic_id, ()):
-            topic.moves.load_chunk(chunk, data)
+        loaded(state.chunks.pop(cancellations_id(topic_id), ()), topic.cancelled)
+        loaded(state.moves.pop(topic_id, ()), topic.moves)
     attempts = {
         id: [decode_attempts(data) for _, data in state.attempts.pop(id, ())] for id in shared
     }
     replay([tail], claims, shared, attempts, log, connection)
     return claims
-
-
-def _load(target: OffsetSet, chunks: Iterable[tuple[int, bytes]]) -> None:
-    for chunk, data in chunks:
-        target.load_chunk(chunk, data)

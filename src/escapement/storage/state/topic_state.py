@@ -31,7 +31,7 @@ from escapement.storage.catalog.catalog import (
     find_topic,
     subscriptions_of,
 )
-from escapement.storage.data_table import ATTEMPTS, CURSOR_CHUNKS, MOVES
+from escapement.storage.data_table import ATTEMPTS, CURSOR_CHUNKS, MOVES, loaded
 from escapement.storage.encoding.attempts import AttemptTable, decode_attempts, last_stated
 from escapement.storage.encoding.moves import Moves
 from escapement.storage.engine.base import Connection, Engine
@@ -190,7 +190,7 @@ def _stored(
         log.first_base(connection, record.id),
         log,
         _offsets(connection, cancellations_id(record.id)),
-        _moves(connection, record.id),
+        loaded(MOVES.rows_of(connection, record.id), Moves()),
         [
             SubscriptionState(
                 one,
@@ -271,14 +271,4 @@ def _count_attempts(one: SubscriptionState, tables: Sequence[AttemptTable]) -> N
 
 
 def _offsets(connection: Connection, owner_id: int) -> OffsetSet:
-    found = OffsetSet()
-    for chunk, data in CURSOR_CHUNKS.rows_of(connection, owner_id):
-        found.load_chunk(chunk, data)
-    return found
-
-
-def _moves(connection: Connection, topic_id: int) -> Moves:
-    found = Moves()
-    for chunk, data in MOVES.rows_of(connection, topic_id):
-        found.load_chunk(chunk, data)
-    return found
+    return loaded(CURSOR_CHUNKS.rows_of(connection, owner_id), OffsetSet())
