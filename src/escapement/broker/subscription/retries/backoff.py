@@ -51,17 +51,13 @@ class BackOff:
         waits: Int64s = np.minimum(longer, self._upper_ms).astype(np.int64)
         return waits
 
-    def until_ms(
-        self, now_ms: int, attempts: Int64s, chance: npt.NDArray[np.float64] | float
-    ) -> Int64s:
+    def until_ms(self, now_ms: int, attempts: Int64s, chance: npt.NDArray[np.float64]) -> Int64s:
         """Return the end of each wait that starts now; int64[n]. Arguments as for ``wait_ms``.
 
         Within the range of the jitter, messages meet at common moments. Messages that return
         together are read from disk together, and need fewer timers.
         """
         until = now_ms + self.wait_ms(attempts, chance)
-        if not np.ndim(chance):
-            return until
         bounded = self._bounded_ms(attempts)
         step = np.maximum(np.ceil(bounded * (self.jitter / _PORTIONS)).astype(np.int64), 1)
         met: Int64s = until // step * step
