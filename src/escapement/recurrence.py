@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import count, islice, takewhile
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -27,7 +27,9 @@ from cronsim import CronSim, CronSimError
 from escapement.clock import moment, unix_ms
 from escapement.errors import InvalidRequest
 
-Missed = Literal["skip", "last", "all"]
+# The policies for missed occurrences; the first is the default.
+Missed = Literal["last", "skip", "all"]
+MISSED: Final[tuple[Missed, ...]] = get_args(Missed)
 
 # Each occurrence costs a message and its share of a commit. Cron has no shorter interval either.
 MIN_EVERY_MS: Final = 1_000

@@ -18,6 +18,7 @@ from escapement.cli.input.remote import broker_option, with_broker
 from escapement.cli.output.table import console, print_record, print_rows
 from escapement.client import content
 from escapement.client.delivery_times import at_ms
+from escapement.recurrence import MISSED
 
 _COLUMNS: Final = ("schedule", "topic", "cron", "timezone", "every_ms", "state", "next_at_ms")
 
@@ -107,7 +108,7 @@ _name = click.argument("name")
 @click.option("--key", help="Key of each message.")
 @click.option(
     "--missed",
-    type=click.Choice(["skip", "last", "all"]),
+    type=click.Choice(MISSED),
     default="last",
     show_default=True,
     help="Which occurrences to publish if the broker is more than a minute late for them.",

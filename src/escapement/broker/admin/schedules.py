@@ -10,12 +10,11 @@ from escapement.broker.admin.verb import MAX_ROWS, Verb
 from escapement.broker.broker import Broker
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.names import NamespaceName, TopicName
-from escapement.recurrence import Missed, Recurrence
+from escapement.recurrence import MISSED, Recurrence
 from escapement.storage.inbox.schedule import Content, Schedule
 
 # The number of coming occurrences that are shown.
 SHOWN_TIMES: Final = 10
-_MISSED: Final[tuple[Missed, ...]] = ("last", "skip", "all")
 
 
 async def _list_schedules(broker: Broker, given: Arguments) -> Plain:
@@ -48,7 +47,7 @@ async def _create_schedule(broker: Broker, given: Arguments) -> Plain:
         every_ms=given.optional_number("every_ms") or 0,
         until_ms=given.optional_number("until_ms"),
     )
-    missed = given.choice("missed", _MISSED)
+    missed = given.choice("missed", MISSED)
     content = Content(given.optional_blob("payload"), given.optional_blob("key"))
     given.end()
     return _plain(scheduler, await scheduler.create(name, topic, recurrence, missed, content))
