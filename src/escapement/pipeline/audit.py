@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -56,7 +57,7 @@ _TRIES: Final = 5
 _BUNDLE: Final = 0
 
 
-T = TypeVar("T")
+T = TypeVar("T", Stretch, ArchivedPart)
 C = TypeVar("C")
 
 
@@ -120,40 +121,32 @@ def run(spark: SparkSession, config: AuditConfig) -> Audit:
         survey = _Survey(address, config)
         if survey.unsettled:
             continue
-        counted = _recounted(spark, address, survey.stretches)
+        counted = _by_tasks(spark, partial(_recounted, address), survey.stretches)
         if not any(one.forgotten for one in counted):
-            return survey.held_against(counted, _counted_files(spark, survey.files))
+            return survey.held_against(counted, _by_tasks(spark, _counted_files, survey.files))
     raise InvalidRequest(
         f"the audit failed: the log or the index changed during each of {_TRIES} attempts. Audit"
         " fewer topics at once, or run the audit while the broker has less to do"
     )
 
 
-def _recounted(
-    spark: SparkSession, address: LogAddress, stretches: Sequence[Stretch]
-) -> list[Recount]:
-    """Recount the stretches in tasks. A task gets one large stretch, or several small ones."""
-
-    def count(some: Sequence[Stretch]) -> list[Recount]:
-        with closing(address.engine()) as engine:
-            return [recount(engine, stretch) for stretch in some]
-
-    return _by_tasks(spark, count, shares(stretches, lambda one: one.messages, _STRETCH))
+def _recounted(address: LogAddress, stretches: Sequence[Stretch]) -> list[Recount]:
+    with closing(address.engine()) as engine:
+        return [recount(engine, stretch) for stretch in stretches]
 
 
-def _counted_files(spark: SparkSession, parts: Sequence[ArchivedPart]) -> list[FileCount]:
-    """Count archive files in tasks. A task gets one large part, or several small ones."""
-
-    def count(some: Sequence[ArchivedPart]) -> list[FileCount]:
-        return [count_files(part) for part in some]
-
-    return _by_tasks(spark, count, shares(parts, lambda one: one.messages, _STRETCH))
+def _counted_files(parts: Sequence[ArchivedPart]) -> list[FileCount]:
+    return [count_files(part) for part in parts]
 
 
 def _by_tasks(
-    spark: SparkSession, count: Callable[[Sequence[T]], list[C]], tasks: Sequence[Sequence[T]]
+    spark: SparkSession, count: Callable[[Sequence[T]], list[C]], pieces: Sequence[T]
 ) -> list[C]:
-    """Run ``count`` for each task in Spark, and return all results in order."""
+    """Run ``count`` in tasks, and return all results in order.
+
+    A task gets one large piece, or several small ones.
+    """
+    tasks = shares(pieces, lambda one: one.messages, _STRETCH)
     if not tasks:
         return []
     return list(spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(count).collect())
@@ -395,8 +388,6 @@ def _cut(
     for low, high in zip(bounds, [*bounds[1:], state.end_offset], strict=True):
         if low == high:
             continue
-        offsets = state.moves.between(low, high)
-        due_ms = state.moves.current(offsets, np.zeros(len(offsets), np.int64))
         needs = Needs(MessageStatuses.of(state, None, low, high), unindexed.part(low, high))
         found.append(
             Stretch(
@@ -405,7 +396,7 @@ def _cut(
                 Span(low, high),
                 state.begin_offset,
                 first_generation(state.log),
-                Moved(offsets.copy(), due_ms, state.moves.bases(offsets)),
+                Moved.of(state, state.moves.between(low, high)),
                 needs,
             )
         )

@@ -36,6 +36,12 @@ class Moved:
     due_ms: Int64s
     bases: Int64s  # the key of the row that restated each message last
 
+    @classmethod
+    def of(cls, state: TopicState, offsets: Int64s) -> Moved:
+        """Return these messages of a topic, which all are rescheduled or relocated."""
+        due_ms = state.moves.current(offsets, np.zeros(len(offsets), np.int64))
+        return cls(offsets.copy(), due_ms, state.moves.bases(offsets))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
@@ -185,8 +191,4 @@ def stated_again(state: TopicState, low: int, high: int) -> Int64s:
 def _moved(state: TopicState, low: int, high: int) -> Moved:
     begin = min(max(low, state.begin_offset), high)
     offsets = np.concatenate([stated_again(state, low, begin), state.moves.between(begin, high)])
-    return Moved(
-        offsets.copy(),
-        state.moves.current(offsets, np.zeros(len(offsets), np.int64)),
-        state.moves.bases(offsets),
-    )
+    return Moved.of(state, offsets)
