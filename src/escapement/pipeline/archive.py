@@ -48,6 +48,7 @@ from escapement.storage.catalog.catalog import (
 )
 from escapement.storage.data_table import MOVES
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.inbox.job import now_ms
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require
 from escapement.storage.state import topic_state
@@ -193,8 +194,7 @@ class _Run:
         self._address = address
         self._engine = engine
         self._connection = connection
-        now = connection.execute(f"SELECT {engine.dialect.now_ms}").rows[0][0]
-        self._now_ms = int(now)
+        self._now_ms = now_ms(engine.dialect, connection)
         at = datetime.fromtimestamp(self._now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S")
         self._name = f"{at}-{secrets.token_hex(4)}"
         self._steps = 0

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from escapement.errors import OutcomeUnknown, StorageReadOnly, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.engine.transaction import transaction
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ class Transactions:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._connection: Connection | None = None
+        self._connection = KeptConnection(engine)
         self.in_doubt = False  # whether a COMMIT had no reply, so that its transaction ran again
 
     def run(self, statement: Callable[[Connection], T]) -> T:
@@ -40,7 +41,8 @@ class Transactions:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return self._once(statement)
+                with self._connection.use() as connection, transaction(connection):
+                    return statement(connection)
             except (StorageUnavailable, TransactionAborted) as error:
                 self.in_doubt |= isinstance(error, OutcomeUnknown)
                 if time.monotonic() + pause_s > deadline_s or isinstance(error, StorageReadOnly):
@@ -48,19 +50,6 @@ class Transactions:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    def _once(self, statement: Callable[[Connection], T]) -> T:
-        if self._connection is None:
-            self._connection = self.engine.connect()
-        connection = self._connection
-        try:
-            with transaction(connection):
-                return statement(connection)
-        except StorageUnavailable:
-            self.close()
-            raise
-
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection.close()
