@@ -111,24 +111,14 @@ def check(spark: SparkSession, log: Engine, url: str, root: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("changes", [None, *range(1, CHANGES * TOPICS, 3)])
 def test_next_run_finishes_the_work_of_a_killed_driver(
-    spark: SparkSession, log: Engine, mysql_url: str, tmp_path: Path
+    spark: SparkSession, log: Engine, mysql_url: str, tmp_path: Path, changes: int | None
 ) -> None:
-    """N8: after a kill at a random stage, each message is archived once."""
-    changes = random.randrange(1, CHANGES * (TOPICS - 1))
-    print(f"killed after {changes} changes")
-    root = tmp_path / "archive"
-    kill_at_work(mysql_url, root, changes)
-    finish(spark, mysql_url, root)
-    check(spark, log, mysql_url, root)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("changes", range(1, CHANGES * TOPICS, 3))
-def test_next_run_finishes_after_a_kill_at_each_stage(
-    spark: SparkSession, log: Engine, mysql_url: str, tmp_path: Path, changes: int
-) -> None:
-    """N8: from the first change to the last."""
+    """N8: after a kill at a random or given stage, each message is archived once."""
+    if changes is None:
+        changes = random.randrange(1, CHANGES * (TOPICS - 1))
+        print(f"killed after {changes} changes")
     root = tmp_path / "archive"
     kill_at_work(mysql_url, root, changes)
     finish(spark, mysql_url, root)

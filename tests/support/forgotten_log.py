@@ -54,6 +54,7 @@ class Shop:
 
 
 def rows_of(engine: Engine, plan: BatchPlan, names: tuple[str, ...]) -> list[Row]:
+    """Return the messages, by offset, of parts that were pickled and unpickled."""
     found: list[Row] = []
     schema = arrow_schema([(name, True) for name in names])
     for part in pickle.loads(pickle.dumps(plan.parts())):

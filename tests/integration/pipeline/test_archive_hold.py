@@ -12,8 +12,6 @@ import trio
 
 import escapement
 from escapement import testing
-from escapement.broker.broker import BrokerConfig
-from escapement.broker.limits import BrokerLimits
 from escapement.errors import Conflict, NotFound
 from escapement.names import TopicName
 from escapement.storage import archive_record
@@ -26,13 +24,10 @@ from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import CHUNK_SIZE, OffsetSet
 from escapement.testing import World, arrived
 from support.dying_brokers import finish
+from support.eventful_log import CONFIG, DAY_MS
 
-DAY_MS = 86_400_000
 NAMESPACE = "t/n"
 TOPIC = "t/n/x"
-PATIENT = BrokerConfig(
-    ack_wait_ms=10**12, limits=BrokerLimits(max_delay_ms=10**12), table_parallelism=2, seed=0
-)
 
 
 def set_of(*offsets: int) -> OffsetSet:
@@ -101,7 +96,7 @@ async def test_finished_messages_stay_until_they_are_archived(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """N8, Q7: a generation stays until all its messages are archived. The stats show the wait."""
-    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
+    async with testing.start(config=CONFIG, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send_many([b"." * 200] * 99)
         await producer.send(b"live", delay=timedelta(days=90))
@@ -126,7 +121,7 @@ async def test_finished_relocated_message_stays_where_it_was_last_stated(
     mock_clock: trio.testing.MockClock, engine: Engine
 ) -> None:
     """N8, P11: its entry among the moves, which locates it, stays, and so does its generation."""
-    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
+    async with testing.start(config=CONFIG, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send_many([b"done" * 999, b"moved"], delay=[timedelta(0), timedelta(days=9)])
         assert await consume(broker) == [b"done" * 999]
@@ -156,7 +151,7 @@ async def test_finished_messages_are_released_when_the_archive_policy_is_disable
 ) -> None:
     """N8: the policy changes on a running broker."""
     engine = SqliteEngine(tmp_path / FILE_NAME)
-    async with testing.start(config=PATIENT, engine=engine) as world, world.connect() as broker:
+    async with testing.start(config=CONFIG, engine=engine) as world, world.connect() as broker:
         producer = await begin(broker)
         await producer.send(b".")
         assert await consume(broker) == [b"."]

@@ -40,6 +40,7 @@ from escapement.storage.engine.open import open_engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.log.log import Log
 from support.eventful_log import CONFIG, HOUR_MS, TOPIC, Expected, fill
+from support.forgotten_log import rows_of
 
 FilledLog = tuple[Engine, dict[str, str], list[Expected]]
 
@@ -63,15 +64,6 @@ def read(log: FilledLog, *columns: str, **options: str) -> list[dict[str, Any]]:
     names = columns or tuple(READ_COLUMNS)
     plan = BatchPlan(Options({"topic": TOPIC, **address, **options}), names)
     return rows_of(engine, plan, names)
-
-
-def rows_of(engine: Engine, plan: BatchPlan, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for part in pickle.loads(pickle.dumps(plan.parts())):
-        for batch in read_part(engine, part, arrow_schema([(name, True) for name in names])):
-            batch.validate(full=True)
-            found += batch.to_pylist()
-    return sorted(found, key=lambda row: row["offset"])
 
 
 def offsets(rows: list[dict[str, Any]]) -> list[int]:
