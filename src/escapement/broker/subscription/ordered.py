@@ -278,7 +278,7 @@ class OrderedSubscription(Subscription):
                 rows, batch, _ = part.pick(np.arange(count))
             # Delays are ignored, so messages could be delivered as soon as they were accepted.
             wanted_ms = np.full(rows.height, accepted_at_ms)
-            taken.append(self._hand_over(consumer, rows, now_ms, batch, wanted_ms))
+            taken.append(self._deliver(consumer, rows, now_ms, batch, wanted_ms))
             room -= rows.height
         return taken
 

@@ -94,7 +94,7 @@ class SharedSubscription(DueSubscription):
                 rows = self._due_of(part, now_ms)
                 due += rows.height
                 if rows.height:
-                    hand = self._hand_over(self.consumers[position], rows, now_ms)
+                    hand = self._deliver(self.consumers[position], rows, now_ms)
                     taken.append(hand._replace(tried=is_old))
             if due < count:
                 break
@@ -268,7 +268,7 @@ class SharedSubscription(DueSubscription):
         """Return how many messages each consumer may get at once."""
         return [min(consumer.capacity, frame_messages) for consumer in self.consumers]
 
-    def _leave_hands(self, shares: Sequence[Share]) -> None:
+    def _acknowledged(self, shares: Sequence[Share]) -> None:
         if self._order is not None:
             for share in shares:
                 self._order.done(share.rows)
@@ -354,9 +354,9 @@ class SharedSubscription(DueSubscription):
         if not dealt:
             return []
         gone = np.sort(np.concatenate([at for _, at in dealt]))
-        order.hand_over(rows.pick(gone), places[gone])
-        self._skipping.handed(len(gone))
-        return [self._hand_over(self.consumers[who], rows.pick(at), now_ms) for who, at in dealt]
+        order.deliver(rows.pick(gone), places[gone])
+        self._skipping.delivered(len(gone))
+        return [self._deliver(self.consumers[who], rows.pick(at), now_ms) for who, at in dealt]
 
     def _assign_by_range(
         self, ready: int, now_ms: int, frame_messages: int, tried: bool
@@ -395,9 +395,9 @@ class SharedSubscription(DueSubscription):
             self._skipping.found_stuck(is_stuck, now_ms)
         hands = []
         for (position, is_old), found in runs.items():
-            hand = self._hand_over(self.consumers[position], Rows.concat(found), now_ms)
+            hand = self._deliver(self.consumers[position], Rows.concat(found), now_ms)
             hands.append(hand._replace(tried=is_old))
-            self._skipping.handed(hand.rows.height)
+            self._skipping.delivered(hand.rows.height)
         return hands
 
     # -- time ----------------------------------------------------------------------

@@ -261,12 +261,12 @@ class Subscription(ABC):
     def _timing(self, offsets: Int64s, at_ms: int) -> Timing:
         """Return the delivery times of messages that are acknowledged now."""
         shares = self.in_flight.shares_of(offsets)
-        self._leave_hands(shares)
+        self._acknowledged(shares)
         seen = sum(share.height for share in shares)
         handed = [share.handed for share in shares]
         return Timing(self.record.origin_id, at_ms, handed, len(offsets) - seen)
 
-    def _leave_hands(self, shares: Sequence[Share]) -> None:  # noqa: B027 (optional)
+    def _acknowledged(self, shares: Sequence[Share]) -> None:  # noqa: B027 (optional)
         """React to the acknowledgement of messages in flight."""
 
     # -- cancelling ----------------------------------------------------------------
@@ -529,7 +529,7 @@ class Subscription(ABC):
 
     # -- delivery ------------------------------------------------------------------
 
-    def _hand_over(
+    def _deliver(
         self,
         consumer: Consumer,
         rows: Rows,
@@ -554,12 +554,12 @@ class Subscription(ABC):
             chance = self._rng.random(again)
             deadline_ms[tried] = policy.until_ms(now_ms, rows.counts[tried], chance)
             first_ms = int(deadline_ms.min())
-        delivery_id = self.in_flight.hand_over(
+        delivery_id = self.in_flight.deliver(
             consumer.id, rows, deadline_ms, now_ms, self._wanted_ms(rows, wanted_ms)
         )
         if policy.ack_wait_ms:
             self._watch(first_ms, delivery_id)
-        self.throttle.handed_over(rows.height, now_ms)
+        self.throttle.delivered(rows.height, now_ms)
         self.counts.delivered += rows.height
         self.counts.redelivered += again
         return HandOver(consumer, rows, delivery_id, batch)

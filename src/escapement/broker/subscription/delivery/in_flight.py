@@ -88,7 +88,7 @@ class InFlight:
         """Return the ids of all deliveries that may still have rows in flight."""
         return np.fromiter(self._deliveries, np.int64, len(self._deliveries))
 
-    def hand_over(
+    def deliver(
         self,
         consumer_id: int,
         rows: Rows,

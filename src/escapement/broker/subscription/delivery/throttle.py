@@ -77,7 +77,7 @@ class Throttle:
             return 0
         return min(wanted, there)
 
-    def handed_over(self, count: int, now_ms: int) -> None:
+    def delivered(self, count: int, now_ms: int) -> None:
         """Spend tokens for granted messages that were delivered."""
         if self._bucket is not None:
             self._bucket.spend(count, now_ms)

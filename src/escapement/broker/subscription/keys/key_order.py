@@ -46,7 +46,7 @@ class KeyOrder:
         "_freed",
         "_gather",
         "_hold",
-        "_in_hands",
+        "_in_flight",
         "_open",
         "_removed",
         "queues",
@@ -61,7 +61,7 @@ class KeyOrder:
         self._removed = 0  # ``held.removed`` at the last ``settle``, and what is noted since
         self._gather = WaitLimit(GATHER_MS)
         # At the last look: how many messages could be delivered, and how many were in flight.
-        self._open = self._in_hands = 0
+        self._open = self._in_flight = 0
         self._come = 0  # how many became ready since then
 
     def advance(self, now_ms: int) -> bool:
@@ -76,7 +76,7 @@ class KeyOrder:
 
     def may_be_worthwhile(self, wanted: int, in_flight: int, soon: int, now_ms: int) -> bool:
         """Return whether to count deliverable messages; arguments as for ``is_worthwhile``."""
-        freed = max(0, self._in_hands - in_flight)
+        freed = max(0, self._in_flight - in_flight)
         enough = self._is_enough(self._open + self._come + freed, wanted, in_flight, soon)
         # This estimate misses some keys, such as those freed in other ways; they are found a little
         # later.
@@ -93,7 +93,7 @@ class KeyOrder:
           soon: how many could be delivered once the current read ends; 0 if there is none or enough
             messages are ready.
         """
-        self._open, self._in_hands, self._come = count, in_flight, 0
+        self._open, self._in_flight, self._come = count, in_flight, 0
         enough = self._is_enough(count, wanted, in_flight, soon)
         if count and not enough and not self._gather.is_out(now_ms):
             return False
@@ -135,10 +135,10 @@ class KeyOrder:
         self._removed = held.removed
         self.queues.lay_in()
 
-    def hand_over(self, rows: Rows, places: Places) -> None:
+    def deliver(self, rows: Rows, places: Places) -> None:
         """Move rows that ``queues.open`` just returned into flight; they are in order."""
         self._open -= rows.height
-        self._in_hands += rows.height
+        self._in_flight += rows.height
         self.queues.take(rows, places)
         keyed = places != NO_PLACE
         self._hold.take_at(places[keyed], rows.offsets[keyed])

@@ -58,11 +58,11 @@ def slots_of(rows: Rows, whole: bool) -> Slots:
 class Skipping:
     """The skipped slots of one subscription, and when to change them."""
 
-    __slots__ = ("_dry", "_handed", "_skipped", "_stuck", "skipped_from")
+    __slots__ = ("_delivered", "_dry", "_skipped", "_stuck", "skipped_from")
 
     def __init__(self) -> None:
         self.skipped_from: Key | None = None  # the lowest key that was passed over
-        self._handed = 0  # messages delivered since reading was found stuck
+        self._delivered = 0  # messages delivered since reading was found stuck
         self._skipped: Bools | None = None  # one more for ``NO_SLOT``, which is never skipped
         self._stuck = WaitLimit(STUCK_MS)
         self._dry = WaitLimit(STUCK_MS)
@@ -83,12 +83,12 @@ class Skipping:
         if not stuck:
             self._stuck.end()
         elif not self._stuck.has_begun:
-            self._handed = 0
+            self._delivered = 0
             self._stuck.is_out(now_ms)
 
-    def handed(self, count: int) -> None:
+    def delivered(self, count: int) -> None:
         """Count delivered messages."""
-        self._handed += count
+        self._delivered += count
 
     def wants_room(self, now_ms: int, limit: int) -> bool:
         """Return whether reading has been stuck for so long that room must be made.
@@ -99,8 +99,8 @@ class Skipping:
         """
         if not self._stuck.has_begun or not self._stuck.is_out(now_ms):
             return False
-        handed, self._handed = self._handed, 0
-        if _FLOW_SHARE * handed >= limit:
+        delivered, self._delivered = self._delivered, 0
+        if _FLOW_SHARE * delivered >= limit:
             self._stuck.end()
             self._stuck.is_out(now_ms)
             return False

@@ -36,7 +36,7 @@ class Model:
         self.tries: dict[int, int] = {}
         self.now_ms = 0
 
-    def hand_over(self) -> None:
+    def deliver(self) -> None:
         count = int(self.rng.integers(1, 200))
         self.rng.shuffle(self.waiting)
         offsets, self.waiting = self.waiting[:count], self.waiting[count:]
@@ -50,7 +50,7 @@ class Model:
         tries = np.array([self.tries[offset] for offset in offsets])
         deadline = np.full(len(offsets), self.now_ms + 20)
         rows = Rows(due, np.array(offsets), tries)
-        delivery = self.real.hand_over(consumer, rows, deadline, self.now_ms, due)
+        delivery = self.real.deliver(consumer, rows, deadline, self.now_ms, due)
         if self.rng.random() < 0.5:
             self.real.note_sent(delivery)
             self.sent.update(offsets)
@@ -98,7 +98,7 @@ class Model:
 
     def step(self) -> None:
         self.now_ms += 1
-        getattr(self, str(self.rng.choice(["hand_over", "give_back", "acknowledge"])))()
+        getattr(self, str(self.rng.choice(["deliver", "give_back", "acknowledge"])))()
         self.real._check()
         assert len(self.real) == len(self.held)
 
@@ -111,10 +111,10 @@ def test_acknowledged_messages_have_the_deliveries_that_a_dict_has(seed: int) ->
         model.step()
 
 
-def handed_over(flight: InFlight, *frames: Int64s) -> None:
+def delivered(flight: InFlight, *frames: Int64s) -> None:
     for at_ms, offsets in enumerate(frames):
         rows = Rows.fresh(np.zeros(len(offsets), np.int64), offsets)
-        flight.hand_over(1, rows, np.full(len(offsets), 1 << 60), at_ms, rows.due_ms)
+        flight.deliver(1, rows, np.full(len(offsets), 1 << 60), at_ms, rows.due_ms)
 
 
 def test_acks_in_the_order_of_delivery_need_no_search(
@@ -123,7 +123,7 @@ def test_acks_in_the_order_of_delivery_need_no_search(
     """B7: whole frames, parts of them, several at once, and the rest of one after a nack."""
     flight = InFlight()
     order = np.random.default_rng(1).permutation(1000)
-    handed_over(flight, order[:300], order[300:700], order[700:])
+    delivered(flight, order[:300], order[300:700], order[700:])
     with monkeypatch.context() as without_search:
         without_search.setattr(flight, "_delivery_lookup", None)
         for part in (order[300:310], order[:300], np.concatenate((order[310:700], order[700:800]))):
@@ -143,9 +143,9 @@ def test_messages_are_found_however_far_apart_offsets_are(apart: int) -> None:
     """B7: also messages that were redelivered."""
     flight = InFlight()
     order = np.random.default_rng(1).permutation(100) * apart
-    handed_over(flight, order[:60], order[60:])
+    delivered(flight, order[:60], order[60:])
     flight.take_back(order[:30])
-    handed_over(flight, order[:30])
+    delivered(flight, order[:30])
     found = flight.shares_of(order[::-3])
     assert sum(one.height for one in found) == 34
     assert sorted({one.handed.at_ms for one in found}) == [0, 1]

@@ -46,7 +46,7 @@ def test_rate_limits_grants_and_sets_the_next_wake() -> None:
     """Q3."""
     throttle = Throttle(SubscriptionPolicy(max_rate=5))
     assert throttle.grant(100, 0, 1_000) == 1
-    throttle.handed_over(1, 1_000)
+    throttle.delivered(1, 1_000)
     assert throttle.grant(100, 1, 1_000) == 0
     assert throttle.next_wake_ms() == 1_200
     assert throttle.advance(1_200)
@@ -59,7 +59,7 @@ def test_high_rate_is_granted_in_portions_without_falling_behind() -> None:
     now_ms, handed, wakes = 0, 0, 0
     while now_ms < 10_000:
         count = throttle.grant(4_096, 0, now_ms)
-        throttle.handed_over(count, now_ms)
+        throttle.delivered(count, now_ms)
         handed += count
         if not count:
             wake_ms = throttle.next_wake_ms()

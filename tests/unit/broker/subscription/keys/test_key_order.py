@@ -31,7 +31,7 @@ class AllInFlight:
         self.held = OffsetSet()
         self.push(*offsets)
         rows, places = self.order.queues.open(self.order.table.busy, len(offsets), all_heads=False)
-        self.order.hand_over(rows, places)
+        self.order.deliver(rows, places)
         self._rows = rows
 
     def push(self, *offsets: int) -> None:
