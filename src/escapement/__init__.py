@@ -1,8 +1,8 @@
 """escapement: a delayed-delivery message broker with MySQL as its durable log.
 
-Start with ``connect``, or with ``escapement.sync.connect`` in blocking code. Names that need
-numpy or trio are imported on first use: the command line also imports this package, and
-answers ``--help`` without them.
+Start with ``connect``, or with ``escapement.sync.connect`` in blocking code. Classes
+that need numpy or trio are imported on first use, so that ``escapement --help``, which imports
+this package too, answers without loading these libraries.
 """
 
 from importlib import import_module

@@ -1,8 +1,9 @@
-"""The two clocks of the broker, the wall clock and the lease clock, and Unix milliseconds.
+"""The clocks of the broker: the wall clock for due times, and a monotonic clock for its lease.
 
-Due times use the wall clock; sleeping uses trio's own clock. Modules below the broker
-never read a clock: they get the time as an argument. The broker takes the time only from
-this module, so that a test can use a virtual clock.
+The *lease* is the broker's right to its database, which expires if the broker does not renew
+it. The broker reads the time only from this module, so that a test can use a virtual clock.
+Modules in lower layers, such as the timing wheel, never read a clock: they get the time as an
+argument. Sleeping uses the clock of trio.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class Clock(Protocol):
-    """The interface of a clock."""
+    """The interface of the broker's clock, which is virtual in tests."""
 
     def now_ms(self) -> int:
         """Return the wall-clock time in integer milliseconds since the Unix epoch."""
@@ -28,7 +29,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the machine, which a broker uses outside of tests."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -38,7 +39,7 @@ class SystemClock:
 
 
 def unix_ms(at: datetime) -> int:
-    """Return an aware datetime in Unix milliseconds, rounded up."""
+    """Return a datetime that has a time zone as Unix milliseconds, rounded up."""
     return -((_EPOCH - at) // _MILLISECOND)
 
 
@@ -47,5 +48,6 @@ def moment(at_ms: int) -> datetime:
     return _EPOCH + at_ms * _MILLISECOND
 
 
-# Only Linux has CLOCK_BOOTTIME. CLOCK_MONOTONIC is the closest clock elsewhere.
+# CLOCK_BOOTTIME also counts while the machine sleeps, but only Linux has it. CLOCK_MONOTONIC is
+# the closest clock elsewhere.
 _SUSPEND_AWARE = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

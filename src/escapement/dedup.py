@@ -1,8 +1,8 @@
-"""Dedup keys: two messages with the same key are the same message.
+"""Dedup keys: of two messages with the same dedup key, a topic stores only the first.
 
-A key is any non-empty text. The protocol and the broker use only its *digest*, 128 bits of
-BLAKE2b, so that all keys of a column have the same width. The digest of a message without a
-key is 16 zero bytes.
+A dedup key is any text that is not empty. The protocol and the broker use only its *digest*,
+128 bits of BLAKE2b, so that a column of digests has the same width for each message. The digest
+of a message without a dedup key is 16 zero bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from escapement.errors import InvalidRequest
 
-# The type of one digest. Digests are only compared for equality.
+# The numpy type of one digest: opaque bytes, because digests are only compared for equality.
 DIGEST: Final = np.dtype("V16")
 NO_DIGEST: Final = bytes(16)
 
@@ -24,7 +24,7 @@ Digests = npt.NDArray[np.void]
 
 
 def digest(key: str) -> bytes:
-    """Return the digest of a key.
+    """Return the digest of a dedup key.
 
     Raises:
       InvalidRequest: if the key is not a str, is empty, or cannot be encoded as UTF-8.
@@ -39,17 +39,21 @@ def digest(key: str) -> bytes:
 
 
 def digests(keys: Sequence[str | None]) -> Digests:
-    """Return the digests of keys, where None means no key; V16[n]. Raises ``InvalidRequest``."""
+    """Return the digest of each message's dedup key, zero bytes for None; V16[n].
+
+    Raises:
+      InvalidRequest: if ``keys`` is not a list, or a dedup key is not valid.
+    """
     if not isinstance(keys, Iterable):
         raise InvalidRequest(f"dedup keys must be a list with one key per message, not {keys!r}")
     return column([NO_DIGEST if key is None else digest(key) for key in keys])
 
 
 def column(found: Sequence[bytes]) -> Digests:
-    """Join digests into a column; V16[n]."""
+    """Join the digests of dedup keys to a numpy column; V16[n]."""
     return np.frombuffer(b"".join(found), DIGEST)
 
 
 def halves(column: Digests) -> npt.NDArray[Any]:
-    """Return the digests as two columns of u64, which numpy can sort; uint64[n, 2]."""
+    """Return each digest as two integers of 64 bits, which numpy can sort; uint64[n, 2]."""
     return np.ascontiguousarray(column).view("<u8").reshape(-1, 2)

@@ -23,7 +23,7 @@ from escapement.errors import InvalidRequest
 
 # The sum of a duration and a wall-clock time, each within this bound, fits an int64.
 MAX_DURATION_MS: Final = 2**62 - 1
-# The default of the broker's maximum delay: messages due later than this are refused.
+# The default of the broker's maximum delay: it refuses messages with a longer delay.
 DEFAULT_MAX_DELAY_MS: Final = 10 * 366 * 86_400_000
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -49,7 +49,7 @@ _MS_OF_UNIT: Final = (
     | {word + "s": _MS_OF[unit] for unit, word in _WORDS.items()}
 )
 _LARGEST_FIRST: Final = sorted(_MS_OF.items(), key=lambda item: -item[1])
-# 19 digits hold every int64. The bound keeps int() from reading very long numbers.
+# A duration of at most 19 digits, enough for every int64: int() is slow for very long numbers.
 _TEXT: Final = re.compile(r"([0-9]{1,19})(ms|s|m|h|d|w)")
 
 
@@ -97,7 +97,7 @@ def of(value: timedelta | int | float, unit: str | None = None) -> int:
         if unit is not None:
             raise InvalidRequest(f"a timedelta takes no unit: leave out {unit!r}")
         microseconds = value // _MICROSECOND
-        # Integers only: producers call this for every message.
+        # Integers are faster than fractions, and producers call this for every message.
         duration_ms = -(-microseconds // 1000) if microseconds > 0 else microseconds
         if 0 <= duration_ms <= MAX_DURATION_MS:
             return duration_ms

@@ -4,8 +4,8 @@ The errors are grouped by when they happen. Each class has a stable ``code``, wh
 protocol carries and applications may compare, and ``retryable``, which is True if the same
 request may succeed later without any change. Messages say what failed, why, and what to do.
 
-These errors are for input, network and storage. Mistakes in escapement itself are
-``assert``.
+These errors are for input, network and storage. A mistake in escapement itself is an
+``AssertionError``.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class NotFound(EscapementError):
 
 
 class AlreadyExists(EscapementError):
-    """Raised when the object to create exists already."""
+    """Raised when the namespace, topic, subscription or schedule to create exists already."""
 
     code = "already_exists"
 
 
 class Conflict(EscapementError):
-    """Raised when the request conflicts with existing state, such as another consumer."""
+    """Raised when a request conflicts with existing state, such as with another consumer."""
 
     code = "conflict"
 
 
 class GroupClosed(Conflict):
-    """Raised when a message names a closed group. Nothing of its batch is stored."""
+    """Raised when a published message names a closed message group. Its batch is not stored."""
 
     code = "group_closed"
 
@@ -78,14 +78,14 @@ class LimitExceeded(EscapementError):
 
 
 class SequenceGap(EscapementError):
-    """Raised when the broker has not stored the producer's message before this batch."""
+    """Raised when the broker has not stored the batch that a producer sent before this one."""
 
     code = "sequence_gap"
     retryable = True
 
 
 class ProducerFenced(EscapementError):
-    """Raised when a newer producer of the same name has taken over."""
+    """Raised by a producer when a newer producer of the same name has taken over."""
 
     code = "producer_fenced"
 
@@ -100,13 +100,13 @@ class ProtocolError(EscapementError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Raised when this side tries to send something that the protocol does not allow."""
+    """Raised when our end of a connection tries to send a command that is not allowed."""
 
     code = "local_protocol_error"
 
 
 class RemoteProtocolError(ProtocolError):
-    """Raised when the other side sent something that the protocol does not allow."""
+    """Raised when the other end of a connection sent bytes that the protocol does not allow."""
 
     code = "remote_protocol_error"
 
@@ -141,69 +141,75 @@ class StorageReadOnly(StorageUnavailable):
 
 
 class OutcomeUnknown(StorageUnavailable):
-    """Raised inside the commit pipeline when the reply to a COMMIT was lost."""
+    """Raised inside the broker when the database's reply to a COMMIT was lost."""
 
     code = "outcome_unknown"
 
 
 class SchemaError(StorageError):
-    """Raised at start when the schema is newer than this program, or was altered."""
+    """Raised at start when the database's tables are newer than this program, or were altered."""
 
     code = "schema_error"
 
 
 class UnfitDatabase(StorageError):
-    """Raised at start when the database lacks a property that durability needs."""
+    """Raised at start when the database, as it is set up, cannot keep messages durably."""
 
     code = "unfit_database"
 
 
 class LeaseLost(StorageError):
-    """Raised when another broker has taken the lease of this one."""
+    """Raised when another broker has taken the lease of the database from this broker."""
 
     code = "lease_lost"
     retryable = True
 
 
 class LeaseHeld(StorageError):
-    """Raised at start when another broker, named in the message, holds the lease."""
+    """Raised at start when another broker, named in the message, has the lease of the database."""
 
     code = "lease_held"
 
 
 class DataDirectoryInUse(StorageError):
-    """Raised at start when another process holds the lock of the data directory."""
+    """Raised at start when another process has locked the broker's data directory."""
 
     code = "data_directory_in_use"
 
 
 class LogDamaged(StorageError):
-    """Raised when a row of the log, the cursors or the journal is damaged or missing."""
+    """Raised when a row of the log, of the cursors or of the journal is damaged or missing."""
 
     code = "log_damaged"
 
 
 class LogForgotten(StorageError):
-    """Raised when the log no longer has the messages to read."""
+    """Raised when messages to read are no longer in the log, because they were finished."""
 
     code = "log_forgotten"
 
 
 class InboxEntryDamaged(StorageError):
-    """Raised when an inbox entry does not decode. It is held; the other entries continue."""
+    """Raised when messages that a job left in the database's inbox table cannot be decoded.
+
+    The broker keeps this inbox entry, and continues with the others.
+    """
 
     code = "letter_damaged"
 
 
 class StagingLost(StorageError):
-    """Raised when staged batches of a bulk job were discarded. The job may be run again."""
+    """Raised when the messages that a bulk job had stored for a later commit were deleted.
+
+    The job may be run again.
+    """
 
     code = "staging_lost"
     retryable = True
 
 
 class IndexDamaged(StorageError):
-    """Raised when a segment or the manifest fails its checksum. The index is rebuilt."""
+    """Raised when a file of the delayed index fails its checksum. The broker rebuilds the index."""
 
     code = "index_damaged"
 
@@ -212,7 +218,7 @@ class IndexDamaged(StorageError):
 
 
 class Busy(EscapementError):
-    """Raised when the broker has reached a limit for now. Retry later."""
+    """Raised when a limit of the broker is reached for the moment. Retry later."""
 
     code = "busy"
     retryable = True
@@ -240,5 +246,5 @@ def _by_code(root: type[EscapementError]) -> dict[str, type[EscapementError]]:
 
 
 def from_code(code: str, message: str) -> EscapementError:
-    """Return the error with a code, or an ``EscapementError`` if the code is unknown."""
+    """Return an error of the class with this ``code``, or a plain ``EscapementError``."""
     return _by_code(EscapementError).get(code, EscapementError)(message)

@@ -1,8 +1,7 @@
-"""The messages of a batch, sorted by the group they belong to.
+"""Message groups in a batch: which of its messages belong to which group.
 
-A batch has the group name of each message in a column of strings, which is empty for a
-message without a group. This module finds the rows of each group without a loop over
-messages.
+A batch has the group name of each message in a column of strings, which is empty for a message
+without a group. This module finds the messages of each group without a loop over messages.
 """
 
 from __future__ import annotations
@@ -18,19 +17,22 @@ from escapement.names import MAX_NAME_LENGTH, check_name
 
 
 class Member(NamedTuple):
-    """The messages of one group, as rows of a batch or as offsets."""
+    """The messages of a batch that belong to one group, by row in the batch or by offset."""
 
     group: str
-    places: Int64s  # ascending
+    places: Int64s  # rows of the batch, or offsets; ascending
 
 
 def members_of(column: Blobs | None) -> list[Member]:
-    """Return the rows of each group of a batch, ordered by group name.
+    """Return, for each group named in a batch, the rows of its messages; ordered by group name.
 
-    O(n log n) comparisons of names; O(n) if all messages belong to one group.
+    Args:
+      column: the group name of each message, or None if the batch has none.
 
     Raises:
       InvalidRequest: if a name is not valid for a group.
+
+    Complexity: O(n log n) comparisons of names; O(n) if all messages belong to one group.
     """
     if column is None or not len(column):
         return []

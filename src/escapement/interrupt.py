@@ -4,7 +4,7 @@ While modules are imported, no work is in progress, so Ctrl-C ends the process a
 ``KeyboardInterrupt`` would show a meaningless traceback from the module being imported, or
 become another error: a class body turns it into a ``RuntimeError``.
 
-While another process starts and cannot be ended yet, Ctrl-C is delayed until it can be.
+While a command starts another process that it cannot end yet, Ctrl-C is delayed until it can.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERRUPTED: Final = 130  # the exit status by shell convention: 128 + SIGINT
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """End the process at once on Ctrl-C, unless SIGINT is already handled or ignored."""
+    """End the process at once on Ctrl-C in this block, unless SIGINT is handled or ignored."""
     ours = threading.current_thread() is threading.main_thread() and (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
@@ -36,9 +36,9 @@ def leaving_at_once() -> Iterator[None]:
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Delay Ctrl-C until the block ends, unless SIGINT is already handled or ignored.
+    """Delay Ctrl-C until the block ends, unless SIGINT is handled or ignored already.
 
-    A second Ctrl-C interrupts at once.
+    A second Ctrl-C interrupts the block at once.
     """
     came = False
 

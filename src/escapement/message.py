@@ -12,11 +12,11 @@ A batch is not a list of objects. It consists of a few columns of equal height:
 
 The *body* of a batch is the encoding of these columns (``MessageBatch.encode``). The body
 stays unchanged on its way from the producer over the network into the log, and from the
-index over the network to the consumer. Times are not part of the body, because only the
-owner of the topic can resolve them: see :class:`Times`.
+delayed index over the network to the consumer. Times are not part of the body, because only the
+broker can turn delays into due times: see :class:`Times`.
 
-The consumer creates objects for single messages, each a view of one row, and only when the
-application iterates over a batch.
+The consumer creates an object for a single message only when the application iterates over a
+batch. The object is a view of one row of the columns.
 
 This module does no I/O and reads no clock. It raises ``RemoteProtocolError`` for bytes that
 do not decode.
@@ -43,7 +43,7 @@ Buffer = bytes | bytearray | memoryview
 
 DEFAULT_PRIORITY: Final = 50
 MAX_PRIORITY: Final = 255
-# The value in a column of times for a message without a time of that kind.
+# Stands for "no delay" or "no delivery time" in the columns of ``Times``.
 NO_TIME: Final = -1
 # Strings are copied one by one if there are fewer than _FEW_STRINGS, because each numpy call
 # has a fixed cost, or if they are wider than _WIDE_BYTES on average, because the numpy code
@@ -52,7 +52,7 @@ _FEW_STRINGS: Final = 128
 _WIDE_BYTES: Final = 1024
 
 _BODY_VERSION: Final = 1
-_HEADER = struct.Struct("<BBxxI")  # version, flags, count
+_HEADER = struct.Struct("<BBxxI")  # of a body: version, flags, messages
 _FLAGS = _HAS_KEYS, _HAS_PROPERTIES, _HAS_PRIORITIES, _HAS_GROUPS = 1, 2, 4, 8
 
 
@@ -75,35 +75,35 @@ class Blobs:
 
     @classmethod
     def of(cls, values: Sequence[bytes]) -> Blobs:
-        """Return the column of ``values``; O(total bytes)."""
+        """Return a column of the byte strings ``values``; O(total bytes)."""
         lengths = np.fromiter(map(len, values), np.uint32, len(values))
         return cls(lengths, b"".join(values))
 
     @classmethod
     def empty(cls, count: int) -> Blobs:
-        """Return a column of ``count`` empty strings."""
+        """Return a column of ``count`` empty byte strings."""
         return cls(np.zeros(count, np.uint32), b"")
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def starts(self) -> Int64s:
-        """Return the position in ``data`` where each string begins; int64[n]."""
+        """Return the index in ``data``, the joined bytes, where each string begins; int64[n]."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         return ends - self.lengths
 
     def to_list(self) -> list[bytes]:
-        """Return the strings as a list; O(total bytes)."""
+        """Return the byte strings of this column as a list; O(total bytes)."""
         view = bytes(self.data)
         ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
         return [view[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
     def take(self, rows: Int64s) -> Blobs:
-        """Return the column of the given rows, in the given order; O(bytes copied)."""
+        """Return a column of the strings in the given rows, in the given order; O(bytes copied)."""
         return gather(self.data, self.starts(), self.lengths, rows)
 
     def part(self, low: int, high: int) -> Blobs:
-        """Return the rows ``[low, high)`` as a view, without copying."""
+        """Return the strings in the rows ``[low, high)`` as a view, without copying."""
         first = int(self.lengths[:low].sum(dtype=np.int64))
         lengths = self.lengths[low:high]
         size = int(lengths.sum(dtype=np.int64))
@@ -111,7 +111,7 @@ class Blobs:
 
     @staticmethod
     def concat(parts: Sequence[Blobs]) -> Blobs:
-        """Return the parts as one column, in order."""
+        """Join columns of byte strings to one column, in order."""
         if len(parts) == 1:
             return parts[0]
         lengths = np.concatenate([p.lengths for p in parts]) if parts else np.zeros(0, np.uint32)
@@ -119,9 +119,9 @@ class Blobs:
 
 
 def gather(data: Buffer, starts: Int64s, lengths: UInt32s, rows: Int64s) -> Blobs:
-    """Return the strings ``data[starts[r] : starts[r] + lengths[r]]`` for each row ``r``.
+    """Return a column with ``data[starts[r] : starts[r] + lengths[r]]`` for each row ``r``.
 
-    Adjacent strings are copied together. O(bytes copied).
+    Strings that are adjacent in ``data`` are copied together. O(bytes copied).
     """
     taken_lengths = lengths[rows]
     if not len(rows):
@@ -145,12 +145,12 @@ def gather(data: Buffer, starts: Int64s, lengths: UInt32s, rows: Int64s) -> Blob
 def copy_strings(
     target: UInt8s, places: Int64s, source: Buffer, begins: Int64s, widths: Int64s
 ) -> None:
-    """Copy ``source[begin : begin + width]`` to ``target[place : place + width]``, for each.
+    """Copy many strings: ``source[begin : begin + width]`` to ``target[place : place + width]``.
 
-    Numpy copies all strings at once, without the interpreter lock. If all strings have the
-    same width, each is copied as one element of that size. Otherwise each is copied as two
-    elements, one at its beginning and one at its end, of the largest power of two that fits.
-    The two may overlap in the middle, as in many a ``memcpy``.
+    Numpy copies all strings at once, without the interpreter lock. If all strings have the same
+    width, each is copied as one element of that size. Otherwise each is copied as two elements,
+    one at its beginning and one at its end, of the largest power of two that fits. The two may
+    overlap in the middle, as in many a ``memcpy``.
     """
     count = len(widths)
     if count < _FEW_STRINGS or int(widths.sum()) > _WIDE_BYTES * count:
@@ -166,7 +166,7 @@ def copy_strings(
         return
     bits = np.frexp(widths)[1]
     for bit in np.flatnonzero(np.bincount(bits)).tolist():
-        if bit:  # bit 0 stands for empty strings
+        if bit:  # bit 0 stands for empty strings: nothing to copy
             size = 1 << (bit - 1)
             rows = np.flatnonzero(bits == bit)
             into, out_of = _windows(target.data, size), _windows(source, size)
@@ -176,10 +176,10 @@ def copy_strings(
 
 
 def cells_of(data: Buffer, begins: Int64s, lengths: UInt32s, width: int) -> npt.NDArray[np.void]:
-    """Return ``data[begin : begin + width]`` for each begin; void[n].
+    """Return ``width`` bytes of ``data`` for each string, from its begin on; void[n].
 
-    The caller uses only the first ``lengths`` bytes of each cell, at most ``width``. Bytes
-    beyond the end of ``data`` are undefined.
+    The caller uses only the first bytes of each element, up to the length of the string or
+    ``width``. Bytes beyond the end of ``data`` are undefined.
     """
     last = len(data) - width
     if last < 0:
@@ -190,7 +190,8 @@ def cells_of(data: Buffer, begins: Int64s, lengths: UInt32s, width: int) -> npt.
         beyond = np.flatnonzero((begins > last) & (lengths > 0))
     else:
         return _windows(data, width)[begins]
-    # At most ``width`` different positions are this close to the end of ``data``.
+    # Strings that begin this close to the end of ``data`` have at most ``width`` different
+    # begins.
     rows = cells.view(np.uint8).reshape(-1, width)
     for row in beyond.tolist():
         begin, length = int(begins[row]), int(lengths[row])
@@ -219,7 +220,7 @@ class MessageBatch:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the columns in bytes, including the lengths of strings."""
+        """The size in bytes of the columns of this batch, including the lengths of strings."""
         size = 4 * len(self) + len(self.payloads.data)
         for column in (self.keys, self.properties, self.groups):
             if column is not None:
@@ -227,7 +228,7 @@ class MessageBatch:
         return size + (len(self) if self.priorities is not None else 0)
 
     def string_sizes(self) -> Int64s:
-        """Return the bytes of each message in all columns of strings; int64[n]."""
+        """Return the bytes that each message has in all string columns together; int64[n]."""
         sizes = self.payloads.lengths.astype(np.int64)
         for column in (self.keys, self.properties, self.groups):
             if column is not None:
@@ -235,15 +236,18 @@ class MessageBatch:
         return sizes
 
     def strings(self, column: Blobs | None) -> list[bytes]:
-        """Return a column of this batch as a list; empty strings if it is None."""
+        """Return a string column of this batch as a list; empty strings if the column is None."""
         return [b""] * len(self) if column is None else column.to_list()
 
     def encode(self) -> bytes:
-        """Return the body: a header of 8 bytes, then each column, lengths first."""
+        """Return this batch encoded as a body: a header of 8 bytes, then the columns.
+
+        Of a string column, the lengths come first.
+        """
         return b"".join(self.encode_parts())
 
     def encode_parts(self) -> list[Buffer]:
-        """Return the body as a list of buffers, which saves a copy."""
+        """Return this batch encoded as a body, in several buffers, which saves a copy."""
         columns = (self.keys, self.properties, self.priorities, self.groups)
         flags = sum(
             flag for flag, column in zip(_FLAGS, columns, strict=True) if column is not None
@@ -258,7 +262,9 @@ class MessageBatch:
 
     @classmethod
     def decode(cls, body: Buffer) -> MessageBatch:
-        """Return the batch with this body, as views of the body; checks lengths in O(n).
+        """Return the batch that is encoded in ``body``, with views of the body as columns.
+
+        The lengths are checked in O(n).
 
         Raises:
           RemoteProtocolError: if lengths and bytes do not match exactly, or the version or a
@@ -289,7 +295,7 @@ class MessageBatch:
         return cls(payloads, keys, properties, priorities, groups)
 
     def take(self, rows: Int64s) -> MessageBatch:
-        """Return the given rows, in the given order."""
+        """Return a batch of the messages in the given rows, in the given order."""
         return MessageBatch(
             self.payloads.take(rows),
             None if self.keys is None else self.keys.take(rows),
@@ -299,7 +305,7 @@ class MessageBatch:
         )
 
     def part(self, low: int, high: int) -> MessageBatch:
-        """Return the rows ``[low, high)`` as views, without copying."""
+        """Return a batch of the messages in the rows ``[low, high)``, as views, without copying."""
         return MessageBatch(
             self.payloads.part(low, high),
             None if self.keys is None else self.keys.part(low, high),
@@ -310,7 +316,7 @@ class MessageBatch:
 
     @staticmethod
     def concat(parts: Sequence[MessageBatch]) -> MessageBatch:
-        """Return the parts as one batch, in order, with every column that a part uses."""
+        """Join batches to one, in order, with every column that one of them uses."""
         if len(parts) == 1:
             return parts[0]
         return MessageBatch(
@@ -323,9 +329,10 @@ class MessageBatch:
 
 
 def cuts(sizes: Int64s, most_bytes: int, most_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of runs of rows, in order, of at most this size and number.
+    """Cut a sequence of rows in order, and yield the bounds ``(low, high)`` of each section.
 
-    A row that is larger is a run of its own.
+    A section has at most ``most_bytes`` and ``most_rows``. A row larger than ``most_bytes`` is
+    a section of its own.
 
     Args:
       sizes: the size of each row; int64[n].
@@ -348,9 +355,9 @@ def _concat_used(parts: list[tuple[int, Blobs | None]]) -> Blobs | None:
 def concat_columns(
     parts: Sequence[tuple[int, npt.NDArray[_N] | None]], missing: int, dtype: type[_N]
 ) -> npt.NDArray[_N] | None:
-    """Concatenate columns given as (height, column); None if all are None.
+    """Join columns, given as pairs (height, column), to one; None if all columns are None.
 
-    A part of None stands for a column of ``missing``.
+    A column that is None becomes ``height`` times the value ``missing``.
     """
     if all(column is None for _, column in parts):
         return None
@@ -383,7 +390,7 @@ class Times:
     at_ms: Int64s | None = None
 
     def resolve(self, accepted_at_ms: int, count: int) -> Int64s:
-        """Return the due time of each message, never before ``accepted_at_ms``; int64[count]."""
+        """Return the due time of each message, at least ``accepted_at_ms``; int64[count]."""
         due = np.full(count, accepted_at_ms, np.int64)
         if self.delay_ms is not None:
             due += np.maximum(self.delay_ms, 0)
@@ -392,7 +399,7 @@ class Times:
         return due
 
     def take(self, rows: Int64s | slice) -> Times:
-        """Return the times of the given rows, in the given order."""
+        """Return the delivery times of the messages in the given rows, in the given order."""
         return Times(
             None if self.delay_ms is None else self.delay_ms[rows],
             None if self.at_ms is None else self.at_ms[rows],
@@ -400,7 +407,7 @@ class Times:
 
     @property
     def given(self) -> bool:
-        """Whether any message has a time, which a namespace may forbid."""
+        """Whether any message has a delay or a delivery time, which a namespace may forbid."""
         return any(c is not None and bool((c >= 0).any()) for c in (self.delay_ms, self.at_ms))
 
 

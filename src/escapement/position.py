@@ -19,14 +19,17 @@ from typing import Final, Literal
 
 from escapement.errors import InvalidRequest
 
-# Sums of two such values stay within an int64.
+# The highest offset or time of a position. The sum of two such numbers fits an int64.
 _HIGHEST: Final = (1 << 62) - 1
 _PLACE: Final = re.compile(r"(offset|time):([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A start position. ``value`` is the offset or the Unix milliseconds, otherwise 0."""
+    """The position in a topic where a subscription begins.
+
+    ``value`` is the offset or the time in Unix milliseconds, 0 for latest and earliest.
+    """
 
     kind: Literal["latest", "earliest", "offset", "time"]
     value: int = 0
@@ -37,7 +40,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Read a position from its text form. Raises ``InvalidRequest``."""
+        """Parse a position in its text form, such as ``offset:17``. Raises ``InvalidRequest``."""
         if text == "latest":
             return LATEST
         if text == "earliest":

@@ -1,7 +1,7 @@
 """The properties of messages: a map of plain values, packed by the publisher.
 
-The broker does not check properties, so readers accept any bytes: a bulk job may pack text
-that is not valid UTF-8, and another client may pack something other than a map.
+The broker does not check properties, so code that reads them accepts any bytes: a bulk job may
+pack text that is not valid UTF-8, and another client may pack something other than a map.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgpack
 
-# Shows invalid UTF-8 as \xff, as the command line does and as keys are shown.
+# For people: text that is not valid UTF-8 is shown with escapes such as \xff, as in keys.
 READABLE: Final = "backslashreplace"
-# Keeps invalid UTF-8, so that ``pack_again`` restores the same bytes.
+# For copies: text that is not valid UTF-8 is kept, so that ``pack_again`` restores the bytes.
 AS_IS: Final = "surrogateescape"
 
 
@@ -20,7 +20,7 @@ def read_properties(packed: bytes, unreadable: str = READABLE) -> dict[Any, Any]
     """Return the properties of a message, or an empty dict if ``packed`` is not a map.
 
     Args:
-      packed: the properties as msgpack.
+      packed: the properties, as the publisher packed them with msgpack.
       unreadable: how to treat text that is not valid UTF-8, ``READABLE`` or ``AS_IS``.
     """
     if not packed:
@@ -33,6 +33,6 @@ def read_properties(packed: bytes, unreadable: str = READABLE) -> dict[Any, Any]
 
 
 def pack_again(properties: dict[Any, Any]) -> bytes:
-    """Pack properties that were read with ``AS_IS``, giving the original bytes."""
+    """Pack properties that were read with ``AS_IS`` to exactly their original bytes."""
     packed: bytes = msgpack.packb(properties, unicode_errors=AS_IS)
     return packed

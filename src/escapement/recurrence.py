@@ -1,13 +1,14 @@
-"""Times at which a schedule is due: a cron expression in a time zone, or a fixed interval.
+"""The times at which a schedule publishes: by a cron expression, or at a fixed interval.
 
-Pure: times arrive as arguments and no clock is read. Times are Unix milliseconds.
+Pure: times arrive as arguments and no clock is read. Times are Unix milliseconds. An
+*occurrence* is one of the times of a schedule.
 
-Cron expressions are those of the cronsim library, which follows Debian's cron: five
-fields, or six with seconds first; names of months and days, ranges, steps, ``L``, ``LW``,
-``1#2``. Daylight-saving changes also follow Debian's cron. A time of day that the change to
-summer time skips is due right after the gap. A time of day that occurs twice when summer time
-ends is due the first time only. If the minute or hour field begins with ``*``, or seconds are
-given, every real minute or hour counts, in gaps and overlaps too.
+Cron expressions are those of the cronsim library, which follows Debian's cron: five fields, or
+six with seconds first; names of months and days, ranges, steps, ``L``, ``LW``, ``1#2``.
+Daylight-saving changes also follow Debian's cron. A time of day that the change to summer time
+skips is due right after the gap. A time of day that occurs twice when summer time ends is due
+the first time only. If the minute or hour field begins with ``*``, or seconds are given, every
+real minute or hour counts, in gaps and overlaps too.
 
 An interval counts real time from an anchor, independent of time zones.
 """
@@ -27,29 +28,34 @@ from cronsim import CronSim, CronSimError
 from escapement.clock import moment, unix_ms
 from escapement.errors import InvalidRequest
 
-# The policies for missed occurrences; the first is the default.
+# How a schedule treats missed occurrences; the first is the default.
 Missed = Literal["last", "skip", "all"]
 MISSED: Final[tuple[Missed, ...]] = get_args(Missed)
 
-# Each occurrence costs a message and its share of a commit. Cron has no shorter interval either.
+# The shortest interval of a schedule, because each occurrence costs a message and its share of a
+# commit. Cron has no shorter interval either.
 MIN_EVERY_MS: Final = 1_000
 MAX_TEXT_CHARS: Final = 255
-# An occurrence handled later than this counts as missed. A restart takes less; a machine that
-# was off or asleep takes more.
+# An occurrence counts as missed if the broker handles it later than this. A restart of the broker
+# takes less time. A machine that was off or asleep takes more.
 MISSED_AFTER_MS: Final = 60_000
 
 _WALL: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SECOND_MS: Final = 1_000
 _DAY_MS: Final = 86_400_000
-# How far back ``latest`` searches at first, and by which factor the window grows.
+# How far back ``latest`` searches for an occurrence at first, and the factor by which it extends
+# the search.
 _WINDOW_MS: Final = 60_000
 _WINDOW_GROWTH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """A schedule: ``cron`` in ``timezone``, or ``every_ms`` from ``anchor_ms``; to ``until_ms``."""
+    """The times of a schedule: ``cron`` in ``timezone``, or each ``every_ms`` from ``anchor_ms``.
+
+    There are no times after ``until_ms``, if it is given.
+    """
 
     cron: str = ""
     timezone: str = "UTC"
@@ -58,10 +64,10 @@ class Recurrence:
     until_ms: int | None = None
 
     def check(self) -> None:
-        """Check that the fields make sense.
+        """Check that a schedule has valid times.
 
         Raises:
-          InvalidRequest: names the field that does not.
+          InvalidRequest: names the field that is not valid, such as the cron expression.
         """
         if bool(self.cron) == bool(self.every_ms):
             raise InvalidRequest("Give a schedule a cron expression or an interval, and not both.")
@@ -79,7 +85,7 @@ class Recurrence:
             self._simulation(_WALL)
 
     def occurrences(self, after_ms: int) -> Iterator[int]:
-        """Iterate over all times later than ``after_ms``, ascending.
+        """Iterate over all times of the schedule later than ``after_ms``, ascending.
 
         Raises:
           InvalidRequest: if the expression or the time zone is not (or no longer) valid.
@@ -91,16 +97,23 @@ class Recurrence:
         return takewhile(lambda ms: ms <= until_ms, found)
 
     def after(self, ms: int) -> int | None:
-        """Return the first time later than ``ms``, or None."""
+        """Return the first time of the schedule later than ``ms``, or None."""
         return next(self.occurrences(ms), None)
 
     def until(self, after_ms: int, now_ms: int, limit: int) -> list[int]:
-        """Return the first ``limit`` times later than ``after_ms`` and up to ``now_ms``."""
+        """Return the schedule's times later than ``after_ms`` and up to ``now_ms``.
+
+        Args:
+          limit: the most times to return; the first ones are returned.
+        """
         coming = self.occurrences(after_ms)
         return list(islice(takewhile(lambda ms: ms <= now_ms, coming), limit))
 
     def latest(self, since_ms: int, now_ms: int) -> int:
-        """Return the last time not later than ``now_ms``; ``since_ms`` must be one of the times.
+        """Return the schedule's last time that is not later than ``now_ms``.
+
+        Args:
+          since_ms: one of the schedule's times, where the search ends.
 
         Complexity: O(occurrences within eight times the distance of the last one).
         """
@@ -117,18 +130,18 @@ class Recurrence:
             window_ms *= _WINDOW_GROWTH
 
     def _every(self, after_ms: int) -> Iterator[int]:
-        """Iterate over the multiples of ``every_ms`` after the anchor that are later."""
+        """Iterate over the times of a schedule with an interval that are later than ``after_ms``."""
         passed = max((after_ms - self.anchor_ms) // self.every_ms, 0)
         return count(self.anchor_ms + (passed + 1) * self.every_ms, self.every_ms)
 
     def _by_cron(self, after_ms: int) -> Iterator[int]:
         found = self._at_times_of_day if self._has_times_of_day else self._in_real_time
-        with suppress(OverflowError, ValueError):  # the calendar ends
+        with suppress(OverflowError, ValueError):  # Python's calendar ends
             yield from found(after_ms)
 
     @property
     def _has_times_of_day(self) -> bool:
-        """Whether the expression names times of day, and not every minute or hour."""
+        """Whether the cron expression names times of day, and not every minute or hour."""
         fields = self.cron.split()
         return len(fields) == 5 and not any(field.startswith("*") for field in fields[:2])
 
@@ -136,16 +149,17 @@ class Recurrence:
         begin = moment(after_ms).astimezone(self.zone())
         for found in self._simulation(begin):
             ms = unix_ms(found)
-            # Started in the second of two equal hours, cronsim also yields times of the first.
+            # If an hour occurs twice and the search starts in its second occurrence, cronsim also
+            # yields times in the first one.
             if ms > after_ms:
                 yield ms
 
     def _in_real_time(self, after_ms: int) -> Iterator[int]:
-        """Iterate over the real moments at which a local clock shows a matching time.
+        """Iterate over the moments at which a clock with local time shows a time of the expression.
 
-        cronsim works in whole hours and skips times where a clock changes by half an hour, or in
-        the middle of an hour. So this asks cronsim for times of a clock with a constant UTC offset,
-        and starts again from each change of the offset.
+        cronsim works in whole hours. It skips times where a clock changes by half an hour, or
+        in the middle of an hour. So this function asks cronsim for the times of a clock with a
+        constant UTC offset, and starts again from each change of the offset.
         """
         begin_ms = since_ms = after_ms
         while True:
@@ -159,13 +173,17 @@ class Recurrence:
                 yield ms
                 since_ms = ms
             else:
-                return  # no time within fifty years
+                return  # cronsim finds no time within fifty years
 
     def _shifted_ms(self, since_ms: int, shift: timedelta, until_ms: int) -> int | None:
-        """Return a moment by which the UTC offset has changed, and before which nothing is due.
+        """Return a moment by which the UTC offset has changed, with no occurrence before it.
 
-        cronsim found nothing before ``until_ms``. A clock never changes by more than a day, so
-        only the last two days need a search. Returns None if the offset stays the same.
+        cronsim found no occurrence before ``until_ms``. A clock never changes by more than a
+        day, so only the last two days need a search. Returns None if the offset stays the same.
+
+        Args:
+          since_ms: a moment with the UTC offset ``shift``.
+          until_ms: the next occurrence that cronsim found.
         """
         low_ms = max(since_ms, until_ms - 2 * _DAY_MS)
         if self._shift(low_ms) != shift:
@@ -184,7 +202,7 @@ class Recurrence:
         return None
 
     def _shift(self, at_ms: int) -> timedelta:
-        """Return the offset of local time from UTC at a moment."""
+        """Return the offset of the schedule's local time from UTC at a moment."""
         shift = moment(at_ms).astimezone(self.zone()).utcoffset()
         assert shift is not None
         return shift
@@ -199,7 +217,7 @@ class Recurrence:
             ) from None
 
     def zone(self) -> tzinfo:
-        """Return the time zone. Raises ``InvalidRequest`` if this system does not know it."""
+        """Return the schedule's time zone. Raises ``InvalidRequest`` if the system lacks it."""
         if self.timezone == "UTC":
             return UTC
         try:
@@ -214,11 +232,14 @@ class Recurrence:
 def due(
     recurrence: Recurrence, next_ms: int, now_ms: int, missed: Missed, limit: int
 ) -> tuple[list[int], int | None]:
-    """Return the times to publish messages for now, and the next time after them.
+    """Return the times of a schedule to publish messages for now, and its next time after them.
 
-    If ``next_ms`` is more than a minute ago, all times up to now are *missed*: ``skip``
-    publishes none of them, ``last`` only the last one, and ``all`` every one, up to ``limit``
-    in one call. Otherwise every time is published.
+    If ``next_ms`` is more than a minute ago, all times up to now are *missed*: the policy
+    ``skip`` publishes none of them, ``last`` only the last one, and ``all`` every one, up to
+    ``limit`` in one call. Otherwise every time is published.
+
+    Args:
+      next_ms: the first time for which no message was published yet.
 
     Raises:
       InvalidRequest: if the expression or the time zone is no longer valid.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="SupportsRichComparison")
 
-# With this many runs both sorts take the same time.
+# With this many ascending runs, both sorting algorithms take the same time.
 _FEW_RUNS: Final = 4
 
 
@@ -43,7 +43,7 @@ def sort(numbers: Int64s) -> None:
 
 
 def lowest(values: Iterable[T | None]) -> T | None:
-    """Return the lowest value that is not None; None if there is none."""
+    """Return the lowest of the values that are not None, or None if all are None."""
     return min((value for value in values if value is not None), default=None)
 
 

@@ -1,6 +1,6 @@
-"""Equal, consecutive spans of time, by which a forecast counts messages.
+"""Equal, consecutive spans of time, such as hours, for which a forecast counts due messages.
 
-The first span begins in the past, and the last may end after the period of the forecast.
+The first span may begin before the period of the forecast, and the last may end after it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from typing import Final
 
 from escapement.errors import InvalidRequest
 
-# A little more than a week in minutes.
+# The most spans in a forecast: almost two weeks in minutes.
 MAX_SPANS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """``count`` spans of ``by_ms``, from ``first_ms`` on, that cover ``(from_ms, until_ms)``."""
+    """The time spans of a forecast: ``count`` spans of ``by_ms``, from ``first_ms`` on.
+
+    They cover the period of the forecast, ``(from_ms, until_ms)``.
+    """
 
     from_ms: int
     until_ms: int
@@ -26,7 +29,7 @@ class Spans:
 
     @classmethod
     def after(cls, now_ms: int, *, by_ms: int, within_ms: int, origin_ms: int = 0) -> Spans:
-        """Return the spans that cover ``within_ms`` after ``now_ms``.
+        """Return the spans of a forecast for the time ``within_ms`` after ``now_ms``.
 
         Args:
           origin_ms: a time at which a span begins, such as a midnight.
@@ -45,10 +48,10 @@ class Spans:
         return cls(now_ms, until_ms, by_ms, first_ms, count)
 
     def begins_ms(self, span: int) -> int:
-        """Return the time at which a span begins."""
+        """Return the time at which the span with this number begins."""
         return self.first_ms + span * self.by_ms
 
     def length_ms(self, span: int) -> int:
-        """Return how much of a span lies in the period of the forecast."""
+        """Return the length of the part of a span that lies in the period of the forecast."""
         begins_ms = self.begins_ms(span)
         return min(begins_ms + self.by_ms, self.until_ms) - max(begins_ms, self.from_ms)

@@ -1,7 +1,7 @@
 """Traits: 32 bits with a message's priority and the hash of its key.
 
-The delivery order depends on these bits and not on payloads or keys, so a column of traits
-lies beside the due times and offsets:
+To decide which message to deliver next, the broker needs these bits and neither payloads nor
+keys. So a column of traits lies beside the columns of due times and offsets:
 
     ==========  =================================================================
     bits 24-31  the priority, exclusive-or ``DEFAULT_PRIORITY``
@@ -13,11 +13,11 @@ lies beside the due times and offsets:
 The traits of a message without a key and with the default priority are 0. A column of zeros is
 None, so topics without keys and priorities pay no cost for them.
 
-The hash is 32-bit FNV-1a over the first ``HASHED_BYTES`` bytes of the key. The slot is the upper
-half of the hash exclusive-or the lower half. It is part of the protocol and never changes, because
-consumers ask for ranges of slots. The slot and the other 7 bits together are the *key hash*, which
-stands for the key in comparisons: of 100,000 keys one in a hundred shares its key hash with another
-key. Segments on disk store all these bits.
+The hash of a key is 32-bit FNV-1a over the first ``HASHED_BYTES`` bytes of the key. The slot is
+the upper half of the hash exclusive-or the lower half. How it is computed is part of the
+protocol and never changes, because consumers ask for ranges of slots. The slot and the other 7
+bits together are the *key hash*, which stands for the key in comparisons: of 100,000 keys one
+in a hundred shares its key hash with another key. Segments on disk store all these bits.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, UI
 
 SLOTS: Final = 1 << 16
 KEY_HASHES: Final = 1 << 23
-# Longer keys are cut here, to bound the loop over their bytes.
+# Only this many bytes of a key are hashed, to bound the loop over them.
 HASHED_BYTES: Final = 256
 HAS_KEY: Final = 1 << 16
 PRIORITY_SHIFT: Final = 24
-# Traits from here on belong to messages with a priority other than the default.
+# Traits of at least this value belong to messages with a priority other than the default.
 FIRST_PRIORITY: Final = 1 << PRIORITY_SHIFT
 
-# The keys that a consumer asks for: (first slot, last slot); ``AUTO`` for a part that the broker
-# assigns; None for the keys in no other consumer's range.
+# The keys whose messages a consumer asks for: (first slot, last slot); ``AUTO`` for a range that
+# the broker assigns; None for the keys in no other consumer's range.
 KeyRange = tuple[int, int] | str | None
 AUTO: Final = "auto"
 
 _SLOT_MASK: Final = SLOTS - 1
-# The bits of the traits that depend on the key: the flag and all of its hash.
+# The bits of the traits that depend on the key: "has a key", the slot, and more of the hash.
 _KEY_MASK: Final = FIRST_PRIORITY - 1
-# The bits of the hash that the key hash has beside the slot, and their place in the traits.
+# The 7 bits of the FNV hash that the key hash has beside the slot: their lowest bit in the FNV
+# hash, their mask, and their lowest bit in the traits.
 _MORE_FROM: Final = 9
 _MORE_MASK: Final = KEY_HASHES // SLOTS - 1
 _MORE_SHIFT: Final = 17
@@ -59,12 +60,12 @@ _FEW_KEYS: Final = 16
 
 
 def slot_of(key: str | bytes) -> int:
-    """Return the slot of a key, 0 to 65,535."""
+    """Return the slot of a message's key: a hash from 0 to 65,535, to which key ranges refer."""
     return _key_traits(key) & _SLOT_MASK
 
 
 def _key_traits(key: str | bytes) -> int:
-    """Return the lower 24 bits of the traits, which depend on the key."""
+    """Return the lower 24 bits of a message's traits, which depend only on its key."""
     data = key.encode() if isinstance(key, str) else key
     value = _OFFSET_BASIS
     for byte in data[:HASHED_BYTES]:
@@ -74,7 +75,7 @@ def _key_traits(key: str | bytes) -> int:
 
 
 def check_key_range(value: object) -> KeyRange:
-    """Return ``value`` as a key range. Raises ``InvalidRequest`` if it is not one."""
+    """Return ``value`` as a consumer's key range. Raises ``InvalidRequest`` if it is not one."""
     if value is None or value == AUTO:
         return value
     if isinstance(value, tuple | list) and len(value) == 2:
@@ -90,7 +91,10 @@ def check_key_range(value: object) -> KeyRange:
 
 
 def traits_of_keys(keys: Blobs) -> UInt32s:
-    """Return the traits of keys, without priorities; uint32[n]. O(n · longest key), vectorized."""
+    """Return the traits of messages with these keys and the default priority; uint32[n].
+
+    Complexity: O(n · longest key), vectorized.
+    """
     count = len(keys)
     if count < _FEW_KEYS:
         return np.fromiter(map(_key_traits, keys.to_list()), np.uint32, count)
@@ -113,7 +117,7 @@ def traits_of_keys(keys: Blobs) -> UInt32s:
 
 
 def traits_of(batch: MessageBatch) -> UInt32s | None:
-    """Return the traits of each message, or None if all are 0; uint32[n]."""
+    """Return the traits of each message of a batch, or None if all are 0; uint32[n]."""
     if batch.keys is None and batch.priorities is None:
         return None
     traits = np.zeros(len(batch), np.uint32)
@@ -130,36 +134,39 @@ def traits_of(batch: MessageBatch) -> UInt32s | None:
 
 
 def priorities_of(traits: UInt32s) -> Int64s:
-    """Return the priorities; int64[n]."""
+    """Return the priorities in the traits of messages; int64[n]."""
     return (traits >> np.uint32(PRIORITY_SHIFT)).astype(np.int64) ^ DEFAULT_PRIORITY
 
 
 def have_keys(traits: UInt32s) -> npt.NDArray[np.bool_]:
-    """Return a mask of the messages that have a key; bool[n]."""
+    """Return whether each message with these traits has a key; bool[n]."""
     keyed: npt.NDArray[np.bool_] = (traits & np.uint32(HAS_KEY)) != 0
     return keyed
 
 
 def key_slots(traits: UInt32s) -> npt.NDArray[np.intp]:
-    """Return the slots, 0 for a message without a key; intp[n], so that they can index tables."""
+    """Return the key slots in the traits of messages, 0 without a key; intp[n], to index tables."""
     return (traits & np.uint32(_SLOT_MASK)).astype(np.intp)
 
 
 def hash_keys(traits: UInt32s) -> Int64s:
-    """Return the key hashes, 0 for a message without a key; int64[n]."""
+    """Return the key hashes in the traits of messages, 0 without a key; int64[n]."""
     more = (traits >> np.uint32(1)) & np.uint32(_MORE_MASK * SLOTS)
     return ((traits & np.uint32(_SLOT_MASK)) | more).astype(np.int64)
 
 
 def slots_of_key_hashes(key_hashes: Int64s) -> npt.NDArray[np.intp]:
-    """Return the slots of keys with these hashes; intp[n], so that they can index tables."""
+    """Return the slots of keys with these key hashes; intp[n], to index tables."""
     return key_hashes & _SLOT_MASK
 
 
 def may_have_key(traits: UInt32s | None, key: bytes, count: int) -> npt.NDArray[np.intp]:
-    """Return the indexes of those of ``count`` messages that may have this key.
+    """Return the indexes of the messages that may have ``key``, judging by their traits.
 
     About one in 8 million messages with another key is among them.
+
+    Args:
+      count: the number of messages.
     """
     wanted = _key_traits(key) if key else 0
     if traits is None:
