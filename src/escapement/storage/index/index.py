@@ -173,7 +173,7 @@ class DelayedIndex:
         segment. O(tables + segments) binary searches.
         """
         spans = self._spans(topic_id, start, until)
-        return Plan(spans, start, until, max_messages)
+        return Plan(spans, until, max_messages)
 
     def count_between(self, topic_id: int, start: Key, until: Key) -> int:
         """Estimate the entries in ``[start, until)``; obsolete and duplicate ones count.

@@ -122,19 +122,12 @@ class SlowStore(Protocol):
 
 
 class Plan:
-    """A pinned read of the keys in ``[start, stop)``."""
+    """A pinned read of the keys in the spans that are smaller than ``stop``."""
 
-    __slots__ = ("_keys", "_rows", "_sources", "_spans", "start", "stop")
+    __slots__ = ("_keys", "_rows", "_sources", "_spans", "stop")
 
-    def __init__(
-        self,
-        spans: Sequence[Span],
-        start: Key,
-        until: Key,
-        max_messages: int,
-    ) -> None:
+    def __init__(self, spans: Sequence[Span], until: Key, max_messages: int) -> None:
         assert max_messages > 0
-        self.start = start
         self._spans = spans
         # The keys that ``read_traits`` found, and the row of each among all parts.
         self._keys, self._rows = NO_KEYS, np.zeros(0, np.int64)
@@ -142,11 +135,6 @@ class Plan:
         self.stop = until
         if sum(span.count for span in spans) > max_messages:
             self.stop = _cut(spans, until, max_messages)
-
-    @property
-    def empty(self) -> bool:
-        """Whether the range is certainly empty."""
-        return not self._spans
 
     @property
     def in_memory(self) -> bool:

@@ -44,7 +44,7 @@ from escapement.storage.offsets.offset_column import decode_offsets, encode_offs
 FULL_CHUNKS: Final = -1
 
 # Past the highest offset.
-END: Final = 1 << 63
+_END: Final = 1 << 63
 
 _REMAINDER: Final = CHUNK_SIZE - 1
 _NO_BITS: Final = BitMap()
@@ -307,7 +307,7 @@ class OffsetSet:
 
     def copy(self) -> OffsetSet:
         """Return a copy of the set, all of whose rows are dirty. O(size)."""
-        return self.part(0, END)
+        return self.part(0, _END)
 
     def part(self, low: int, high: int) -> OffsetSet:
         """Return a new set with the chunks that overlap with ``[low, high)``; all rows dirty."""
@@ -316,7 +316,7 @@ class OffsetSet:
         twin._chunks = {no: self._chunks[no].copy() for no in self._chunks if first <= no < end}
         twin._full = self._full.copy()
         twin._full.remove_range(0, first)
-        twin._full.remove_range(end, END >> CHUNK_BITS)
+        twin._full.remove_range(end, _END >> CHUNK_BITS)
         twin._length = sum(map(len, twin._chunks.values())) + len(twin._full) * CHUNK_SIZE
         twin._changed = {*twin._chunks, FULL_CHUNKS}
         return twin

@@ -167,8 +167,8 @@ def test_in_memory_is_false_only_for_entries_on_disk(tmp_path: Path) -> None:
     add_range(index, 1, 10, 10, 200)
     assert not index.plan(1, KEY_MIN, KEY_MAX, 100).in_memory
     assert index.plan(1, Key(101, 0), KEY_MAX, 100).in_memory
-    assert index.plan(1, Key(101, 0), Key(200, 0), 100).empty
-    assert index.plan(2, KEY_MIN, KEY_MAX, 100).empty
+    assert not len(index.plan(1, Key(101, 0), Key(200, 0), 100).read()[0])
+    assert not len(index.plan(2, KEY_MIN, KEY_MAX, 100).read()[0])
     young = index.fetch(1, np.full(2, 200, np.int64), np.array([12, 11]))
     assert young.in_memory
     assert rows_of(young.read()) == [row_of(1, 12), row_of(1, 11)]
@@ -334,7 +334,7 @@ def test_dropped_topic_leaves_memory_at_once_and_the_disk_when_merged(tmp_path: 
     index.add(1, 20, np.array([5]), batch_of(1, [20]))
     assert index.topics() == {2}
     assert index.count(1) == 0
-    assert index.plan(1, KEY_MIN, KEY_MAX, 10).empty
+    assert not len(index.plan(1, KEY_MIN, KEY_MAX, 10).read()[0])
     assert index.next_due(1, KEY_MIN) is None
     write_checkpoint(index, {})
     # After a start the index names the topic until the caller drops it again.

@@ -371,7 +371,7 @@ def _merge_topic(
     at = KEY_MIN
     while at < KEY_MAX:
         spans = [span for part in parts if (span := part.between(at, KEY_MAX)) is not None]
-        plan = Plan(spans, at, KEY_MAX, _WINDOW_ROWS)
+        plan = Plan(spans, KEY_MAX, _WINDOW_ROWS)
         keys = plan.read()
         at = plan.stop
         keep = left_out.keep(topic_id, keys)
