@@ -118,8 +118,6 @@ class Stretch:
 class Recount:
     """The result for one stretch. It is invalid if the log has ``forgotten`` rows meanwhile."""
 
-    topic: str
-    offsets: Span
     rows: int = 0
     messages: int = 0
     needed: Digest = field(default_factory=Digest)
@@ -140,7 +138,7 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
     """
     with closing(engine.connect()) as connection:
         log = Log.look(connection)
-        found = Recount(stretch.topic, stretch.offsets)
+        found = Recount()
         found.forgotten = first_generation(log) != stretch.generation
         if found.forgotten:
             return found

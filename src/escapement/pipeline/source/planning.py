@@ -173,18 +173,14 @@ class BatchPlan(ReadPlan):
         there = stated_again(state, span.low, span.high)
         for offsets in archive_record.lacking(archived, span.low, span.high):
             if not np.isin(offsets, there, assume_unique=True).all():
-                raise forgotten(topic, span.low, state.begin_offset)
+                raise LogForgotten(
+                    f"the log of {topic.full} begins at {state.begin_offset}, not at {span.low}: it"
+                    " has forgotten finished messages before that. Start at earliest, or set"
+                    " failOnDataLoss to false"
+                )
 
 
 def _offset(place: int | str, end_offset: int) -> int:
     if isinstance(place, int):
         return place
     return 0 if place == EARLIEST else end_offset
-
-
-def forgotten(topic: TopicName, start: int, begin: int) -> LogForgotten:
-    """Return the error for a read that starts before the beginning of the log."""
-    return LogForgotten(
-        f"the log of {topic.full} begins at {begin}, not at {start}: it has forgotten finished"
-        " messages before that. Start at earliest, or set failOnDataLoss to false"
-    )
