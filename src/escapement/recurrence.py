@@ -130,7 +130,7 @@ class Recurrence:
             window_ms *= _WINDOW_GROWTH
 
     def _every(self, after_ms: int) -> Iterator[int]:
-        """Iterate over the times of a schedule with an interval that are later than ``after_ms``."""
+        """Iterate over the times of a schedule with an interval, later than ``after_ms``."""
         passed = max((after_ms - self.anchor_ms) // self.every_ms, 0)
         return count(self.anchor_ms + (passed + 1) * self.every_ms, self.every_ms)
 
