@@ -75,6 +75,7 @@ class FrameDecoder:
           ValueError: if the length of the frame is outside the allowed range.
         """
         if self._held < _LENGTH.size:
+            self._free_taken()
             return None
         if len(self._chunk) - self._at < _LENGTH.size:
             self._join()
@@ -85,6 +86,7 @@ class FrameDecoder:
             )
         whole = _LENGTH.size + size
         if self._held < whole:
+            self._free_taken()
             return None
         if len(self._chunk) - self._at < whole:
             self._join()
@@ -94,6 +96,10 @@ class FrameDecoder:
         if self._at == len(self._chunk):
             self._chunk, self._at = b"", 0
         return frame
+
+    def _free_taken(self) -> None:
+        """Free the frames taken from the chunk. The rest may be small, and may wait for long."""
+        self._chunk, self._at = self._chunk[self._at :], 0
 
     def _join(self) -> None:
         self._chunk = b"".join([memoryview(self._chunk)[self._at :], *self._tail])

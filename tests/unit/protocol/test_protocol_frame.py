@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import msgpack
 import pytest
@@ -37,6 +38,25 @@ def test_frames_are_decoded_the_same_however_the_reads_are_cut(
             found.append(bytes(piece))
     assert found == payloads
     assert len(decoder) == 0
+
+
+@pytest.mark.parametrize("rest", [b"\x00", b"\x00\x00\x00\x09ab"])
+def test_taken_frame_is_freed_although_the_next_one_has_begun(rest: bytes) -> None:
+    """Invariant 9: a peer that waits in the middle of a small frame holds no large one."""
+    decoder = frame.FrameDecoder(MAX_FRAME_BYTES)
+    tracemalloc.start()
+    try:
+        before_bytes, _ = tracemalloc.get_traced_memory()
+        decoder.receive_data(framed(bytes(8_000_000)) + rest)
+        taken = decoder.next_frame()
+        assert taken is not None
+        taken.release()
+        assert decoder.next_frame() is None
+        held_bytes = tracemalloc.get_traced_memory()[0] - before_bytes
+    finally:
+        tracemalloc.stop()
+    assert len(decoder) == len(rest)
+    assert held_bytes < 10_000
 
 
 @pytest.mark.parametrize("size", [0, 1, 1001, 2**32 - 1])
