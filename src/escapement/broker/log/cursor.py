@@ -39,6 +39,11 @@ class Cursor(OffsetSet):
         """Mark offsets as durable."""
         self.undurable.discard(offsets)
 
+    def dirty_chunks(self, without: OffsetSet | None = None) -> dict[int, bytes]:
+        """Return the rows of a checkpoint, which must leave out ``undurable``."""
+        assert without is self.undurable, "a checkpoint must write only what is committed"
+        return super().dirty_chunks(without)
+
     def contains_durably(self, offsets: Int64s) -> Bools:
         """Return which of these offsets are durably in the set; bool[n]."""
         done = self.contains(offsets)

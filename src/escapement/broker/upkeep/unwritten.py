@@ -7,7 +7,7 @@ subscriptions that were deleted meanwhile is left out, so that it does not reapp
 Only what is committed may be written. All of this state changes in
 :mod:`~escapement.broker.settlement`, after the commit, except for the two kinds of
 :class:`~escapement.broker.log.cursor.Cursor`: acknowledgements and cancellations. Their rows leave
-out what is not committed.
+out what is not committed, and a cursor asserts that.
 
 No I/O: :mod:`~escapement.broker.upkeep.checkpointer` writes the state.
 """
