@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,9 +21,10 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep import drop_oldest
 from escapement.broker.upkeep.drop_oldest import DropOldest
+from escapement.client.broker import Broker
 from escapement.client.consuming.inbox import Inbox
 from escapement.client.producing.producer import Producer
-from escapement.message import Blobs, MessageBatch, Times
+from escapement.message import Blobs, MessageBatch, MessageId, Times
 from escapement.storage.index import Key
 from escapement.testing import arrived
 from support.held_calls import KEYS, Held
@@ -247,10 +250,18 @@ async def test_large_messages_read_ahead_stay_within_the_bound(
             assert topic.shared["s"].staged.size_bytes <= 1_000_000 + 64 * 20_100
 
 
-async def test_message_moved_before_it_is_read_ahead_is_delivered_at_its_new_time(
-    mock_clock: MockClock,
-) -> None:
-    """B1: the index has dropped the old key, so only the new one is read ahead."""
+class OneBehindAnother(NamedTuple):
+    """A message that is ready and waits for the message of its key that is in flight."""
+
+    world: testing.World
+    broker: Broker
+    producer: Producer
+    inbox: Inbox
+    waiting: MessageId
+
+
+@asynccontextmanager
+async def one_behind_another() -> AsyncIterator[OneBehindAnother]:
     config = BrokerConfig(ack_wait_ms=LONG_MS, seed=0)
     async with testing.start(config=config) as world, world.connect() as broker:
         policy = {"order": "key"}
@@ -258,34 +269,33 @@ async def test_message_moved_before_it_is_read_ahead_is_delivered_at_its_new_tim
         async with await broker.producer("t") as producer, broker.consumer("t", "s") as inbox:
             receipts = await producer.send_many([b"first", b"moved"], keys=["k"] * 2)
             assert await offsets(inbox) == [0], "the second message waits for the first"
-            moved = receipts[1].id
-            assert moved is not None
-            await broker.reschedule([moved], delay=(1, "h"))
-            await world.checkpoint()
-            await world.clock.advance(hours=2)
-            await make_ready(producer)
-            assert staged_by(world).expected == 0
-            await inbox.ack(0)
-            assert [message.payload for message in await arrived(inbox)] == [b"moved"]
+            assert receipts[1].id is not None
+            yield OneBehindAnother(world, broker, producer, inbox, receipts[1].id)
+
+
+async def test_message_moved_before_it_is_read_ahead_is_delivered_at_its_new_time(
+    mock_clock: MockClock,
+) -> None:
+    """B1: the index has dropped the old key, so only the new one is read ahead."""
+    async with one_behind_another() as (world, broker, producer, inbox, moved):
+        await broker.reschedule([moved], delay=(1, "h"))
+        await world.checkpoint()
+        await world.clock.advance(hours=2)
+        await make_ready(producer)
+        assert staged_by(world).expected == 0
+        await inbox.ack(0)
+        assert [message.payload for message in await arrived(inbox)] == [b"moved"]
 
 
 async def test_message_that_becomes_ready_twice_is_read_ahead_once(
     mock_clock: MockClock,
 ) -> None:
     """V5: a message that was ready is moved to now, and is ready again under the same key."""
-    config = BrokerConfig(ack_wait_ms=LONG_MS, seed=0)
-    async with testing.start(config=config) as world, world.connect() as broker:
-        policy = {"order": "key"}
-        await broker.admin("subscriptions.create", topic="t", subscription="s", policy=policy)
-        async with await broker.producer("t") as producer, broker.consumer("t", "s") as inbox:
-            receipts = await producer.send_many([b"first", b"moved"], keys=["k"] * 2)
-            assert await offsets(inbox) == [0], "the second message waits for the first"
-            moved = receipts[1].id
-            assert moved is not None
-            await broker.run_now([moved])
-            await make_ready(producer)
-            assert staged_by(world).expected == 0
-            staged_by(world)._check()
+    async with one_behind_another() as (world, broker, producer, _, moved):
+        await broker.run_now([moved])
+        await make_ready(producer)
+        assert staged_by(world).expected == 0
+        staged_by(world)._check()
 
 
 async def make_ready(producer: Producer) -> None:
