@@ -91,6 +91,95 @@ async def test_cancel_is_done_for_subscriptions_that_had_nothing_before_the_cras
                 assert [message.payload for message in await arrived(inbox)] == [b"done"]
 
 
+@pytest.mark.parametrize("again", ["cancel", "reschedule", "run_now"])
+@pytest.mark.parametrize("how", ["cancel", "reschedule", "run_now"])
+@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+async def test_second_change_names_who_may_have_had_the_message_before_a_crash(
+    how: str, again: str, dies: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """B1: also if the broker dies between the changes. The subscription keeps the message."""
+    async with testing.start() as world:
+        ids = await deliver_and_crash(world)
+        async with world.connect() as broker:
+            await broker.admin(
+                "subscriptions.create", topic="x", subscription="new", position="earliest"
+            )
+            first = await change(broker, how, ids[1:3])
+            assert first.done.all()
+            assert first.handed_to("s").all()
+            if dies:
+                await world.crash()
+                await world.restart()
+        async with world.connect() as broker:
+            second = await change(broker, again, ids[1:3])
+            assert second.handed_to("s").all()
+            # A message that was due before the second crash may have gone to the other one too.
+            due = dies and how == "run_now"
+            assert second.subscriptions == (("new", "s") if due else ("s",))
+            async with broker.consumer("x", "s") as inbox:
+                kept = await arrived(inbox)
+                assert [message.payload for message in kept] == [b"had", b"had too"]
+                assert all(message.redelivered for message in kept)
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+async def test_cancelled_message_stays_with_an_ordered_subscription_that_may_have_had_it(
+    kind: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """B1: it gets the message again, marked redelivered."""
+    async with testing.start() as world:
+        ids = await deliver_and_crash(world, kind)
+        async with world.connect() as broker:
+            await broker.admin(
+                "subscriptions.create", topic="x", subscription="new", position="earliest"
+            )
+            for _ in range(2):
+                outcome = await broker.cancel(ids[1:3])
+                assert outcome.done.all()
+                assert outcome.subscriptions == ("s",)
+            async with broker.consumer("x", "s", kind=kind) as inbox:
+                kept = [message for message in await arrived(inbox) if message.payload != b"later"]
+                assert [message.payload for message in kept] == [b"had", b"had too"]
+                assert all(message.redelivered for message in kept)
+
+
+async def test_cancel_before_a_crash_leaves_no_doubt_after_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: a subscription that had not received a cancelled message is never named."""
+    async with testing.start() as world:
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            await broker.admin("subscriptions.create", topic="x", subscription="s")
+            message = await producer.send(b"cancelled")
+            assert (await broker.cancel([message.id])).done.all()
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            outcome = await broker.cancel([message.id])
+            assert outcome.done.all()
+            assert outcome.subscriptions == ()
+
+
+async def test_postponed_message_can_be_cancelled_after_a_crash(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: its first due time was before the crash, its current one is not."""
+    async with testing.start() as world:
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            await broker.admin("subscriptions.create", topic="x", subscription="s")
+            message = await producer.send(b"postponed")
+            assert (await broker.reschedule([message.id], delay=LATER)).done.all()
+            await world.clock.advance(seconds=10)
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            outcome = await broker.cancel([message.id])
+            assert outcome.done.all()
+            assert outcome.subscriptions == ()
+
+
 async def test_message_published_after_a_crash_can_be_cancelled(
     mock_clock: trio.testing.MockClock,
 ) -> None:

@@ -25,11 +25,12 @@ from escapement.broker.log.log_reader import LogReader
 from escapement.broker.publishing.outcome import (
     Decision,
     Outcome,
-    PastTimes,
+    PastMessages,
     decide,
     still_wanted,
 )
 from escapement.broker.registry.registry import Registry
+from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.topic.topic import Topic
 from escapement.message import Bools, Int64s
 from escapement.names import TopicName
@@ -81,7 +82,7 @@ class Amending:
         """
         topic = self._registry.topic(TopicName.parse(topic_text))
         wanted, back = np.unique(offsets, return_inverse=True)
-        past = await self._past_times(topic, wanted)
+        past = await self._past_messages(topic, wanted)
         first_ms = np.full(len(wanted), _UNKNOWN_MS)
         while True:
             self._registry.check_open(topic)
@@ -93,10 +94,10 @@ class Amending:
             moves = topic.amendments.moves
             first_ms[unknown], _ = await self._log.times(topic.id, wanted[unknown], moves)
         outcome = decision.outcome()
-        self._cancel(topic, wanted, outcome, partial(done, outcome.take(back)))
+        self._cancel(topic, wanted, outcome, past, partial(done, outcome.take(back)))
 
-    async def _past_times(self, topic: Topic, offsets: Int64s) -> PastTimes:
-        """Look up the times of messages that an earlier broker may have delivered.
+    async def _past_messages(self, topic: Topic, offsets: Int64s) -> PastMessages:
+        """Read the messages that an earlier broker may have delivered unrecorded.
 
         Raises:
           StorageUnavailable: the database cannot be reached.
@@ -108,18 +109,27 @@ class Amending:
                 open_rows |= ~one.was_handed(offsets)
         open_rows &= (offsets >= 0) & (offsets < topic.doubtful_below)
         asked, moves = offsets[open_rows], topic.amendments.moves
-        first_ms, published_ms = await self._log.times(topic.id, asked, moves)
-        there = first_ms != _NEVER_MS
-        asked = asked[there]
-        return PastTimes(asked, moves.current(asked, first_ms[there]), published_ms[there])
+        parts = [PastMessages.none()]
+        while len(asked):
+            found, count = await self._log.published(topic.id, asked, moves)
+            parts.append(PastMessages.of(topic, found))
+            asked = asked[count:]
+        rows, published_ms = zip(*parts, strict=True)
+        return PastMessages(Rows.concat(list(rows)), np.concatenate(published_ms))
 
     def _cancel(
-        self, topic: Topic, wanted: Int64s, outcome: Outcome, tell: Callable[[], None]
+        self,
+        topic: Topic,
+        wanted: Int64s,
+        outcome: Outcome,
+        past: PastMessages,
+        tell: Callable[[], None],
     ) -> None:
         """Apply a decision that was made in the same synchronous step."""
         open_offsets = wanted[outcome.statuses == AmendStatus.DONE]
         fresh = topic.amendments.cancelled.new_of(open_offsets).offsets
         if len(fresh):
+            past.record(topic.subscriptions(), fresh)
             self._withdraw(topic, fresh)
             topic.amendments.cancelled.take(fresh)
         elif not (

@@ -8,10 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.message import Bools, Int64s
 from escapement.protocol.amend_status import AmendStatus
+from escapement.storage.log.published import Published
+from escapement.traits import traits_of
 
 
 class Outcome(NamedTuple):
@@ -26,31 +29,54 @@ class Outcome(NamedTuple):
         return Outcome(self.statuses[rows], handed)
 
 
-class PastTimes(NamedTuple):
-    """The due and publish times of messages from before the last start of the broker.
+class PastMessages(NamedTuple):
+    """Messages from before the last start of the broker that were not changed since.
 
-    Columns of equal height; offsets ascend. A broker that ended uncleanly may have made deliveries
-    that it did not record: of due messages to a shared subscription, and of published messages to
-    any other.
+    A broker that ended uncleanly may have made deliveries that it did not record: of due messages
+    to a shared subscription, and of published messages to any other.
+
+    ``rows`` has the messages, by ascending offset; ``published_ms`` is when each was published.
     """
 
-    offsets: Int64s
-    due_ms: Int64s
+    rows: Rows
     published_ms: Int64s
 
     @classmethod
-    def none(cls) -> PastTimes:
-        """Return the times of no message."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, nothing)
+    def none(cls) -> PastMessages:
+        """Return no messages."""
+        return cls(Rows.none(), np.zeros(0, np.int64))
 
-    def may_have_had(self, subscription: Subscription, offsets: Int64s) -> Bools:
-        """Return which messages the subscription may have received unrecorded; bool[n]."""
-        found = np.zeros(len(offsets), bool)
-        if subscription.doubtful_until_ms and len(self.offsets):
-            doubtful = subscription.may_have_had(self.due_ms, self.published_ms)
-            found |= np.isin(offsets, self.offsets[doubtful])
-        return found
+    @classmethod
+    def of(cls, topic: Topic, found: Published) -> PastMessages:
+        """Return the messages of ``found`` that an earlier broker may have delivered unrecorded.
+
+        A cancelled message is not among them: each delivery before the cancellation is recorded,
+        and there was none afterwards.
+        """
+        before = found.offsets < topic.doubtful_below
+        before &= ~topic.amendments.cancelled.contains(found.offsets)
+        found = found.pick(before)
+        due_ms = topic.amendments.moves.current(found.offsets, found.due_ms)
+        return cls(Rows.fresh(due_ms, found.offsets, traits_of(found.batch)), found.published_ms)
+
+    def may_have_had(self, subscription: Subscription) -> Rows:
+        """Return the messages that the subscription may have received unrecorded."""
+        if not (subscription.doubtful_until_ms and self.rows.height):
+            return Rows.none()
+        rows = self.rows.pick(subscription.may_have_had(self.rows, self.published_ms))
+        return rows.pick(~subscription.was_handed(rows.offsets))
+
+    def record(self, subscriptions: Iterable[Subscription], offsets: Int64s) -> None:
+        """Record which of these messages each subscription may have received.
+
+        That must precede a change of the messages: the subscription keeps them as they are, and
+        each later answer names it.
+        """
+        for subscription in subscriptions:
+            rows = self.may_have_had(subscription)
+            rows = rows.pick(np.isin(rows.offsets, offsets))
+            if rows.height:
+                subscription.assume_delivered(rows)
 
 
 class Decision(NamedTuple):
@@ -98,18 +124,18 @@ def still_wanted(
 
 
 def decide(
-    topic: Topic, offsets: Int64s, concerned: Iterable[Subscription], past: PastTimes
+    topic: Topic, offsets: Int64s, concerned: Iterable[Subscription], past: PastMessages
 ) -> Decision:
     """Decide whether each message can still be changed.
 
     Args:
       concerned: the subscriptions for which it would be changed.
-      past: the times of the messages from before the last start of the broker.
+      past: those of the messages that an earlier broker may have delivered unrecorded.
     """
     everyone = list(topic.subscriptions())
     names = frozenset(one.record.name for one in concerned)
     settled = {
-        one.record.name: one.was_handed(offsets) | past.may_have_had(one, offsets)
+        one.record.name: one.was_handed(offsets) | np.isin(offsets, past.may_have_had(one).offsets)
         for one in everyone
     }
     lapsed = {one.record.name: one.has_lapsed(offsets) for one in everyone if one.may_have_lapsed}

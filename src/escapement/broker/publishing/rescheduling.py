@@ -19,7 +19,7 @@ from escapement.broker.log.log_reader import LogReader
 from escapement.broker.publishing.outcome import (
     Decision,
     Outcome,
-    PastTimes,
+    PastMessages,
     decide,
     still_wanted,
 )
@@ -120,9 +120,11 @@ class Rescheduling:
         while topic.amendments.withheld.intersects(found.offsets):
             await self._moved.park()
         self._registry.check_open(topic)
-        decision, due_ms = _decide(topic, found)
+        past = PastMessages.of(topic, found)
+        decision, due_ms = _decide(topic, found, past)
         at = np.flatnonzero(decision.statuses == AmendStatus.DONE)
         if len(at):
+            past.record(topic.shared.values(), found.offsets[at])
             wait = self._restate(topic, found, at, due_ms[at], _times(delay_ms, at_ms, len(at)))
             await wait.ended()
         outcome = decision.outcome()
@@ -176,12 +178,10 @@ class Rescheduling:
         return wait
 
 
-def _decide(topic: Topic, found: Published) -> tuple[Decision, Int64s]:
+def _decide(topic: Topic, found: Published, past: PastMessages) -> tuple[Decision, Int64s]:
     """Decide which messages can be moved now. Return the decision and their current due times."""
     offsets = found.offsets
     due_ms = topic.amendments.moves.current(offsets, found.due_ms)
-    before = offsets < topic.doubtful_below
-    past = PastTimes(offsets[before], due_ms[before], found.published_ms[before])
     decision = decide(topic, offsets, topic.shared.values(), past)
     if topic.shared:
         # A message can be moved only if a subscription that has not received it is to get it.
@@ -208,7 +208,7 @@ def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
     """Return the outcome of messages that the log has forgotten: no subscription needs them."""
     cancelled = topic.amendments.cancelled.contains(offsets)
     statuses = np.where(cancelled, AmendStatus.CANCELLED, AmendStatus.DELIVERED).astype(np.uint8)
-    decision = decide(topic, offsets, topic.subscriptions(), PastTimes.none())
+    decision = decide(topic, offsets, topic.subscriptions(), PastMessages.none())
     return decision._replace(statuses=statuses).outcome()
 
 

@@ -312,8 +312,8 @@ class OrderedSubscription(Subscription):
         kept.add(np.fromiter(self._attempts, np.int64, len(self._attempts)))
         return kept
 
-    def may_have_had(self, due_ms: Int64s, published_ms: Int64s) -> npt.NDArray[np.bool_]:
-        return published_ms <= self.doubtful_until_ms
+    def may_have_had(self, rows: Rows, published_ms: Int64s) -> npt.NDArray[np.bool_]:
+        return (published_ms <= self.doubtful_until_ms) & self.covers(rows.due_ms, rows.offsets)
 
     def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         found = np.zeros(len(offsets), bool)

@@ -148,14 +148,11 @@ class SharedSubscription(DueSubscription):
             band.ready.put_back(part)
 
     def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        first_ms = rows.due_ms
-        if not self._amendments.moves.empty:
-            first_ms = self._amendments.moves.first(rows.offsets, first_ms)
-        before = (rows.attempts > 1) | (first_ms <= self.doubtful_until_ms)
+        before = (rows.attempts > 1) | (rows.due_ms <= self.doubtful_until_ms)
         return before if before.any() else None
 
-    def may_have_had(self, due_ms: Int64s, published_ms: Int64s) -> npt.NDArray[np.bool_]:
-        return due_ms <= self.doubtful_until_ms
+    def may_have_had(self, rows: Rows, published_ms: Int64s) -> npt.NDArray[np.bool_]:
+        return (rows.due_ms <= self.doubtful_until_ms) & self.covers(rows.due_ms, rows.offsets)
 
     def _again(self, rows: Rows, *, waited: bool) -> None:
         self.expiry.keeps(int(rows.due_ms.min()))

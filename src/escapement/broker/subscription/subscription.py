@@ -280,12 +280,26 @@ class Subscription(ABC):
         return handed
 
     @abstractmethod
-    def may_have_had(self, due_ms: Int64s, published_ms: Int64s) -> npt.NDArray[np.bool_]:
+    def may_have_had(self, rows: Rows, published_ms: Int64s) -> npt.NDArray[np.bool_]:
         """Return which messages a previous broker may have delivered without a record; bool[n].
 
         Args:
-          due_ms, published_ms: of messages from before the last start; int64[n].
+          rows: messages from before the last start.
+          published_ms: when each was published; int64[n].
         """
+
+    def assume_delivered(self, rows: Rows) -> None:
+        """Record that a previous broker may have delivered these messages, which are pending.
+
+        From then on they count as delivered: a change for other subscriptions leaves them here. The
+        next delivery is marked redelivered, and is the first attempt that counts.
+        """
+        rows = rows._replace(attempts=rows.attempts | RELEASED)
+        self.attempts.state(rows, rows.due_ms)
+        if self.held.discard(rows.offsets):
+            self._forget_ready(rows.offsets)  # they are ready, as never sent
+        self.held.add(rows.offsets)
+        self._again(rows, waited=False)
 
     @property
     def may_have_lapsed(self) -> bool:

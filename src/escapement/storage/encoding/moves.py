@@ -7,9 +7,9 @@ the index. A message that was relocated, that is restated with an unchanged due 
 too, because its first row is gone. When its first row is gone and no subscription wants the
 message, the entry is discarded.
 
-An entry also has the earliest of the message's due times, from which on it may have been
-delivered, and the latest, at which all of its keys are due. Its *base* is the key of the row that
-restated the message last. The log has the message in that row once its first row is gone.
+An entry also has the latest of the message's due times, at which all of its keys are due. Its
+*base* is the key of the row that restated the message last. The log has the message in that row
+once its first row is gone.
 
 Entries are columns sorted by offset: a large set, and a small set of recent entries, which is
 merged into the large one when it has grown. So the cost of a move depends on the small set, and a
@@ -19,9 +19,10 @@ Entries are stored as rows ``(chunk_no, bytes)`` of 2^16 offsets each, as a set 
 ``dirty_chunks`` returns the changed rows, ``load_chunk`` loads a row. A row, little-endian::
 
     crc32 of the rest u32 | count u32
-    5 columns of i64: offsets, due_ms, first_ms, last_ms, bases
+    4 columns of i64: offsets, due_ms, last_ms, bases
 
-Rows of older versions have only the first three columns. Their base is 0, for unknown.
+Rows of older versions have five columns, with the earliest of the due times after ``due_ms``, or
+only the first three of those five. Then the base is 0, for unknown.
 
 Pure: no clock, no I/O.
 """
@@ -29,7 +30,6 @@ Pure: no clock, no I/O.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -52,7 +52,6 @@ class _Entries(NamedTuple):
 
     offsets: Int64s
     due_ms: Int64s
-    first_ms: Int64s
     last_ms: Int64s
     bases: Int64s
 
@@ -99,13 +98,12 @@ class Moves:
 
         ``bases`` are the keys of the rows that restate them, or the one key of all.
         """
-        first_ms, last_ms = np.minimum(due_ms, stale_ms), np.maximum(due_ms, stale_ms)
+        last_ms = np.maximum(due_ms, stale_ms)
         for entries in (self._old, self._young):
             at, there = entries.find(offsets)
             at = at[there]
-            first_ms[there] = np.minimum(first_ms[there], entries.first_ms[at])
             last_ms[there] = np.maximum(last_ms[there], entries.last_ms[at])
-        columns = (offsets, due_ms, first_ms, last_ms, np.broadcast_to(bases, len(offsets)))
+        columns = (offsets, due_ms, last_ms, np.broadcast_to(bases, len(offsets)))
         self._young = self._young.under(_Entries(*columns))
         self._changed.update(np.unique(offsets >> _CHUNK_BITS).tolist())
         if len(self._young.offsets) > _YOUNG_ROWS:
@@ -113,22 +111,13 @@ class Moves:
 
     def current(self, offsets: Int64s, due_ms: Int64s) -> Int64s:
         """Return the due time of each message; ``due_ms`` if it was not moved. int64[n]."""
-        return self._times(offsets, due_ms, lambda entries: entries.due_ms)
-
-    def first(self, offsets: Int64s, due_ms: Int64s) -> Int64s:
-        """Return the earliest due time of each; ``due_ms`` if it was not moved. int64[n]."""
-        return self._times(offsets, due_ms, lambda entries: entries.first_ms)
-
-    def _times(
-        self, offsets: Int64s, due_ms: Int64s, column: Callable[[_Entries], Int64s]
-    ) -> Int64s:
         if self.empty:
             return due_ms
         for entries in (self._old, self._young):
             at, there = entries.find(offsets)
             if there.any():
                 due_ms = due_ms.copy()
-                due_ms[there] = column(entries)[at[there]]
+                due_ms[there] = entries.due_ms[at[there]]
         return due_ms
 
     def bases(self, offsets: Int64s) -> Int64s:
@@ -194,12 +183,12 @@ class Moves:
         view = unsealed(row, 0, _HEAD_BYTES, f"chunk {chunk_no} of a topic's moves")
         (count,) = _COUNT.unpack_from(view, SEAL_BYTES)
         columns, rest = divmod(len(view) - _HEAD_BYTES, 8 * max(count, 1))
-        if rest or columns not in (_COLUMNS, 3):
+        if rest or columns not in (_COLUMNS, 5, 3):
             raise LogDamaged(f"chunk {chunk_no} of a topic's moves has the wrong length")
         table = np.frombuffer(view, "<i8", columns * count, _HEAD_BYTES).reshape(columns, count)
-        offsets, due_ms, first_ms, *more = table.astype(np.int64)
-        last_ms, bases = more or (due_ms, np.zeros(count, np.int64))
-        self._old = self._old.under(_Entries(offsets, due_ms, first_ms, last_ms, bases))
+        offsets, due_ms, *more = table.astype(np.int64)
+        last_ms, bases = more[-2:] if len(more) > 1 else (due_ms, np.zeros(count, np.int64))
+        self._old = self._old.under(_Entries(offsets, due_ms, last_ms, bases))
 
     def _row(self, chunk_no: int) -> bytes:
         bounds = np.array([chunk_no, chunk_no + 1]) << _CHUNK_BITS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from escapement.errors import StorageError
 from escapement.message import Int64s
 from escapement.storage.encoding.moves import Moves
+from escapement.storage.encoding.seal import sealed
 
 OFFSETS = st.sets(st.one_of(st.integers(0, 40), st.integers(65_500, 65_560)), max_size=30)
 STEPS = st.lists(st.tuples(OFFSETS, st.integers(0, 100)), max_size=8)
@@ -26,7 +29,6 @@ class Model:
     def __init__(self) -> None:
         self.moves = Moves()
         self.due: dict[int, int] = {}
-        self.first: dict[int, int] = {}
         self.base: dict[int, int] = {}
         self.steps = 0
 
@@ -36,17 +38,14 @@ class Model:
             named, base = sorted(offsets), -self.steps
             stale = [self.due.get(offset, offset * 1000) for offset in named]
             self.moves.put(column(named), column([at_ms] * len(named)), column(stale), base)
-            for offset, stale_ms in zip(named, stale, strict=True):
+            for offset in named:
                 self.due[offset], self.base[offset] = at_ms, base
-                self.first[offset] = min(self.first.get(offset, stale_ms), stale_ms, at_ms)
 
     def check(self, moves: Moves) -> None:
         stated, offsets = EVERY * 1000, EVERY.tolist()
         current = [self.due.get(offset, offset * 1000) for offset in offsets]
         assert moves.current(EVERY, stated).tolist() == current
         assert moves.contains(EVERY).tolist() == [offset in self.due for offset in offsets]
-        first = [self.first.get(offset, offset * 1000) for offset in offsets]
-        assert moves.first(EVERY, stated).tolist() == first
         assert moves.bases(EVERY).tolist() == [self.base.get(offset, 0) for offset in offsets]
         for low, high in ((0, 1 << 20), (7, 65_530)):
             there = sorted(offset for offset in self.due if low <= offset < high)
@@ -59,9 +58,7 @@ class Model:
 
 
 @given(STEPS)
-def test_last_move_counts_and_earliest_due_time_is_kept(
-    steps: list[tuple[set[int], int]],
-) -> None:
+def test_last_move_of_a_message_counts(steps: list[tuple[set[int], int]]) -> None:
     """B1: after any number of moves of the same messages."""
     model = Model()
     model.put(steps)
@@ -83,6 +80,22 @@ def test_changed_rows_restore_all_moves(
     for chunk_no, row in rows.items():
         again.load_chunk(chunk_no, row)
     model.check(again)
+
+
+@pytest.mark.parametrize("columns", [3, 5])
+def test_rows_of_older_versions_are_read(columns: int) -> None:
+    offsets, due_ms, first_ms, last_ms, bases = np.arange(10, 60, 10)[:, None] + np.arange(3)
+    table = np.stack([offsets, due_ms, first_ms, last_ms, bases][:columns]).astype("<i8")
+    moves = Moves()
+    moves.load_chunk(0, sealed(b"", [struct.pack("<I", 3), table.tobytes()]))
+    assert moves.current(offsets, first_ms).tolist() == due_ms.tolist()
+    latest_ms = last_ms if columns == 5 else due_ms
+    assert [column.tolist() for column in moves.below(100)] == [
+        due_ms.tolist(),
+        latest_ms.tolist(),
+        offsets.tolist(),
+    ]
+    assert moves.bases(offsets).tolist() == (bases.tolist() if columns == 5 else [0, 0, 0])
 
 
 def test_many_moves_are_merged_and_a_damaged_row_is_noticed() -> None:
