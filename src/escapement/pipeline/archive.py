@@ -1,19 +1,21 @@
 """The job ``archive``: writes old, finished messages to Parquet, on any file system of Spark's.
 
-A message is finished when no subscription will receive it any more. The job works in steps of
-some topics, or some millions of messages:
+A message is finished when no subscription will receive it any more. One execution of the job is a
+*run*. A run archives its topics in *steps*: a step covers several small topics, or some millions
+of messages of a large one. Each step has three stages:
 
-1. Tasks read the messages and their states from the log and encode them as files
-   (pipeline/archiving/archive_file.py). The files go to a private directory of this run. The tasks
-   compute a digest of the messages on the way.
-2. The files are read back. Count and content must equal those of the messages read, and no
-   message may occur twice.
-3. The files are moved to their places in the archive. The database then records for each topic
-   that these offsets are archived (pipeline/archiving/archive_folder.py).
+1. The driver divides the messages of the step into *parts* (pipeline/source/part.py). Spark's
+   tasks read the parts from the log and encode them as files
+   (pipeline/archiving/archive_file.py), in a private directory of the step. Meanwhile the tasks
+   compute a *digest* of the messages (pipeline/archiving/digest.py).
+2. The files are read back. The number and the digest of their messages must equal those of the
+   messages read from the log, and no message may occur twice.
+3. The files are moved to their final paths in the archive. The database then *records* for each
+   topic that these offsets are archived (pipeline/archiving/archive_folder.py).
 
-Files without a record do not count, and the next run deletes them. A repeated run archives the
-offsets that no record names. Tasks may fail and run twice: Spark commits the output of each task
-once, and step 2 fails if it does not.
+Files without a record are not part of the archive, and the next run deletes them. A repeated run
+archives the offsets that no record names. Spark may run a task twice, but commits its output once.
+If Spark fails to do so, the second stage detects it.
 """
 
 from __future__ import annotations
@@ -56,22 +58,23 @@ from escapement.storage.state import topic_state
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The bounds of a step, over one topic or several. A killed run repeats at most one step, and
-# progress is reported after each step.
+# The maximum of messages, and of topics, in a step. A run that is killed loses the work of one step
+# at most, and the job reports its progress after each step.
 _MESSAGES_AT_ONCE: Final = 10_000_000
 _TOPICS_AT_ONCE: Final = 500
+# The database divides topics into bundles, one for each lease. All topics are in bundle 0.
 _BUNDLE: Final = 0
 _SUFFIX: Final = ".zstd.parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a run."""
+    """The progress of a run after a step."""
 
-    topics: int
-    of_topics: int
-    messages: int
-    size_bytes: int
+    topics: int  # finished topics
+    of_topics: int  # all topics of the run
+    messages: int  # archived messages
+    size_bytes: int  # of the archived files
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,11 @@ class ArchiveConfig:
 
     Args:
       source: the data source's options for the address of the log.
-      output: the root of the archive, on any file system that Spark writes to.
-      topics: names of topics; empty for all topics of namespaces whose policy has
-      ``archive``. older_than_ms: the minimum age of messages since they were published; None
-      for the retention
-        of their namespace.
-      show: called after each step.
+      output: the root directory of the archive, on any file system that Spark writes to.
+      topics: names of topics; empty for all topics of the namespaces whose policy has ``archive``.
+      older_than_ms: the minimum time since the publication of a message; None for the retention of
+        the message's namespace.
+      show: called with the progress after each step.
     """
 
     source: Mapping[str, str]
@@ -105,34 +107,34 @@ class ArchivedTopic:
     files: int
     first_offset: int
     last_offset: int
-    manifest: str  # its URI
+    manifest: str  # the URI of the manifest that lists the files
 
 
 @dataclass(slots=True)
 class Archived:
-    """The result of a run. A large topic has an entry for each of its steps."""
+    """The result of a run. ``topics`` has an entry for each topic of each step."""
 
     topics: list[ArchivedTopic] = field(default_factory=list)
 
     @property
     def messages(self) -> int:
-        """The number of messages of all topics."""
+        """The number of archived messages of all topics."""
         return sum(one.messages for one in self.topics)
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files."""
+        """The size of all files that the run wrote, in bytes."""
         return sum(one.size_bytes for one in self.topics)
 
 
 class _Task(NamedTuple):
-    """A topic that has messages to archive."""
+    """A topic that may have messages to archive."""
 
     name: TopicName
     id: int
-    before_ms: int  # only messages published before this time
-    most: int  # an upper bound of its messages
-    since: int = 0  # the first offset of the next step
+    before_ms: int  # only messages published before this time are archived
+    most: int  # the most messages to archive, without those that only restating rows have
+    since: int = 0  # the offset at which the topic's next step begins
 
 
 def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
@@ -141,12 +143,12 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
     The job may be interrupted at any time, and repeated.
 
     Raises:
-      InvalidRequest: if a namespace's policy does not have ``archive``, or Spark cannot
-      write to
-        ``output``.
+      InvalidRequest: if an option is not valid, Spark cannot write to ``output``, the namespace of
+        a named topic has no ``archive`` in its policy, or no namespace at all has it.
       NotFound: if a topic does not exist.
       Conflict: if another run is active on this log.
-      StorageError: if the files do not contain the messages read. The step is not recorded.
+      StorageError: if the files do not contain exactly the messages read from the log. The step is
+        not recorded then.
       StorageUnavailable: if the database cannot be reached.
       PySparkException: if Spark fails.
     """
@@ -177,7 +179,7 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
 
 
 class _Run:
-    """One run of the job. No other run is active on the log."""
+    """One run of the job. The caller holds the lock that keeps other runs off the log."""
 
     def __init__(
         self,
@@ -202,7 +204,7 @@ class _Run:
     # -- planning ------------------------------------------------------------------
 
     def tasks(self) -> list[_Task]:
-        """Return the topics that may have messages to archive."""
+        """Return the topics of this run that may have messages to archive."""
         found = []
         for name, retention_ms in self._topics():
             older_ms = self._config.older_than_ms
@@ -221,7 +223,11 @@ class _Run:
         return found
 
     def _topics(self) -> list[tuple[TopicName, int]]:
-        """Return the configured topics, each with the retention of its namespace."""
+        """Return the topics of this run, each with the retention of its namespace in milliseconds.
+
+        These are the configured topics, or all topics of the namespaces whose policy has
+        ``archive``, except namespaces that are being deleted.
+        """
         if self._config.topics:
             found = []
             for name in dict.fromkeys(map(TopicName.parse, self._config.topics)):
@@ -257,7 +263,11 @@ class _Run:
     # -- the work ----------------------------------------------------------------------
 
     def archive(self, tasks: Sequence[_Task]) -> tuple[list[ArchivedTopic], list[_Task]]:
-        """Archive some topics, or a step of them. Return the results and the remaining tasks."""
+        """Archive one step of these topics.
+
+        Returns:
+          The archived messages of each topic, and the topics that need another step.
+        """
         self._steps += 1
         run = f"{self._name}-{self._steps}"
         directory = self._folder.begin(run)
@@ -277,13 +287,13 @@ class _Run:
         return done, left
 
     def _parts(self, tasks: Sequence[_Task]) -> tuple[list[Part], list[_Task]]:
-        """Return the parts that one step reads, and the tasks left for later steps."""
+        """Return the parts that this step reads, and the topics that need another step."""
         parts, left = [], []
         names = [task.name for task in tasks]
         states = topic_state.read_topics(self._engine, self._connection, names)
         for task, state in zip(tasks, states, strict=True):
             if isinstance(state, NotFound):
-                continue  # the topic was deleted meanwhile
+                continue  # the topic was deleted after it was listed
             found = unarchived(self._connection, state, task.before_ms, task.since)
             messages = np.cumsum([part.first_stated for part in found])
             count = max(int(messages.searchsorted(_MESSAGES_AT_ONCE, "right")), 1)
@@ -294,7 +304,11 @@ class _Run:
     def _verified(
         self, tasks: Sequence[_Task], run: str, directory: str, made: Made
     ) -> list[Ready]:
-        """Return the files by topic. Raise ``StorageError`` if messages differ from those read."""
+        """Verify the files that the tasks wrote, and return them grouped by topic.
+
+        Raises:
+          StorageError: if the files do not contain exactly the messages read from the log.
+        """
         read, files = made
         written = sum((file.digest for file in files.values()), Digest())
         if written != read:

@@ -1,8 +1,9 @@
-"""A manifest: the files that one run of the job ``archive`` wrote for one topic.
+"""A manifest: the list of files that one step of the job ``archive`` wrote for one topic.
 
-It is stored twice: in the database, with the record that makes the files count, and as JSON
-beside the files, for readers without the database. It has plain values only and does not use
-Spark.
+Each manifest is stored twice. The database stores it with the record that makes the files part of
+the archive. A JSON file in the archive is for readers without access to the database.
+
+This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """One Parquet file. Times are Unix milliseconds; all bounds are inclusive."""
+    """One Parquet file of an archive. Times are Unix milliseconds; all bounds are inclusive."""
 
-    path: str  # below the manifest's root
+    path: str  # relative to the root of the archive
     size_bytes: int
     sha256: str
     messages: int
@@ -35,7 +36,7 @@ class ArchivedFile:
     content: str  # the digest of all columns of all messages (pipeline/archiving/digest.py)
 
     def may_have(self, selection: Selection) -> bool:
-        """Return whether any of its messages may be in the selection."""
+        """Return whether the file may have messages of the selection, by the file's bounds."""
         return (
             selection.offsets.meets(self.first_offset, self.last_offset)
             and selection.due.meets(self.min_due_ms, self.max_due_ms)
@@ -45,13 +46,13 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of one topic that one run wrote."""
+    """The files that one step of the job ``archive`` wrote for one topic."""
 
-    topic: str  # its full name when it was archived
+    topic: str  # the topic's full name when its messages were archived
     topic_id: int
     log: str  # the identity of the log, in hexadecimal
-    run: str
-    root: str  # a URI as Spark writes it
+    run: str  # the unique name of the step
+    root: str  # the root directory of the archive, as a URI in Spark's notation
     archived_at_ms: int
     files: tuple[ArchivedFile, ...]
 
@@ -62,7 +63,7 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files."""
+        """The size of all files, in bytes."""
         return sum(file.size_bytes for file in self.files)
 
     @property

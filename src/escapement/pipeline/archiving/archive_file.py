@@ -1,8 +1,8 @@
 """An archive file: messages of one topic and one day of publication, as Parquet, in memory.
 
-Arrow encodes the columns that were read from the log, and decodes the file that was written.
-Both directions compute a digest (pipeline/archiving/digest.py). The file's metadata names its
-topic.
+Arrow encodes columns of messages as a file, and decodes a file to verify it. Encoding and decoding
+both compute a digest of the messages (pipeline/archiving/digest.py). The two digests are equal if
+the file has the messages that were encoded.
 
 This module does not use Spark.
 """
@@ -28,14 +28,15 @@ from escapement.pipeline.arrow import arrow_schema, longs, values_of
 from escapement.pipeline.columns import NULLABLE, READ_COLUMNS
 from escapement.storage.offsets import OffsetSet
 
-# All messages of a file have the same topic, which is in its metadata.
+# The columns of a file. All its messages have the same topic, which the file's metadata names.
 FILE_SCHEMA: Final = arrow_schema(
     [(name, name in NULLABLE) for name in READ_COLUMNS if name != "topic"]
 )
 _TOPIC: Final = b"escapement.topic"
 _ASCENDING: Final = ("offset", "deliver_at", "published_at")
-# Features that every Parquet reader supports. Payloads have no dictionary: compression finds
-# repeated payloads too, and the writer would abandon a large dictionary only after a while.
+# Options of Arrow's Parquet writer, for files that every Parquet reader supports. Payloads have no
+# dictionary: compression finds repeated payloads too, and the writer would waste work on a
+# dictionary that grows too large.
 _FORMAT: Final[Mapping[str, Any]] = {
     "compression": "zstd",
     "compression_level": 1,
@@ -44,29 +45,30 @@ _FORMAT: Final[Mapping[str, Any]] = {
     "write_statistics": list(_ASCENDING),
     "store_schema": False,
 }
-# The size of a row group before compression. Readers read a row group at once.
+# The size of a row group before compression. Readers load a whole row group into memory.
 _GROUP_BYTES: Final = 4 << 20
-# The size of all unfinished files of a task. Several processes may hold a file in memory at once:
-# Python, and Java, which copies it.
+# The maximum size of all unfinished files of a task together, which are in memory. At this size,
+# the largest file is finished. Python and Java may both have copies of a finished file.
 _MOST_BYTES: Final = 48 << 20
 _STEP_ROWS: Final = 1 << 16
 _DAY_US: Final = 86_400_000_000
-# The longest name that file systems accept, and how much of a longer name is kept.
+# The longest directory name that file systems accept, and the number of characters of a topic or
+# namespace that the directory name keeps if it would be longer.
 _MOST_NAME_CHARS: Final = 255
 _KEPT_CHARS: Final = 200
 
 
 def directory_of(topic: TopicName, day: date) -> str:
-    """Return the directory of a topic's files of a day, in Spark's partition style ``name=value``.
+    """Return the path, below the archive's root, of the directory for a topic's files of one day.
 
-    Names are percent-encoded, slashes included.
+    The path has Spark's partition style ``name=value``. Names are percent-encoded, slashes too.
     """
     places = _place("namespace", topic.namespace_full), _place("topic", topic.full)
     return f"{'/'.join(places)}/day={day.isoformat()}"
 
 
 def _place(kind: str, name: str) -> str:
-    """Return one directory name. A name that is too long is cut, and ends with its hash."""
+    """Return the directory name ``kind=name``. A name that is too long is cut and gets a hash."""
     place = f"{kind}={quote(name, '')}"
     if len(place) <= _MOST_NAME_CHARS:
         return place
@@ -77,16 +79,16 @@ class Encoded(NamedTuple):
     """An encoded file, ready to be written."""
 
     content: Any  # pyarrow.Buffer
-    digest: Digest
+    digest: Digest  # of the messages in the file
 
 
 def encode(topic: str, batches: Iterable[Any]) -> Iterator[Encoded]:
-    """Yield files with these messages: at least one for each day, of bounded size.
+    """Encode a topic's messages as files of bounded size, at least one for each day.
 
     Args:
       batches: record batches with the columns of ``FILE_SCHEMA``.
     """
-    files: dict[int, _Encoder] = {}  # by their days
+    files: dict[int, _Encoder] = {}  # unfinished files, by days since 1970
     for batch in batches:
         for day, some in _by_day(batch):
             if day not in files:
@@ -100,7 +102,7 @@ def encode(topic: str, batches: Iterable[Any]) -> Iterator[Encoded]:
 
 
 class _Encoder:
-    """A file that is being encoded."""
+    """An archive file that is being encoded, and grows by batches of messages."""
 
     def __init__(self, topic: str) -> None:
         self._sink = pa.BufferOutputStream()
@@ -143,20 +145,21 @@ def _by_day(batch: Any) -> Iterator[tuple[int, Any]]:
 
 
 class FoundFile(NamedTuple):
-    """The content of a file that was read back."""
+    """The findings about an archive file that was decoded to verify it."""
 
     topic: str
     day: date
     digest: Digest
     offsets: OffsetSet
-    described: ArchivedFile  # its path is still empty
+    described: ArchivedFile  # the file's entry in a manifest, with an empty path
 
 
 def decode(content: Any) -> FoundFile:
-    """Return the content of a file, which is given as a buffer.
+    """Decode a whole archive file, given as a buffer, and return the findings.
 
     Raises:
-      StorageError: if the file is damaged or empty, or has a message twice or several days.
+      StorageError: if the file is damaged, has no messages, has a message twice, or has messages
+        of several days.
     """
     try:
         return _decode(content)

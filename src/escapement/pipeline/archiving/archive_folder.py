@@ -1,11 +1,12 @@
-"""The archive folder: moves verified files into an archive, safe against a crash at any step.
+"""The archive folder: moves verified files into an archive, safe against a crash at any moment.
 
-A run of the job ``archive`` writes files into a directory of its own. After verification:
+The job ``archive`` works in steps. Here a *run* is one of these steps, by its unique name. A run
+writes files into a directory of its own below the root of the archive. After their verification:
 
-1. A note in that directory lists the places to which the files will be moved.
-2. The files are moved to their places, and a manifest of each topic is written.
-3. The database records the files, topic by topic. From then on they count: the log may forget
-   these messages, and readers use the files.
+1. A note in the run's directory lists the final paths of the files.
+2. The files are moved to these paths, and a manifest for each topic is written.
+3. The database *records* the files, topic by topic. A recorded file is part of the archive: the
+   log may forget its messages, and readers use the file.
 4. The run's directory is deleted.
 
 The next run deletes directories that a crash has left. Before that, it deletes the files that
@@ -35,7 +36,12 @@ _NOTE: Final = "moving.json"
 
 
 class Place(Protocol):
-    """A directory of a file system; see pipeline/directories/local_directory.py."""
+    """The root directory of an archive, and operations on paths relative to it.
+
+    The implementations document the methods: ``LocalDirectory``
+    (pipeline/directories/local_directory.py) and ``SparkDirectory``
+    (pipeline/archiving/spark_directory.py).
+    """
 
     root: str
 
@@ -53,26 +59,23 @@ class Place(Protocol):
 
 
 class Ready(NamedTuple):
-    """Verified files of one topic in the directory of their run, and the offsets they have.
+    """The verified files of one topic, which are still in the directory of their run."""
 
-    The manifest has the paths to which the files will be moved.
-    """
-
-    manifest: Manifest
-    offsets: OffsetSet
+    manifest: Manifest  # with the paths to which the files will be moved
+    offsets: OffsetSet  # of all messages in the files
     names: tuple[str, ...]  # the names of the manifest's files in the run's directory
 
     @property
     def manifest_path(self) -> str:
-        """The path to which the manifest is written."""
+        """The path, relative to the archive's root, to which the manifest is written."""
         return f"{_MANIFESTS}/{self.manifest.run}-{self.manifest.topic_id}.json"
 
 
 class ArchiveFolder:
-    """The archive folder of one log at one place; blocking."""
+    """The archive of one log below one root directory; blocking."""
 
     def __init__(self, place: Place, engine: Engine, connection: Connection) -> None:
-        """``connection`` must hold the lock of ``archive_record.alone``."""
+        """``connection`` must hold the lock on the log that ``archive_record.alone`` takes."""
         self._place = place
         self._engine = engine
         self._connection = connection
@@ -80,13 +83,13 @@ class ArchiveFolder:
         self.log = log_identity(connection).hex()
 
     def begin(self, run: str) -> str:
-        """Return the whole path of the directory that a run writes to."""
+        """Return the full path of the directory into which a run writes. Does not create it."""
         return f"{self.root}/{self._directory(run)}"
 
     def put(self, run: str, ready: list[Ready]) -> None:
-        """Move files from the run's directory to their places, and write the manifests."""
-        # Check that the connection is alive. If it is lost, so is the lock, and another run may
-        # be active.
+        """Move files from the run's directory to their final paths, and write the manifests."""
+        # Check that the connection is alive. If the connection is lost, so is the lock, and another
+        # run may be active.
         self._connection.execute("SELECT 1")
         directory = self._directory(run)
         files = {
@@ -102,7 +105,7 @@ class ArchiveFolder:
         self._place.settle()
 
     def record(self, one: Ready) -> bool:
-        """Record files, so that they count. Return False if their topic was deleted."""
+        """Record one topic's files in the database. Return False if the topic was deleted."""
         manifest = one.manifest
         row = ArchiveRecord(
             manifest.topic_id,
@@ -121,7 +124,7 @@ class ArchiveFolder:
         return True
 
     def clear(self) -> None:
-        """Delete the directories of runs on this log, and moved files without a record."""
+        """Delete the directories of all runs on this log, and the moved files without a record."""
         for name in self._place.directories(_RUNS):
             if not name.startswith(self.log):
                 continue

@@ -27,14 +27,18 @@ _NUMBERS: Final[dict[int, type[np.signedinteger[Any]]]] = {
     64: np.int64,
 }
 _MASK: Final = (1 << 64) - 1
-# Parts of a file's SHA-256: a signed integer for ``mixed``, and an unsigned one for ``total``.
+# The first bytes of a file's SHA-256 are used: a signed integer for ``Digest.mixed``, and then an
+# unsigned one for ``Digest.total``.
 _MIXED_BYTES: Final = 8
 _ADDED_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A number of messages, and two sums over the hashes of their files; all 0 without files."""
+    """The digest of some files: a number of messages, and two sums over the files' hashes.
+
+    All three are 0 without files.
+    """
 
     messages: int = 0
     mixed: int = 0  # the exclusive or of 64 bits of each hash; signed, as Spark's BIGINT
@@ -47,12 +51,12 @@ class Digest:
 
     @property
     def content(self) -> str:
-        """The sums as 32 hexadecimal digits."""
+        """``mixed`` and ``total`` as 32 hexadecimal digits."""
         return f"{self.mixed & _MASK:016x}{self.total & _MASK:016x}"
 
 
 class Content:
-    """The running digest of one file."""
+    """Computes the digest of one file while its messages pass in batches."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -78,9 +82,9 @@ class Content:
 
 
 def _parts(name: str, column: Any) -> Iterator[tuple[str, Buffer]]:
-    """Yield named buffers that determine the content of a column.
+    """Yield the buffers that determine the content of a column, each with the name of a hash.
 
-    Buffers of one name are hashed one after another.
+    The caller has one hash for each name, and adds to it the buffers of all batches in order.
     """
     kind = column.type
     if pa.types.is_map(kind):

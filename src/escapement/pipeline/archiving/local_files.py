@@ -1,8 +1,8 @@
 """Archive files on a local file system, which the task itself writes and reads back.
 
-Writes and reads bypass the page cache, so a task reads back the data on the disk. Each attempt at
-a task uses new file names. The files of a failed attempt stay in the run's directory until that
-is deleted.
+Writes and reads bypass the page cache, so a task reads back the data on the disk. All tasks write
+into one directory, which the driver shares with them. Each attempt at a task uses new file names.
+The files of a failed attempt stay there until the directory is deleted.
 
 This module does not use Spark.
 """
@@ -28,19 +28,19 @@ _SUFFIX: Final = ".parquet"
 class Stored(NamedTuple):
     """A file that was written and read back."""
 
-    name: str  # in its directory
+    name: str  # the file's name in the shared directory
     digest: Digest  # of the messages that were encoded
-    found: FoundFile  # as read back
+    found: FoundFile  # the findings about the bytes read back
 
 
 def store(shared: SharedDirectory, number: int, files: Iterable[Encoded]) -> Iterator[Stored]:
-    """Write each file into the driver's directory and read it back. Yielded files are durable.
+    """Write each file into the shared directory and read it back. Yielded files are durable.
 
     Args:
       number: the task's number, which is part of the file names.
 
     Raises:
-      InvalidRequest: if this machine does not see the driver's directory. Nothing is written.
+      InvalidRequest: if this machine does not see the shared directory. Nothing is written.
       StorageError: if writing or reading fails, or the file read back is not valid.
     """
     shared.check()

@@ -1,4 +1,4 @@
-"""The plan of the job ``archive`` for one topic: parts, each of which one task archives."""
+"""The plan of the job ``archive`` for one topic: parts of its log, each for one Spark task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import RowKey
 from escapement.storage.state.topic_state import TopicState
 
-# The target size of a file, estimated from the log's first rows, and its minimum of messages.
+# The target size of a file, and the least number of messages of a part. The size of a message is
+# estimated from the first ``_SAMPLE`` rows of the topic's log.
 _FILE_BYTES: Final = 32 << 20
 _FEWEST: Final = 1_000
 _SAMPLE: Final = 256
@@ -22,10 +23,10 @@ _SAMPLE: Final = 256
 def unarchived(
     connection: Connection, state: TopicState, before_ms: int, since: int = 0
 ) -> list[Part]:
-    """Return parts with the topic's finished messages that are not archived, in arrival order.
+    """Return the parts that cover the topic's finished, unarchived messages, in arrival order.
 
-    A message is finished when no subscription will receive it any more. Only messages published
-    before ``before_ms``, from the offset ``since`` on.
+    A message is finished when no subscription will receive it any more. The parts leave out
+    messages published at ``before_ms`` or later, and messages with offsets below ``since``.
 
     Raises:
       StorageUnavailable: if the database cannot be reached.
@@ -37,14 +38,14 @@ def unarchived(
 
 
 def accepted_before(connection: Connection, topic_id: int, before_ms: int, end: int) -> int:
-    """Return the first offset accepted at ``before_ms`` or later, or ``end`` if there is none."""
+    """Return the first offset published at ``before_ms`` or later, or ``end`` if there is none."""
     return Log.reading(
         connection, lambda log: log.first_accepted(connection, topic_id, before_ms, end)
     )
 
 
 def _file_messages(connection: Connection, state: TopicState) -> int:
-    """Return how many messages of the topic make a file of about the target size."""
+    """Return the number of messages of the topic that make a file of about the target size."""
 
     def first(log: Log) -> list[RowKey]:
         heads = log.heads(connection, state.record.id, state.begin_offset, state.end_offset)

@@ -1,8 +1,8 @@
-"""A directory on any file system that Spark supports, as the driver sees it.
+"""The root directory of an archive, on any file system that Spark supports; used by the driver.
 
-Paths are relative to the directory and have no escape sequences. A local directory is accessed
-without Java. But Java determines whether a directory is local: a path without a scheme is local
-only if Spark's default file system is.
+Paths are relative to the directory and have no escape sequences. Python itself accesses a local
+directory. Any other directory is accessed through Spark's Java. Java also determines whether a
+directory is local: a path without a scheme is on Spark's default file system, local or not.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def place(spark: SparkSession, root: str) -> Place:
-    """Return the place at ``root``. Raises ``InvalidRequest`` if Spark cannot access it."""
+    """Return the directory ``root``. Raises ``InvalidRequest`` if Spark cannot access it."""
     found = SparkDirectory(spark, root)
     return found if local_path(found.root) is None else LocalDirectory(found.root)
 
 
 class SparkDirectory:
-    """A directory accessed through Spark's JVM, as a ``Place``; blocking."""
+    """A directory accessed through Spark's Java; implements ``Place``; blocking."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         if set(root) & _PATTERN:
@@ -49,7 +49,7 @@ class SparkDirectory:
             raise InvalidRequest(f"Spark cannot write to {root}: {_reason(error)}") from None
 
     def at(self, path: str) -> str:
-        """Return the whole path."""
+        """Return the full URI of a path in this directory."""
         return f"{self.root}/{path}"
 
     def directories(self, path: str) -> list[str]:
@@ -91,7 +91,7 @@ class SparkDirectory:
             raise StorageError(f"{self.at(path)} cannot be moved to {self.at(to)}")
 
     def settle(self) -> None:
-        """Do nothing: confirmed changes of these file systems count as durable."""
+        """Do nothing: these file systems are trusted to confirm only durable changes."""
 
     def delete(self, path: str) -> None:
         """Delete a file, or a directory with its content. Does nothing if it does not exist."""

@@ -5,9 +5,9 @@ itself writes and reads them. The driver uses the files that the successful atte
 reports.
 
 On any other file system, Spark writes the files and commits each task once. Other tasks then read
-all files back. Spark writes raw bytes through its text format: it writes each string unchanged,
-followed by the line separator. A Parquet file ends with four fixed bytes. Those are the line
-separator here, and each string is a file without them.
+all files back. Spark can write raw bytes only in its text format: it writes each string unchanged,
+followed by a line separator. Every Parquet file ends with the same four bytes. So these four bytes
+are the line separator, and each string is one Parquet file without them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from escapement.pipeline.source.reading import read_part
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# The last four bytes of every Parquet file.
 _MAGIC: Final = b"PAR1"
 # The suffix of files that Spark's text format writes.
 _SUFFIX: Final = ".txt"
 
 
 class Made(NamedTuple):
-    """The files of all tasks."""
+    """The files that all tasks wrote."""
 
     read: Digest  # of the messages as read from the log
-    files: dict[str, FoundFile]  # as read back, by name in the directory
+    files: dict[str, FoundFile]  # the findings about the files read back, by file name
 
 
 def make(spark: SparkSession, address: LogAddress, parts: Sequence[Part], directory: str) -> Made:
@@ -123,7 +124,7 @@ def _write(
 
 
 def _numbers(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
-    """Return a DataFrame with one row and one task for each part: the number of the part."""
+    """Return a DataFrame with the number of each part, in a row and a Spark task of its own."""
     return spark.range(0, len(parts), 1, len(parts))
 
 
@@ -140,7 +141,7 @@ def _encoded(address: LogAddress, part: Part) -> Iterator[Encoded]:
 
 
 def _row(content: Any) -> Any:
-    """Return a file without its last four bytes, as a record batch of one row."""
+    """Return a Parquet file without its last four bytes, as a record batch of one string."""
     import pyarrow as pa
 
     length = len(content) - len(_MAGIC)
@@ -150,7 +151,7 @@ def _row(content: Any) -> Any:
 
 
 def read_back(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
-    """Return the contents of all files of a directory, by file name."""
+    """Read all files of a directory in Spark tasks. Return the findings about each, by name."""
 
     def found(files: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -158,12 +159,12 @@ def read_back(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
         keep_memory()
         for batch in files:
             for number, content in enumerate(batch["content"]):
-                if len(content.as_buffer()):  # a task without files may leave an empty one
+                if len(content.as_buffer()):  # a task without messages may leave an empty file
                     told = binaries(Blobs.of([pickle.dumps(decode(content.as_buffer()))]))
                     yield pa.record_batch([batch["path"].slice(number, 1), told], ["path", "found"])
 
-    # One file at a time, to bound the memory. All columns are read, because Java would copy
-    # every file to drop one.
+    # A task gets one file at a time, to bound its memory. All columns are read, because Java would
+    # copy the bytes of every file to drop a column.
     with _setting(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "1"):
         rows = (
             spark.read.format("binaryFile")
@@ -177,7 +178,7 @@ def read_back(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
 
 @contextmanager
 def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Change a setting of the session inside the block."""
+    """Change a setting of the Spark session for the duration of the ``with`` block."""
     before = spark.conf.get(name)
     spark.conf.set(name, value)
     try:
