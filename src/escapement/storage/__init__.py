@@ -1,4 +1,5 @@
 """Durable state: database engines, commits, log, journal, index and checkpoints.
 
-Begin with ``commit/commit.py`` for the way of a message, and with ``state.py`` for a start.
+To follow a message, begin with ``commit/commit.py``. To follow the start of a broker, begin with
+``state/state.py``.
 """

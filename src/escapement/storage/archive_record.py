@@ -1,14 +1,18 @@
-"""Archive records: which offsets of each topic are archived, by which run.
+"""Archive records: which messages of each topic are archived, and in which files.
 
-Owns the tables ``archives`` and ``archived_chunks``. One transaction records that a run has
-written and verified its files, and adds their offsets to the topic's set. Files without a record
-do not count. An offset is archived once: a record with an offset that is in the set already is
-refused, so two runs cannot archive the same message. After the record the log may delete the
-message (broker/upkeep/archive_hold.py).
+The archive job copies finished messages to files outside the database, in steps. Each step has an
+id, its *run*. When the files of a run are written and verified, one transaction adds a record for
+each topic to the table ``archives``, and the offsets of the messages to the topic's set of archived
+offsets, in the table ``archived_chunks``. This module owns both tables. A record's *manifest* lists
+the files; the package ``pipeline`` defines its format. Files that no record names do not count.
 
-Only one run of the archive job works on a log at a time: :func:`alone`. A record is written over
-the connection that holds this lock, so it fails if the lock was lost. The pipeline defines the
-content of a manifest. storage/removal.py has a deleted topic's rows deleted; its files stay.
+An offset is archived once: a record with an offset that is already in the set is refused, so two
+runs cannot archive the same message. The log deletes a message only after it is recorded here
+(broker/upkeep/archive_hold.py).
+
+Only one archive job works on a log at a time: :func:`alone`. The job writes its records over the
+connection that holds this lock, so writing fails if the lock was lost. After a topic is deleted,
+storage/cleanup deletes its rows in these tables. Its archive files stay.
 """
 
 from __future__ import annotations
@@ -31,27 +35,28 @@ from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
 _COLUMNS: Final = (
     "topic_id, run, archived_at_ms, message_count, size_bytes, first_offset, last_offset, manifest"
 )
-# A day. The server closes a connection that is idle for longer, and releases its lock.
+# How long the job's connection may be idle: a day. After that the MySQL server closes the
+# connection, which releases the lock.
 _IDLE_S: Final = 86_400
-# Offsets compared in one step.
+# Limit of offsets in each array that :func:`lacking` yields.
 _AT_ONCE: Final = 1 << 20
 
 
 class ArchiveRecord(NamedTuple):
-    """The record of one run's archive of one topic."""
+    """The record of the files that one run wrote for one topic."""
 
     topic_id: int
     run: str
     archived_at_ms: int
     message_count: int
-    size_bytes: int  # of the files
+    size_bytes: int  # total size of the files
     first_offset: int
     last_offset: int
     manifest: bytes
 
 
 def archived(connection: Connection, topic_id: int, low: int = 0, high: int = NO_END) -> OffsetSet:
-    """Return the archived offsets of a topic; complete at least for ``[low, high)``."""
+    """Return the set of a topic's archived offsets. It may lack offsets outside ``[low, high)``."""
     rows = connection.execute(
         "SELECT chunk, data FROM archived_chunks"
         " WHERE topic_id = ? AND (chunk = ? OR chunk BETWEEN ? AND ?) ORDER BY chunk",
@@ -61,7 +66,7 @@ def archived(connection: Connection, topic_id: int, low: int = 0, high: int = NO
 
 
 def version(connection: Connection) -> int:
-    """Return a number that grows with each record."""
+    """Return a number that grows with each archive record of any topic; 0 without records."""
     found = connection.execute("SELECT MAX(id) FROM archives").rows[0][0]
     return 0 if found is None else int(found)
 
@@ -69,7 +74,10 @@ def version(connection: Connection) -> int:
 def records(
     connection: Connection, topic_id: int, low: int = 0, high: int = NO_END
 ) -> list[ArchiveRecord]:
-    """Return the records of a topic that may overlap ``[low, high)``, in order of creation."""
+    """Return a topic's archive records, oldest first.
+
+    Leaves out a record if all of its offsets lie outside ``[low, high)``.
+    """
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM archives"
         " WHERE topic_id = ? AND last_offset >= ? AND first_offset < ? ORDER BY id",
@@ -79,13 +87,17 @@ def records(
 
 
 def is_recorded(connection: Connection, topic_id: int, run: str) -> bool:
-    """Return whether the run has a record for the topic."""
+    """Return whether there is an archive record of this run for the topic."""
     query = "SELECT 1 FROM archives WHERE topic_id = ? AND run = ?"
     return bool(connection.execute(query, (topic_id, run)).rows)
 
 
 def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: OffsetSet) -> None:
-    """Record that the manifest's files have these messages, in a transaction of its own.
+    """Store an archive record and add its offsets to the topic's set, in one transaction.
+
+    Args:
+      new: the record, whose manifest lists verified files.
+      offsets: the offsets of all messages in these files.
 
     Raises:
       NotFound: if the topic was deleted; nothing is recorded.
@@ -95,7 +107,7 @@ def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: 
     """
     assert len(offsets) == new.message_count, "the record's count differs from its offsets"
     with transaction(connection):
-        # The lock makes the deletion of the topic, and other records of it, wait.
+        # Lock the topic's row, so that a deletion of the topic, or another record, has to wait.
         there = connection.execute(
             f"SELECT 1 FROM topics WHERE id = ?{engine.dialect.update_lock}", (new.topic_id,)
         ).rows
@@ -118,13 +130,15 @@ def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: 
 
 @contextmanager
 def alone(engine: Engine, connection: Connection) -> Iterator[None]:
-    """Hold the lock of the archive job while this connection and this process live.
+    """Hold the lock of the archive job while the block runs.
+
+    The lock is lost if the process ends, or on MySQL if ``connection`` breaks.
 
     Raises:
-      Conflict: if another run holds it.
+      Conflict: if another archive job holds the lock.
     """
     if engine.kind != "mysql":
-        # SQLite has no locks besides those of transactions.
+        # SQLite has no named locks, so a lock file beside the database replaces them.
         file = os.open(f"{engine.location}.archiving", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
@@ -138,7 +152,7 @@ def alone(engine: Engine, connection: Connection) -> Iterator[None]:
     with named_lock(connection, "archive.", 0) as got:
         if not got:
             raise _busy()
-        # A run may take long between two statements.
+        # The job may send no statement for hours while it writes files.
         connection.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
         yield
 
@@ -148,7 +162,7 @@ def _busy() -> Conflict:
 
 
 def lacking(archived: OffsetSet, low: int, high: int) -> Iterator[Int64s]:
-    """Yield the offsets in ``[low, high)`` that are not archived; int64[n] each, ascending."""
+    """Yield the offsets in ``[low, high)`` that ``archived`` lacks, ascending, as int64 arrays."""
     while (low := archived.first_missing(low)) < high:
         found = archived.missing(low, high, _AT_ONCE)
         yield found

@@ -1,7 +1,9 @@
-"""Runners of blocking calls: in threads in production, inline on a virtual clock.
+"""Runners of blocking calls, such as database statements, for asynchronous code.
 
-Storage gets a :data:`Run` and never chooses one. In threads, a call that has begun is always
-waited for, even if it is cancelled, so that its outcome is known.
+In production :func:`in_threads` makes the calls in threads. Tests with a virtual clock use
+:func:`inline`, which makes them in the event loop. The code in ``storage`` receives its runner as
+an argument of the type :class:`Run`. Once a call has begun in a thread, the runner waits for its
+end even if the caller is cancelled, so that the outcome of the call is known.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """``await run(function, *arguments)`` returns or raises what the function does."""
+    """The type of a runner. ``await run(function, *args)`` does the same as ``function(*args)``."""
 
     async def __call__(self, function: Callable[..., T], /, *arguments: object) -> T: ...
 
 
 def in_threads(most: int) -> Run:
-    """Return a runner for trio's worker threads with a limit of ``most`` calls at a time."""
+    """Return a runner that makes at most ``most`` calls at a time, in trio's worker threads."""
     limiter = trio.CapacityLimiter(most)
 
     async def run(function: Callable[..., T], /, *arguments: object) -> T:
@@ -33,18 +35,21 @@ def in_threads(most: int) -> Run:
 
 
 class Near(Protocol):
-    """A source that may be in memory."""
+    """A source of data. If it is ``in_memory``, reading it does not block."""
 
     @property
     def in_memory(self) -> bool: ...
 
 
 async def read_from(source: Near, run: Run, read: Callable[..., T], /, *arguments: object) -> T:
-    """Call ``read``: at once if its source is in memory, otherwise by ``run``."""
+    """Return ``read(*arguments)``. It goes through ``run`` unless ``source`` is in memory."""
     return read(*arguments) if source.in_memory else await run(read, *arguments)
 
 
 async def inline(function: Callable[..., T], /, *arguments: object) -> T:
-    """Run in the event loop, after a checkpoint. For an engine that answers at once."""
+    """Call ``function`` in the event loop, after other tasks had a turn.
+
+    This is a runner for tests, whose calls do not block for long.
+    """
     await trio.lowlevel.checkpoint()
     return function(*arguments)

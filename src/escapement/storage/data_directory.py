@@ -1,11 +1,11 @@
 """A broker's data directory: its lock, its identity and its files.
 
-The identity is created once and outlives the process, so a restarted broker takes back its own
-leases at once. The lock is held while the process lives; the kernel releases it however the
-process ends.
+The *identity* is a random id of the broker. It is created once and outlives the process, so a
+restarted broker can prove that a lease is its own, and takes it back at once. The process holds the
+lock while it has the directory open. The kernel releases the lock however the process ends.
 
     broker.id   the identity, 32 hexadecimal digits
-    broker.lock locked while a broker runs here; holds its process id, for operators
+    broker.lock locked while a broker runs here; contains its process id, for operators
     index/      the delayed index; may be deleted while no broker runs
     log.sqlite3 the log, if it is not in MySQL
 """
@@ -24,7 +24,7 @@ _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
 class DataDirectory:
-    """An open, locked data directory. Use as a context manager."""
+    """A data directory that this process has locked. Use it as a context manager."""
 
     def __init__(self, path: Path, lock_fd: int, identity: str) -> None:
         self.path = path
@@ -33,11 +33,11 @@ class DataDirectory:
 
     @classmethod
     def open(cls, path: Path) -> DataDirectory:
-        """Lock the directory, creating it and its identity if needed.
+        """Lock the data directory. Create the directory and the identity if they do not exist.
 
         Raises:
-          DataDirectoryInUse: if another process has it open.
-          StorageError: if it cannot be written, or its identity cannot be read.
+          DataDirectoryInUse: if another process has locked the directory.
+          StorageError: if the directory cannot be written, or the identity is malformed.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -63,11 +63,11 @@ class DataDirectory:
 
     @property
     def index(self) -> Path:
-        """Path of the delayed index."""
+        """Path of the directory that contains the delayed index."""
         return self.path / "index"
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock of the data directory."""
         os.close(self._lock_fd)
 
     def __enter__(self) -> DataDirectory:
@@ -81,7 +81,7 @@ def _identity(path: Path) -> str:
     if path.exists():
         text = path.read_text("ascii").strip()
         if not _IDENTITY.fullmatch(text):
-            raise StorageError(f"{path} does not hold an identity; remove it to get a new one")
+            raise StorageError(f"{path} contains no valid identity; remove it to get a new one")
         return text
     text = secrets.token_hex(16)
     temporary = path.with_suffix(".tmp")

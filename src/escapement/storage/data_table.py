@@ -1,7 +1,9 @@
-"""Tables that hold the data of an owner, a topic or a subscription, in numbered rows.
+"""Tables that store the data of topics and subscriptions in numbered rows.
 
-Sets of offsets and due times are cut into *chunks*, which are written again when they change.
-Attempts and dedup keys are written in *parts*: a later part counts more than an earlier one.
+The *owner* of a row is a topic or a subscription, given by its id. Sets of offsets, and the due
+times of rescheduled messages, are divided by offset into *chunks*. When a chunk changes, its row is
+replaced. Attempts and dedup keys are stored in *parts*. Each checkpoint adds a part with the
+changes, and a part overrides those with lower numbers.
 """
 
 from __future__ import annotations
@@ -14,52 +16,62 @@ from escapement.message import Buffer
 from escapement.storage.engine.base import Connection, Row
 from escapement.storage.engine.paging import pages
 
-# Below every id: the cancelled messages of a topic have its negative id.
+# Lower than every owner id. Owner ids may be negative: the set of a topic's cancelled offsets has
+# the negative id of the topic as its owner.
 _LEAST: Final = -(1 << 63)
-# Chunks read at once. Each has up to 128 KiB, most have a few hundred bytes.
+# Chunks read in one query. Each has up to 128 KiB, most have a few hundred bytes.
 _CHUNKS_AT_ONCE: Final = 256
-# Parts read at once. Each has up to 2 MiB.
+# Parts read in one query. Each has up to 2 MiB.
 _PARTS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table with the columns of ``key``, which begins with the owner's id, and ``data``."""
+    """A table whose columns are those of ``key``, beginning with the owner's id, and ``data``.
+
+    ``page_rows`` is the number of rows that :meth:`rows` reads in one query.
+    """
 
     name: str
     key: tuple[str, ...]
     page_rows: int
-    least: tuple[Any, ...] = (_LEAST, _LEAST)  # a key below all others
+    least: tuple[Any, ...] = (_LEAST, _LEAST)  # lower than the key of every row
 
     @property
     def put(self) -> str:
-        """The statement that stores a row. Its parameters are the key and the data."""
+        """The SQL statement that inserts or replaces a row. Its parameters are key and data."""
         marks = ", ".join("?" * (len(self.key) + 1))
         return f"REPLACE INTO {self.name} ({', '.join(self.key)}, data) VALUES ({marks})"
 
     @property
     def delete(self) -> str:
-        """The statement that deletes a row. Its parameters are the key."""
+        """The SQL statement that deletes a row. Its parameters are the columns of the key."""
         return f"DELETE FROM {self.name} WHERE {' = ? AND '.join(self.key)} = ?"
 
     @property
     def delete_below(self) -> str:
-        """The statement that deletes an owner's rows below a number."""
+        """The SQL statement that deletes an owner's rows with low numbers.
+
+        Its parameters are the owner's id and the lowest number to keep.
+        """
         owner, number = self.key
         return f"DELETE FROM {self.name} WHERE {owner} = ? AND {number} < ?"
 
     def changes(self, rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
-        """Yield the statements that store these rows. A row without data is deleted."""
+        """Yield an SQL statement and its parameters for each row, to store the row.
+
+        If the data of a row is empty, the statement deletes the row.
+        """
         yield from ((self.put, tuple(row)) for row in rows if row[-1])
         yield from ((self.delete, row[:-1]) for row in rows if not row[-1])
 
     def rows(self, connection: Connection) -> Iterator[Row]:
-        """Yield all rows, the key and the data of each, in the order of their keys."""
+        """Yield all rows of the table in the order of their keys: the columns of key, and data."""
         columns = f"{', '.join(self.key)}, data"
         return pages(connection, self.name, self.key, columns, self.page_rows, self.least)
 
     def rows_of(self, connection: Connection, owner_id: int) -> list[Row]:
-        """Return the number and the data of an owner's rows, in the order of the numbers."""
+        """Return all rows of one owner as (number, data), in the order of their numbers."""
         owner, number = self.key
         sql = f"SELECT {number}, data FROM {self.name} WHERE {owner} = ? ORDER BY {number}"
         return connection.execute(sql, (owner_id,)).rows
@@ -85,7 +97,7 @@ C = TypeVar("C", bound=Chunked)
 
 
 def loaded(chunks: Iterable[tuple[Any, ...]], into: C) -> C:
-    """Load chunks, each with its number and data, into a set, and return the set."""
+    """Add stored chunks, given as (number, data), to the set ``into``, and return that set."""
     for chunk_no, data in chunks:
         into.load_chunk(chunk_no, data)
     return into

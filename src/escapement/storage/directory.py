@@ -1,4 +1,4 @@
-"""Durability of directory entries."""
+"""Durability of file names after a file was created or renamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable, so that they survive a loss of power."""
+    """Make the file names in a directory durable, so that they survive a loss of power."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,21 +1,26 @@
 """The lease on a bundle of topics, and the epoch that proves the right to write.
 
-Owns the table ``leases``. A broker's identity is in its data directory, so a restarted broker
-takes back its own lease at once. It takes another broker's lease only after that has expired *by
-the database's clock*. Each acquisition raises the epoch.
+Owns the table ``leases``. A *bundle* is the set of topics that one broker owns; today a database
+has one bundle, with id 0. The *owner* is the broker that has the lease of the bundle. A broker's
+identity is in its data directory, so a restarted broker takes back its own lease at once. It takes
+another broker's lease only after that has expired *by the database's clock*. The *epoch* is a
+number that grows with each acquisition.
 
 **The epoch decides, not the time.** A transaction that writes begins by locking the lease row in
 share mode and comparing the epoch (:func:`check`). (A group commit sends its writes together with
 this check, and rolls back if the epoch differs.) Acquiring the lease changes that row, so it
 waits until such a transaction has ended. Afterwards no transaction with the old epoch passes the
-check. So a stale owner changes nothing, however late it resumes (invariant 8). An owner whose
+check. So a former owner changes nothing, however late it resumes (invariant 8). An owner whose
 lease has expired may therefore go on writing until another broker takes the lease. But it must
 not *deliver* past its deadline, because a successor may already deliver the same messages. The
 owner counts that deadline from *before* it sent the renewal, on a clock that also runs while the
 machine sleeps.
 
-The lease row records the connections that an owner writes through. A successor kills one that
-hangs inside a transaction, and so would block it.
+The lease row lists the ids of the connections that the owner writes through. A successor kills
+them, because a connection that hangs inside a transaction would block it.
+
+The lease also bounds the messages that an earlier owner may have delivered without recording it in
+the database (``doubtful_until_ms``). The new owner marks these messages as redelivered.
 """
 
 from __future__ import annotations
@@ -32,22 +37,24 @@ from escapement.errors import LeaseHeld, LeaseLost
 from escapement.storage.engine.base import Connection, Engine, Row, Step, TransactionAborted
 from escapement.storage.engine.transaction import transaction
 
-# Limit of recorded connections: they must fit their column (20 digits and a comma each).
+# Limit of connection ids in the lease row. Each takes up to 20 digits and a comma in a column of
+# 2000 characters.
 MAX_RECORDED: Final = 90
-# How often a new owner waits for a transaction of its predecessor to end. Each wait lasts for the
-# engine's lock timeout, and the predecessor's connections are killed in between.
+# Number of times that a broker tries to take the lease while a transaction of the previous owner
+# locks the lease row. Each try waits for the engine's lock timeout.
 TAKE_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a broker: an id that outlives its process, and a readable name."""
+    """The identity of a broker: an id that outlives its process, and a name for people to read."""
 
     owner_id: str
     name: str
 
 
-# Records a time at which the owner was alive. The wall clock may have been set back since.
+# SQL assignment that raises ``doubtful_until_ms`` to a time at which the owner was alive. It never
+# lowers the column, because the wall clock may have been set back.
 _SEEN: Final = (
     "doubtful_until_ms = CASE WHEN doubtful_until_ms < ? THEN ? ELSE doubtful_until_ms END"
 )
@@ -55,23 +62,25 @@ _SEEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as :func:`acquire` returns it. ``deadline_ms`` is by ``Clock.lease_ms``."""
+    """A lease that this broker has acquired."""
 
     bundle_id: int
     identity: Identity
     epoch: int
-    was_clean: bool  # whether the predecessor stopped cleanly
-    # Deliveries of messages due before this time may be unrecorded, by some earlier owner. After
-    # an unclean end it is the last time at which that owner was alive, by its wall clock.
+    was_clean: bool  # whether the previous owner stopped cleanly
+    # If the previous owner stopped cleanly: earlier owners may have delivered messages due until
+    # this time without a record. If not: the last time, by the wall clock of the previous owner,
+    # at which it renewed the lease.
     doubtful_until_ms: int
     duration_ms: int
-    deadline_ms: int
+    deadline_ms: int  # when the lease expires, by ``Clock.lease_ms``
 
     def delivered_until_ms(self, now_ms: int) -> int:
-        """Return until which due time earlier owners may have delivered without a record.
+        """Return the due time up to which earlier owners may have delivered without a record.
 
-        After an unclean end this is ``now_ms``. If the wall clock has been set back since the
-        owner was last alive, it is that time plus the duration of the lease.
+        If the previous owner did not stop cleanly, this is ``now_ms``, the time of the start. If
+        the wall clock has been set back since that owner last renewed the lease, it is the time of
+        that renewal plus the duration of the lease.
         """
         if self.was_clean:
             return self.doubtful_until_ms
@@ -83,10 +92,11 @@ class Lease:
 def acquire(
     engine: Engine, identity: Identity, duration_ms: int, clock: Clock, bundle_id: int = 0
 ) -> Lease:
-    """Take the lease, with the next epoch.
+    """Take the lease of a bundle, with the next epoch. Kill the previous owner's connections.
 
     Raises:
       LeaseHeld: if another broker's lease has not expired. The message names that broker.
+      TransactionAborted: if the lease row stays locked.
     """
     with closing(engine.connect()) as connection:
         for attempt in range(TAKE_ATTEMPTS):
@@ -115,10 +125,12 @@ def acquire(
 def renew(
     engine: Engine, connection: Connection, lease: Lease, clock: Clock, seen_ms: int = 0
 ) -> Lease:
-    """Extend the lease to ``duration_ms`` from now.
+    """Extend the lease to its ``duration_ms`` from now. Return it with its new deadline.
 
     Args:
-      seen_ms: the latest time that the wall clock has shown, if it was set back.
+      seen_ms: the time that the wall clock would show if it had not been set back. The lease row
+        records this time, or the present time if that is later, as the last one at which the
+        owner was alive.
 
     Raises:
       LeaseLost: if another broker, or a later start of this one, has taken the lease.
@@ -144,8 +156,10 @@ def release(
 ) -> None:
     """Release the lease, so that any broker may take it at once.
 
-    ``clean`` means that all deliveries are recorded, except perhaps of messages accepted before
-    ``doubtful_until_ms``, which an earlier owner may have delivered without a record.
+    Args:
+      clean: whether all deliveries of this owner are recorded in the database.
+      doubtful_until_ms: the due time up to which earlier owners may have delivered messages
+        without a record.
     """
     _change(
         engine,
@@ -157,26 +171,33 @@ def release(
 
 
 def check(engine: Engine, connection: Connection, lease: Lease) -> None:
-    """Block any new owner until this transaction ends, or raise ``LeaseLost``."""
+    """Check, inside the open transaction, that this lease still has its epoch in the database.
+
+    Until the transaction ends, no other broker can take the lease. Raises ``LeaseLost``.
+    """
     answer(lease, connection.execute_all([question(lease, engine.dialect.share_lock)]))
 
 
 @contextmanager
 def as_owner(engine: Engine, connection: Connection, lease: Lease) -> Iterator[None]:
-    """Run the block in a transaction that begins with :func:`check`."""
+    """Run the block in a transaction that begins with :func:`check`. Raises ``LeaseLost``."""
     with transaction(connection):
         check(engine, connection, lease)
         yield
 
 
 def question(lease: Lease, lock: str) -> Step:
-    """Return the query of :func:`check`, to be sent with others. Pass its row to :func:`answer`."""
+    """Return the query that :func:`check` sends, so that it can be sent together with others.
+
+    Pass the row that it returns to :func:`answer`. ``lock`` is the engine's word for the lock on
+    the lease row.
+    """
     sql = f"SELECT epoch, owner_name FROM leases WHERE bundle_id = ?{lock}"
     return Step(sql, [(lease.bundle_id,)])
 
 
 def answer(lease: Lease, rows: Sequence[Row]) -> None:
-    """Raise ``LeaseLost`` unless the row has this lease's epoch."""
+    """Raise ``LeaseLost`` unless the row that :func:`question` returned has the lease's epoch."""
     if not rows or rows[0][0] != lease.epoch:
         holder = f"broker {rows[0][1]!r} has it with epoch {rows[0][0]}" if rows else "it is gone"
         raise LeaseLost(
@@ -186,9 +207,10 @@ def answer(lease: Lease, rows: Sequence[Row]) -> None:
 
 
 class Recorded:
-    """The connections through which an owner writes, as its lease row lists them.
+    """The list of connections in the lease row, through which this owner writes.
 
-    Safe to use from several threads. Updates are serialised, so the row always has the latest.
+    Safe to use from several threads. A lock makes updates wait for each other, so the lease row
+    always has the latest list.
     """
 
     def __init__(self, engine: Engine, lease: Lease) -> None:
@@ -198,10 +220,13 @@ class Recorded:
         self._lock = threading.Lock()
 
     def enter(self, connection: Connection, replaces: int = 0) -> None:
-        """Record ``connection``, in place of the closed connection ``replaces``.
+        """Add a connection to the list in the lease row.
 
-        This writes the lease row. So it proves that the database is reachable, accepts writes,
-        and still has this lease, or raises the error that says otherwise.
+        Writing the lease row also checks the database. It raises an error if the database cannot
+        be reached, accepts no writes, or names another owner.
+
+        Args:
+          replaces: id of a closed connection to remove from the list; 0 for none.
         """
         with self._lock:
             self._ids = {id for id in (self._ids - {replaces}) | {connection.id} if id}
@@ -223,7 +248,10 @@ class _LeaseRow(NamedTuple):
 def _takeable(
     engine: Engine, connection: Connection, identity: Identity, bundle_id: int, lock: str
 ) -> _LeaseRow:
-    """Return the lease row. Raises ``LeaseHeld`` while another broker's lease is valid."""
+    """Read the lease row and return it. Raises ``LeaseHeld`` if another broker's lease is valid.
+
+    ``lock`` is the engine's word for a lock on the row, or "".
+    """
     (found,) = connection.execute(
         "SELECT owner_id, owner_name, epoch, expires_at_ms, clean, connection_ids,"
         f" doubtful_until_ms, {engine.dialect.now_ms} FROM leases WHERE bundle_id = ? {lock}",
@@ -249,7 +277,7 @@ def _take(
     bundle_id: int,
     now_ms: int,
 ) -> _LeaseRow:
-    """Take the lease, and return the row as it was before."""
+    """Write the new owner and the next epoch into the lease row. Return the row from before."""
     with transaction(connection):
         lock = engine.dialect.update_lock
         row = _takeable(engine, connection, identity, bundle_id, lock)
@@ -273,7 +301,10 @@ def _take(
 def _change(
     engine: Engine, connection: Connection, lease: Lease, what: str, params: tuple[object, ...]
 ) -> None:
-    """Change the lease row in a transaction of its own, if it still has this lease's epoch."""
+    """Change the lease row in a transaction of its own. Raises ``LeaseLost``.
+
+    ``what`` is the assignments of an SQL UPDATE, and ``params`` are their parameters.
+    """
     with transaction(connection):
         answer(lease, connection.execute_all([question(lease, engine.dialect.update_lock)]))
         connection.execute(

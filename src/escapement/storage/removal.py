@@ -1,11 +1,15 @@
-"""Marks for rows to be deleted later, because no reader can find them any more.
+"""Marks for deleted things whose rows are still in the database and are deleted later.
 
-Owns the table ``removals``. Marks exist for deleted topics, subscriptions, inbox targets and staged
-batches (storage/cleanup/freeing.py), for generations of the log (storage/cleanup/forgetting.py),
-and for namespaces that are being deleted with their content (namespace deletion in the broker). A
-delete only removes the row from the catalog and marks its id here, in one transaction. Ids are
-never reused, so no reader finds the other rows again. Deleting them may take long, and continues
-after a crash.
+Owns the table ``removals``. A mark is a kind, such as "topic", and an id. A request that deletes a
+topic, for example, only deletes its row in the catalog and marks its id here, in one transaction.
+Ids are never reused, so no reader finds the topic's other rows any more. The housekeeper deletes
+these in small steps, and continues after a crash.
+
+There are marks for deleted topics, subscriptions, their lag, inbox targets and staged batches
+(storage/cleanup/freeing.py), for generations of the log (storage/cleanup/forgetting.py), and for
+namespaces that are being deleted with their content (broker/deletion.py). In the kinds, "mailbox"
+is an inbox target, "parcel" is a staged batch, and "adopted" is a staged batch whose entries have
+been moved to the log.
 """
 
 from __future__ import annotations
@@ -20,16 +24,16 @@ What = Literal[
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
-    """Mark the rows of ``id`` for deletion, inside the open transaction."""
+    """Mark the thing with this kind and id for deletion, inside the open transaction."""
     connection.execute("REPLACE INTO removals (kind, id) VALUES (?, ?)", (kind, id))
 
 
 def marked(connection: Connection, kind: What) -> list[int]:
-    """Return the marked ids of this kind."""
+    """Return the ids of this kind that are marked for deletion, in ascending order."""
     rows = connection.execute("SELECT id FROM removals WHERE kind = ? ORDER BY id", (kind,)).rows
     return [int(id) for (id,) in rows]
 
 
 def done(connection: Connection, kind: What, id: int) -> None:
-    """Delete the mark of ``id``, whose rows are all deleted."""
+    """Delete the mark of this kind and id, after all marked rows have been deleted."""
     connection.execute("DELETE FROM removals WHERE kind = ? AND id = ?", (kind, id))

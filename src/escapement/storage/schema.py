@@ -1,16 +1,17 @@
 """The database's schema, and the numbered migrations that create it.
 
-Owns ``schema_migrations`` and the files ``migrations/NNNN_name.sql``. Each file is one text for
-all engines, with placeholders for the words of the :class:`Dialect`. Each applied migration is
-recorded with a checksum of its text. So a migration that was altered after its release is
-detected, and so is a database that a newer program has changed. The checksum covers comments, so
-never edit them, even if a file that they name has moved.
+Owns the table ``schema_migrations`` and the files ``migrations/NNNN_name.sql``. Each file is one
+text for all engines. Placeholders in it stand for the words in which SQL dialects differ
+(``Dialect`` in storage/engine/base.py). Each applied migration is recorded with a checksum of its
+text. So a migration that was altered after its release is detected, and so is a database that a
+newer program has changed. The checksum covers the comments in the file. So never edit them, even if
+a file that they name has moved.
 
 If two brokers start at once, the first takes a lock, and the second waits and then finds nothing
-to do. On SQLite the lock is the write transaction around all changes. MySQL commits before each
-CREATE TABLE, so there it is a named lock. A crash may leave a migration begun but not recorded,
-so it must be possible to run every statement again. ``ALTER TABLE t ADD COLUMN c ...``, with one
-column in each statement, is skipped if the column exists.
+to do. On SQLite the lock is the write transaction around all changes. On MySQL it is a named lock,
+because MySQL commits the transaction before each CREATE TABLE. A crash may leave a migration begun
+but not recorded, so it must be possible to run every statement again. The statement ``ALTER TABLE t
+ADD COLUMN c ...``, with one column in each statement, is skipped if the column exists.
 
 The tables of the log are not part of the schema, because generations are created and deleted
 (storage/log/log.py).
@@ -32,8 +33,8 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.named_lock import named_lock
 from escapement.storage.engine.transaction import transaction
 
-# A migration of a large database may take a while. A broker that waits longer than this for
-# another broker's migration fails rather than hangs.
+# How long a broker waits while another broker migrates the database. After that its start fails.
+# Migrating a large database may take a while.
 LOCK_TIMEOUT_S: Final = 60
 
 _RECORDS: Final = """
@@ -48,7 +49,7 @@ _ADDS_COLUMN: Final = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)\b")
 
 
 class Migration(NamedTuple):
-    """A step of the schema: its number, its name and its text for all engines."""
+    """A migration: its number, its name, and its SQL text with placeholders for all engines."""
 
     version: int
     name: str
@@ -59,14 +60,18 @@ class Migration(NamedTuple):
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def statements(self, words: dict[str, str]) -> list[str]:
-        """Return the statements, without comments, in one engine's dialect."""
+        """Return the SQL statements of the migration for one engine, without comments.
+
+        Args:
+          words: the engine's word for each placeholder.
+        """
         lines = [line for line in self.text.splitlines() if not line.lstrip().startswith("--")]
         text = "\n".join(lines).format(**words)
         return [statement.strip() for statement in text.split(";") if statement.strip()]
 
 
 def migrations() -> list[Migration]:
-    """Return the migrations that this program has, in order."""
+    """Return the migrations that this program has, in the order of their numbers."""
     found = []
     for file in files("escapement.storage").joinpath("migrations").iterdir():
         if file.name.endswith(".sql"):
@@ -80,9 +85,12 @@ def migrations() -> list[Migration]:
 def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
     """Migrate the database to the newest schema. Quick if it is up to date.
 
+    Args:
+      known: the migrations to apply, in order; None for those of this program.
+
     Raises:
-      SchemaError: if the database is newer than ``known``, or a recorded migration differs from
-        the one in ``known``.
+      SchemaError: if the database has more migrations than ``known``, or one of them differs.
+      StorageUnavailable: if another broker migrates for longer than ``LOCK_TIMEOUT_S``.
     """
     known = migrations() if known is None else known
     words = asdict(engine.dialect)
@@ -106,7 +114,7 @@ def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
 
 
 def require(connection: Connection) -> None:
-    """Raise ``SchemaError`` unless the schema is the newest that this program has."""
+    """Raise ``SchemaError`` unless the database has exactly the migrations of this program."""
     known = migrations()
     try:
         applied = _check_applied(connection, known)
@@ -122,7 +130,7 @@ def require(connection: Connection) -> None:
 
 
 def log_identity(connection: Connection) -> bytes:
-    """Return the random id that this log was given when its schema was created."""
+    """Return the random id that this database's log was given when its schema was created."""
     rows = connection.execute("SELECT identity FROM log_identity WHERE id = 1").rows
     if not rows:
         raise SchemaError("the database has no log identity: its schema is incomplete")
@@ -130,7 +138,11 @@ def log_identity(connection: Connection) -> bytes:
 
 
 def _check_applied(connection: Connection, known: list[Migration]) -> int:
-    """Return how many of ``known`` are applied, after comparing each with its record."""
+    """Return how many of the migrations ``known`` are applied.
+
+    Raises:
+      SchemaError: if the database has more migrations, or an applied one has another checksum.
+    """
     rows = connection.execute(
         "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
     ).rows
@@ -150,9 +162,9 @@ def _check_applied(connection: Connection, known: list[Migration]) -> int:
 
 
 def _done_already(engine: Engine, connection: Connection, statement: str) -> bool:
-    """Return whether a crash has left the column that this statement adds.
+    """Return whether the statement adds a column that an interrupted migration added already.
 
-    Only MariaDB has ADD COLUMN IF NOT EXISTS. On SQLite a crash leaves no column.
+    MySQL has no ADD COLUMN IF NOT EXISTS. On SQLite an interrupted migration is rolled back.
     """
     added = _ADDS_COLUMN.match(statement)
     if added is None or engine.kind != "mysql":
