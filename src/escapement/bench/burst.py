@@ -1,9 +1,9 @@
-"""How fast messages that are due together are delivered and durably acknowledged.
+"""Bursts: how fast messages that are due together are delivered and durably acknowledged.
 
-All messages are scheduled at random times within a window some seconds ahead. One consumer of a
-shared subscription waits for them. The clock runs from the first due time until the last
-acknowledgement is durable, so a run cannot take less time than the window. Optionally the
-broker is restarted in between, so that it reads all messages from its disk.
+The messages of a burst are scheduled at random times within a window some seconds ahead. One
+consumer of a shared subscription waits for them. The clock runs from the first due time until the
+last acknowledgement is durable, so a burst cannot take less time than its window. Optionally the
+broker is restarted before the messages are due, so that it reads them all from its disk.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from escapement.bench.take import (
 from escapement.bench.tally import Tally
 from escapement.client.connect import connect
 
-# The time until the first message is due: publishing must end before. If it does not, the burst
-# is repeated with twice the time.
+# The lead is the time from the start of publishing until the first message is due. It allows for
+# publishing at this rate, in messages per second, plus a constant. If the messages are due before
+# the consumer is connected, the burst is repeated with twice the lead.
 _PUBLISH_RATE: Final = 250_000
 _LEAD_MS: Final = 3_000
+# Added to the lead if the broker is restarted.
 _RESTART_MS: Final = 5_000
 
 
@@ -36,13 +38,13 @@ class Burst:
     """The load of a burst, and how it is consumed."""
 
     messages: int
-    window_ms: int
-    permits: int
-    one_by_one: bool  # `async for message in inbox` instead of `inbox.batches()`
-    restart: bool  # stop and start the broker before the first is due
-    failing_percent: int  # the share of messages whose first attempt fails
-    back_off_ms: int  # how long these wait for the next attempt
-    dress: Dress = PLAIN  # keys imply order: of each key, one message is in flight
+    window_ms: int  # messages are due at random times within this window
+    permits: int  # the size of the consumer's delivery buffer, in messages
+    one_by_one: bool  # consume with `async for message in inbox`, not with `inbox.next_batch()`
+    restart: bool  # restart the broker before the first message is due
+    failing_percent: int  # the percentage of messages whose first attempt fails
+    back_off_ms: int  # how long failed messages wait for their next attempt
+    dress: Dress = PLAIN  # with keys, one message of each key is in flight at a time
 
 
 async def measure(setting: Setting, burst: Burst) -> Outcome:
@@ -71,7 +73,7 @@ async def measure(setting: Setting, burst: Burst) -> Outcome:
 
 
 async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run | None:
-    """Run one burst. Return None if it was due before everything was ready."""
+    """Run one burst. Return None if it was due before the consumer was connected."""
     policy = {"order": "key"} if burst.dress.keys else {}
     topic, subscription = await on.new_subscription(policy)
     tally = Tally()

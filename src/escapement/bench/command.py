@@ -1,6 +1,6 @@
-"""`escapement bench`: its commands.
+"""The commands of `escapement bench`.
 
-Results go to stdout, as a table or with ``-o json`` as one object. Progress goes to stderr.
+Results go to stdout, as a table or, with ``-o json``, as one JSON object. Progress goes to stderr.
 The options that the commands share are in ``options``.
 """
 
@@ -22,13 +22,15 @@ from escapement.bench.filling import Dress
 from escapement.bench.options import Measure, Use, measured, need_own_broker
 from escapement.bench.stage import Setting
 
-# Enough credit to keep the connection busy; a tenth of the limit.
+# Default permits of the consumer: enough to keep the connection busy, a tenth of the limit.
 _PERMITS: Final = 100_000
 _HOUR_MS: Final = 3_600_000
 _MONTH_MS: Final = 30 * 24 * _HOUR_MS
+# For `bench lateness`: how long a run sends, and the back-off of failing messages.
 _SECONDS: Final = 10.0
 _BACK_OFF_MS: Final = 300_000
-# For a burst: shorter than the burst, longer than a round trip between consumer and broker.
+# For `bench burst`: a back-off shorter than the burst, but longer than a round trip between
+# consumer and broker.
 _BURST_BACK_OFF_MS: Final = 100
 
 
@@ -56,7 +58,7 @@ _permits = click.option(
     type=click.IntRange(1, 1_000_000),
     default=_PERMITS,
     show_default=True,
-    help="Credit of the consumer, in messages.",
+    help="Size of the consumer's delivery buffer, in messages.",
 )
 
 
@@ -92,7 +94,7 @@ def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Number of keys. Of each key, one message is in flight at a time; 0 for no keys.",
+    help="Number of different keys; 0 for none. One message of each key is in flight at a time.",
 )
 @click.option("--priorities", is_flag=True, help="Give each message a random priority.")
 @click.option(
@@ -150,8 +152,8 @@ def burst(
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Messages of the same subscription that keep failing meanwhile. Each run then has a "
-    "second one, on an empty topic.",
+    help="Messages of the same subscription that keep failing during the run. Each run is then "
+    "repeated on an empty topic.",
 )
 @click.option(
     "--back-off-ms",
@@ -159,7 +161,7 @@ def burst(
     default=_BACK_OFF_MS,
     show_default=True,
     metavar="MS",
-    help="Back-off of each failing message; up to a third is added.",
+    help="Back-off of each failing message; up to a third is added at random.",
 )
 @_permits
 @measured(
@@ -168,7 +170,7 @@ def burst(
     in_flight=Use(100_000, "Most messages without a receipt; sending waits at this limit."),
     window_ms=Use(3000, "Longest random delay; 200 ms are added to each."),
     rate=Use(10_000, "Messages to send per second."),
-    seconds=Use(None, f"Time that each run sends, in seconds; {_SECONDS:g} by default."),
+    seconds=Use(None, f"How long each run sends, in seconds; {_SECONDS:g} by default."),
 )
 def lateness(
     setting: Setting,
@@ -200,15 +202,15 @@ def lateness(
 @click.option(
     "--at-once",
     is_flag=True,
-    help="Kill the broker right after filling, without letting it rest first.",
+    help="Kill the broker right after publishing, without letting it rest first.",
 )
 @measured(
     messages=Use(1000, "Overdue messages in each run; all of them must arrive."),
     window_ms=Use(
         _MONTH_MS,
-        "Pending messages are due at random times within this window, in an hour or later.",
+        "Pending messages are due at random times within this window, which begins in an hour.",
     ),
-    pending=Use(1_000_000, "Messages pending on the same topic meanwhile."),
+    pending=Use(1_000_000, "Messages pending on the same topic during each run."),
 )
 def restart(setting: Setting, messages: int, window_ms: int, at_once: bool) -> Measure:
     """Measure the time from the start of a killed broker to its first overdue delivery."""
@@ -253,7 +255,7 @@ def topics(setting: Setting, topics: int) -> Measure:
 def pending(setting: Setting, messages: int, window_ms: int) -> Measure:
     """Measure publishing to a topic with many messages pending, and to an empty one.
 
-    --runs is the number of such pairs.
+    Each of the --runs publishes to both topics.
     """
     load = publishing.Load(messages, window_ms)
     return functools.partial(pendings.measure, setting, load)

@@ -1,7 +1,8 @@
-"""Whether messages that keep failing make fresh messages late (Q6).
+"""Lateness of fresh messages on a topic where other messages keep failing.
 
-Many messages of a subscription are delivered and negatively acknowledged repeatedly, each after
-its back-off. Meanwhile fresh messages are sent to the same subscription at a steady rate. Runs
+This measures promise Q6 of docs/features.md: failing messages never slow down fresh ones. Many
+messages of a subscription are delivered and negatively acknowledged repeatedly, each after its
+back-off. Meanwhile fresh messages are sent to the same subscription at a steady rate. Runs
 alternate between this topic and an empty one, so that other load on the machine affects both.
 """
 
@@ -22,26 +23,26 @@ from escapement.bench.tally import Tally
 from escapement.client.connect import connect
 from escapement.client.consuming.inbox import Inbox
 
-# If no message that is to fail arrives for this long, something is wrong.
+# If none of the messages that are to fail arrives for this long, the measurement fails.
 _TIMEOUT_S: Final = 30.0
-# A batch is nacked in this many parts, each with its own back-off.
+# A delivered batch is nacked in this many parts, each with its own random delay.
 _PORTIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """How many messages keep failing, and their back-off."""
+    """The number of messages that keep failing, and their back-off."""
 
     messages: int
     back_off_ms: int
 
 
 async def measure(setting: Setting, steady: Steady, failing: Failing) -> Outcome:
-    """Measure ``setting.runs`` pairs of runs."""
+    """Measure pairs of runs: one beside the failing messages, and one on an empty topic."""
     runs = []
     async with stage(setting) as on:
         topic, subscription = await on.new_subscription()
-        most_ms = failing.back_off_ms * 4 // 3  # with the jitter
+        most_ms = failing.back_off_ms * 4 // 3  # leaves room for the back-off's jitter
         bounds = {"min_backoff_ms": failing.back_off_ms, "max_backoff_ms": most_ms}
         await on.admin(
             "subscriptions.update", topic=topic, subscription=subscription, policy=bounds
@@ -65,7 +66,10 @@ async def measure(setting: Setting, steady: Steady, failing: Failing) -> Outcome
 
 
 async def _fail_once(on: Stage, topic: str, subscription: str, failing: Failing) -> None:
-    """Nack each message once, so that the retries are spread evenly over the back-off."""
+    """Nack each failing message once with a random delay, which spreads the retries evenly.
+
+    The delays are between 0 and the back-off.
+    """
     failed = 0
     async with connect(on.host.url) as broker:
         async with broker.consumer(topic, subscription, permits=100_000) as inbox:
@@ -73,11 +77,11 @@ async def _fail_once(on: Stage, topic: str, subscription: str, failing: Failing)
                 batch = await inbox.next_batch(_TIMEOUT_S)
                 if batch is None:
                     raise TimeoutError(
-                        f"only {failed} of the {failing.messages} messages to fail were delivered"
+                        f"only {failed} of the {failing.messages} failing messages were delivered"
                     )
                 fresh = batch.attempts == 1
                 failed += int(fresh.sum())
-                # Shuffled, as jitter does: neighbours are not redelivered together.
+                # Shuffle the messages, as jitter does, so that neighbours do not return together.
                 parts = np.array_split(on.rng.permutation(batch.offsets), _PORTIONS)
                 for part in parts:
                     delay_ms = int(on.rng.integers(failing.back_off_ms))
@@ -90,10 +94,10 @@ class _Taker:
 
     def __init__(self, failing: int) -> None:
         self.failed = 0
-        self._failing = failing  # messages below this offset fail
+        self._failing = failing  # messages with lower offsets than this fail
 
     async def take(self, inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
-        """Take until the tally has ``messages``, or no fresh one arrives for ``timeout_s``."""
+        """Take until the tally has ``messages`` fresh ones, or none arrives for ``timeout_s``."""
         deadline = trio.current_time() + timeout_s
         while tally.received < messages and trio.current_time() < deadline:
             batch = await inbox.next_batch(deadline - trio.current_time())

@@ -1,4 +1,4 @@
-"""Filling a topic before the clock starts, at given times or with pending messages."""
+"""Filling a topic before the clock starts: messages at given due times, and pending messages."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from escapement.client.connect import connect
 from escapement.client.producing.producer import Producer
 from escapement.message import Blobs, Int64s, MessageBatch, Times
 
-# Different batches that are sent in turns: enough that no cache profits from equal content.
+# The number of different batches, sent in turn: enough that no cache profits from equal content.
 VARIETY: Final = 32
-# No pending message may fall due during a measurement.
+# Pending messages are due in an hour or later, so that none falls due during a measurement.
 _PENDING_FROM_MS: Final = 3_600_000
 _PENDING_WINDOW_MS: Final = 30 * 86_400_000
-# The number of due times drawn at once.
+# Pending messages are scheduled in steps of this number, to bound the memory for due times.
 _STEP: Final = 500_000
 
 
 @dataclass(frozen=True, slots=True)
 class Dress:
-    """The keys and priorities of messages."""
+    """How many different keys messages have, and whether they have priorities."""
 
-    keys: int = 0  # the number of different keys; 0: none
-    priorities: bool = False  # random ones, out of all values
+    keys: int = 0  # the number of different keys; 0 for messages without keys
+    priorities: bool = False  # whether each message gets a random priority, 0 to 255
 
     def all_keys(self) -> Blobs | None:
-        """Return all keys, or None if messages have no keys."""
+        """Return the different keys, or None if messages have no keys."""
         return Blobs.of([b"key-%d" % n for n in range(self.keys)]) if self.keys else None
 
     def put_on(
         self, batch: MessageBatch, all_keys: Blobs | None, rng: np.random.Generator
     ) -> MessageBatch:
-        """Return the batch with keys and priorities, drawn at random on each call."""
+        """Return the batch with random keys, out of ``all_keys``, and random priorities."""
         count = len(batch)
         keys = priorities = None
         if all_keys is not None:
@@ -50,7 +50,11 @@ PLAIN: Final = Dress()
 
 
 async def fill(on: Stage, topic: str, at_ms: Int64s, what: str, dress: Dress = PLAIN) -> Int64s:
-    """Schedule a message at each of these times. Return their offsets, in the same order."""
+    """Schedule one message for each time in ``at_ms``. Return the offsets in the same order.
+
+    Args:
+      what: the text that the progress bar shows.
+    """
     setting = on.setting
     size = setting.batch_size
     source = [setting.payload.batch(on.rng, size) for _ in range(VARIETY)]
@@ -83,7 +87,7 @@ async def fill(on: Stage, topic: str, at_ms: Int64s, what: str, dress: Dress = P
 
 
 async def fill_pending(on: Stage, topic: str, window_ms: int = _PENDING_WINDOW_MS) -> float:
-    """Schedule the pending messages, in an hour and later. Return the seconds it took."""
+    """Schedule ``setting.pending`` messages, due in an hour or later. Return the seconds taken."""
     pending = on.setting.pending
     began_s = trio.current_time()
     for done in range(0, pending, _STEP):
@@ -94,7 +98,7 @@ async def fill_pending(on: Stage, topic: str, window_ms: int = _PENDING_WINDOW_M
 
 
 async def fill_beside(on: Stage) -> None:
-    """Schedule the pending messages on a topic and subscription that nothing else uses."""
+    """Schedule ``setting.pending`` messages on a topic that the measurement does not use."""
     if on.setting.pending:
         topic, _ = await on.new_subscription()
         await fill_pending(on, topic)

@@ -1,7 +1,8 @@
-"""The broker under test: a process of our own, or a running broker named by its URL.
+"""The broker under test: a process that the bench starts, or a running broker named by its URL.
 
-This module owns the process and, unless a directory is given, its data. The broker is always
-reached over TCP. A broker named by its URL is never stopped, and its process is not measured.
+The bench stops the process that it started. If no data directory is given, the process has a
+temporary one, which is deleted at the end. A broker named by its URL is never stopped, and its
+memory and processor time are not measured. Clients reach the broker over TCP in both cases.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import trio
 
 from escapement.errors import StorageError
 
-# A start that rebuilds a large index takes minutes; one that hangs must end.
+# The longest start: rebuilding a large index takes minutes, but a start that hangs must fail.
 _START_TIMEOUT_S: Final = 600.0
 _STOP_TIMEOUT_S: Final = 60.0
+# The error of a failed start shows this many lines from the end of the broker's log file.
 _LOG_LINES: Final = 15
 # The line that `escapement serve` prints when it accepts connections.
 _READY: Final = re.compile(r" ready on ([^ ,]+),")
@@ -33,7 +35,13 @@ class Host:
     """The broker under test: its address, and the control of its process."""
 
     def __init__(self, data: Path | None, log_url: str | None, url: str = "") -> None:
-        """Describe a broker to start in ``data`` or, without ``data``, one that runs at ``url``."""
+        """Describe a broker.
+
+        Args:
+          data: the data directory of a broker to start; None for a running broker.
+          log_url: the URL of the started broker's log in MySQL; None for SQLite in ``data``.
+          url: the URL of a running broker.
+        """
         self._data = data
         self._log_url = log_url
         self._process: subprocess.Popen[bytes] | None = None
@@ -48,7 +56,7 @@ class Host:
         """Start the broker. Return the seconds until it accepted connections.
 
         Raises:
-          StorageError: if it does not start; the message contains the end of its log.
+          StorageError: if the broker does not start. The error shows the end of its log file.
         """
         assert self._process is None
         assert self._data is not None, "a broker named by its URL has no data directory"
@@ -81,18 +89,18 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # an interrupt of the bench must not reach the broker first
+                start_new_session=True,  # Ctrl-C reaches only the bench, which stops the broker
             )
 
     async def stop(self) -> None:
-        """Stop the broker gracefully: its memory is on disk afterwards."""
+        """Stop the started broker with SIGTERM. It writes its index from memory to disk first."""
         if self._process is not None:
             self._process.terminate()
             await trio.to_thread.run_sync(self._process.wait, _STOP_TIMEOUT_S)
             self._forget()
 
     def kill(self) -> None:
-        """Kill the broker with SIGKILL."""
+        """Kill the started broker with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -105,7 +113,7 @@ class Host:
         self._process = None
 
     def resident_bytes(self) -> tuple[int, int]:
-        """Return the resident memory of the broker: the current size, and the peak."""
+        """Return the resident memory of the started broker: its current size, and its peak."""
         fields = dict(
             line.split(":", 1)
             for line in Path(f"/proc/{self.process_id}/status").read_text().splitlines()
@@ -114,7 +122,7 @@ class Host:
         return _bytes(fields["VmRSS"]), _bytes(fields["VmHWM"])
 
     def cpu_seconds(self) -> float | None:
-        """Return the processor time of the broker since its start; None if it is not ours."""
+        """Return the processor time of the started broker; None for a broker named by its URL."""
         if self._process is None:
             return None
         # The fields after the command's name, which is in parentheses; see proc(5).
@@ -133,7 +141,7 @@ class Host:
 
 @asynccontextmanager
 async def host(broker: str | None, data: Path | None, log_url: str | None) -> AsyncIterator[Host]:
-    """Yield the broker named by its URL, or start one for the duration of the block."""
+    """Yield the broker at the URL ``broker`` or, if it is None, one started for the block."""
     if broker is not None:
         yield Host(None, None, broker)
         return

@@ -31,14 +31,15 @@ from escapement.protocol.limits import MAX_FRAME_BYTES
 Measure = Callable[[], Awaitable[Outcome]]
 Function = Callable[..., Any]
 
-# Messages without a receipt, by default: as many as a few busy producers have.
+# Default limits of messages in flight, sent and without a receipt: about as many as a few busy
+# producers have.
 BATCHES_IN_FLIGHT: Final = 64
 SINGLES_IN_FLIGHT: Final = 1_000
 # The most messages that a broker accepts in one batch by default.
 _MOST_IN_A_BATCH: Final = 10_000
-# A larger number is a typing error: columns of that many times take gigabytes.
+# The largest number that an option accepts: the due times of more messages take over 8 GB.
 _MOST: Final = 1_000_000_000
-# Thirty years; the limit of a broker may be lower.
+# The longest delay that an option accepts: thirty years. The broker's own limit may be lower.
 _LONGEST_MS: Final = 1_000_000_000_000
 
 
@@ -70,7 +71,7 @@ def _tick_ms(text: str) -> int:
     return tick_ms
 
 
-# For the name of each argument: the flag, the type and the metavar.
+# The options that several commands share. For each argument: flag, type and metavar.
 _COMMON: Final[dict[str, tuple[str, Any, str]]] = {
     "messages": ("--messages", click.IntRange(1, _MOST), "N"),
     "batch_size": ("--batch-size", click.IntRange(1, _MOST_IN_A_BATCH), "N"),
@@ -82,7 +83,7 @@ _COMMON: Final[dict[str, tuple[str, Any, str]]] = {
     "tick_ms": ("--tick", _tick_ms, "DURATION"),
     "pending": ("--pending", click.IntRange(0, _MOST), "N"),
 }
-# Defaults of the commands that send messages, unless a command has its own.
+# The shared options that every command has. A command may override the default and help.
 _USUAL: Final = {
     "batch_size": Use(1000, "Messages in a batch."),
     "in_flight": Use(
@@ -94,6 +95,7 @@ _USUAL: Final = {
     "tick_ms": Use("10ms", "Tick of the namespace."),
     "pending": Use(0, "Messages pending on another topic meanwhile."),
 }
+# Options that are the same for every command.
 _ALWAYS: Final = (
     click.option(
         "--broker",
@@ -130,15 +132,18 @@ _ALWAYS: Final = (
         help="How to print the results.",
     ),
 )
-# The commands that use each option, for the error that refuses it elsewhere.
+# The commands that use each shared option. The error for other commands names them.
 _users: Final[dict[str, list[str]]] = {name: [] for name in _COMMON}
 
 
 def measured(**uses: Use) -> Callable[[Callable[..., Measure]], Function]:
-    """Return a decorator that makes a command of a function.
+    """Return a decorator that turns a function into a command.
 
-    The function takes a ``Setting`` and the arguments in ``uses`` that are not part of it, and
-    returns a measurement. The command runs the measurement and prints its outcome.
+    The function takes a ``Setting``, and the options in ``uses`` that are not fields of it. It
+    returns a measurement, which the command runs. The command then prints the outcome.
+
+    Args:
+      uses: the shared options of the command, by argument name.
     """
 
     def decorate(function: Callable[..., Measure]) -> Function:
@@ -214,7 +219,10 @@ def _refuse(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 def _refuse_where(*names: str) -> None:
-    """Refuse options given beside --broker. Environment variables do not count."""
+    """Raise ``UsageError`` if one of these options is on the command line beside --broker.
+
+    The options describe a broker to start. Their environment variables are ignored.
+    """
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -225,7 +233,11 @@ def _refuse_where(*names: str) -> None:
 
 
 def need_own_broker(setting: Setting, what: str) -> None:
-    """Raise ``UsageError`` if the broker is not our own process."""
+    """Raise ``UsageError`` if --broker names a running broker, which the bench must not stop.
+
+    Args:
+      what: the command or option that stops the broker, for the error.
+    """
     if setting.broker_url is not None:
         raise click.UsageError(
             f"{what} stops the broker, so it starts its own: leave out --broker."
@@ -233,7 +245,11 @@ def need_own_broker(setting: Setting, what: str) -> None:
 
 
 def _checked_in_flight(batch_size: int, in_flight: int | None, payload: PayloadSize) -> int:
-    """Return the number of messages in flight, after checking it against the batch size."""
+    """Return the limit of messages in flight: ``in_flight``, or the default if it is None.
+
+    Raises:
+      UsageError: if the limit is less than a batch, or a batch is too large to send.
+    """
     if batch_size * payload.most_bytes > MAX_FRAME_BYTES:
         raise click.UsageError(
             f"a batch of {batch_size:,} messages of {payload} bytes is larger than "

@@ -23,16 +23,16 @@ class Run:
 
     messages: int
     seconds: float
-    is_rate: bool = True  # whether ``seconds`` is the time that ``messages`` took
+    is_rate: bool = True  # whether to show ``messages`` per second
     lateness_ms: Lateness | None = None
     lost: int | None = None
     early: int | None = None
     duplicates: int | None = None
-    more: dict[str, Figure] = field(default_factory=dict)  # by name, units last
+    more: dict[str, Figure] = field(default_factory=dict)  # other figures by name
 
     @classmethod
     def of(cls, tally: Tally, seconds: float, more: dict[str, Figure], is_rate: bool = True) -> Run:
-        """Return the run that ``tally`` counted."""
+        """Return a run with the counts and the lateness of ``tally``."""
         return cls(
             tally.received,
             seconds,
@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The runs of one measurement."""
+    """The result of one measurement: its title, engine, settings and runs."""
 
     title: str
     engine: str
@@ -67,7 +67,10 @@ class Outcome:
     runs: list[Run]
 
     def as_json(self) -> dict[str, Any]:
-        """Return each run, and their medians; sums for lost, early and duplicates."""
+        """Return the figures of each run, and their medians over all runs.
+
+        The counts of lost, early and duplicate messages are summed instead.
+        """
         each = [run.figures() for run in self.runs]
         found: dict[str, Any] = {"bench": self.title, "engine": self.engine}
         for name in each[0]:
@@ -94,7 +97,7 @@ class Outcome:
         for name, value in found.items():
             columns = [run[name] for run in found["runs"] if name in run] + [value]
             if len(columns) == 1:
-                continue  # not a figure of single runs
+                continue  # an entry for the whole measurement, such as the engine
             if name == "lateness_ms":
                 for part in value:
                     table.add_row(f"late {part}, ms", *[f"{late[part]:,.1f}" for late in columns])
@@ -121,7 +124,7 @@ def _median(values: list[Figure]) -> Figure:
 
 
 def machine() -> dict[str, Any]:
-    """Return a description of this machine."""
+    """Return a description of this machine and its current load."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

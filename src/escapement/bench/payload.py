@@ -1,4 +1,4 @@
-"""Random payloads, in batches made before the clock starts."""
+"""Random payloads: their sizes, and batches of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ class PayloadSize(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> PayloadSize:
-        """Parse ``100`` or ``50-500``. Raise ``InvalidRequest`` for anything else."""
+        """Parse a number of bytes such as ``100``, or a range such as ``50-500``.
+
+        Raises:
+          InvalidRequest: if ``text`` is neither.
+        """
         match = _SIZE.fullmatch(text)
         size = cls(int(match[1]), int(match[2] or match[1])) if match else cls(1, 0)
         if size.least_bytes > size.most_bytes:
@@ -34,6 +38,6 @@ class PayloadSize(NamedTuple):
         return f"{self.least_bytes}-{self.most_bytes}"
 
     def batch(self, rng: np.random.Generator, count: int) -> MessageBatch:
-        """Return a batch of ``count`` random payloads."""
+        """Return a batch of ``count`` messages with random payloads of random sizes."""
         lengths = rng.integers(self.least_bytes, self.most_bytes + 1, count, dtype=np.uint32)
         return MessageBatch(Blobs(lengths, rng.bytes(int(lengths.sum()))))

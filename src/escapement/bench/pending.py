@@ -1,7 +1,7 @@
-"""Whether pending messages slow down publishing: a full topic against an empty one.
+"""Publish throughput on a full topic, with many messages pending, against an empty topic.
 
-Runs alternate between a topic with many messages pending and a new topic, so that other load on
-the machine affects both.
+Runs alternate between the full topic and a new one, so that other load on the machine affects
+both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from escapement.bench.stage import Setting, stage
 
 
 async def measure(setting: Setting, load: Load) -> Outcome:
-    """Measure ``setting.runs`` pairs of runs."""
+    """Fill a topic. Then publish to it and to an empty topic in turn, for each run."""
     async with stage(setting) as on:
         full, _ = await on.new_subscription()
         await fill_pending(on, full, load.window_ms)
@@ -29,6 +29,6 @@ async def measure(setting: Setting, load: Load) -> Outcome:
 
 
 def _pair(full: Run, empty: Run) -> Run:
-    ratio = empty.seconds / full.seconds  # the ratio of the rates: both runs send the same number
+    ratio = empty.seconds / full.seconds  # the ratio of the rates: both runs send equally many
     more = {"empty_messages_per_second": round(full.messages / empty.seconds), "ratio": ratio}
     return Run(full.messages, full.seconds, more=more)

@@ -1,8 +1,8 @@
-"""How fast messages become durable, with a fixed number of messages in flight.
+"""Publish throughput: how fast messages become durable.
 
-As many tasks run as batches fit in flight. Each task sends a batch, waits for its receipt, and
-sends the next. The batches are made beforehand. The clock runs from the first send to the last
-receipt.
+The number of messages in flight, sent and without a receipt, is fixed. As many tasks run as
+batches fit into it. Each task sends a batch, waits for its receipt, and sends the next. The batches
+are made beforehand. The clock runs from the first send to the last receipt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Load:
     """The number of messages to publish, and the window of their delays."""
 
     messages: int
-    window_ms: int  # due at random times within it; 0 for no due times
+    window_ms: int  # delays are random, up to this; 0 for no delays
 
 
 async def measure(setting: Setting, load: Load) -> Outcome:
@@ -41,7 +41,7 @@ async def measure(setting: Setting, load: Load) -> Outcome:
 
 
 async def publish_once(on: Stage, topic: str, load: Load) -> Run:
-    """Measure one run on ``topic``, after a warm-up."""
+    """Publish the load to ``topic`` and measure it, after a warm-up of part of the load."""
     async with connect(on.host.url) as broker:
         most = on.setting.in_flight
         async with await broker.producer(topic, max_in_flight_messages=most) as producer:
@@ -54,7 +54,7 @@ async def publish_once(on: Stage, topic: str, load: Load) -> Run:
 
 
 class _Source:
-    """Batches and delays, used in turns."""
+    """Batches and delays that are made beforehand and sent in turn, repeatedly."""
 
     def __init__(self, on: Stage, load: Load) -> None:
         payload, rng = on.setting.payload, on.rng
@@ -68,17 +68,20 @@ class _Source:
         self._turn = 0
 
     def next(self) -> tuple[MessageBatch, Times]:
-        """Return the next batch and its delays."""
+        """Return the next batch, and the delays of its messages."""
         self._turn = (self._turn + 1) % VARIETY
         return self.batches[self._turn], self.times()
 
     def times(self) -> Times:
-        """Return the delays of the current batch."""
+        """Return the delays of the batch that ``next`` returned last."""
         return Times(self._delays[self._turn]) if self._timed else Times()
 
 
 async def _send_all(on: Stage, producer: Producer, source: _Source, load: Load) -> int:
-    """Send all messages. Return how many were sent."""
+    """Send the load and wait for all receipts. Return the number of messages sent.
+
+    The last batch is a full one, so this number may exceed the load.
+    """
     size, in_flight = on.setting.batch_size, on.setting.in_flight
     left = -(-load.messages // size)
     total = left * size

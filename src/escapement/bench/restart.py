@@ -1,12 +1,14 @@
-"""How long a killed broker takes to deliver again, how much memory it uses, and what it lost.
+"""Restarts of a killed broker: the time to the first delivery, memory, and lost messages.
 
 Many messages stay pending through all runs. In each run more messages are published, without a
-consumer. When they are due, the broker is killed with SIGKILL and started again. The clock runs
-from the start of the process until a consumer has the first of these overdue messages. The
-consumer then takes the others and acknowledges them durably. A message that does not arrive is
-lost, one that arrives before its due time is early, and one that arrives twice, or again in a
-later run, is a duplicate. The broker is asked for the number of pending messages: those that it
-no longer counts are lost too.
+consumer. When these are due, the broker is killed with SIGKILL and started again. The clock runs
+from the start of the process until a consumer has the first of these overdue messages. The consumer
+then takes the others and acknowledges them durably.
+
+An overdue message that does not arrive is lost. A message that arrives before its due time is
+early. A message that arrives twice, or again in a later run, is a duplicate. At the end of each run
+the broker reports its number of pending messages. If it is lower than the number filled in, the
+missing ones are lost too.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from escapement.bench.tally import Tally
 from escapement.client.connect import connect
 from escapement.errors import StorageError
 
-# An idle broker writes a checkpoint within this time. A busy one is killed before it does.
+# The rest between publishing and the kill, unless a command sets another. An idle broker writes a
+# checkpoint within this time.
 SETTLE_MS: Final = 12_000
 _TIMEOUT_S: Final = 120.0
-# How long to wait for messages that must not arrive.
+# How long the consumer waits, after the last expected message, for any that must not arrive.
 _LISTEN_S: Final = 0.5
 
 
@@ -36,8 +39,8 @@ _LISTEN_S: Final = 0.5
 class Restart:
     """The overdue messages, the window of the pending ones, and the rest before the kill."""
 
-    overdue: int
-    window_ms: int
+    overdue: int  # the number of messages that are overdue after the restart, in each run
+    window_ms: int  # pending messages are due at random times within this window
     settle_ms: int  # how long the broker rests before the kill
 
 
@@ -74,7 +77,7 @@ async def _once(on: Stage, topic: str, subscription: str, restart: Restart, what
             await take_batches(inbox, tally, 1, _TIMEOUT_S)
             seconds = trio.current_time() - began_s
             if not tally.received:
-                raise StorageError(f"nothing was delivered within {seconds:.0f} s of the start")
+                raise StorageError(f"the broker delivered nothing {seconds:.0f} s after its start")
             more["resident_bytes"], more["peak_resident_bytes"] = on.host.resident_bytes()
             await take_all(take_batches, inbox, tally, restart.overdue)
             await take_batches(inbox, tally, tally.received + 1, _LISTEN_S)

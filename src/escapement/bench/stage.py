@@ -1,4 +1,8 @@
-"""The surroundings of a measurement: a broker, a namespace with its tick, new topics."""
+"""The stage of a measurement: a broker, and a new namespace for its topics.
+
+A ``Setting`` has the options of a measurement that the user gave. A ``Stage`` is made from it. At
+the end, the stage deletes its namespace and topics.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,9 @@ from escapement.bench.payload import PayloadSize
 from escapement.client.connect import connect
 from escapement.errors import EscapementError
 
-# The time to clean up, also after an interrupt: a dead broker must not delay the end.
+# The longest time for deleting the topics at the end: a dead broker must not block the exit.
 _CLEAR_S: Final = 10.0
-# Called with the current activity, how much of it is done, and the total.
+# A callback that shows progress. Its arguments: the current activity, the amount done, the total.
 Progress = Callable[[str, int, int], None]
 
 
@@ -29,13 +33,13 @@ Progress = Callable[[str, int, int], None]
 class Setting:
     """The settings that all measurements share."""
 
-    broker_url: str | None  # of a running broker; None starts one
-    data: Path | None  # its data directory; None for a temporary one
-    log_url: str | None  # its log; None for SQLite in the data directory
+    broker_url: str | None  # the URL of a running broker; None to start one
+    data: Path | None  # the started broker's data directory; None for a temporary one
+    log_url: str | None  # the URL of its log in MySQL; None for SQLite in the data directory
     tick_ms: int
     payload: PayloadSize
     batch_size: int  # messages in a batch
-    in_flight: int  # the most messages without a receipt; at least a batch
+    in_flight: int  # most messages sent and without a receipt; at least ``batch_size``
     pending: int  # messages pending during the measurement
     runs: int
     progress: Progress
@@ -63,7 +67,7 @@ class Stage:
         self._topics = 0
 
     async def prepare(self) -> None:
-        """Create the namespace."""
+        """Create the namespace with the setting's tick. Ask the broker which database it uses."""
         await self.admin("namespaces.create", namespace=self._namespace)
         await self.admin(
             "namespaces.enable_delayed_message",
@@ -74,7 +78,7 @@ class Stage:
         self.engine = "mysql" if stats["log"].startswith("mysql://") else "sqlite"
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
-        """Carry out an admin verb on a connection of its own."""
+        """Send an admin verb to the broker over a new connection, and return the answer."""
         async with connect(self.host.url) as broker:
             return await broker.admin(verb, **arguments)
 
@@ -100,7 +104,7 @@ class Stage:
 
 
 class CpuMeter:
-    """A meter of the processor time of client and broker since its creation.
+    """A meter of the processor time that client and broker use after its creation.
 
     On a machine with other load, processor time is more reliable than the clock.
     """
@@ -111,7 +115,7 @@ class CpuMeter:
         self._client_s = time.process_time()
 
     def read(self) -> dict[str, Figure]:
-        """Return the seconds so far, by name; the broker's only if the process is ours."""
+        """Return the client's processor seconds and, if the bench started it, the broker's."""
         found: dict[str, Figure] = {
             "client_cpu_seconds": round(time.process_time() - self._client_s, 3)
         }
@@ -123,23 +127,23 @@ class CpuMeter:
 
 @asynccontextmanager
 async def stage(setting: Setting) -> AsyncIterator[Stage]:
-    """Yield a stage on the broker that the setting names, or on a new one."""
+    """Yield a stage on the running broker that ``setting`` names or, if none, on a started one."""
     async with host(setting.broker_url, setting.data, setting.log_url) as broker_host:
         made = Stage(setting, broker_host)
         await made.prepare()
         try:
             yield made
         finally:
-            # A broker that keeps running must not keep the messages of the measurement.
+            # A broker that runs on must not keep the messages of the measurement.
             with trio.move_on_after(_CLEAR_S, shield=True), suppress(EscapementError):
                 await made.clear()
 
 
 def now_ms() -> int:
-    """Return the time of the wall clock, which lateness is measured against."""
+    """Return the wall-clock time. Lateness is measured by this clock."""
     return time.time_ns() // 1_000_000
 
 
 async def sleep_until(at_ms: int) -> None:
-    """Sleep until the wall clock shows ``at_ms``, unless the clock is set meanwhile."""
+    """Sleep until the wall clock shows ``at_ms``, provided that it is not set meanwhile."""
     await trio.sleep(max(0, at_ms - now_ms()) / 1000)

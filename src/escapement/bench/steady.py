@@ -1,12 +1,13 @@
-"""How late messages are under a steady load, and that none is early.
+"""Lateness of messages under a steady load.
 
 A producer schedules messages at a fixed rate with random delays. A consumer of a shared
-subscription takes and acknowledges them. Lateness is the time by this machine's clock at which
-the consumer had the message, minus its due time.
+subscription takes and acknowledges them. The lateness of a message is the time by this machine's
+clock at which the consumer had it, minus its due time.
 
-The seconds of a run, and its rate, are those of the sending. The last messages are due a delay
-later; waiting for them is not part of the load. The delivery rate is constant from the end of
-the longest delay until the end of the sending, and is measured in that span.
+The seconds of a run and its message rate cover the sending, until the last receipt. They leave out
+the wait for the last messages to fall due. The delivery rate grows until the longest delay after
+the first send has passed. It is constant from then until the last send, and is measured in that
+span.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from escapement.client.connect import connect
 from escapement.client.producing.producer import Producer
 from escapement.message import Times
 
-# The longest time between two checks whether a batch is to be sent.
+# The producer checks at least this often whether it is time to send the next batch.
 _BEAT_S: Final = 0.01
-# The shortest delay: a message must be durable before it is due, or it is late by design.
+# The shortest delay. A message that becomes durable only after its due time is always late.
 _LEAST_DELAY_MS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A steady load: messages in all and per second, the longest delay, and permits."""
+    """A steady load, and the permits of its consumer."""
 
     messages: int
-    rate: int
-    window_ms: int
-    permits: int
+    rate: int  # messages per second
+    window_ms: int  # delays are random, up to this; ``_LEAST_DELAY_MS`` is added to each
+    permits: int  # the size of the consumer's delivery buffer, in messages
 
     def described(self) -> dict[str, int]:
         """Return the settings that the figures depend on, by option name."""
@@ -46,11 +47,11 @@ class Steady:
 
 
 class _Sending(NamedTuple):
-    """The times of the sending."""
+    """When the producer began and ended sending, and how long it took."""
 
     began_ms: int
     last_sent_ms: int
-    seconds: float  # until the last receipt
+    seconds: float  # from the beginning until the last receipt
 
 
 async def measure(setting: Setting, steady: Steady) -> Outcome:
@@ -69,10 +70,15 @@ async def measure(setting: Setting, steady: Steady) -> Outcome:
 async def spell(
     on: Stage, steady: Steady, topic: str, subscription: str, take: Take, what: str
 ) -> Run:
-    """Measure one run, on an existing topic and subscription."""
+    """Measure one run on an existing topic and subscription.
+
+    Args:
+      take: the function that receives and acknowledges the messages.
+      what: the text that the progress bar shows.
+    """
     tally = Tally()
     bound = on.setting.in_flight
-    # The longest time until the first message arrives, and between two of them.
+    # The longest time before the first message is due, and between two messages.
     quiet_ms = _LEAST_DELAY_MS + steady.window_ms + on.setting.batch_size * 1000 // steady.rate
     async with connect(on.host.url) as broker, connect(on.host.url) as other:
         async with broker.consumer(topic, subscription, permits=steady.permits) as inbox:
@@ -88,7 +94,7 @@ async def spell(
 
 
 def _delivered(tally: Tally, steady: Steady, sending: _Sending) -> dict[str, Figure]:
-    """Return the delivery rate while it is constant; nothing for a run too short for that."""
+    """Return the delivery rate of the span in which it is constant; {} if the run is too short."""
     since_ms = sending.began_ms + _LEAST_DELAY_MS + steady.window_ms
     if steady.messages * 1000 // steady.rate <= _LEAST_DELAY_MS + steady.window_ms:
         return {}

@@ -1,4 +1,8 @@
-"""The measured consumer, which takes messages until all have arrived or none arrives."""
+"""The measured consumer: several ways to receive messages and acknowledge them.
+
+A consumer records each message that it receives in a tally. It stops when it has all messages, or
+when no message has arrived for some seconds.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,19 @@ from escapement.bench.stage import now_ms
 from escapement.bench.tally import Tally
 from escapement.client.consuming.inbox import Inbox
 
-# If no message arrives for this long after one may be due, the missing ones count as lost.
+# If no message arrives for this long after it should, the missing messages count as lost.
 TIMEOUT_S: Final = 20.0
-# The clock is read once per this many messages: reading it each time would slow the consumer.
+# ``take_one_by_one`` reads the clock once per this many messages: reading it for each message would
+# slow the consumer.
 _STEP: Final = 1024
 
-# Takes until the tally has this many messages, or none arrives for a patience in seconds.
+# A way to receive: until the tally has the given number of messages, or until none has arrived for
+# the given number of seconds.
 Take = Callable[[Inbox, Tally, int, float], Awaitable[None]]
 
 
 async def take_batches(inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
-    """Take whole batches, and acknowledge each as a whole."""
+    """Receive batches, and acknowledge each as a whole."""
     while tally.received < messages:
         batch = await inbox.next_batch(timeout_s)
         if batch is None:
@@ -31,9 +37,10 @@ async def take_batches(inbox: Inbox, tally: Tally, messages: int, timeout_s: flo
 
 
 def take_batches_failing(percent: int, back_off_ms: int) -> Take:
-    """Return a variant of ``take_batches`` that fails the first attempt of ``percent`` %.
+    """Return a variant of ``take_batches`` that fails the first attempt of some messages.
 
-    These messages are nacked, and wait ``back_off_ms`` for the next attempt.
+    It nacks ``percent`` % of the messages on their first attempt, with a back-off of
+    ``back_off_ms``.
     """
 
     async def take(inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
@@ -53,7 +60,7 @@ def take_batches_failing(percent: int, back_off_ms: int) -> Take:
 
 
 async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
-    """Take single messages with ``async for``, and acknowledge each with its own block."""
+    """Receive single messages with ``async for``, and acknowledge each with ``async with``."""
     if tally.received >= messages:
         return
     with trio.move_on_after(timeout_s) as patience:
@@ -69,13 +76,17 @@ async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, timeout_s: 
 async def take_all(
     take: Take, inbox: Inbox, tally: Tally, messages: int, window_ms: int = 0
 ) -> int:
-    """Take until each message sent has arrived and all acknowledgements are durable.
+    """Receive until every message sent has arrived and all acknowledgements are durable.
 
-    Duplicates do not make up for missing messages. ``window_ms`` is the longest time in which no
-    message is due.
+    Give up if no message arrives for ``TIMEOUT_S`` plus ``window_ms``.
+
+    Args:
+      take: the way to receive.
+      messages: the number of messages to receive. Duplicates are received in addition.
+      window_ms: the longest time in which no message is due.
 
     Returns:
-      The time of the end, in milliseconds of the wall clock.
+      The wall-clock time of the end, in milliseconds.
     """
     timeout_s = TIMEOUT_S + window_ms / 1000
     while True:

@@ -1,8 +1,8 @@
-"""A comparison of messages sent and arrived: lost, early, duplicate, and how late.
+"""A comparison of messages sent and arrived: which are lost, early or duplicate, and how late.
 
-Columns are stored as they arrive and evaluated at the end, so that counting costs the measured
-consumer almost nothing. Lateness is the time by this machine's wall clock at which the consumer
-had the message, minus its due time.
+The tally stores the columns of each batch as it arrives, and evaluates them at the end. So it costs
+the measured consumer almost nothing. The lateness of a message is the time by this machine's wall
+clock at which the consumer had it, minus its due time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Lateness(NamedTuple):
 
 
 class Tally:
-    """The messages of one run, with their offsets in a topic that nothing else writes to."""
+    """The messages that one run sent and received, on a topic that nothing else writes to."""
 
     def __init__(self) -> None:
         self.received = 0
-        self.failed = 0  # nacked; counted as received once acknowledged
+        self.failed = 0  # attempts that were nacked; not part of ``received``
         self._offsets: list[Int64s] = []
         self._due_ms: list[Int64s] = []
         self._arrived_ms: list[tuple[int, int]] = []
@@ -39,30 +39,30 @@ class Tally:
         self._single = array("q")
 
     def sent(self, offsets: Int64s, at_ms: Int64s) -> None:
-        """Record messages that are durable and were scheduled for ``at_ms``."""
+        """Record messages that were scheduled for the times ``at_ms`` and confirmed as durable."""
         self._wanted.append((offsets, at_ms))
 
     def add(self, offsets: Int64s, due_ms: Int64s) -> None:
-        """Record a batch that has just arrived."""
+        """Record a batch of messages that has just arrived."""
         self._arrived_ms.append((time.time_ns() // 1_000_000, len(offsets)))
         self._offsets.append(offsets)
         self._due_ms.append(due_ms)
         self.received += len(offsets)
 
     def add_one(self, offset: int, due_ms: int, payload: bytes) -> None:
-        """Record a message that has just arrived and whose payload was read."""
+        """Record a message that has just arrived. The payload is an argument so that it is read."""
         del payload
         self._single.extend((offset, due_ms, time.time_ns() // 1_000_000))
         self.received += 1
 
     def lateness(self) -> Lateness:
-        """Return the lateness over all arrivals."""
+        """Return percentiles of the lateness of all arrivals."""
         late = self._arrivals() - self._column(self._due_ms, 1)
         p50, p99, most = np.percentile(late, [50, 99, 100]).tolist() if len(late) else [0.0] * 3
         return Lateness(p50, p99, most)
 
     def early(self) -> int:
-        """Return how many arrived before their due time or before their scheduled time."""
+        """Return how many messages arrived before their due time or before their scheduled time."""
         return int(self._early().sum())
 
     def lost(self) -> int:
@@ -71,14 +71,18 @@ class Tally:
         return int((~np.isin(sent, self._column(self._offsets, 0))).sum())
 
     def duplicates(self) -> int:
-        """Return how many arrivals were not the first of a message that was sent or was early."""
+        """Return the number of arrivals after the first one of each message.
+
+        The first arrival of a message that was not sent in this run is a duplicate too: it arrived
+        in an earlier run. If it is early, it counts as early instead.
+        """
         offsets = self._column(self._offsets, 0)
         sent, _ = self._sent()
         expected = offsets[np.isin(offsets, sent) | self._early()]
         return len(offsets) - len(np.unique(expected))
 
     def arrived(self, since_ms: int, until_ms: int) -> int:
-        """Return how many arrived from ``since_ms`` until before ``until_ms``."""
+        """Return how many messages arrived at or after ``since_ms`` and before ``until_ms``."""
         arrivals = self._arrivals()
         return int(((arrivals >= since_ms) & (arrivals < until_ms)).sum())
 

@@ -1,9 +1,10 @@
-"""The cost of many topics: creations a second, memory, and the time of a restart.
+"""The cost of many topics: creation rate, memory, and restart time.
 
 Each topic has a shared subscription and one message that is due in some hours. In each run one
 topic gets another message, which falls due without a consumer. Then the broker is killed with
 SIGKILL and started again. The clock runs from the start of the process until a consumer has the
-overdue message. The memory is that of the broker process, before the kill and after the start.
+overdue message. The memory of the broker process is measured before the first kill and after each
+start.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from escapement.client.connect import connect
 from escapement.errors import StorageError
 
 SUBSCRIPTION: Final = "bench"
-# The number of topics in one request.
+# The number of topics that one request creates.
 _CREATED_AT_ONCE: Final = 5_000
-# Producers that publish at the same time, over one connection.
+# The number of producers that fill topics at the same time, over one connection.
 _PUBLISHERS: Final = 64
+# The delay of the pending message of each topic.
 _PENDING: Final = timedelta(hours=6)
 _TIMEOUT_S: Final = 120.0
 
@@ -41,7 +43,7 @@ class Topics:
 
 
 async def measure(setting: Setting, load: Topics) -> Outcome:
-    """Create and fill the topics once, then kill and start the broker several times."""
+    """Create and fill the topics once. Then kill and start the broker in each run."""
     async with stage(setting) as on:
         names = [on.new_topic() for _ in range(load.count)]
         async with connect(on.host.url) as broker:
@@ -108,7 +110,7 @@ async def _once(on: Stage, topic: str, load: Topics) -> Run:
             await take_batches(inbox, tally, 1, _TIMEOUT_S)
             seconds = trio.current_time() - began_s
             if not tally.received:
-                raise StorageError(f"nothing was delivered within {seconds:.0f} s of the start")
+                raise StorageError(f"the broker delivered nothing {seconds:.0f} s after its start")
             await inbox.flush_acks()
         more["resident_bytes"], more["peak_resident_bytes"] = on.host.resident_bytes()
         more["active_topics"] = (await broker.admin("broker.stats"))["active_topics"]
