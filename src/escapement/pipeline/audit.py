@@ -1,14 +1,22 @@
-"""The job ``audit``: checks log, cursors, index and archive against each other.
+"""The job ``audit``: checks log, cursors, delayed index and archive against each other.
 
-The driver reads the state of each topic (storage/state/topic_state.py) and checks its cursors.
-Tasks check its log row by row, in stretches (pipeline/auditing/recount.py). If an index is given,
-each stretch of it must have exactly the messages that log and cursors require
-(pipeline/auditing/index_count.py). The files of an archive must have the messages that the database
-records (pipeline/auditing/archive_count.py).
+The *cursor* of a subscription is the set of messages that it has acknowledged. The *delayed index*
+has the pending messages on the local disk of a broker. Each contradiction is a *finding*.
 
-A broker may run meanwhile. Its changes do not disturb the audit, because everything is compared
-with the states read at the start. The audit starts again if the log forgets some of its rows, or
-if a checkpoint replaces the index while the states are read.
+- The driver reads the state of each topic (storage/state/topic_state.py) and checks its cursors.
+- Spark's tasks check the log row by row. Each task gets *stretches*, which are ranges of a topic's
+  offsets (pipeline/auditing/recount.py).
+- If an index is given, it must have in each stretch exactly the messages that the log and the
+  cursors require (pipeline/auditing/index_count.py).
+- The files of an archive must have exactly the messages that the database records as archived
+  (pipeline/auditing/archive_count.py).
+
+A rescheduled message is *restated*: a later row of the log has it again, with its new due time. A
+relocated message is restated with an unchanged due time, so that the log can forget its first row.
+
+A broker may run meanwhile. Its changes do not disturb the audit, which compares everything with
+the states read at the start. The audit starts again if the log forgets rows that are still to be
+checked, or if a checkpoint replaces the index while the states are read.
 """
 
 from __future__ import annotations
@@ -49,11 +57,13 @@ from escapement.storage.state.topic_state import TopicState, read_topics
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Messages that a task counts: some seconds of work.
+# The maximum of messages in a stretch, or in several small ones together: some seconds of work for
+# a task.
 _STRETCH: Final = 1_000_000
 _TOPICS_AT_ONCE: Final = 100
-# Attempts at an audit. Changes that force a new attempt are rare.
+# The maximum of attempts at an audit. Changes that force a new attempt are rare.
 _TRIES: Final = 5
+# The database divides topics into bundles, one for each lease. All topics are in bundle 0.
 _BUNDLE: Final = 0
 
 
@@ -78,7 +88,7 @@ class AuditConfig:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An inconsistency. ``topic`` is empty if the inconsistency does not belong to one topic."""
+    """A contradiction that the audit found. ``topic`` is "" if it concerns no single topic."""
 
     topic: str
     what: str
@@ -89,24 +99,24 @@ class TopicCount:
     """The counts of one topic."""
 
     topic: str
-    rows: int = 0  # without those that restate messages
-    messages: int = 0  # in the log, including those that only a later row restates
-    pending: int = 0  # messages that the index must have by now
+    rows: int = 0  # rows of the log, without those that restate messages
+    messages: int = 0  # in the log, including messages that only a restating row has
+    pending: int = 0  # messages that an index must have
     indexed: int | None = None  # pending messages that the index has; None without an index
-    archived: int = 0
-    forgotten: int = 0  # neither in the log nor archived
+    archived: int = 0  # archived messages
+    forgotten: int = 0  # messages that are neither in the log nor archived
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The counts by topic, and the inconsistencies found."""
+    """The result of an audit: the counts of each topic, and all findings."""
 
     topics: list[TopicCount] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
 
 def run(spark: SparkSession, config: AuditConfig) -> Audit:
-    """Run the audit. It does not change anything.
+    """Audit the configured topics. Changes neither database nor index nor archive.
 
     Raises:
       InvalidRequest: if the address of the log is missing, ``index`` has no index, or
@@ -142,7 +152,7 @@ def _counted_files(parts: Sequence[ArchivedPart]) -> list[FileCount]:
 def _by_tasks(
     spark: SparkSession, count: Callable[[Sequence[T]], list[C]], pieces: Sequence[T]
 ) -> list[C]:
-    """Run ``count`` in tasks, and return all results in order.
+    """Run ``count`` on all pieces in Spark's tasks. Return the results in the order of the pieces.
 
     A task gets one large piece, or several small ones.
     """
@@ -153,7 +163,7 @@ def _by_tasks(
 
 
 class _Survey:
-    """The states of the topics, and the index, as they were at the start of an attempt."""
+    """The topics' states and the index, as they are at the start of an attempt at the audit."""
 
     def __init__(self, address: LogAddress, config: AuditConfig) -> None:
         self._audit = Audit()
@@ -169,7 +179,8 @@ class _Survey:
                 self._note("", str(error))
             names = _names(connection, config.topics)
             for name, state in zip(names, _states(engine, connection, names), strict=True):
-                # A listed topic may have been deleted meanwhile. That matters only if it was named.
+                # A topic may be deleted after it was listed. That is an error only for a topic that
+                # the configuration names.
                 if isinstance(state, NotFound) and config.topics:
                     raise state
                 if isinstance(state, TopicState):
@@ -191,9 +202,10 @@ class _Survey:
             self._archives[topic] = claim
 
     def _unindexed(self, connection: Connection) -> dict[int, tuple[list[Span], list[int]]]:
-        """Return the rows that are not in the index yet, by topic id.
+        """Return the log rows that the index does not have yet, by topic id.
 
-        They are spans of offsets, and the keys of rows that restate messages.
+        For each topic there is a list with the offset ranges of rows that first state messages,
+        and a list with the keys of rows that restate messages.
         """
         found: dict[int, tuple[list[Span], list[int]]] = {}
         if self._index is None:
@@ -219,11 +231,16 @@ class _Survey:
 
     @property
     def files(self) -> list[ArchivedPart]:
-        """The archive files of all topics."""
+        """The archive files of all topics, in parts for Spark's tasks."""
         return [part for claim in self._archives.values() for part in claim.parts]
 
     def held_against(self, counted: Sequence[Recount], files: Sequence[FileCount]) -> Audit:
-        """Compare the counts with the states, the index and the archives; return the audit."""
+        """Compare the results of the tasks with the states, the index and the archive records.
+
+        Args:
+          counted: a result for each of ``stretches``.
+          files: a result for each of ``files``.
+        """
         compared = self._index is not None and not self._stale
         for topic, state in self._states.items():
             self._cursors(topic, state)
@@ -243,7 +260,7 @@ class _Survey:
         if self._index is not None:
             for what in self._index.check():
                 self._note("", what)
-        keys: dict[str, Keys | None] = {}  # holds one topic at a time
+        keys: dict[str, Keys | None] = {}  # of the current topic only, to bound the memory
         for stretch, found in zip(self.stretches, counted, strict=True):
             total = counts[stretch.topic]
             total.rows += found.rows
@@ -259,9 +276,10 @@ class _Survey:
         return self._audit
 
     def _keys(self, stretch: Stretch) -> Keys | None:
-        """Return the index's keys of the topic in arrival order, without stale keys.
+        """Return the index's keys of a stretch's topic, in arrival order, without stale keys.
 
-        None if the index is damaged; ``IndexCount.check`` has reported that.
+        A key is a due time and an offset. It is stale if the message has another due time now.
+        Returns None if the index is damaged, which ``IndexCount.check`` reports.
         """
         assert self._index is not None
         try:
@@ -295,7 +313,7 @@ class _Survey:
             )
 
     def _cursors(self, topic: str, state: TopicState) -> None:
-        """Report acknowledgements, cancellations, moves and attempts beyond the end of the log."""
+        """Report offsets beyond the log's end that are acknowledged, cancelled, moved or tried."""
         end = state.end_offset
         for what, offsets in (
             ("cancelled", state.cancelled),
@@ -319,8 +337,9 @@ class _Survey:
     def _lost(self, topic: str, state: TopicState) -> None:
         """Report messages that the log forgot before a shared subscription acknowledged them.
 
-        Messages before the log's beginning must be acknowledged, cancelled or restated. Only
-        offsets that the subscription starts from or later count.
+        Every message from before the log's beginning must be acknowledged, cancelled or restated.
+        Messages from before the subscription's start are not checked, nor are those in the range
+        of the log that it must read again for messages that were due before it was created.
         """
         for one in state.subscriptions:
             record = one.record
@@ -343,7 +362,7 @@ class _Survey:
 
 
 def _names(connection: Connection, wanted: Sequence[str]) -> list[TopicName]:
-    """Return the wanted topics, each once, or all topics if none is named."""
+    """Return the names of the ``wanted`` topics, each once, or of all topics if it is empty."""
     if wanted:
         return list(dict.fromkeys(map(TopicName.parse, wanted)))
     return [name for name, _ in read_named(connection, _BUNDLE)]
@@ -352,9 +371,9 @@ def _names(connection: Connection, wanted: Sequence[str]) -> list[TopicName]:
 def _states(
     engine: Engine, connection: Connection, names: Sequence[TopicName]
 ) -> Iterator[TopicState | NotFound | LogDamaged]:
-    """Yield the states of the topics, read in groups.
+    """Yield the state of each topic in order, or the error for which the state cannot be read.
 
-    If a state in a group is damaged, the topics of the group are read one by one.
+    Topics are read in groups. If a state in a group is damaged, they are read one by one.
     """
     for first in range(0, len(names), _TOPICS_AT_ONCE):
         some = names[first : first + _TOPICS_AT_ONCE]
@@ -371,18 +390,19 @@ def _states(
 def _cut(
     topic: str, state: TopicState, spans: Sequence[Span], bases: Sequence[int]
 ) -> list[Stretch]:
-    """Return the stretches of a topic. The first one starts at offset 0.
+    """Cut all offsets of a topic into stretches. The first one starts at offset 0.
 
     Args:
-      spans: offsets that the index does not have yet.
-      bases: keys of restating rows that the index does not have yet.
+      spans: the offset ranges of log rows that the index does not have yet.
+      bases: the keys of restating rows that the index does not have yet.
     """
     unindexed = OffsetSet()
     for span in spans:
         unindexed.add_range(span.low, span.high)
     moved = state.moves.between(0, state.end_offset)
     unindexed.add(moved[np.isin(state.moves.bases(moved), bases)])
-    # The log has few messages from before its beginning. They go to the first stretch.
+    # Few messages from before the log's beginning are still in the log, in restating rows. All of
+    # them go to the first stretch.
     bounds = [0, *range(state.begin_offset + _STRETCH, state.end_offset, _STRETCH)]
     found = []
     for low, high in zip(bounds, [*bounds[1:], state.end_offset], strict=True):

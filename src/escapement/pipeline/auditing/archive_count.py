@@ -1,9 +1,10 @@
-"""An audit of an archive: all files exist, are intact, and have the messages the database says.
+"""The audit of an archive: its files exist, are intact, and have the recorded messages.
 
-The database stores the archived offsets of each topic, and manifests that name the files
+The database records the archived offsets of each topic, and manifests that name the files
 (storage/archive_record.py). Each file must match its checksum. All files of a topic together must
-have each archived offset exactly once. Tasks count files and compute a digest of their offsets, as
-they do for the log.
+have each archived offset exactly once. Tasks compute a digest of the offsets in the files, which
+the driver compares with the digest of the recorded offsets. A contradiction is a *finding*, as
+text.
 
 This module does not use Spark.
 """
@@ -36,10 +37,10 @@ _NONE: Final = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class FileCount:
-    """The result of counting some files of one topic."""
+    """The result of reading some archive files of one topic."""
 
     topic: str
-    found: Digest = field(default_factory=Digest)
+    found: Digest = field(default_factory=Digest)  # of the offsets in the files
     findings: list[str] = field(default_factory=list)
 
 
@@ -52,7 +53,7 @@ class ArchiveClaim:
 
     @classmethod
     def look(cls, connection: Connection, topic: str, topic_id: int) -> ArchiveClaim:
-        """Read the current records in one snapshot."""
+        """Read the topic's archive records from the database, in one snapshot."""
         connection.snapshot()
         try:
             parts = archived_parts(connection, topic, topic_id, Selection(), _NONE, None)
@@ -61,14 +62,14 @@ class ArchiveClaim:
             connection.rollback()
 
     def forgotten(self, state: TopicState) -> int:
-        """Return how many messages are neither in the log nor archived."""
+        """Return the number of the topic's messages that are neither in the log nor archived."""
         begin = state.begin_offset
         there = stated_again(state, 0, begin)
         there = there[~self.archived.contains(there)]
         return begin - self.archived.count_below(begin) - len(there)
 
     def held_against(self, state: TopicState, counted: list[FileCount]) -> list[str]:
-        """Return findings: where the records disagree with the log or with the counted files."""
+        """Compare the records with the topic's log and with the counted files. Return findings."""
         findings = [what for one in counted for what in one.findings]
         behind = len(self.archived) - self.archived.count_below(state.end_offset)
         if behind:
@@ -94,7 +95,7 @@ class ArchiveClaim:
 
 
 def count_files(part: ArchivedPart) -> FileCount:
-    """Count the messages in the files of a part; blocking."""
+    """Check the files of a part and compute the digest of their offsets; blocking."""
     counted = FileCount(part.topic)
     for root, file in part.files:
         try:

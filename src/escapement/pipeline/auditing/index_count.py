@@ -1,9 +1,13 @@
-"""An audit's view of a broker's delayed index on disk.
+"""The audit of a broker's delayed index on disk.
 
-The index is only read, block by block, and all checksums are checked. The broker may run
-meanwhile. Its checkpoints and compactions replace the manifest, so the log must be read between
-:meth:`IndexCount.open` and :meth:`IndexCount.unchanged`. Open files stay readable when the broker
-deletes them.
+The index is a set of immutable files, the *segments*. A segment has *runs* of consecutive keys,
+where a key is a message's due time and offset, and a directory with the bounds of each run. The
+*manifest* names the current segments and the positions in the journal that they cover.
+
+The audit only reads the index, block by block, and checks all checksums. The broker may run
+meanwhile. Its checkpoints and compactions replace the manifest. So the audit opens the index,
+reads the log's states, and then asks :meth:`IndexCount.unchanged` whether both belong together.
+Open segments stay readable when the broker deletes them.
 """
 
 from __future__ import annotations
@@ -23,12 +27,12 @@ from escapement.storage.journal import journal
 from escapement.storage.log.log_table import RowKey
 from escapement.storage.state.state import fits
 
-# Each block is read once.
+# The cache of blocks is small, because the audit does not read a block several times in a row.
 _CACHE_BYTES: Final = 4 << 20
 
 
 class IndexCount:
-    """The index of one broker as of one manifest."""
+    """The index of one broker, as one manifest describes it."""
 
     def __init__(self, directory: Path, manifest: Manifest | None, segments: Segments) -> None:
         self._directory = directory
@@ -60,14 +64,14 @@ class IndexCount:
             return cls(directory, manifest, segments)
 
     def unchanged(self) -> bool:
-        """Return whether this is still the broker's index. Raises ``IndexDamaged``."""
+        """Return whether the broker still has the same manifest. Raises ``IndexDamaged``."""
         return ManifestFile(self._directory, no_failpoint).current == self._manifest
 
     def unindexed(self, connection: Connection, bundle_id: int) -> list[RowKey] | None:
         """Return the keys of the log rows that are not in the index yet.
 
-        Returns None if the index does not fit the log (storage/state/checkpoint.py). A broker
-        discards such an index when it starts.
+        Returns None if the index does not fit the log (storage/state/state.py). A broker discards
+        such an index when it starts.
         """
         manifest = self._manifest
         if manifest is None:
@@ -81,7 +85,7 @@ class IndexCount:
         return [key for row in rows for key in row.entry.rows]
 
     def check(self) -> Iterator[str]:
-        """Yield the defects of the index itself. Reads every block; keys must ascend."""
+        """Read every block of the index, and yield a text about each defect."""
         for segment in self._segments:
             try:
                 for run in range(len(segment.run_rows)):
@@ -97,7 +101,7 @@ class IndexCount:
                 yield str(error)
 
     def keys(self, topic_id: int) -> Keys:
-        """Return a topic's keys, sorted and each once. Raises ``IndexDamaged``."""
+        """Return all keys of a topic, sorted, each once. Raises ``IndexDamaged``."""
         return merge(
             [
                 part.segment.key_block(run).keys

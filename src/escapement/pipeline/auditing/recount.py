@@ -1,13 +1,18 @@
-"""The audit of one stretch of a topic's log, row by row; runs in a task.
+"""The audit of one *stretch*, a range of offsets of a topic's log; runs in a task.
+
+A row of the log *first states* the messages of one commit. A later row *restates* messages that
+were rescheduled, or relocated so that the log can forget their first row. A *head* is a row's key
+and its columns with times, without its data.
 
 The driver cuts stretches out of one state of the topic (storage/state/topic_state.py). The rows of
-a stretch must follow each other without gap or overlap and be intact, and their columns must match
-their data. A rescheduled message must be in the row that restates it. The task counts the
-messages that an index must have and computes a digest of them. The digest does not depend on
-their order, so the driver can compare an index with it without transferring keys.
+a stretch must follow each other without gap or overlap and be intact, and their heads must match
+their data. A rescheduled message must be in the row that restates it. The task computes a digest
+of the messages that an index must have. The digest does not depend on their order, so the driver
+can compare it with an index without receiving the keys. Each contradiction is a *finding*, as
+text.
 
-This module does not use Spark. Rows are not locked: a recount is repeated if the log forgets rows
-meanwhile.
+The task does not lock rows. If the log meanwhile drops its oldest *generation*, a set of tables,
+the driver repeats the audit. This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from escapement.storage.log.log_table import LogRow, RowHead
 from escapement.storage.offsets import OffsetSet
 
 _STEP_BYTES: Final = 8 << 20
-# How many heads of rows are read before their data.
+# The number of heads that are read before the data of their rows.
 _HEADS_AT_ONCE: Final = 256
 # The assumed maximum difference between the database's clock and a broker's clock.
 _CLOCKS_APART_MS: Final = 60_000
@@ -40,18 +45,21 @@ _MOST_FINDINGS: Final = 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Needs:
-    """The rules for which messages of a stretch an index must have."""
+    """The data that determines which messages of a stretch an index must have."""
 
     statuses: MessageStatuses
-    unindexed: OffsetSet  # from rows that the index does not have yet
+    unindexed: OffsetSet  # messages in rows that the index does not have yet
 
     def of(self, due_ms: Int64s, offsets: Int64s) -> Bools:
         """Return a mask of the messages that an index must have; bool[n].
 
-        ``due_ms`` has the current due times. An index must have the messages that a shared
-        subscription covers and has not acknowledged. It must also have messages that are not due,
-        because a new subscription may still need them, unless every shared subscription has
-        acknowledged them. Messages that a subscription fills in from the log are not needed.
+        An index must have the messages that a shared subscription covers and has not acknowledged,
+        except messages that the subscription is still to read from the log. It must also have
+        messages that are not due, because a new subscription may need them, unless every shared
+        subscription has acknowledged them. It need not have cancelled messages.
+
+        Args:
+          due_ms: the current due times.
         """
         shared = [one for one in self.statuses.subscriptions if one.record.kind == "shared"]
         open_to = np.full(len(offsets), not shared)
@@ -70,13 +78,16 @@ class Needs:
 
 @dataclass(slots=True)
 class Digest:
-    """A count of keys, and a sum over their hashes, which detects exchanged keys."""
+    """A count of keys and the sum of their hashes. A key is a due time and an offset.
+
+    Two sets of keys with the same digest are the same, in all probability.
+    """
 
     count: int = 0
     sum: int = 0
 
     def add(self, due_ms: Int64s, offsets: Int64s) -> None:
-        """Add keys, each once, in any order."""
+        """Add keys, in any order. No key may be added twice."""
         mixed = due_ms.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= offsets.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
         # The finalizer of splitmix64 (Steele, Lea, Flood 2014).
@@ -94,38 +105,35 @@ class Digest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """The messages ``offsets`` of a topic, whose log began at ``begin_offset``.
-
-    ``generation`` is the first generation of the log.
-    """
+    """A range of a topic's offsets, with the topic's state at the start of the audit."""
 
     topic: str
     topic_id: int
     offsets: Span
-    begin_offset: int
-    generation: int
-    moved: Moved
+    begin_offset: int  # the beginning of the topic's log
+    generation: int  # the oldest generation of the log
+    moved: Moved  # the rescheduled and relocated messages
     needs: Needs
 
     @property
     def messages(self) -> int:
-        """An upper bound of its messages."""
+        """An upper bound of the number of messages that the log has in the stretch."""
         there = self.offsets.high - max(self.offsets.low, self.begin_offset)
         return max(there, 0) + len(self.moved.offsets)
 
 
 @dataclass(slots=True)
 class Recount:
-    """The result for one stretch. It is invalid if the log has ``forgotten`` rows meanwhile."""
+    """The result of auditing one stretch."""
 
-    rows: int = 0
-    messages: int = 0
-    needed: Digest = field(default_factory=Digest)
-    forgotten: bool = False
+    rows: int = 0  # rows that begin in the stretch, without restating rows
+    messages: int = 0  # messages of the stretch in these rows
+    needed: Digest = field(default_factory=Digest)  # of the messages that an index must have
+    forgotten: bool = False  # whether rows vanished meanwhile, so that this result is invalid
     findings: list[str] = field(default_factory=list)
 
     def note(self, what: str) -> None:
-        """Add a finding, up to a maximum."""
+        """Add a finding, or drop it if there are ``_MOST_FINDINGS`` already."""
         if len(self.findings) < _MOST_FINDINGS:
             self.findings.append(what)
 
@@ -154,19 +162,19 @@ def recount(engine: Engine, stretch: Stretch) -> Recount:
             if first_generation(Log.look(connection)) == stretch.generation:
                 raise
             found.forgotten = True
-        # Rows vanish before their generation does, and when a topic is deleted.
+        # If the log dropped a generation meanwhile, the findings may only show its missing rows.
         if found.findings and first_generation(Log.look(connection)) != stretch.generation:
             found.forgotten = True
         return found
 
 
 def first_generation(log: Log) -> int:
-    """Return the id of the oldest generation, or -1 if there are none."""
+    """Return the id of the log's oldest generation, or -1 if the log has no generation."""
     return log.generations[0].id if log.generations else -1
 
 
 def _rows(log: Log, connection: Connection, stretch: Stretch, found: Recount) -> None:
-    """Check the rows that first stated these messages."""
+    """Check the rows that first state the messages of a stretch: their sequence and content."""
     at = max(stretch.offsets.low, stretch.begin_offset)
     end = stretch.offsets.high
     some: list[RowHead] = []
@@ -191,7 +199,7 @@ def _rows(log: Log, connection: Connection, stretch: Stretch, found: Recount) ->
 def _contents(
     log: Log, connection: Connection, stretch: Stretch, heads: Sequence[RowHead], found: Recount
 ) -> None:
-    """Check the data of some rows against their heads."""
+    """Read the data of these rows and check it against their heads."""
     by_key = {head.key: head for head in heads}
     try:
         for rows in log.fetch(connection, list(by_key), _STEP_BYTES):
@@ -206,7 +214,7 @@ def _contents(
             _contents(log, connection, stretch, [head], found)
         return
     if by_key:
-        found.forgotten = True  # a topic's deletion takes its rows one by one
+        found.forgotten = True  # rows vanish one by one while their topic is deleted
 
 
 def _content(row: LogRow, head: RowHead, stretch: Stretch, found: Recount) -> None:
@@ -232,14 +240,15 @@ def _content(row: LogRow, head: RowHead, stretch: Stretch, found: Recount) -> No
 def _moved(log: Log, connection: Connection, stretch: Stretch, found: Recount) -> None:
     """Check rescheduled and relocated messages against the rows that restate them.
 
-    Only messages that an index must have are checked: the rows of others may be gone.
+    Checks only messages that an index must have: the log may have forgotten the rows of others.
     """
     moved = stretch.moved
     needed = stretch.needs.of(moved.due_ms, moved.offsets)
     found.needed.add(moved.due_ms[needed], moved.offsets[needed])
     offsets, due_ms, bases = moved.offsets[needed], moved.due_ms[needed], moved.bases[needed]
     sought = np.unique(bases)[::-1].tolist()
-    said = bases == 0  # from a state older than restating rows, so there is no row to check
+    # The base is 0 if an older version stored the move, without the key of a row to check.
+    said = bases == 0
     while sought:
         rows, looked = log.restatements(connection, stretch.topic_id, sought, _STEP_BYTES)
         for row in rows:
