@@ -1,17 +1,21 @@
-"""Holds back unarchived messages, in namespaces whose policy asks for archiving.
+"""Keeps the log from deleting messages that are not archived yet.
 
-The log deletes a generation when no subscription will get its messages any more. Finished messages
-then exist nowhere else. This module compares a generation with the offsets that the database
-records as archived (storage/archive_record.py), which the job ``archive_record`` extends. It holds
-back two things:
+This concerns namespaces whose policy has ``archive``. The log deletes a *generation*, a set of its
+tables, when no subscription will get the messages in it any more. The finished messages then exist
+nowhere else. The archive job copies them to files first, and the database records their offsets
+(storage/archive_record.py). This module compares a generation with these sets of offsets.
 
-- A generation, while it has the content of a message that is not archived. That is its first
-  statement of a message, unless a row of a newer generation restates it, and the last restatement
-  of a message.
-- The move of a message, which is needed to find the message in a restatement.
+A log row *states* messages. A later row may *restate* a message, because it was rescheduled or
+because the older generation is to be deleted. The topic's *moves* then have an entry that names the
+row. Until a message is archived, this module holds back
 
-It examines sets, never messages. It reads the sets from the database only if something was archived
-since the last time.
+- the generation that has its content: the one with the last restatement of the message, or the one
+  that stated it first if no newer generation restates it;
+- its entry among the moves, without which the restatement cannot be found.
+
+The checks compare sets of offsets and read no messages. After a check that found unarchived
+messages, the sets are read again only if something was archived, or if the topics or their
+subscriptions changed.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ from escapement.storage.log.generation import Generation
 
 _logger = logging.getLogger(__name__)
 
-# A check of a generation: its id, the version of the archive, the topics, their subscriptions.
+# The input of a check: the generation's id, ``archive_record.version``, the ids of the archived
+# topics, and for each topic without live messages in the generation the ids of its subscriptions.
 _Look = tuple[int, int, frozenset[int], dict[int, frozenset[int]]]
 _NOTHING: Final[_Look] = (0, 0, frozenset(), {})
 
@@ -44,7 +49,7 @@ class ArchiveHold:
     """The check that messages are archived before they are deleted.
 
     Args:
-      ask: runs a function with a connection to the database before its arguments.
+      ask: calls a function with a database connection as the first argument.
     """
 
     def __init__(self, ask: Run, registry: Registry, reader: LogReader, clock: Clock) -> None:
@@ -55,7 +60,11 @@ class ArchiveHold:
         self._waited: _Look = _NOTHING  # the last check that found unarchived messages
 
     def concerned(self, held: Sequence[Holding]) -> frozenset[int]:
-        """Return the topics whose namespaces are archived."""
+        """Return the ids of the topics whose messages must be archived before their deletion.
+
+        Args:
+          held: the content of a generation, an item for each topic.
+        """
         return frozenset(
             one.topic_id
             for one in held
@@ -68,9 +77,13 @@ class ArchiveHold:
     ) -> bool:
         """Return whether the oldest generation has finished messages that are not archived.
 
+        Also update ``archive_awaited_since_ms`` of the topics.
+
         Args:
-          held: its messages by topic; none is live, because live messages were restated.
-          empty: the topics without live messages in it, with their subscriptions.
+          held: the generation's content, an item for each topic. No message is live any more: the
+            live ones were restated.
+          empty: the topics without live messages in the generation, by id, with the ids of their
+            subscriptions.
         """
         concerned = self.concerned(held)
         for one in held:
@@ -93,21 +106,28 @@ class ArchiveHold:
         return waiting
 
     async def released(self, topic: Topic, offsets: Int64s) -> Int64s:
-        """Return which of these moved messages may lose their moves; ascending."""
+        """Return the moved messages whose moves the archive does not need any more; ascending.
+
+        It needs a move until the message is archived, unless the restatement is already deleted.
+        """
         if not len(offsets) or not topic.namespace.policy.archive:
             return offsets
         span = int(offsets[0]), int(offsets[-1]) + 1
         archived = await self._ask(archive_record.archived, topic.id, *span)
         first = await self._reader.first_base(topic.id)
-        # A message whose row is gone cannot be archived any more.
+        # A message whose restatement was deleted cannot be archived any more.
         stated = topic.amendments.moves.bases(offsets)
         gone = (stated > first) | (stated == 0) if first else np.ones(len(offsets), bool)
         return offsets[gone | archived.contains(offsets)]
 
     async def _lacks(self, topic: Topic, held: Holding) -> bool:
-        """Return whether deleting the generation would lose unarchived messages of a topic."""
+        """Return whether deleting the generation would lose unarchived messages of a topic.
+
+        Args:
+          held: the topic's content of the generation.
+        """
         end = held.end_offset
-        if not end:  # it has only restatements, of messages before the log's beginning
+        if not end:  # the generation only restates messages from before the log's beginning
             end = await self._reader.first_offset(topic.id, topic.next_offset)
         moved = topic.amendments.moves.between(0, end)
         bases = topic.amendments.moves.bases(moved)

@@ -2,17 +2,20 @@
 
 Always in this order:
 
-1. In one synchronous step, note the position of each lane and freeze the index.
-2. Write its live messages as a segment, fsync, swap the manifest, fsync.
-3. Write the mark of this checkpoint and the state (cursors, attempts, dedup keys, producers,
-   offsets). Last, trim the journal up to the positions of step 1. All in short transactions.
+1. In one synchronous step, note the journal position of each lane (a task that writes group
+   commits) and freeze the index's memory.
+2. Write the live messages in that memory as a segment, fsync, swap the manifest, fsync.
+3. Write the mark that identifies this checkpoint, and the state (cursors, attempts, dedup keys,
+   producers, offsets). Last, trim the journal up to the positions of step 1. All in short
+   transactions.
 
 So the journal always covers the messages that the index lacks, and a crash between any two steps
-only makes the next start read a little more. The state is taken *after* step 2 and may be newer
-than the positions: replaying an entry that it contains changes nothing.
+only makes the next start read a little more. The state is collected *after* step 2, so it may be
+newer than the positions. This does no harm: replaying a journal entry over a state that contains it
+changes nothing.
 
-State that could not be written (MySQL was away) is written with the next checkpoint.
-:mod:`~escapement.broker.upkeep.unwritten` collects the state to be written.
+If the database cannot be reached, the state is written with the next checkpoint.
+:mod:`~escapement.broker.upkeep.unwritten` collects the state.
 """
 
 from __future__ import annotations
@@ -43,9 +46,11 @@ from escapement.storage.state.checkpoint import AttemptPart, Checkpoint
 
 _log = logging.getLogger(__name__)
 
-# Messages due within this time are delivered from memory, even if they are on disk.
+# Messages due within this time go into the block cache when a checkpoint writes them to disk, so
+# they are delivered from memory.
 _DUE_SOON_MS: Final = 10_000
-# Messages due later than this leave the page cache to those that are read sooner.
+# A large segment whose messages are mostly due later than this bypasses the system's page cache,
+# which it would fill with data that is not read soon.
 FAR_MS: Final = 60_000
 
 
@@ -70,9 +75,9 @@ class Checkpointer:
         """Take the parts of the broker.
 
         Args:
-          base: the checkpoint that the state had when this broker started.
-          interval_s: seconds between checkpoints that are not requested.
-          make_room: waits until the index may have another segment.
+          base: the last checkpoint in the database when this broker started; None if none.
+          interval_s: seconds between checkpoints; ``want`` requests one earlier.
+          make_room: waits until the index has fewer segments than it may have at most.
         """
         self._engine = engine
         self._lease = lease
@@ -94,7 +99,7 @@ class Checkpointer:
         self._connection = KeptConnection(engine)
 
     def touch(self, topic_id: int) -> None:
-        """Note that a topic's state changed without a group commit."""
+        """Have the next checkpoint write a topic's state, which changed without a group commit."""
         self._progress.touched.add(topic_id)
 
     def want(self) -> None:
@@ -112,13 +117,17 @@ class Checkpointer:
                 await self.checkpoint()
 
     async def room(self) -> None:
-        """Wait until the index has room in memory."""
+        """Wait until the index has room in memory, which checkpoints make."""
         while self._index.is_full:
             self.want()
             await self._spacious.park()
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint now; if the database is away, its state is written later."""
+        """Write a checkpoint now.
+
+        If the database cannot be reached, only the index is written. The next checkpoint writes the
+        state.
+        """
         async with self._lock:
             await self._make_room()
             self._mark = self._mark._replace(number=self._mark.number + 1)
@@ -149,20 +158,24 @@ class Checkpointer:
     def _live(self, part: Part) -> Bools | None:
         topic = self._registry.active.get(part.topic_id)
         if topic is None:
-            return None  # a passive topic: keep everything
+            return None  # keep all messages of a passive topic
         now_ms = self._clock.now_ms()
         self._index.forgotten_until_ms = max(self._index.forgotten_until_ms, now_ms)
         return topic.retention.live(part.due_ms, part.offsets, now_ms)
 
     async def _with_attempts(self, checkpoint: Checkpoint, rewrites: list[Rewrite]) -> Checkpoint:
-        """Add all attempts of unfinished messages, for the subscriptions to be rewritten."""
+        """Return the checkpoint with all attempts of the subscriptions in ``rewrites`` added.
+
+        Attempts of messages that are durably acknowledged are left out.
+        """
         attempts = list(checkpoint.attempts)
         attempts_from = dict(checkpoint.attempts_from)
         for subscription, parts, table in rewrites:
             id = subscription.record.id
             attempts_from[id] = parts.rewrite()
             for piece in table.pieces():
-                # A message may be redelivered until its acknowledgement is durable.
+                # A crash may lose an acknowledgement that is not durable. The message is then
+                # redelivered, and its attempts are needed.
                 open_rows = ~subscription.acked.contains_durably(piece.offsets)
                 live = AttemptTable(*(column[open_rows] for column in piece))
                 attempts.append(AttemptPart(id, parts.add(len(live.offsets)), live))
@@ -180,5 +193,5 @@ class Checkpointer:
             checkpoints.write(self._engine, connection, self._lease, checkpoint)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the database."""
         self._connection.close()

@@ -1,17 +1,17 @@
 """Merges index segments, to keep them few and free of obsolete messages.
 
-After checkpoints it asks the index which segments are worth merging, tells the merge which offsets
-are obsolete, and waits for it in the background. A message is obsolete if it is due and every
-shared subscription of its topic has durably acknowledged it. Before it is due, a subscription that
-wants it may still be created, or sought. Durably cancelled messages and stale keys of moved ones
-are obsolete at once, except those that a subscription holds. The merge keeps everything else, so a
-passive topic loses nothing.
+Every few seconds, a task asks the index which segments are worth merging, names the obsolete
+messages, and waits for the merge. A message is *obsolete* if it is due and every shared
+subscription of its topic has durably acknowledged it. Before it is due, a subscription that wants
+it may still be created, or sought. Durably cancelled messages, and the old keys of rescheduled
+ones, are obsolete even before they are due, except those that a subscription holds. A merge keeps
+all messages that are not named, so a topic that is not asked loses nothing.
 
-While memory fills so fast that it triggers checkpoints, merges wait, within bounds. This happens
-during a bulk write, for example: a merge would then take scarce resources from everything else. The
-new segments are merged when the load drops.
+While memory fills so fast that it triggers checkpoints (during a bulk write, for example), merges
+wait, because they would take scarce resources from everything else. They wait until the load drops,
+or until there are ``filling_segments`` segments.
 
-When the broker stops, it abandons a merge; the inputs stay valid.
+When the broker stops, it abandons the merge; the input segments stay valid.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from escapement.storage.index.merging.compaction import Compaction
 
 _log = logging.getLogger(__name__)
 
-# How often to look for segments to merge: about as often as there is a new one. One merge per
-# round, so a wrong estimate of live messages costs one rewrite and not a busy loop.
+# How often to look for segments to merge: about as often as checkpoints write them. A round merges
+# once, so a wrong estimate of live messages costs one rewrite and not a busy loop.
 ROUND_S: Final = 5.0
-# Offsets examined in one step on the event loop: about a millisecond.
+# Offsets examined in one step on the event loop, which takes about a millisecond.
 _STEP_OFFSETS: Final = 1 << 18
 
 
@@ -65,7 +65,7 @@ class Compactor:
         """Merge segments whenever it is worthwhile, forever.
 
         Raises:
-          IndexDamaged: if an input is damaged.
+          IndexDamaged: if an input segment is damaged.
         """
         full = 0
         while True:
@@ -85,13 +85,17 @@ class Compactor:
         """Wait until the index has room for another segment; merge some if necessary.
 
         Raises:
-          StorageError: if the disk fails, or if an input is damaged.
+          StorageError: if the disk fails, or if an input segment is damaged.
         """
         while self._index.segment_count >= self._index.limits.most_segments:
             await self.merge_some()
 
     async def merge_some(self) -> None:
-        """Merge segments if worthwhile, after any current merge. Raises ``StorageError``."""
+        """Wait for the current merge, then merge segments once if it is worthwhile.
+
+        Raises:
+          StorageError: if the disk fails, or if an input segment is damaged.
+        """
         async with self._alone:
             for _ in self._passive.count():
                 await trio.lowlevel.checkpoint()
@@ -102,9 +106,11 @@ class Compactor:
     def _live_count(
         self, topic_id: int, first_offset: int, last_offset: int, due_from: Callable[[int], int]
     ) -> int:
-        """Return about how many messages of a range are live, at most as many as it holds.
+        """Estimate how many of a topic's messages in a segment a merge would keep.
 
         Args:
+          first_offset: the lowest offset of the topic in the segment.
+          last_offset: the highest one.
           due_from: returns an upper bound on the segment's messages due at or after a time.
         """
         most = last_offset - first_offset + 1
@@ -126,13 +132,16 @@ class Compactor:
         for record, unacknowledged in left:
             start = record.start_offset
             since = last_offset - max(first_offset, start) + 1
-            # The subscription gets messages published before it began if they are due later.
+            # A subscription also gets messages published before its beginning and due after it.
             covered = max(since, 0) + (due_from(record.start_due_ms) if start else 0)
             wanted = max(wanted, min(unacknowledged, covered))
         return min(most, wanted)
 
     def _worth_asking(self, topic_id: int) -> Topic | None:
-        """Return the topic, unless it does not exist or has no obsolete messages."""
+        """Return a topic that may have obsolete messages, or None.
+
+        Makes a passive topic active. None means that it was deleted or has no obsolete messages.
+        """
         registry = self._registry
         if topic_id in registry.active or not registry.exists(topic_id):
             return registry.active.get(topic_id)
@@ -142,7 +151,11 @@ class Compactor:
         return registry.activate(topic_id)
 
     async def merge(self, names: list[str]) -> None:
-        """Merge the named segments into one, without obsolete messages. Raises ``StorageError``."""
+        """Merge the named segments into one, without obsolete messages.
+
+        Raises:
+          StorageError: if the disk fails, or if an input segment is damaged.
+        """
         now_ms = self._clock.now_ms()
         compaction = self._index.begin_compaction(names, now_ms, now_ms + FAR_MS)
         try:
@@ -177,14 +190,24 @@ def _leave_out(
     outdated: Int64s,
     staying_ms: Int64s,
 ) -> None:
-    """Tell the merge which messages of a topic to leave out. Blocking."""
+    """Name messages of a topic that a merge leaves out. Blocking.
+
+    Args:
+      dead: offsets of messages that are left out if they are due.
+      early: offsets of messages that are left out if they are due before ``before_ms``.
+      outdated: offsets of changed messages, of which only the key due at ``staying_ms`` is kept.
+    """
     compaction.exclude(topic_id, dead)
     compaction.exclude_early(topic_id, early, before_ms)
     compaction.outdate(topic_id, outdated, staying_ms)
 
 
 async def _give_up_when_cancelled(compaction: Compaction) -> None:
-    """End the child process of a merge when the broker stops: its thread waits for the process."""
+    """Wait until cancelled, then end the child process of a merge that is not done.
+
+    The broker cancels this when it stops. It must wait for the thread of the merge, which waits for
+    the child process.
+    """
     try:
         await trio.sleep_forever()
     finally:

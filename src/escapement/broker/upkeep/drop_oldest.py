@@ -1,12 +1,14 @@
-"""Drops the oldest messages of a backlog for its quota, and expired messages of a log.
+"""Drops the oldest messages of a subscription for a backlog quota, and expires old ones.
 
-It works on one subscription at a time, while no other task reads for it. Pending messages are
-counted exactly, by their keys. Those beyond the number to keep are dropped, the oldest due first;
-an exclusive or failover subscription drops the first ones of the log. In-flight messages stay.
+It works on one subscription at a time, while no other task reads messages for that subscription.
+The subscription's due messages are counted exactly, and the oldest ones beyond the number to keep
+are dropped. A shared subscription reads keys from the index, and drops the messages due first. An
+exclusive or failover subscription reads rows of the log, and drops their first messages. All reads
+are made in bounded steps. In-flight messages are never dropped.
 
-Messages acknowledged during the count make room as well, so no more are dropped than necessary.
-Keys and log are read in bounded steps; payloads are read only from a log. Dropped messages are
-acknowledged, or become dead letters, in the same group commits as all others.
+Messages that are acknowledged during the count make room as well, so no more are dropped than
+necessary. Dropped messages are acknowledged, or become dead letters, with the group commits of all
+other acknowledgements.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from escapement.errors import StorageUnavailable
 from escapement.storage.blocking import Run, read_from
 from escapement.storage.index import KEY_MAX, DelayedIndex, Key
 
-# Keys read per step.
+# Keys of the index that are read in one step.
 _STEP_KEYS: Final = 65_536
-# Log reads of one sweep for expired messages. Others then have their turn, for a second.
+# Reads of the log in one sweep for expired messages. The next sweep comes a second later, so that
+# other subscriptions can read meanwhile.
 _READS: Final = 16
 
 
 class DropOldest:
-    """The dropping and expiry of messages."""
+    """Drops and expires messages."""
 
     def __init__(self, index: DelayedIndex, clock: Clock, run: Run, log: LogReader) -> None:
         self._index = index
@@ -43,11 +46,12 @@ class DropOldest:
         self._log = log
 
     async def drop(self, topic: Topic, subscription: Subscription) -> None:
-        """Drop the messages beyond ``subscription.keep_most``, up to ``settled_most``.
+        """Drop the oldest messages until ``subscription.keep_most`` due ones are left.
 
-        If not all can be dropped now, the topic is checked again. While the filler adds the past,
-        the oldest messages are not known and none are dropped. The filler then has the topic
-        checked again.
+        Stop earlier if ``subscription.settled`` reaches ``settled_most``. If not all can be dropped
+        now, the topic's quota is checked again. Nothing is dropped while the filler adds past
+        messages for the subscription, because the oldest messages are not known. The filler has the
+        quota checked afterwards.
 
         Raises:
           StorageUnavailable: if the log cannot be read now; some messages may be left.
@@ -69,9 +73,10 @@ class DropOldest:
             topic.quota_watch.grown = True
 
     async def count(self, topic: Topic, subscription: Subscription) -> int:
-        """Return exactly how many due messages of a subscription are pending.
+        """Return exactly how many due messages a subscription has not acknowledged.
 
-        Messages that fall due or are acknowledged during the count may or may not be included.
+        All messages are due for an exclusive or failover subscription. Messages that fall due or
+        are acknowledged during the count may or may not be included.
         """
         if not isinstance(subscription, SharedSubscription):
             return topic.waiting(subscription)
@@ -90,6 +95,9 @@ class DropOldest:
 
         Args:
           counts_all: whether to count also messages not yet due; otherwise they are estimated.
+
+        Returns:
+          The backlog, and the number of due messages of each subscription.
         """
         dues = []
         for subscription in list(topic.consumed()):
@@ -112,7 +120,7 @@ class DropOldest:
         return counted
 
     async def expire(self, topic: Topic, subscription: OrderedSubscription) -> None:
-        """Expire the messages of a log that are past their time to live, in bounded steps.
+        """Expire the oldest messages that are past their time to live, with a bounded effort.
 
         Raises:
           StorageUnavailable: if the log cannot be read now; a later sweep tries again.
@@ -139,7 +147,10 @@ class DropOldest:
             subscription.expiry.end_sweep(now_ms)
 
     async def _to_settle(self, topic: Topic, subscription: Subscription, keep_most: int) -> int:
-        """Return the value that ``subscription.settled`` must reach."""
+        """Return the value of ``subscription.settled`` at which enough messages are dropped.
+
+        ``settled`` grows by one with each message that is acknowledged or dropped.
+        """
         settled = subscription.settled
         settled += await self.count(topic, subscription) - keep_most
         most, subscription.settled_most = subscription.settled_most, None

@@ -1,17 +1,19 @@
-"""Fills in the past: adds log rows that a subscription wants and the index has forgotten.
+"""Adds past messages to the index again, for subscriptions that begin in the past.
 
-A checkpoint keeps only messages that a subscription still wants. A subscription that begins at the
-earliest message, or at an offset or a time of the past (created or sought there), wants more. Its
-record has the range of the log that is still to be read (``fill_from``, ``fill_until``). The filler
-adds these rows to the index again, in bounded steps, and lowers the subscription's read mark to
-them. Adding a message twice does no harm, so an interrupted fill continues from its last
-checkpoint. Before the beginning of the log there are only restated messages; they are filled in
-first.
+Checkpoints and merges remove due messages from the index that no subscription wants any more. A
+subscription that is created at, or sought to, the earliest message, an offset or a past time may
+want some of them. Its record has the range of log offsets that is still to be read, from
+``fill_from`` to ``fill_until``. Reading this range is a *fill*. In bounded steps, the filler adds
+the messages of these log rows to the index and lowers the subscription's read mark to them. Adding
+a message twice does no harm, so after a crash a fill continues from the last checkpoint.
 
-All other messages before the beginning of the log are forgotten, even if the index still has some.
-A fill begins by marking them as acknowledged for its subscription, which reads none of the past
-before that. So the messages that it gets do not depend on what merges have left. The marks become
-durable with the checkpoint that has the progress of the fill; otherwise they are set again.
+The log *forgets* messages when it deletes their rows. A message before the beginning of the log
+still exists only if a later row restates it. The filler adds these messages first. All others are
+forgotten, although the index may have some of them until a merge removes them. A fill begins by
+marking the forgotten messages as acknowledged for its subscription. The subscription reads none of
+its past before that. So the messages that it gets do not depend on which merges have run. The marks
+become durable with the first checkpoint that has progress of the fill. If the broker crashes before
+that, the fill sets them again.
 """
 
 from __future__ import annotations
@@ -38,18 +40,18 @@ _RETRY_S: Final = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Fill:
-    """One fill, and whether it has marked the forgotten messages."""
+    """A fill of one subscription."""
 
     topic: Topic
     subscription: SharedSubscription
-    begun: bool = False
+    begun: bool = False  # whether the forgotten messages are marked as acknowledged
 
 
 class Filler:
-    """The task that fills in the past of shared subscriptions.
+    """The task that runs the fills of shared subscriptions.
 
     Args:
-      room: waits until the index has room.
+      room: waits until the index has room for messages in memory.
       on_step: called after each step that may have made messages deliverable.
     """
 
@@ -71,11 +73,12 @@ class Filler:
 
     def add(self, topic: Topic, subscription: SharedSubscription) -> None:
         """Queue a subscription whose record has a range to fill in."""
-        self._waiting.appendleft(_Fill(topic, subscription))  # first: it cannot read until then
+        # At the front: the subscription reads none of its past before its fill has begun.
+        self._waiting.appendleft(_Fill(topic, subscription))
         self._idle.unpark()
 
     async def run(self) -> None:
-        """Fill forever, one step for each subscription in turn."""
+        """Run fills forever, one step of each in turn."""
         while True:
             while not self._waiting:
                 await self._idle.park()
@@ -88,9 +91,9 @@ class Filler:
                 await trio.sleep(_RETRY_S)
 
     async def _begin(self, fill: _Fill) -> bool:
-        """Mark forgotten messages as acknowledged; then the subscription may read its past.
+        """Mark forgotten messages as acknowledged, and let the subscription read its past.
 
-        Returns whether the fill goes on.
+        Returns False if the subscription was deleted or sought meanwhile.
         """
         topic, record = fill.topic, fill.subscription.record
         begin = min(await self._log.first_offset(topic.id, record.fill_until), record.fill_until)
@@ -108,7 +111,7 @@ class Filler:
         return True
 
     async def _go_on(self, fill: _Fill) -> bool:
-        """Fill in some rows; return whether there may be more."""
+        """Fill in the next log rows; return False if the fill has ended."""
         topic, subscription = fill.topic, fill.subscription
         await self._room()
         record = subscription.record
@@ -116,8 +119,9 @@ class Filler:
             return False  # the subscription was deleted or sought
         if not record.is_filling:
             return False
-        # If the subscription begins at a time, skip the rows in which all messages are due earlier;
-        # not if messages were moved, because a row has their original due times.
+        # A subscription that begins at a time does not need rows in which all messages are due
+        # earlier. If messages of the topic were moved, no row is skipped: rows have the original
+        # due times.
         by_time = record.start_offset >= record.fill_until and topic.amendments.moves.empty
         parts, reached = await self._log.read_due(
             topic.id,
@@ -136,7 +140,7 @@ class Filler:
         for offsets, due_ms, batch in found:
             self._take(topic, subscription, offsets, due_ms, batch)
         subscription.filled_until_ms = max(subscription.filled_until_ms, accepted_ms)
-        # Its policy may have changed while the log was read.
+        # Take the current record: its policy may have changed while the log was read.
         subscription.record = replace(
             subscription.record, fill_from=min(reached, record.fill_until)
         )
@@ -144,9 +148,9 @@ class Filler:
         return True
 
     async def _read_before(self, topic: Topic, start: int, begin: int) -> tuple[Published, int]:
-        """Return restated messages of ``[start, begin)``, before the log's beginning.
+        """Return the first restated messages with offsets in ``[start, begin)``.
 
-        Also returns the offset to go on from.
+        Also return the offset from which to read on. The log begins at ``begin``.
         """
         moves = topic.amendments.moves
         offsets = moves.between(start, begin)
@@ -163,17 +167,18 @@ class Filler:
         due_ms: Int64s,
         batch: MessageBatch,
     ) -> None:
-        """Add to the index the messages that are wanted and that it may have forgotten."""
+        """Add to the index the messages that the subscription wants and the index may lack."""
         now_ms = self._clock.now_ms()
         due_ms = topic.amendments.moves.current(offsets, due_ms)
-        # Messages not yet due were not forgotten, unless the clock was set back since.
+        # The index keeps messages that are not yet due. But if the clock was set back, a message
+        # that is not yet due may have been due before, and the index may have dropped it then.
         wanted = due_ms <= max(now_ms, self._index.forgotten_until_ms)
         wanted &= offsets >= subscription.record.fill_from
         wanted &= subscription.covers(due_ms, offsets)
         wanted &= ~subscription.acked.contains(offsets)
         standing = topic.amendments.uncancelled(offsets)
         if standing is not None:
-            # The subscription keeps messages that it got before they were cancelled.
+            # The subscription still wants cancelled messages that were delivered before.
             wanted &= standing | subscription.holds(offsets)
         at = np.flatnonzero(wanted)
         if len(at):

@@ -1,24 +1,24 @@
 """Deletes the oldest generations of the log when nothing needs them any more.
 
-One task. In each round it examines the oldest generation and, after deleting it, the next one. A
-generation may be deleted when
+A *generation* is a set of log tables, which is dropped as a whole. In each round, one task examines
+the oldest generation and, after deleting it, the next one. A generation may be deleted when
 
 1. every namespace with messages in it permits it: they are older than its ``retention_ms``, or
    newer generations have ``retention_bytes`` of its messages;
-2. no subscription must still read it: an ordered subscription its unacknowledged messages, a fill
-   of a shared one its past;
-3. none of its messages is live (``Retention.live``), after the live ones were restated in the
-   current generation (broker/upkeep/relocation.py);
+2. no subscription must still read it: an exclusive or failover subscription has acknowledged all
+   messages in it, and no shared subscription has to read its past there (broker/upkeep/filler.py);
+3. none of its messages is live (``Retention.live``), or the live ones were *relocated*: restated in
+   the current generation (broker/upkeep/relocation.py);
 4. its finished messages are archived, if the namespace's policy asks for that
    (broker/upkeep/archive_hold.py);
-5. no group commit is writing to it and the journal names none of its rows, so recovery after a
-   crash does not ask for them. A checkpoint ensures the latter.
+5. no group commit is writing to it, and the journal names none of its rows, so recovery after a
+   crash does not ask for them. A checkpoint removes such journal entries.
 
-The results hold until the generation is retired, because a message that is not live, or relocated,
-stays so for the existing subscriptions. If a topic has another subscription by then (created or
-sought), the topic is examined again. Retiring is one synchronous step, after which readers find
-that the log begins later. Then the generation is durably marked, running reads end, and its tables
-are dropped (storage/cleanup/forgetting.py).
+These results stay true while the next condition is examined: a finished or relocated message stays
+so for the existing subscriptions. If a topic gets another subscription meanwhile (created or
+sought), the topic is examined again. Then the generation is *retired* in one synchronous step, and
+readers find that the log begins later. The retired generation is durably marked, running reads end,
+and its tables are dropped (storage/cleanup/forgetting.py).
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ ROUND_S: Final = 60.0
 # Bytes of log rows read per step, and the pause between steps: at most about 50 MB/s.
 _STEP_BYTES: Final = 1 << 20
 _BREATH_S: Final = 0.02
-# Live messages are relocated when the log is this many times as large as the index. So the log is
-# never much larger, and a generation that is mostly live is not rewritten repeatedly.
+# The log is sparse when it is at least this many times as large as the index. Only then are live
+# messages relocated. So the log is never much larger, and a generation that is mostly live is not
+# rewritten repeatedly.
 _SPARSE: Final = 4
-# A sparse generation ends early, but not below this age, because each one costs a few tables.
+# The youngest age at which the current generation ends early, because each one costs a few tables.
 _NEXT_MS: Final = 60_000
-# Lower than every key of the log.
+# Lower than the base offset of every log row. Rows that restate messages have negative ones.
 _LOWEST: Final = -(1 << 62)
 
 
@@ -91,7 +92,7 @@ class Forgetter:
         """Take the parts of the broker.
 
         Args:
-          sparse_bytes: a generation smaller than this does not end early.
+          sparse_bytes: the smallest size at which the current generation ends early.
         """
         self._engine = engine
         self._lease = lease
@@ -106,8 +107,10 @@ class Forgetter:
         self._sparse_bytes = sparse_bytes
         self._archive = ArchiveHold(self._ask, registry, reader, clock)
         self._alone = trio.Lock()
-        self._held: dict[int, list[Holding]] = {}  # by id, of generations that no longer grow
-        # For the oldest generation: the topics without live messages, and their subscriptions.
+        # The content of each generation that does not grow any more, by generation id.
+        self._held: dict[int, list[Holding]] = {}
+        # The topics without live messages in the oldest generation, by id. Each has the ids of the
+        # subscriptions for which this was found.
         self._empty: dict[int, frozenset[int]] = {}
 
     async def run(self) -> None:
@@ -119,7 +122,11 @@ class Forgetter:
                 await self.round()
 
     async def round(self) -> None:
-        """Finish begun deletions, then delete what may go, oldest first; one round at a time."""
+        """Delete the oldest generations that nothing needs any more.
+
+        First finish interrupted deletions. Last, forget the moves and lapses of deleted messages.
+        Concurrent calls wait for each other.
+        """
         async with self._alone:
             for generation in self._log.going:
                 await self._go(generation)
@@ -128,7 +135,7 @@ class Forgetter:
             await self._forget_details()
 
     async def _forget(self, oldest: Generation) -> bool:
-        """Delete a generation if it may go; return whether it is gone."""
+        """Delete the oldest generation if nothing needs it any more; return whether it did."""
         if self._pipeline.writes_to(oldest):
             return False
         held = await self._holdings(oldest)
@@ -154,7 +161,11 @@ class Forgetter:
         return True
 
     async def _forget_details(self) -> None:
-        """Forget moves and lapses of messages whose first row is gone."""
+        """Forget moves and lapses of messages before the log's beginning.
+
+        A *move* has the due time of a rescheduled or relocated message, and names its latest row. A
+        *lapse* notes that a message expired or was dropped before a consumer got it.
+        """
         for topic in list(self._registry.active.values()):
             moved = not topic.amendments.moves.empty
             if moved or _lapsing(topic):
@@ -165,17 +176,21 @@ class Forgetter:
                     self._forget_lapses(topic, begin)
 
     def _forget_lapses(self, topic: Topic, begin: int) -> None:
-        """Forget which messages lapsed, among those before ``begin`` that no row has any more."""
+        """Forget which messages lapsed, among those that no log row has any more.
+
+        Args:
+          begin: the log's first offset.
+        """
         gone = topic.amendments.forgotten(0, begin)
         for one in _lapsing(topic):
             if one.forget_lapses(gone):
                 self._checkpointer.touch(topic.id)
 
     async def _forget_moves(self, topic: Topic, begin: int) -> None:
-        """Forget the moves of finished messages before ``begin``."""
+        """Forget the moves of finished messages before ``begin``, the log's first offset."""
         over = topic.retention.moves_over(begin, self._clock.now_ms())
         released = await self._archive.released(topic, over)
-        # By now a subscription may want some of the messages again.
+        # Ask again: meanwhile a new or sought subscription may want some of the messages.
         over = topic.retention.moves_over(begin, self._clock.now_ms())
         over = over[np.isin(over, released, assume_unique=True)]
         if len(over):
@@ -185,7 +200,7 @@ class Forgetter:
     # -- contents of a generation ----------------------------------------------
 
     async def _holdings(self, generation: Generation) -> list[Holding]:
-        """Return what existing topics have in a generation."""
+        """Return the content of each existing topic in a generation."""
         held = self._held.get(generation.id)
         if held is None:
             held = await self._ask(forgetting.holdings, generation)
@@ -199,9 +214,14 @@ class Forgetter:
     # -- conditions ------------------------------------------------------------
 
     async def _is_permitted(self, held: list[Holding]) -> bool:
-        """Return whether every namespace permits the deletion of the oldest generation."""
+        """Return whether the retention of every namespace permits to delete the oldest generation.
+
+        Args:
+          held: the content of the oldest generation, an item for each topic.
+        """
         now_ms = self._clock.now_ms()
-        limited: dict[int, int] = {}  # bounds in bytes, by namespace
+        # ``retention_bytes`` of namespaces with messages that are not old enough, by namespace id.
+        limited: dict[int, int] = {}
         for one in held:
             namespace = self._registry.namespace_of(one.topic_id)
             if one.accepted_at_ms + namespace.policy.retention_ms <= now_ms:
@@ -224,7 +244,11 @@ class Forgetter:
         return frozenset(record.id for record in self._registry.subscriptions_of(topic_id))
 
     def _pins(self, held: Holding) -> bool:
-        """Return whether a subscription must still read the topic's part of it from the log."""
+        """Return whether a subscription must still read messages of a topic from the log.
+
+        Args:
+          held: the topic's content of the oldest generation.
+        """
         id, registry = held.topic_id, self._registry
         # A shared subscription reads the log only during a fill; its topic is then active.
         shared = all(record.kind == "shared" for record in registry.subscriptions_of(id))
@@ -242,7 +266,12 @@ class Forgetter:
     # -- relocation --------------------------------------------------------------
 
     async def _emptied(self, oldest: Generation, held: list[Holding]) -> bool:
-        """Relocate the live messages of a generation; return whether none is left in it."""
+        """Relocate the live messages of the oldest generation; return whether none is left in it.
+
+        Args:
+          oldest: the oldest generation.
+          held: its content, an item for each topic.
+        """
         connection = await self._run(self._engine.connect)
         try:
             for one in held:
@@ -265,7 +294,14 @@ class Forgetter:
     async def _emptied_of(
         self, connection: Connection, oldest: Generation, held: Holding, topic: Topic
     ) -> bool:
-        """Relocate a topic's live messages of a generation; return whether none is left in it."""
+        """Relocate one topic's live messages of a generation; return whether none is left in it.
+
+        Returns False as soon as the log is not sparse, or a message cannot be relocated now.
+
+        Args:
+          connection: reads the log rows.
+          held: the topic's content of the generation.
+        """
         whole = held.first_offset, held.end_offset, held.max_due_ms
         if not held.restated and not topic.retention.may_keep(*whole, self._clock.now_ms()):
             return True
@@ -288,9 +324,9 @@ class Forgetter:
         return await relocation.state()
 
     def _is_sparse(self) -> bool:
-        """Return whether the log is large for its live messages, judged by the index.
+        """Return whether the log is several times as large as the index.
 
-        The index holds little else.
+        The index has little else than live messages, so most messages in the log are then finished.
         """
         size_bytes = sum(one.size_bytes for one in self._log.generations)
         return size_bytes >= _SPARSE * self._index_bytes
@@ -300,7 +336,7 @@ class Forgetter:
         return self._index.memory_bytes + self._index.disk_bytes
 
     def wants_next(self, now_ms: int) -> bool:
-        """Return whether the current generation is old and most of it is finished."""
+        """Return whether the current generation should end early, because it is mostly finished."""
         current = self._log.current
         longest_ms = max((one.policy.retention_ms for one in self._registry.namespaces), default=0)
         return (
@@ -321,7 +357,10 @@ class Forgetter:
     # -- deletion --------------------------------------------------------------------
 
     async def _go(self, generation: Generation) -> None:
-        """Mark a retired generation, drop its tables, remove its record. Can be repeated."""
+        """Mark a retired generation, drop its tables, and delete its row and mark.
+
+        After a crash at any step, all of it can be repeated.
+        """
         await self._pipeline.transact(lambda connection: forgetting.mark(connection, generation))
         await self._reader.settled()
         await step_by_step(
@@ -334,7 +373,7 @@ class Forgetter:
         _logger.info("generation %d of the log is forgotten", generation.id)
 
     async def _ask(self, question: Callable[..., T], *arguments: object) -> T:
-        """Call a function with a connection of its own."""
+        """Call ``question`` with a new connection to the database, followed by ``arguments``."""
         return await self._run(self._asked_now, question, *arguments)
 
     def _asked_now(self, question: Callable[..., T], *arguments: object) -> T:

@@ -1,7 +1,9 @@
-"""Slow work in small steps: log generations, left-over rows, idle producers.
+"""Slow work on the database in small steps.
 
-Nothing here is urgent, and each step is a short transaction of its own. If the database is away,
-the step is repeated in the next round.
+The housekeeper begins generations of the log, deletes rows that nothing needs any more (of deleted
+topics and subscriptions, bulk jobs, idle producers and old lag statistics), and shrinks an SQLite
+file. Nothing here is urgent, and each step is a short transaction of its own. If the database
+cannot be reached, the step is repeated in the next round.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from escapement.storage.state import lag_table
 _logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 10.0
-# A producer that published nothing for this long is forgotten, together with its sequences.
+# A producer without a connection that has published nothing for this long is deleted, with its
+# sequences.
 PRODUCER_IDLE_MS: Final = 7 * 86_400_000
-# How often to look for rows that jobs left. The search covers everything that is being staged.
+# How often to look for batches of messages that bulk jobs staged and never committed. Each search
+# reads a row for each staged batch.
 _PURGE_MS: Final = 60_000
-# How often to look for producers, jobs and lag that can be forgotten.
+# How often to look for idle producers, finished bulk jobs and old lag statistics to delete.
 _FORGETTING_MS: Final = 3_600_000
 
 
@@ -58,7 +62,7 @@ class Housekeeper:
         """Take the parts of the broker.
 
         Args:
-          wants_next: returns whether the log should begin a new generation now.
+          wants_next: returns whether the log should begin a new generation at this time, in ms.
         """
         self._engine = engine
         self._lease = lease
@@ -70,7 +74,7 @@ class Housekeeper:
         self._parallelism = parallelism
         self._wants_next = wants_next
         self._rolling = trio.Lock()
-        # By the monotonic clock, so that setting the wall clock back delays neither of them.
+        # When this work is due, by the monotonic clock: setting the wall clock back delays nothing.
         self._purge_at_ms = clock.lease_ms()
         self._forget_at_ms = clock.lease_ms() + _FORGETTING_MS
 
@@ -89,7 +93,8 @@ class Housekeeper:
         if passed_ms >= self._purge_at_ms:
             self._purge_at_ms = passed_ms + _PURGE_MS
             await self._step_by_step(partial(staged_batch.purge_step, self._engine.dialect))
-        # Read the generations in each step: a retired one is dropped between two steps.
+        # Read the list of generations in each step: one may be retired and dropped between two
+        # steps.
         await self._step_by_step(lambda connection: _free_step(self._log.generations, connection))
         if sqlite_vacuum.keeps(self._engine):
             await self._step_by_step(sqlite_vacuum.give_back_step)
@@ -101,10 +106,12 @@ class Housekeeper:
             await self._step_by_step(partial(lag_table.forget_step, before_ms))
 
     async def set_parallelism(self, count: int) -> None:
-        """Begin a new generation of ``count`` tables, if the current one has another number.
+        """Set the number of tables in each generation of the log.
+
+        Begin a new generation if the current one has another number of tables.
 
         Raises:
-          StorageUnavailable: if the database cannot be reached; nothing changed.
+          StorageUnavailable: if the new generation cannot be written; nothing changed.
         """
         async with self._rolling:
             if count != self._log.current.parallelism:

@@ -1,9 +1,14 @@
-"""Enforces drop-oldest quotas that need more than one subscription's count.
+"""Enforces the drop-oldest quotas of namespaces, and those that count messages not yet due.
 
-One task. If the topics of a namespace together exceed its quota, it counts exactly the backlog of
-each topic, for the subscription that is furthest behind. The largest backlogs shrink first, down to
-a common level. If messages not yet due count for a topic's quota, it counts them key by key. The
-estimate from the index may be much higher, and each message too many would drop one that has room.
+The *backlog* of a topic is the number of due messages that the subscription furthest behind has not
+acknowledged. A quota bounds it. If the quota's action is *drop oldest*, the broker drops the oldest
+messages beyond it. Most quotas are checked for each subscription alone (broker/topic/backlogs.py).
+One task checks the others here:
+
+- The quota of a namespace bounds the backlogs of all its topics together. The task counts exactly
+  the backlog of each topic. The largest backlogs shrink first, down to a common level.
+- A quota may count messages not yet due, too. The task counts them exactly, key by key. An estimate
+  from the index may be much too high, and messages would be dropped for which there is room.
 
 :mod:`~escapement.broker.upkeep.drop_oldest` then drops the oldest messages of each subscription.
 """
@@ -28,7 +33,7 @@ class NamespaceQuotas:
     """The task that enforces namespace quotas, and quotas that count messages not yet due.
 
     Args:
-      active: the topics that may have a backlog, by id.
+      active: the active topics, by id; only these may have a backlog.
       wake: called with a subscription that must drop messages.
       reschedule: called after a topic's timers may have changed.
     """
@@ -52,12 +57,16 @@ class NamespaceQuotas:
         self._idle = trio.lowlevel.ParkingLot()
 
     def want(self, topic: Topic, whole: bool) -> None:
-        """Queue a topic that may exceed its quota; ``whole``: the namespace quota."""
+        """Queue the check of a quota that may be exceeded.
+
+        Args:
+          whole: whether to check the quota of the topic's whole namespace, or of the topic alone.
+        """
         self._wanted[topic, whole] = None
         self._idle.unpark()
 
     async def run(self) -> None:
-        """Work through the queue forever."""
+        """Check the queued quotas forever."""
         while True:
             while not self._wanted:
                 await self._idle.park()
@@ -97,11 +106,12 @@ class NamespaceQuotas:
                     self._await_due(topic)
 
     def _await_due(self, topic: Topic) -> None:
-        """Check the topic again when its next message falls due.
+        """Have a topic without shared subscriptions checked again when its next message falls due.
 
-        While messages not yet due exceed the quota, a subscription in the arrival order keeps as
-        many messages as there are of them, and fewer as each falls due. A shared subscription needs
-        no timer: it is offered each message that falls due.
+        Called while the messages not yet due fill the quota alone. An exclusive or failover
+        subscription then keeps as many messages as are not yet due: one less with each that falls
+        due. A shared subscription needs no timer, because each message that falls due is offered to
+        it.
         """
         if topic.ordered and not topic.shared:
             after = Key(self._clock.now_ms() + 1, 0)

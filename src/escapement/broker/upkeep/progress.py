@@ -1,4 +1,4 @@
-"""The broker's progress since its last checkpoint, updated after each commit."""
+"""The changes since the last checkpoint, noted after each group commit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from escapement.storage.state.checkpoint import ProducerRow
 
 @dataclass(slots=True)
 class Progress:
-    """Lane positions and changed state since the last checkpoint."""
+    """The journal position of each lane, and the state that the next checkpoint must write."""
 
-    positions: dict[int, JournalPosition]  # by lane: the last group that was applied
-    touched: set[int] = field(default_factory=set)  # topics changed since the last checkpoint
-    producers: dict[int, ProducerRow] = field(default_factory=dict)
-    keyed: set[int] = field(default_factory=set)  # topics with dedup keys
+    positions: dict[int, JournalPosition]  # by lane: the last group commit that was applied
+    touched: set[int] = field(default_factory=set)  # ids of topics changed since the checkpoint
+    producers: dict[int, ProducerRow] = field(default_factory=dict)  # by producer id
+    keyed: set[int] = field(default_factory=set)  # ids of topics that remember dedup keys
     lags: LagBook = field(default_factory=LagBook)

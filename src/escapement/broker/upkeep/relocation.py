@@ -1,12 +1,13 @@
-"""Relocation: restates live messages of an old generation in the current one.
+"""Relocation: restates live messages of an old log generation in the current one.
 
-Messages are gathered until they fill a row of the log. Then one synchronous step selects those that
-are still live, and hands the commit pipeline a restatement that changes nothing: the same offsets
-and due times. The index has these keys already, so delivery is not affected.
+The old generation, a set of log tables, can then be deleted. Messages are gathered until they fill
+a row of the log. Then one synchronous step selects those that are still live, and submits a
+*restatement* to the commit pipeline: a log row with the same messages, offsets and due times. The
+index has these keys already, so delivery is not affected.
 
-Two kinds of messages cannot be relocated at the moment, which passes: messages that are being
-moved, and moved messages that a subscription holds at their old due time, which only their old row
-states.
+Two kinds of messages cannot be relocated until later: messages whose reschedule is not committed
+yet, and rescheduled messages that a subscription still holds at their old due time. Only the old
+row states that time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from escapement.storage.commit.items import Restate
 from escapement.storage.log.log_table import LogRow
 from escapement.storage.log.published import Published
 
-# The size of a row of restated messages.
+# The size at which gathered messages fill a row.
 _ROW_BYTES: Final = 1 << 20
 
 
@@ -35,13 +36,13 @@ class Relocation:
         self._topic = topic
         self._pipeline = pipeline
         self._clock = clock
-        self._parts: list[Published] = []  # live messages, one part per row read
-        self._due_ms: list[Int64s] = []  # as in their rows; in a restatement not the original
+        self._parts: list[Published] = []  # live messages, one part for each row
+        self._due_ms: list[Int64s] = []  # their due times, as stated by the rows
         self._size_bytes = 0
 
     @property
     def is_due(self) -> bool:
-        """Whether enough messages are gathered for a row."""
+        """Whether the gathered messages fill a row."""
         return self._size_bytes >= _ROW_BYTES
 
     def gather(self, row: LogRow) -> bool:
@@ -57,7 +58,9 @@ class Relocation:
         return True
 
     async def state(self) -> bool:
-        """Restate the gathered messages durably; return False if some cannot be relocated now.
+        """Restate the gathered messages durably, and forget them here.
+
+        Returns False, and restates none of them, if some cannot be relocated now.
 
         Raises:
           StorageUnavailable: if it is unknown whether they were restated.
@@ -80,7 +83,7 @@ class Relocation:
         if (amendments.moves.current(offsets, due_ms) != due_ms).any():
             return False
         for subscription in self._topic.shared.values():
-            # Deliveries must be recorded before any restatement.
+            # Record the attempts of delivered messages before the restatement.
             subscription.attempts.keep(offsets[subscription.was_handed(offsets)])
         await self._restate(gathered.take(first[at]), due_ms)
         return True

@@ -1,13 +1,19 @@
 """State that has changed since the last checkpoint and is not in the database yet.
 
-``take`` collects all of it in one synchronous step. ``stored`` reports that it is in the database.
-State that could not be written stays for the next ``take``. State of topics and
-subscriptions that were deleted meanwhile is left out, so that it does not reappear.
+``take`` collects all of it in one synchronous step, as a ``Checkpoint``. The checkpointer writes
+it, and ``stored`` then reports that it is in the database. If the write fails, the next ``take``
+returns the same state again, with later changes. State of topics and subscriptions that were
+deleted meanwhile is left out, so that it does not reappear.
 
-Only what is committed may be written. All of this state changes in
-:mod:`~escapement.broker.settlement`, after the commit, except for the two kinds of
-:class:`~escapement.broker.log.cursor.Cursor`: acknowledgements and cancellations. Their rows leave
-out what is not committed, and a cursor asserts that.
+Only committed changes may be written. Most of this state changes after the commit, in
+:mod:`~escapement.broker.settlement`. Acknowledged, lapsed and cancelled messages are sets of
+offsets, which change before the commit. Their rows leave out offsets that are not committed, and
+:class:`~escapement.broker.log.cursor.Cursor` asserts that. A message *lapses* if it expires or is
+dropped before a consumer gets it.
+
+Attempts and dedup keys are stored in numbered *parts*: each checkpoint adds one with the new
+attempts or keys. When there are many parts, or much of them is obsolete, everything is *rewritten*
+in new parts and the old ones are deleted.
 
 No I/O: :mod:`~escapement.broker.upkeep.checkpointer` writes the state.
 """
@@ -40,11 +46,11 @@ from escapement.storage.state.lag_table import LagRow
 
 
 class Rewrite(NamedTuple):
-    """All attempts of a subscription, some of which are of finished messages."""
+    """The attempts of a subscription that is to be rewritten."""
 
     subscription: Subscription
-    parts: Parts
-    table: AttemptTable
+    parts: Parts  # numbers the new parts
+    table: AttemptTable  # all attempts, also of messages that have finished
 
 
 class Unwritten:
@@ -62,8 +68,8 @@ class Unwritten:
         """Begin with nothing unwritten.
 
         Args:
-          parts: the stored parts of attempts, by subscription id.
-          key_parts: the stored parts of dedup keys, by topic id.
+          parts: counts the stored parts of attempts, by subscription id.
+          key_parts: counts the stored parts of dedup keys, by topic id.
         """
         self._log = log
         self._registry = registry
@@ -71,17 +77,20 @@ class Unwritten:
         self._clock = clock
         self.parts = parts
         self._key_parts = key_parts
-        self._left = Checkpoint()  # taken, but not in the database yet
-        self._covered = dict(progress.positions)
+        self._left = Checkpoint()  # collected by ``take``, but not in the database yet
+        self._covered = dict(progress.positions)  # lane positions of the last written checkpoint
 
     @property
     def is_there(self) -> bool:
-        """Whether a group was committed since the last checkpoint, or a write has failed."""
+        """Whether there is unwritten state.
+
+        There is if a group was committed since the last checkpoint, or its write failed.
+        """
         return self._progress.positions != self._covered or bool(self._left.trims)
 
     @property
     def has_stale_keys(self) -> bool:
-        """Whether some stored dedup keys are past their window."""
+        """Whether a topic has dedup keys whose window has passed, so that they can be removed."""
         now_ms = self._clock.now_ms()
         topics = map(self._registry.active.get, self._progress.keyed)
         return any(
@@ -91,18 +100,22 @@ class Unwritten:
         )
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint that is being written, in case ``stored`` does not follow."""
+        """Keep a checkpoint that is being written. If the write fails, ``take`` includes it."""
         self._left = checkpoint
 
     def stored(self) -> None:
-        """Discard the kept checkpoint, which is in the database."""
+        """Discard the kept checkpoint: it is in the database."""
         self._covered = dict(self._left.trims)
         self._left = Checkpoint()
 
     # -- collecting changes --------------------------------------------------------
 
     def fills(self) -> list[SubscriptionRow]:
-        """Return the progress of the fills of changed topics."""
+        """Return the progress of fills: the range of the log that each still has to read.
+
+        Covers the shared subscriptions of all topics that have changed. A *fill* adds past messages
+        to the index again (broker/upkeep/filler.py).
+        """
         return [
             SubscriptionRow(shared.record.id, shared.record.fill_from, shared.record.fill_until)
             for topic in self._active(self._progress.touched)
@@ -120,7 +133,7 @@ class Unwritten:
           fills: the result of ``fills`` at that moment.
 
         Returns:
-          The checkpoint, and attempts that are to be rewritten with it.
+          The checkpoint, and the subscriptions whose attempts must be rewritten with it.
         """
         touched, self._progress.touched = self._progress.touched, set()
         marks, self._progress.producers = self._progress.producers, {}
@@ -164,19 +177,19 @@ class Unwritten:
         return checkpoint, rewrites
 
     def _active(self, topic_ids: Iterable[int]) -> list[Topic]:
-        """Return the active topics among these; deleted ones are left out."""
+        """Return the topics with these ids, without passive and deleted ones."""
         found = map(self._registry.active.get, topic_ids)
         return [topic for topic in found if topic is not None]
 
     def _take_lags(self) -> list[LagRow]:
-        """Return the lag counted since the last checkpoint, of existing subscriptions."""
+        """Return the unwritten lag statistics of existing subscriptions."""
         origins = {record.origin_id for record in self._registry.all_subscriptions()}
         lags = {row[:4]: row for row in self._left.lags if row.origin_id in origins}
         changed = self._progress.lags.take_changed(self._clock.now_ms(), origins)
         return list((lags | {row[:4]: row for row in changed}).values())
 
     def _take_groups(self, touched: set[int]) -> tuple[list[tuple[int, str]], list[MemberRow]]:
-        """Return groups forgotten since the last checkpoint, and the rows of changed groups."""
+        """Return the message groups to delete, and the changed rows of members of other groups."""
         forgotten = dict.fromkeys(self._left.forgotten)
         members = {row[:3]: row for row in self._left.members}
         for topic in self._active(touched):
@@ -192,7 +205,10 @@ class Unwritten:
         )
 
     def _take_keys(self) -> tuple[list[KeyPart], dict[int, int]]:
-        """Return new dedup keys, or all keys of a topic, and the first part to keep by topic."""
+        """Return the unwritten parts of dedup keys.
+
+        Also return the first part to keep of each rewritten topic, by topic id.
+        """
         now_ms = self._clock.now_ms()
         exists = self._registry.exists
         keys = [part for part in self._left.keys if exists(part.topic_id)]
@@ -219,14 +235,17 @@ class Unwritten:
     def _take_attempts(
         self, subscription: Subscription, rewrites: list[Rewrite]
     ) -> list[AttemptPart]:
-        """Return new attempts since the last checkpoint, or add all attempts to ``rewrites``."""
+        """Return parts with the attempts that are new since the last checkpoint.
+
+        If the subscription should be rewritten, return nothing and add it to ``rewrites``.
+        """
         id = subscription.record.id
         parts = self.parts.get(id)
         if parts is None:
             if not subscription.attempts.has_new:
                 return []
             parts = self.parts[id] = Parts()
-        # A message whose acknowledgement is not committed may be held again after a crash.
+        # Attempts are needed also for messages whose acknowledgement a crash may still lose.
         live = len(subscription.held) + len(subscription.acked.undurable)
         if parts.wants_rewrite(live):
             table = subscription.all_attempts(self._clock.now_ms())
@@ -241,19 +260,25 @@ class Unwritten:
 
 
 def _whose(row: ChunkRow) -> int:
-    """Return the id of the subscription or topic that a row belongs to."""
+    """Return the id of the subscription or topic whose set of offsets a row belongs to.
+
+    It is negative for a topic. A row of lapsed offsets belongs to their subscription.
+    """
     return min(row.owner_id, lapses_id(row.owner_id), key=abs)
 
 
 def _take_cursors(topic: Topic, chunks: dict[tuple[int, int], ChunkRow]) -> None:
-    """Take the rows of a topic's sets, without offsets whose group is not committed yet."""
+    """Add the changed rows of a topic's sets of offsets to ``chunks``.
+
+    They do not contain offsets whose group commit is still to come.
+    """
     cancelled = topic.amendments.cancelled
     _take_set(cancellations_id(topic.id), cancelled, cancelled.undurable, chunks)
     for subscription in topic.subscriptions():
         id, acked, lapsed = subscription.record.id, subscription.acked, subscription.lapsed
         _take_set(id, acked, acked.undurable, chunks)
         if lapsed is not None:
-            # A lapse is durable with its acknowledgement, by the same group.
+            # A lapse becomes durable with the message's acknowledgement, in one group commit.
             _take_set(lapses_id(id), lapsed, acked.undurable, chunks)
 
 
