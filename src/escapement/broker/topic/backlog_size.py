@@ -1,5 +1,9 @@
 """The arithmetic of backlog quotas.
 
+A *backlog* is the messages that are due and not acknowledged. A *quota* bounds it, and some quotas
+also count messages not yet due. When a quota is reached, publishes are refused, or the oldest due
+messages are dropped.
+
 Pure: numbers in, numbers out. :mod:`~escapement.broker.topic.backlogs` does the counting.
 """
 
@@ -13,38 +17,44 @@ from escapement.storage.catalog.policy import DROP_OLDEST, NamespacePolicy, Topi
 
 
 class Quota(NamedTuple):
-    """A bound on a backlog; 0 means unlimited."""
+    """A bound on a backlog, in messages and in bytes; 0 means unlimited."""
 
     messages: int
     size_bytes: int
-    counts_all: bool  # also messages not yet due
-    drops: bool  # drop the oldest due messages; else refuse to publish
+    counts_all: bool  # messages not yet due count too
+    drops: bool  # a full backlog drops its oldest due messages; else it refuses publishes
 
     @property
     def there(self) -> bool:
-        """Whether the quota bounds anything."""
+        """Whether the quota has a bound, in messages or in bytes."""
         return bool(self.messages or self.size_bytes)
 
 
 class BacklogSize(NamedTuple):
-    """A backlog: due messages, messages not yet due, and their mean size.
+    """The numbers of due messages and of messages not yet due, and the mean size of a message.
 
-    A subscription in the arrival order ignores due times, so all its unacknowledged messages count
-    as due. For it, ``beyond`` counts only those in excess of ``ahead``. For a shared subscription
-    ``beyond`` equals ``due``.
+    An exclusive or failover subscription ignores due times, so all its unacknowledged messages
+    count as due, even those that ``ahead`` counts already. ``beyond`` leaves out such double
+    counts. For a shared subscription, ``beyond`` equals ``due``.
     """
 
     due: int
-    beyond: int
-    ahead: int
+    beyond: int  # due messages that ``ahead`` does not count
+    ahead: int  # messages not yet due
     mean_bytes: float
 
     def beside(self, quota: Quota) -> int:
-        """Return the number of messages that count for a quota, besides those not yet due."""
+        """Return how many messages count for a quota, without those in ``ahead``."""
         return self.beyond if quota.counts_all else self.due
 
     def check(self, quota: Quota, whose: str) -> None:
-        """Raise ``BacklogFull`` if the backlog meets the quota and dropping cannot make room."""
+        """Raise ``BacklogFull`` if the backlog has reached a quota and dropping cannot make room.
+
+        Only due messages can be dropped. So against a drop-oldest quota only ``ahead`` counts.
+
+        Args:
+          whose: names the owner of the backlog in the error message.
+        """
         if not quota.there:
             return
         waiting = self.ahead if quota.counts_all else 0
@@ -60,7 +70,7 @@ class BacklogSize(NamedTuple):
 
     @staticmethod
     def of_all(amounts: Sequence[BacklogSize], quota: Quota) -> BacklogSize:
-        """Return the sum; its mean size is that of the messages that count for a quota."""
+        """Return the sum of backlogs. The mean size covers the messages that ``quota`` counts."""
         due, beyond = sum(one.due for one in amounts), sum(one.beyond for one in amounts)
         ahead = sum(one.ahead for one in amounts)
         counted = [one.beside(quota) + (one.ahead if quota.counts_all else 0) for one in amounts]
@@ -68,7 +78,7 @@ class BacklogSize(NamedTuple):
         return BacklogSize(due, beyond, ahead, size / max(sum(counted), 1))
 
     def keep_most(self, quota: Quota) -> int:
-        """Return how many messages may stay, besides those not yet due where they count."""
+        """Return how many messages a drop-oldest quota allows, besides those in ``ahead``."""
         found = [quota.messages] if quota.messages else []
         if quota.size_bytes and self.mean_bytes:
             found.append(int(quota.size_bytes / self.mean_bytes))
@@ -78,22 +88,25 @@ class BacklogSize(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The backlog of a topic, when it was counted, and how long the count is valid."""
+    """A counted backlog of a topic or namespace, with the time for which the count is valid."""
 
-    at_ms: int
-    for_ms: int
+    at_ms: int  # when it was counted
+    for_ms: int  # how long the count is valid
     amount: BacklogSize
     by_keys: bool = False  # counted key by key, not estimated
 
     def holds(self, now_ms: int) -> bool:
-        """Return whether the count is still valid. It is not if the clock went back since."""
+        """Return whether the count is still valid. Setting the clock back makes it invalid."""
         return 0 <= now_ms - self.at_ms < self.for_ms
 
 
 def levels(waiting: Sequence[int], most: int) -> list[int]:
-    """Return how many messages each backlog may keep so that all keep ``most`` together.
+    """Return how many messages each backlog may keep so that together they keep at most ``most``.
 
     The largest backlogs shrink first, down to a common level. O(n log n).
+
+    Args:
+      waiting: the number of messages in each backlog.
     """
     left = most
     order = sorted(range(len(waiting)), key=waiting.__getitem__)
@@ -102,7 +115,7 @@ def levels(waiting: Sequence[int], most: int) -> list[int]:
         others = len(order) - rank
         level, rest = divmod(left, others)
         if waiting[at] > level:
-            # The remainder goes to the first of them, one message each.
+            # The first of the shrinking backlogs share the remainder, one message each.
             for place, giver in enumerate(order[rank:]):
                 stay[giver] = min(waiting[giver], level + (place < rest))
             break
@@ -111,7 +124,7 @@ def levels(waiting: Sequence[int], most: int) -> list[int]:
 
 
 def total_quota_of(namespace: NamespacePolicy) -> Quota:
-    """Return the quota for all topics of a namespace together."""
+    """Return the quota on the sum of the backlogs of a namespace's topics."""
     return Quota(
         namespace.total_quota_messages,
         namespace.total_quota_bytes,
@@ -121,13 +134,13 @@ def total_quota_of(namespace: NamespacePolicy) -> Quota:
 
 
 def is_governed(own: TopicPolicy, namespace: NamespacePolicy) -> bool:
-    """Return whether a topic's backlog may expire or be dropped while no client uses the topic."""
+    """Return whether a topic has a time to live or a quota, which act even without clients."""
     quotas = quota_of(own, namespace), total_quota_of(namespace)
     return bool(own.ttl_ms or namespace.ttl_ms) or any(quota.there for quota in quotas)
 
 
 def quota_of(own: TopicPolicy, namespace: NamespacePolicy) -> Quota:
-    """Return the quota of one topic; its namespace sets what the topic leaves open."""
+    """Return the quota of one topic; the namespace's policy fills in unset fields."""
     counts = namespace.quota_counts if own.quota_counts == "namespace" else own.quota_counts
     action = namespace.quota_action if own.quota_action == "namespace" else own.quota_action
     return Quota(

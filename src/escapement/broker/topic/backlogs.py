@@ -1,28 +1,31 @@
 """Backlog quotas: how large a backlog is, and what happens if it is too large.
 
-The backlog of a topic is that of its subscription that is furthest behind: the messages that are
-due for it and not acknowledged. Messages not yet due count only if the quota says so (P10). The
-count comes from memory, without reading, in O(subscriptions + segments):
+The backlog of a topic is the backlog of its subscription that is furthest behind: the messages that
+are due for this subscription and not acknowledged. Messages not yet due count only if the quota
+says so (P10). The broker estimates the count from memory, without reading messages, in
+O(subscriptions + segments of the index):
 
 - A shared subscription: the messages it holds (ready, in flight, in retry), plus the index entries
-  from its read mark up to now. Some of those entries may be acknowledged already, so the count is
-  limited to its unacknowledged messages. In the outermost blocks of a segment, messages are assumed
-  to be spread evenly in time.
+  that are due and that it has not read yet. Some of those entries may be acknowledged already, so
+  the count is limited to its unacknowledged messages. If only a part of a segment's first or last
+  block is in the counted range, its messages are assumed to be spread evenly in time.
 - An exclusive or failover subscription: its unacknowledged messages.
-- Messages not yet due: the index entries from now on, estimated in the same way.
+- Messages not yet due: the index entries that are due later than now, estimated in the same way.
 
-Acknowledged, cancelled and moved messages may stay in the index for long. So before a publish is
-refused because of them, the messages are counted again, key by key (``weigh``).
+The index may keep acknowledged, cancelled and moved messages for long, and the estimate includes
+them. So before the broker refuses a publish, it counts the messages exactly, key by key
+(``weigh``).
 
-Bytes are messages times their mean size in the index, or their recent mean size if the index has
-none. A count is valid for one second, so publishes within that second may exceed the quota. The sum
-over a namespace's topics is valid for one millisecond longer per topic.
+The size in bytes is the number of messages times their mean size in the index, or the mean size of
+recent messages if the index has none. A count is valid for one second, so publishes within that
+second may exceed the quota. The sum over a namespace's topics is valid for one millisecond longer
+per topic.
 
 This module decides whether a topic may be published to. For a drop-oldest quota it finds the
-subscriptions that may exceed it, by the most messages that their blocks can hold, and how many
+subscriptions that may exceed the quota, from an upper bound on their due messages, and how many
 messages each may keep. :mod:`~escapement.broker.upkeep.drop_oldest` then counts exactly and drops
-the others. :mod:`~escapement.broker.upkeep.namespace_quota` decides instead for namespace quotas,
-and where messages not yet due count.
+the oldest messages. :mod:`~escapement.broker.upkeep.namespace_quota` takes over for the quotas of
+namespaces, and for quotas that count messages not yet due.
 """
 
 from __future__ import annotations
@@ -40,11 +43,12 @@ from escapement.clock import Clock
 from escapement.errors import BacklogFull
 from escapement.storage.index import KEY_MAX, DelayedIndex, Key
 
-# A backlog counted key by key, and the due messages of each subscription.
+# The result of a count key by key: the topic's backlog, and the number of due messages of each
+# subscription.
 Weighed = tuple[BacklogSize, list[tuple[Subscription, int]]]
 
 _FRESH_MS: Final = 1_000
-# A count key by key serves for this many times as long as it took.
+# A count key by key stays valid for this many times as long as the counting took.
 COUNT_SHARE: Final = 10
 
 
@@ -52,11 +56,11 @@ class Backlogs:
     """The backlogs of all active topics, checked against their quotas.
 
     Args:
-      active: the topics that may have a backlog, by id.
-      wake: called with a subscription that must drop messages.
-      level: called with a topic that may exceed a drop-oldest quota in which messages not yet due
-        count; with True, a topic whose namespace may exceed its quota.
-      count: counts a topic key by key; with True also messages not yet due.
+      active: the active topics, by id. A topic with a quota is always active.
+      wake: called with a topic and a subscription of it that must drop messages.
+      level: called with a topic and False if the topic may exceed its own drop-oldest quota, which
+        counts messages not yet due; with True if the topic's namespace may exceed its quota.
+      count: counts a topic's backlog key by key; with True, it counts messages not yet due too.
     """
 
     def __init__(
@@ -92,15 +96,16 @@ class Backlogs:
             amount.check(total, f"all topics in {topic.name.namespace_full}")
 
     async def weigh(self, topic: Topic) -> None:
-        """Count key by key if ``check`` would refuse on an estimate; called before it.
+        """Count the backlog key by key if ``check`` would refuse a publish because of an estimate.
 
-        Otherwise index entries that no subscription will get could cause a refusal.
+        Call this before ``check``. Otherwise index entries that no subscription will get could
+        cause the refusal.
         """
         if not self._seems_full(topic):
             return
         async with self._weighing:
             if not self._seems_full(topic):
-                return  # another task has counted meanwhile
+                return  # another task has counted in the meantime
             total = topic.total_quota
             for one in neighbours(self._active, topic) if total.there else [topic]:
                 known = one.backlog
@@ -109,7 +114,7 @@ class Backlogs:
             self._totals.pop(topic.namespace.id, None)
 
     def _seems_full(self, topic: Topic) -> bool:
-        """Return whether an estimate would refuse the topic."""
+        """Return whether ``check`` would refuse a publish because of an estimate."""
         if not (topic.quota.there or topic.total_quota.there):
             return False
         try:
@@ -129,7 +134,7 @@ class Backlogs:
         topic.backlog = Counted(now_ms, for_ms, amount, by_keys=True)
 
     def look(self, topic: Topic, now_ms: int) -> None:
-        """Check whether a topic must drop messages, if its backlog may have grown.
+        """Start dropping messages if the topic's backlog has grown beyond a drop-oldest quota.
 
         A topic is checked at most once a second. Its timer wakes it for the next check.
         """
@@ -141,7 +146,8 @@ class Backlogs:
         quota, total = topic.quota, topic.total_quota
         if quota.there and quota.drops:
             if quota.counts_all:
-                # How many messages may stay depends on those not yet due, which are estimates here.
+                # Messages not yet due count too, and their number is only an estimate here. So
+                # ``level`` counts exactly before it drops messages.
                 if self._may_exceed([topic], quota, now_ms):
                     self._level(topic, False)
             else:
@@ -150,7 +156,7 @@ class Backlogs:
             self._look_at_all(topic, total, now_ms)
 
     def rewind(self) -> None:
-        """Forget when namespaces were checked: the wall clock went back."""
+        """Allow new checks of all namespaces at once, because the wall clock was set back."""
         self._rests_until_ms.clear()
 
     def _drop(self, topic: Topic, keep_most: int, now_ms: int) -> None:
@@ -173,7 +179,7 @@ class Backlogs:
             self._level(topic, True)
 
     def _may_exceed(self, topics: Sequence[Topic], quota: Quota, now_ms: int) -> bool:
-        """Return whether topics may exceed a quota together, by upper bounds on their backlogs."""
+        """Return whether upper bounds on the topics' backlogs together exceed a quota."""
         most = BacklogSize.of_all([self._most(one, now_ms) for one in topics], quota)
         return most.beside(quota) > most.keep_most(quota)
 
@@ -204,11 +210,11 @@ class Backlogs:
         return amount
 
     def _most(self, topic: Topic, now_ms: int) -> BacklogSize:
-        """Return an upper bound on the backlog: all keys in its blocks."""
+        """Return an upper bound on a topic's backlog; partly covered blocks count in full."""
         frontier, count = Key(now_ms + 1, 0), self._index.most_between
         ahead = count(topic.id, frontier, KEY_MAX)
         amount = amount_of(self._index, topic, _dues(topic, frontier, count), now_ms, ahead)
-        # A subscription in the arrival order may have acknowledged all messages not yet due.
+        # An exclusive or failover subscription may have acknowledged all messages not yet due.
         return amount._replace(beyond=amount.due)
 
 
@@ -227,8 +233,8 @@ def amount_of(
     """Return the backlog of a topic.
 
     Args:
-      dues: the due messages of each subscription.
-      ahead: the messages not yet due; None: estimate them from the index.
+      dues: each subscription with the number of its due messages.
+      ahead: the number of messages not yet due; None estimates it from the index.
     """
     if ahead is None:
         ahead = index.count_between(topic.id, Key(now_ms + 1, 0), KEY_MAX)
@@ -242,9 +248,14 @@ def amount_of(
 
 
 def beside(subscription: Subscription, due: int, ahead: int) -> int:
-    """Return how many of a subscription's ``due`` messages are not also counted in ``ahead``.
+    """Return how many of a subscription's due messages ``ahead`` does not count.
 
-    A subscription in the arrival order counts messages not yet due as due.
+    An exclusive or failover subscription ignores due times, so its due messages include those not
+    yet due.
+
+    Args:
+      due: the number of the subscription's due messages.
+      ahead: the number of the topic's messages not yet due.
     """
     return due if isinstance(subscription, SharedSubscription) else max(due - ahead, 0)
 
@@ -257,9 +268,11 @@ def _dues(topic: Topic, frontier: Key, count: _Count) -> list[tuple[Subscription
 
 
 def _due(topic: Topic, subscription: Subscription, frontier: Key, count: _Count) -> int:
-    """Return how many messages are due for a subscription.
+    """Return how many messages are due for a subscription and not acknowledged by it.
 
-    ``count`` counts the index entries of a key range.
+    Args:
+      frontier: the first key of the delivery order that is not due yet.
+      count: returns the number of a topic's index entries between two keys.
     """
     most = topic.waiting(subscription)
     if not isinstance(subscription, SharedSubscription):

@@ -1,16 +1,18 @@
-"""The dedup keys of a topic: which messages it has stored already (B3).
+"""The dedup keys of a topic, which tell whether it has stored a message already (B3).
 
-A key is *stored* when its message is durable. It is *waiting* from when its message enters the
-commit pipeline until it is stored or refused. A message with a stored or waiting key is a duplicate
-and is not stored again. The answer to a duplicate of a waiting key waits too, behind the first
-message in the same lane; if that one is refused, so is the duplicate.
+A producer may give a message a *dedup key*. Clients send a digest of 16 bytes in its place. A key
+is *stored* when its message is durable. It is *waiting* from the moment its message enters the
+commit pipeline until the message is stored or refused. A message with a stored or waiting key is a
+duplicate and is not stored again. The answer to a duplicate of a waiting key waits too, behind the
+first message in the same lane. If that message is refused, the duplicate is refused too.
 
-Stored keys are in *runs*: columns sorted by half of the digest. Small runs are merged into larger
-ones, so looking up a batch takes one ``searchsorted`` in each of a few runs. A key is forgotten
-when its window has passed since publication. Its memory is freed at most a sixteenth of a window
-later, while the topic is published to or checkpoints are written. All topics share a bound on their
-keys. At the bound, publishes with new keys are refused until other keys are forgotten: forgetting a
-key early would store its message twice.
+Stored keys are in *runs*: columns sorted by the first half of the digest. Small runs are merged
+into larger ones, so looking up a batch takes one ``searchsorted`` in each of a few runs. A topic
+forgets a key when the topic's dedup window has passed since the message was published. The memory
+of the key is freed at most a sixteenth of a window later, when a message is published to the topic
+or a checkpoint is written. All topics share a bound on the number of their keys. At the bound,
+publishes with new keys are refused until other keys are forgotten, because forgetting a key early
+could store its message twice.
 
 Pure: time arrives as an argument. A topic without dedup keys costs nothing.
 """
@@ -27,13 +29,14 @@ from escapement.errors import Busy, LimitExceeded
 from escapement.message import Bools, Int64s
 from escapement.storage.encoding.dedup_keys import KeyTable
 
-# The results of ``sort_out`` for a message to be stored, and for a duplicate of a message that is
-# not durable yet.
+# Results of ``sort_out``: NEW for a message to be stored, WAITING for a duplicate of a message that
+# is not durable yet.
 NEW: Final = -1
 WAITING: Final = -2
 
-# Runs are merged up to this size; sorting one takes about a millisecond.
+# The largest run that a merge may produce. Sorting so many keys takes about a millisecond.
 _RUN_KEYS: Final = 1 << 18
+# The most keys in one row of a checkpoint.
 _PIECE_KEYS: Final = 1 << 16
 _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
 
@@ -41,7 +44,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 class KeyBudget:
-    """The number of dedup keys of all topics together, and its limit."""
+    """The number of dedup keys that all topics have together, and the limit on it."""
 
     __slots__ = ("limit", "used")
 
@@ -51,7 +54,7 @@ class KeyBudget:
 
 
 class _Run(NamedTuple):
-    """Keys sorted by ``first``; columns of equal length."""
+    """Stored keys sorted by the first half of their digests; columns of equal length."""
 
     first: UInt64s  # the digest's first half
     second: UInt64s
@@ -61,7 +64,7 @@ class _Run(NamedTuple):
     @classmethod
     def of(cls, table: KeyTable) -> _Run:
         parts = halves(table.digests)
-        # A stable sort is fast here: it merges parts that are sorted already.
+        # A stable sort is fast here, because it merges the sorted parts of the table.
         order = np.argsort(parts[:, 0], kind="stable")
         return cls(
             parts[order, 0], parts[order, 1], table.offsets[order], table.published_ms[order]
@@ -85,10 +88,10 @@ class DedupKeys:
     def __init__(self, budget: KeyBudget) -> None:
         self._budget = budget
         self._runs: list[_Run] = []
-        self._unstated: list[KeyTable] = []  # since the last checkpoint, by offset
+        self._unstated: list[KeyTable] = []  # keys stored since the last checkpoint, by offset
         self._waiting: set[bytes] = set()
-        self._oldest_ms = 0  # of the runs
-        self._loaded_to = -1  # the last offset with a key in the checkpoint
+        self._oldest_ms = 0  # the earliest publication time of all keys in the runs
+        self._loaded_to = -1  # the highest offset whose key was loaded from the checkpoint
 
     def __len__(self) -> int:
         return sum(len(run.offsets) for run in self._runs)
@@ -101,18 +104,20 @@ class DedupKeys:
     # -- publishing ----------------------------------------------------------------
 
     def sort_out(self, digests: Digests, since_ms: int) -> Int64s:
-        """Classify each message of a batch: ``NEW``, ``WAITING``, or a stored one's offset.
+        """Return for each message of a batch ``NEW``, ``WAITING``, or the stored message's offset.
 
         Args:
-          digests: V16[n]; zero for a message without a key, which is always new.
-          since_ms: keys published at or before this time are forgotten.
+          digests: the digest of each message's key, V16[n]. It is zero for a message without a
+            key, which is always new.
+          since_ms: ignore keys of messages published at or before this time.
 
         Returns:
-          int64[n]. Of equal keys in the batch the first may be new; the others are waiting.
+          int64[n]. If several messages of the batch have the same new key, the first of them is
+          ``NEW`` and the others are ``WAITING``.
 
         Raises:
           Busy: if there is no room for the new keys now.
-          LimitExceeded: if the batch alone has more new keys than all topics may have.
+          LimitExceeded: if the batch alone has more new keys than all topics may have together.
         """
         found = self.find(digests, since_ms)
         keyed = digests != _NO_DIGEST
@@ -142,7 +147,7 @@ class DedupKeys:
             )
 
     def hold(self, digests: Digests) -> None:
-        """Mark keys as waiting; ``store`` or ``release`` must follow for each."""
+        """Mark keys as waiting. ``store`` or ``release`` must follow for each key."""
         keys = _keys(digests)
         self._waiting.update(keys)
         self._budget.used += len(keys)
@@ -154,7 +159,7 @@ class DedupKeys:
         self._budget.used -= len(keys)
 
     def store(self, table: KeyTable) -> None:
-        """Store waiting keys whose messages are durable; every row must have a key."""
+        """Store waiting keys, whose messages are now durable. Every row must have a key."""
         self._waiting.difference_update(table.digests.tolist())
         self._unstated.append(table)
         self._add(table)
@@ -165,7 +170,8 @@ class DedupKeys:
         """Return the offset of the last message stored with each key, or -1; int64[n].
 
         Args:
-          since_ms: keys published at or before this time are forgotten.
+          digests: the digests of the keys, V16[n].
+          since_ms: ignore keys of messages published at or before this time.
         """
         found = np.full(len(digests), -1, np.int64)
         if self._runs:
@@ -178,11 +184,11 @@ class DedupKeys:
     # -- forgetting ----------------------------------------------------------------
 
     def is_stale(self, now_ms: int, window_ms: int) -> bool:
-        """Return whether the oldest keys are a sixteenth of a window past the window."""
+        """Return whether the oldest key left the dedup window at least a sixteenth of it ago."""
         return bool(self._runs) and self._oldest_ms <= now_ms - window_ms - window_ms // 16
 
     def forget(self, now_ms: int, window_ms: int) -> None:
-        """Remove the keys whose window has passed, if ``is_stale``."""
+        """Remove all keys older than the dedup window, if ``is_stale`` says that it is time."""
         if not self.is_stale(now_ms, window_ms):
             return
         before = len(self)
@@ -192,7 +198,7 @@ class DedupKeys:
         self._budget.used -= before - len(self)
 
     def drop(self) -> None:
-        """Remove all keys from the budget: the topic was deleted."""
+        """Remove all keys and give back their share of the budget: the topic was deleted."""
         self._budget.used -= len(self) + len(self._waiting)
         self._budget = KeyBudget(0)
         self._runs = []
@@ -200,12 +206,12 @@ class DedupKeys:
     # -- what checkpoints write, and a start reads -----------------------------------
 
     def take_unstated(self) -> list[KeyTable]:
-        """Return the keys added since the last checkpoint, in pieces of bounded size."""
+        """Return the keys stored since the last checkpoint, in pieces of bounded size."""
         tables, self._unstated = self._unstated, []
         return _pieces(KeyTable.concat(tables)) if tables else []
 
     def all_keys(self) -> list[KeyTable]:
-        """Return all keys, in pieces of bounded size; a checkpoint takes them."""
+        """Return all stored keys, in pieces of bounded size, for a checkpoint to write."""
         self._unstated = []
         return [piece for run in self._runs for piece in _pieces(run.table())]
 
@@ -216,7 +222,7 @@ class DedupKeys:
         self._add(table)
 
     def recover(self, table: KeyTable) -> None:
-        """Add keys from the journal, except those that the checkpoint has."""
+        """Add keys from the journal, except those that ``load`` added from the checkpoint."""
         fresh = table.offsets > self._loaded_to
         if fresh.any():
             table = table.take(fresh)
@@ -239,7 +245,15 @@ class DedupKeys:
 
 
 def _find(run: _Run, first: UInt64s, second: UInt64s, since_ms: int, found: Int64s) -> None:
-    """Raise ``found`` to the highest offset in the run; O(n log run), plus equal halves."""
+    """Update ``found`` with the highest offset at which the run has each key.
+
+    Costs O(n log run), and more if many keys of the run have the same first half.
+
+    Args:
+      first, second: the halves of the digests to find.
+      since_ms: ignore keys of messages published at or before this time.
+      found: the highest offset found so far for each digest, or -1.
+    """
     at = np.searchsorted(run.first, first)
     rows = np.flatnonzero(at < len(run.first))
     while len(rows):

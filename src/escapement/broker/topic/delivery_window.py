@@ -1,28 +1,33 @@
-"""The upcoming part of a topic's delivery order: a wheel up to the horizon, then the index.
+"""The upcoming part of a topic's delivery order: a timing wheel, and the index behind it.
 
-The way of a message through this part::
+The delayed index has all messages sorted by key ``(due_ms, offset)``. The wheel has the keys that
+fall due next. The way of a message through this module::
 
     place ─┬─ due now ─────────────────────────────► returned, to be offered
            ├─ below the horizon ─► wheel ─ advance ─►      "
            └─ beyond it ─ window ─► wheel ─ advance ─►     "
 
 *Horizon*: a key of the delivery order. Below it the wheel has every message that is not yet due;
-beyond it only the index has them. The horizon is the end of a partition, or an earlier key if the
-wheels of all topics would exceed their budget. A window is planned in one synchronous step (horizon
-and pinned sources together). The broker then reads it, in a thread if it touches the disk. If the
-clock passes the horizon first, the read mark of every subscription is lowered to it, so no message
-is lost or late.
+beyond it only the index has them.
 
-*Frontier*: the time up to which all messages have been returned. It is never earlier than a
-returned message, so a reader of the index up to the frontier misses nothing.
+*Window*: the keys from the horizon up to the next horizon, which is the end of a time partition, or
+an earlier key if the wheels of all topics would exceed their budget. A window is planned in one
+synchronous step, which moves the horizon and pins the index sources to read. The broker then reads
+the window into the wheel, in a thread if that touches the disk. The clock may pass the horizon
+before the window is planned. Then every subscription lowers its read mark to the horizon and reads
+the index from there, so no message is lost or late.
 
-*Exact*: the wheel returns messages at each tick, but a message that is due on arrival is returned
-at once. It would overtake messages that fell due earlier in the same tick. If a subscription keeps
-an order, this part is exact: ``place`` returns all messages of the wheel that are due by now,
-together with the new ones, in one order. The wheel then turns by the millisecond, but still wakes
-the topic only at ticks. A window that was not read in time may have earlier messages too.
-``pass_unread`` returns the key from which subscriptions must read the index before they take a
-message that is due now.
+*Frontier*: the time up to which all messages have been returned. It is never earlier than the due
+time of a returned message, so a subscription that reads the index up to the frontier misses
+nothing.
+
+*Exact*: normally the wheel returns messages at each tick, but a message that is due on arrival is
+returned at once. Such a message overtakes messages that fell due earlier in the same tick. If a
+subscription of the topic keeps an order, the ``DeliveryWindow`` is *exact*: ``place`` returns all
+messages of the wheel that are due by now, together with the new ones, in one order. The wheel then
+turns by the millisecond, but still wakes the topic only at ticks. A window that was not read in
+time may have earlier messages too. ``pass_unread`` returns the key from which subscriptions must
+read the index before they take a message that is due now.
 
 No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
 """
@@ -40,13 +45,13 @@ from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
 from escapement.storage.index.keys import position
 from escapement.timewheel import Entries, TimingWheel
 
-# The next window is read this long before its partition begins, or half a partition if
-# that is shorter: reading a window of 2 million keys takes less than a second.
+# The next window is read this long before its partition begins, or half a partition before if that
+# is shorter. Reading a window of 2 million keys takes less than a second.
 WINDOW_LEAD_MS: Final = 5_000
 
 
 class DeliveryWindow:
-    """The upcoming messages of one topic."""
+    """The wheel of one topic, its horizon and its frontier."""
 
     __slots__ = (
         "_budget",
@@ -78,26 +83,27 @@ class DeliveryWindow:
         self._topic_id = topic_id
         self._index = index
         self._budget = budget
-        self._counted = 0  # keys of this wheel that the budget includes
+        self._counted = 0  # the number of this wheel's keys, as last reported to the budget
         self._tick_ms = tick_ms
         self.exact = False  # see the module's docstring
         self._wheel = TimingWheel(tick_ms, now_ms)
         self._horizon = KEY_MIN
-        self._index_next_ms: int | None = None  # no entry from the horizon on is due earlier
+        # No index entry past the horizon is due earlier than this; None: there are no such entries.
+        self._index_next_ms: int | None = None
         self._loading: TimingWheel | None = None  # the wheel that a window is being read for
-        self._loading_from = KEY_MIN  # that window has no unreported key before this one
+        self._loading_from = KEY_MIN  # the first key of that window that was not passed yet
         self.begin_at(now_ms)
 
     def __len__(self) -> int:
         return len(self._wheel)
 
     def begin_at(self, now_ms: int) -> None:
-        """Set the horizon right after now: subscriptions read due messages from the index."""
+        """Set the horizon just after ``now_ms``: subscriptions read earlier keys in the index."""
         self._reach(now_ms)
         self._set_horizon(Key(now_ms + 1, 0))
 
     def close(self) -> None:
-        """Return this wheel's share of the budget."""
+        """Give this wheel's share of the budget back; the topic no longer uses the window."""
         self._budget.used -= self._counted
         self._counted = 0
 
@@ -107,7 +113,11 @@ class DeliveryWindow:
     # -- messages arrive, and fall due -----------------------------------------------
 
     def place(self, arrived: Entries, now_ms: int) -> Iterator[Entries]:
-        """Put messages below the horizon into the wheel; yield the due ones, in order."""
+        """Yield the new messages that are due; put the later ones below the horizon into the wheel.
+
+        The due messages come in delivery order. If this is exact, the messages of the wheel that are
+        due come with them. Messages past the horizon stay in the index only.
+        """
         self._reach(now_ms)
         due = arrived.when_ms <= now_ms
         if due.any():
@@ -136,13 +146,14 @@ class DeliveryWindow:
         elapsed = self._wheel.insert(waiting.when_ms, waiting.ids, waiting.tags)
         self._count()
         if elapsed is not None:
-            yield elapsed  # the wall clock went back a little: the wheel has seen a later time
+            yield elapsed  # due by the wheel's time: the wall clock was set back a little
 
     def pass_unread(self, now_ms: int) -> Key | None:
-        """Return the lowest due key that the wheel may lack; return each key once.
+        """Return the key from which due messages may be missing in the wheel, else None.
 
-        This is the horizon, if the clock passed it before a window was read; the horizon then moves
-        to now. If exact, it may also be the start of a window that is being read.
+        This is the horizon, if the clock passed it before the next window was planned. The horizon
+        then moves to just after now. An exact ``DeliveryWindow`` may also return the first key of a
+        window that is still being read. Further calls do not return the same key again.
         """
         passed = None
         if self._index_next_ms is not None and self._index_next_ms <= now_ms:
@@ -154,14 +165,17 @@ class DeliveryWindow:
         return passed
 
     def advance(self, now_ms: int) -> Entries:
-        """Turn the wheel; return the messages that have fallen due, in order."""
+        """Turn the wheel to ``now_ms``; return the messages that have fallen due, in order."""
         self._reach(now_ms)
         due = self._wheel.advance(max(now_ms, self._wheel.now_ms))
         self._count()
         return due
 
     def rewind(self, now_ms: int) -> bool:
-        """Follow a wall clock that went back; return whether everything was rebuilt."""
+        """Start with a new wheel if the wall clock was set back by more than a tick.
+
+        Returns whether it was. The caller must then read messages due by now from the index.
+        """
         if self.frontier_ms - now_ms <= self._tick_ms:
             return False
         self.frontier_ms = now_ms
@@ -172,7 +186,10 @@ class DeliveryWindow:
         return True
 
     def set_tick(self, tick_ms: int, exact: bool, now_ms: int) -> Iterator[Entries]:
-        """Change the tick and exactness; no due time changes. Yields the due messages."""
+        """Change the tick and ``exact``, with a new wheel; yield messages that are due.
+
+        No due time changes.
+        """
         if (tick_ms, exact) == (self._tick_ms, self.exact):
             return
         self._tick_ms, self.exact = tick_ms, exact
@@ -183,14 +200,14 @@ class DeliveryWindow:
         yield from self._turn_in(waiting)
 
     def next_wake_ms(self) -> int | None:
-        """Return when the wheel or a window next has work; None for never."""
+        """Return when to turn the wheel or plan the next window; None for never."""
         wakes = [self._wheel_wake_ms(), self._index_next_ms]
         if self._index_next_ms is not None and self._loading is None and self._window_fits():
             wakes.append(self._window_at_ms())
         return lowest(wakes)
 
     def _wheel_wake_ms(self) -> int | None:
-        """Return the tick at which messages fall due, or when the wheel wants to prepare a slot."""
+        """Return the next tick with messages, or an earlier time to sort a slot of the wheel."""
         wake_ms = self._wheel.next_wake_ms()
         if wake_ms is None or wake_ms < self._wheel.earliest_ms:
             return wake_ms
@@ -202,7 +219,7 @@ class DeliveryWindow:
     # -- windows ---------------------------------------------------------------------
 
     def wants_window(self, now_ms: int) -> bool:
-        """Return whether the next window should be planned and read now."""
+        """Return whether it is time to plan and read the next window."""
         at_ms = self._window_at_ms()
         return (
             at_ms is not None and at_ms <= now_ms and self._loading is None and self._window_fits()
@@ -218,7 +235,10 @@ class DeliveryWindow:
         return self._budget.allows_window(len(self))
 
     def begin_window(self) -> Plan:
-        """Move the horizon and pin the sources below it; ``end_window`` must follow."""
+        """Plan the next window; ``end_window`` must follow.
+
+        Moves the horizon to the window's end, and pins the index sources to read.
+        """
         assert self._index_next_ms is not None
         assert self._loading is None, "two windows at once"
         until = Key((self._index_next_ms // self.granularity_ms + 1) * self.granularity_ms, 0)
@@ -231,13 +251,16 @@ class DeliveryWindow:
         return plan
 
     def end_window(self, found: Entries) -> Iterator[Entries]:
-        """Put a window's keys into the wheel they were read for, if it is still in use."""
+        """Put a window's keys into the wheel; yield those that are due.
+
+        Drops the keys if a new wheel has replaced the wheel for which they were read.
+        """
         wheel, self._loading = self._loading, None
         if wheel is self._wheel and len(found):
             yield from self._turn_in(found)
 
     def _count(self) -> None:
-        """Report the number of keys in this wheel to the budget."""
+        """Tell the budget how many keys the wheel has now."""
         count = len(self._wheel)
         self._budget.used += count - self._counted
         self._counted = count
@@ -247,7 +270,10 @@ class DeliveryWindow:
         self._index_next_ms = self._index.next_due(self._topic_id, horizon)
 
     def _shrink_window(self) -> Iterator[Entries]:
-        """Move the horizon back to the median key: too much was published below it."""
+        """Move the horizon back to the wheel's median key, and drop the later keys from the wheel.
+
+        The wheel is too large, because too many messages were published below the horizon.
+        """
         if self._loading is not None:
             return
         waiting = self._wheel.drain().sorted()
@@ -259,7 +285,7 @@ class DeliveryWindow:
 
 
 def _in_order(arrived: Entries) -> Entries:
-    """Return messages sorted by due time, then offset; offsets arrive ascending."""
+    """Return messages sorted by due time, then by offset; their offsets must ascend."""
     due_ms = arrived.when_ms
     if (due_ms[1:] >= due_ms[:-1]).all():
         return arrived

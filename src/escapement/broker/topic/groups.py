@@ -1,15 +1,17 @@
 """The groups of a topic: their messages, and their completion by subscriptions (Q10).
 
 A group begins with the first message that names it, and is *open*: further messages may join. A
-*group completion* names a subscription and closes the group: no message can join it any more. It is
-*complete* once the subscription is done with all messages of the group; its follow-up may then
-fire. A subscription is *done with* the messages that it has acknowledged, and with cancelled
-messages that it does not hold. Only a seek reverts this.
+*group completion* names a subscription and has a *follow-up*, an inbox entry that becomes a message
+of some topic. It closes the group: no further message can join. A completion is *complete* once its
+subscription is done with all messages of the group. It has *fired* once its follow-up is stored. A
+subscription is *done with* the messages that it has acknowledged, and with cancelled messages that
+it does not hold. Only a seek reverts this.
 
-Messages are not counted but *watched*: for each completion that has not fired, the highest message
-that is not done is known. Only when that message is done is the next lower one searched. So an
-acknowledgement costs one lookup if its subscription has such completions, and nothing otherwise. A
-completion needs no memory per message except the group's own set.
+The broker does not count the messages that are done. It *watches* one message for each completion
+that has not fired: the highest message of the group that is not done. When that message is done, it
+searches for the next lower one. So an acknowledgement costs one lookup if its subscription has such
+completions, and nothing otherwise. A completion needs no memory per message besides the group's set
+of offsets.
 
 Pure: no clock, no I/O. A topic without groups costs nothing.
 """
@@ -47,28 +49,30 @@ class Groups:
 
     def __init__(self) -> None:
         self.members: dict[str, OffsetSet] = {}
-        self.completions: dict[str, list[Completion]] = {}  # of each closed group, in order
+        self.completions: dict[str, list[Completion]] = {}  # by closed group, in order of creation
         self._completion: set[str] = set()  # groups whose first completion is being made durable
         self._watches: dict[int, _Watch] = {}  # by subscription id
-        self._forgotten: set[str] = set()  # since the last checkpoint
+        self._forgotten: set[str] = set()  # groups removed since the last checkpoint
 
     def __len__(self) -> int:
         return len(self.members.keys() | self.completions.keys())
 
     def names(self) -> list[str]:
-        """Return the sorted names of the groups, except those that no message has joined yet."""
+        """Return the sorted names of all groups, except open groups that have no stored message."""
         joined = {group for group, offsets in self.members.items() if len(offsets)}
         return sorted(joined | self.completions.keys())
 
     # -- joining ---------------------------------------------------------------
 
     def admit(self, members: Sequence[Member], limit: int) -> None:
-        """Admit messages to these groups; ``join`` or ``refuse`` must follow.
+        """Check that messages may join their groups, and create groups that do not exist.
+
+        ``join`` must follow when the messages are stored, or ``refuse`` if they are not.
 
         Raises:
-          GroupClosed: if a group is closed; nothing changed.
+          GroupClosed: if a group is closed.
           Busy: if a group is being closed.
-          LimitExceeded: if there would be more than ``limit`` groups.
+          LimitExceeded: if the topic would have more than ``limit`` groups.
         """
         for group, _ in members:
             if group in self.completions:
@@ -91,12 +95,12 @@ class Groups:
             )
 
     def join(self, members: Iterable[Member]) -> None:
-        """Add stored messages to their groups."""
+        """Add messages that are now stored to their groups."""
         for group, offsets in members:
             self.members.setdefault(group, OffsetSet()).add(offsets)
 
     def refuse(self, members: Iterable[Member]) -> None:
-        """Revert ``admit``: the messages are not stored."""
+        """Remove the groups that ``admit`` created: their messages were not stored."""
         for group, _ in members:
             if not self.members.get(group, True):
                 del self.members[group]
@@ -104,10 +108,12 @@ class Groups:
     # -- completions -----------------------------------------------------------
 
     def begin_completion(self, group: str, limit: int) -> bool:
-        """Begin to make a completion durable; return whether it is the first of its group.
+        """Note that a completion is being stored; return whether it is the first of its group.
 
-        If so, the group is being closed, and ``end_completion`` must follow. Raises
-        ``LimitExceeded``.
+        If it is, the group is being closed, and ``end_completion`` must follow.
+
+        Raises:
+          LimitExceeded: if the topic would have more than ``limit`` groups.
         """
         self._check_room([group], limit)
         if group in self.completions or group in self._completion:
@@ -116,11 +122,11 @@ class Groups:
         return True
 
     def end_completion(self, group: str) -> None:
-        """End what ``begin_completion`` began, whether the completion is durable or has failed."""
+        """Note that storing the first completion of a group succeeded or failed."""
         self._completion.discard(group)
 
     def enter(self, completion: Completion) -> None:
-        """Add a durable completion."""
+        """Add a completion that is durable, and so close its group."""
         self.completions.setdefault(completion.group, []).append(completion)
 
     def find(self, group: str, subscription_id: int) -> Completion | None:
@@ -133,7 +139,10 @@ class Groups:
         self._change(completion, fired_at_ms=now_ms)
 
     def follow_seek(self, old_id: int, new_id: int) -> None:
-        """Assign the completions of a sought subscription to its successor; ``arm`` them again."""
+        """Assign a subscription's completions to the subscription that a seek puts in its place.
+
+        The caller must ``arm`` them again.
+        """
         self._watches.pop(old_id, None)
         for completions in self.completions.values():
             for completion in list(completions):
@@ -141,7 +150,7 @@ class Groups:
                     self._change(completion, subscription_id=new_id)
 
     def _change(self, completion: Completion, **changes: int) -> None:
-        # Compare ids: a seek or a firing may have replaced the object in the meantime.
+        # Compare ids, because a seek or a firing may have replaced the ``Completion`` meanwhile.
         completions = self.completions.get(completion.group, [])
         completions[:] = [
             replace(one, **changes) if one.id == completion.id else one  # type: ignore[arg-type]
@@ -149,12 +158,15 @@ class Groups:
         ]
 
     def forget_members(self, group: str) -> None:
-        """Remove a group during recovery; later messages with its name form a new group."""
+        """Remove a group's messages; messages that join later form a new group.
+
+        Recovery calls this when the journal says that the group was deleted.
+        """
         self.members.pop(group, None)
         self._forgotten.add(group)
 
     def forget(self, group: str) -> None:
-        """Remove a group whose removal is durable; its name is free again."""
+        """Remove a group with its completions; its removal from the database is durable."""
         self.forget_members(group)
         for completion in self.completions.pop(group, []):
             watch = self._watches.get(completion.subscription_id)
@@ -184,7 +196,7 @@ class Groups:
         ]
 
     def leave(self, subscription_id: int) -> None:
-        """Stop watching for a deleted subscription; its completions never fire."""
+        """Stop watching messages for a deleted subscription, whose completions will never fire."""
         self._watches.pop(subscription_id, None)
 
     # -- watching --------------------------------------------------------------
@@ -199,7 +211,7 @@ class Groups:
         return [one for all in self.completions.values() for one in all if one.fired_at_ms is None]
 
     def is_waiting(self, completion: Completion) -> bool:
-        """Return whether a completion is unchanged and has not fired."""
+        """Return whether a completion still exists, unchanged, and has not fired."""
         return (
             completion in self.completions.get(completion.group, ())
             and completion.fired_at_ms is None
@@ -208,19 +220,26 @@ class Groups:
     def remaining(
         self, completion: Completion, subscription: Subscription, amendments: Amendments
     ) -> int:
-        """Return how many messages of a completion are not done. O(size of the group)."""
+        """Return how many messages of the group the subscription is not done with.
+
+        O(size of the group).
+        """
         return sum(len(left) for _, left in self._left(completion, subscription, amendments, None))
 
     def arm(
         self, completion: Completion, subscription: Subscription, amendments: Amendments
     ) -> bool:
-        """Watch for a completion; return whether it is complete already."""
+        """Begin to watch a message for a completion; return whether it is complete already."""
         return self._watch_below(completion, subscription, amendments, None)
 
     def done(
         self, subscription: Subscription, amendments: Amendments, offsets: Int64s
     ) -> list[Completion]:
-        """Note messages that are done; return the completions that are now complete."""
+        """Return the completions that are complete now that the subscription is done with messages.
+
+        Args:
+          offsets: the messages with which the subscription is newly done; int64[n].
+        """
         id = subscription.record.id
         watch = self._watches.get(id)
         if watch is None:
@@ -240,7 +259,11 @@ class Groups:
         amendments: Amendments,
         highest: int | None,
     ) -> bool:
-        """Watch the highest message not done, up to ``highest``; return True if there is none."""
+        """Watch the highest message that is not done; return True if there is none.
+
+        Args:
+          highest: no message past this offset is left; None if that is unknown.
+        """
         for base, left in self._left(completion, subscription, amendments, highest):
             watch = self._watches.setdefault(completion.subscription_id, _Watch(OffsetSet(), {}))
             offset = base + left.max()
@@ -272,19 +295,19 @@ class Groups:
     # -- what checkpoints write, and a start reads -------------------------------
 
     def load(self, members: Iterable[MemberRow], completions: Iterable[Completion]) -> None:
-        """Add members and completions from the database."""
+        """Add the members and completions of groups, as read from the database."""
         for row in members:
             self.members.setdefault(row.group, OffsetSet()).load_chunk(row.chunk, row.data)
         for completion in completions:
             self.enter(completion)
 
     def take_forgotten(self) -> set[str]:
-        """Return the groups forgotten since the last call."""
+        """Return the names of the groups that were removed since the last call."""
         forgotten, self._forgotten = self._forgotten, set()
         return forgotten
 
     def dirty_rows(self, topic_id: int) -> list[MemberRow]:
-        """Return the rows that have changed since the last call."""
+        """Return the member rows that have changed since the last call, for a checkpoint."""
         rows = []
         for group, offsets in self.members.items():
             for chunk, data in offsets.dirty_chunks().items():

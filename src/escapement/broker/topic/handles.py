@@ -14,7 +14,11 @@ from escapement.errors import EscapementError
 
 @dataclass(slots=True, eq=False)
 class ProducerHandle:
-    """One connection's use of a producer name; ``fenced`` is called when another takes over."""
+    """One connection's use of a producer name.
+
+    ``fenced`` is called with the error when another connection takes the name over, or when the
+    topic was deleted.
+    """
 
     topic: Topic
     fenced: Callable[[EscapementError], None]
@@ -23,7 +27,7 @@ class ProducerHandle:
 
 @dataclass(slots=True, eq=False)
 class ConsumerHandle:
-    """One connection's consumer of a subscription, which is looked up by name."""
+    """One connection's consumer of the topic's subscription ``name``."""
 
     topic: Topic
     name: str
@@ -31,9 +35,9 @@ class ConsumerHandle:
 
     @property
     def subscription(self) -> Subscription:
-        """The current subscription of this name.
+        """The topic's current subscription of this name; after a seek it is a new object.
 
-        It exists until the consumer is closed. A seek replaces it.
+        The subscription exists until the consumer is closed.
         """
         found = self.topic.subscription(self.name)
         assert found is not None, "a deleted subscription closes its consumers"

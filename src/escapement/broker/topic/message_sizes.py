@@ -1,8 +1,8 @@
-"""The sizes of a topic's messages, as far as known. They limit the size of frames.
+"""The sizes of a topic's messages, as far as the broker has seen them, to limit frames.
 
-Payloads are fetched by number, and only a fetched payload has a known size. So the number follows
-from the recent mean size, and from the largest size seen, because large messages may follow many
-small ones. Pure.
+The broker chooses how many messages to fetch for a frame, and learns their sizes only when it has
+fetched them. So it derives the number from the recent mean size, and from the largest size seen,
+because large messages may follow many small ones. Pure.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final
 
 from escapement.message import MessageBatch
 
-# Assumed before any message was seen (after recovery). The first frames are short, and show how
-# long the next may be.
+# The sizes assumed before any message was seen, as after a start. They are large, so the first
+# frames have few messages. The sizes of these then tell how many messages a frame may have.
 _FIRST_MEAN_BYTES: Final = 16 * 1024
 _FIRST_LARGEST_BYTES: Final = 16 * 1024
-# Bound on a frame in which all messages are as large as the largest seen.
+# The most bytes of a frame, if all of its messages were as large as the largest message seen.
 _WORST_FRAME_BYTES: Final = 64 * 1024 * 1024
-# The weight of the newest batch in the mean.
+# The weight of the newest batch in the moving mean of message sizes.
 _NEWEST: Final = 0.3
 
 
@@ -43,11 +43,16 @@ class Sizes:
 
     @property
     def mean_bytes(self) -> float:
-        """The recent mean size of a message; 0 before any was seen."""
+        """The recent mean size of a message; 0 before any message was seen."""
         return self._mean_bytes if self._seen else 0.0
 
     def frame_messages(self, most: int, frame_bytes: int) -> int:
-        """Return how many messages to fetch for one frame: 1 to ``most``."""
+        """Return how many messages to fetch for one frame: 1 to ``most``.
+
+        Args:
+          most: the most messages in one frame.
+          frame_bytes: the wanted size of a frame of messages of mean size.
+        """
         fair = int(frame_bytes / max(self._mean_bytes, 1.0))
         safe = _WORST_FRAME_BYTES // self._largest_bytes
         return max(1, min(most, fair, safe))

@@ -1,12 +1,13 @@
 """The state of passive topics, as rows of bytes.
 
 A *passive* topic exists but has no runtime. The *runtime* of an active topic is its
-:class:`~escapement.broker.topic.topic.Topic` with its subscriptions, about 18 KiB. The rows are
-those that checkpoints write: sets of offsets, moved messages, attempts, dedup keys and groups. At a
-start, recovery fills this object from the database. The passivator adds each topic that it makes
-passive.
+:class:`~escapement.broker.topic.topic.Topic` with its subscriptions, about 18 KiB. A passive topic
+has instead the *rows* that checkpoints write to the database: sets of acknowledged and cancelled
+offsets, the new due times of moved messages, attempts, dedup keys and groups. At a start, recovery
+fills :class:`PassiveTopics` from the database. The passivator adds each topic that it makes
+passive. When a topic becomes active, its rows are moved into its runtime.
 
-Invariant: for each topic, either its runtime or this object has the rows, never both.
+Invariant: for each topic, either its runtime or ``PassiveTopics`` has the rows, never both.
 
 No I/O.
 """
@@ -34,20 +35,20 @@ NumberedRows = dict[int, list[tuple[int, bytes]]]
 
 
 class Figures(NamedTuple):
-    """Statistics of a topic since this broker began to serve it; no checkpoint has them."""
+    """Figures about a topic that this broker keeps and no checkpoint stores."""
 
-    published: int
-    doubtful_below: int
+    published: int  # messages since this broker began to serve the topic
+    doubtful_below: int  # see ``Topic``
     counts: dict[int, Counts]  # by subscription id
 
 
 class Remains(NamedTuple):
-    """The state of a topic whose runtime ends."""
+    """The state of a topic that becomes passive, to keep when its runtime is gone."""
 
     topic_id: int
     next_offset: int
-    sets: dict[int, tuple[int, list[tuple[int, bytes]]]]  # by id: the length and the rows
-    moves: list[tuple[int, bytes]]
+    sets: dict[int, tuple[int, list[tuple[int, bytes]]]]  # sets of offsets by id: length, rows
+    moves: list[tuple[int, bytes]]  # rows of moved messages
     figures: Figures
     producers: dict[str, Producer]  # by name
     records: list[SubscriptionRecord]
@@ -57,12 +58,14 @@ class PassiveTopics:
     """The stored rows of all passive topics.
 
     Args:
-      chunks: bitmap chunks, by subscription id, by the id of its lapses, or by the id of a topic's
-        cancellations.
-      moves: chunks of due times of moved messages, by topic id.
-      attempts: parts of attempts, by subscription id.
-      keys: parts of dedup keys, by topic id.
-      members, completions: members and completions of groups, by topic id.
+      chunks: rows of sets of offsets. A subscription's id names the set of its acknowledged
+        messages, ``lapses_id`` the set of those that expired or were dropped undelivered, and
+        ``cancellations_id`` the set of a topic's cancelled messages.
+      moves: rows with the due times of moved messages, by topic id.
+      attempts: rows of delivery attempts, by subscription id.
+      keys: rows of dedup keys, by topic id.
+      members: the messages of groups, by topic id.
+      completions: the completions of groups, by topic id.
     """
 
     def __init__(
@@ -82,23 +85,23 @@ class PassiveTopics:
         self._members = members
         self._completions = completions
         self._figures: dict[int, Figures] = {}  # by topic id
-        self._lengths: dict[int, int] = {}  # sizes of counted sets of offsets, by id
-        self._uncounted = set(chunks)
+        self._lengths: dict[int, int] = {}  # how many offsets each counted set has, by id
+        self._uncounted = set(chunks)  # ids of sets whose offsets were not counted yet
 
     # -- recovery --------------------------------------------------------------
 
     @property
     def keyed_topics(self) -> list[int]:
-        """The ids of topics with dedup keys."""
+        """The ids of passive topics with dedup keys."""
         return list(self._keys)
 
     @property
     def closed_topics(self) -> list[int]:
-        """The ids of topics with group completions."""
+        """The ids of passive topics with group completions, whose groups are closed."""
         return list(self._completions)
 
     def has_attempts(self, subscription_id: int) -> bool:
-        """Return whether a subscription has stored attempts."""
+        """Return whether there are rows of attempts for a passive topic's subscription."""
         return subscription_id in self._attempts
 
     # -- a topic becomes active ------------------------------------------------
@@ -148,7 +151,7 @@ class PassiveTopics:
     # -- compaction ------------------------------------------------------------
 
     def count(self) -> Iterator[None]:
-        """Count the sets not counted yet, one at each step."""
+        """Count the offsets of each set that was not counted yet, one set at each step."""
         while self._uncounted:
             id = self._uncounted.pop()
             self._lengths[id] = _length(self._chunks[id])
@@ -157,22 +160,28 @@ class PassiveTopics:
     def may_have_dead(
         self, record: TopicRecord, subscriptions: Iterable[SubscriptionRecord]
     ) -> bool:
-        """Return whether a topic may have messages that no subscription will get any more."""
+        """Return whether a passive topic may have messages that no subscription will get."""
         if record.id in self._moves or cancellations_id(record.id) in self._chunks:
             return True
         return any(one.start_offset or one.id in self._chunks for one in subscriptions)
 
     def done(self, subscription_id: int) -> int:
-        """Return how many messages a subscription has acknowledged; 0 before they are counted."""
+        """Return how many messages a passive topic's subscription has acknowledged.
+
+        Returns 0 until ``count`` has counted them.
+        """
         return self._lengths.get(subscription_id, 0)
 
     def cancelled(self, topic_id: int) -> int:
-        """Return how many messages of a topic are cancelled; 0 before they are counted."""
+        """Return how many messages of a passive topic are cancelled.
+
+        Returns 0 until ``count`` has counted them.
+        """
         return self._lengths.get(cancellations_id(topic_id), 0)
 
 
 def remains_of(topic: Topic) -> Remains:
-    """Return the state of an idle topic."""
+    """Return the state of an active topic that is idle, so that it can become passive."""
     sets: dict[int, OffsetSet] = {cancellations_id(topic.id): topic.amendments.cancelled}
     counts = {}
     for one in topic.subscriptions():
@@ -193,10 +202,10 @@ def remains_of(topic: Topic) -> Remains:
 
 
 def is_idle(topic: Topic) -> bool:
-    """Return whether rows and records hold the whole state of a topic.
+    """Return whether an active topic could become passive without loss of state.
 
     An idle topic has no client and no operation in progress. A topic with a time to live, a quota,
-    dedup keys or groups is never idle, because its state changes as time passes.
+    dedup keys, groups, a publish rate or an exclusive or failover subscription is never idle.
     """
     return not (
         topic.is_governed

@@ -1,15 +1,16 @@
-"""One producer of a topic: which of its messages are stored, and who may publish.
+"""One producer of a topic: which of its messages are stored, and which connection may publish.
 
 A producer numbers its messages. ``last_sequence`` is the highest number that is committed, and
 ``queued_sequence`` the highest that entered the commit pipeline. A batch that is sent again is
 trimmed by its range of sequences, so a retry after a lost reply stores nothing twice (B3).
 
-Order is kept across refusals: a batch names its predecessor, and is refused unless the predecessor
-is queued or stored. Otherwise, after a refusal, a later batch would be committed first. The refused
-batch would then be taken for a duplicate and be lost.
+A refused batch must not be passed by later ones. So a batch names the message before it, and is
+refused unless that message is queued or stored. Otherwise, after a refusal, a later batch would be
+committed first. The refused batch would then be taken for a duplicate and be lost.
 
-The newer holder of a name fences the older one (``holder``): all later publishes of the older one
-are refused. Pure; the session is only a token here.
+The *holder* of a producer's name is the connection that may publish under it. A newer holder fences
+the older one: all later publishes of the older one are refused. Pure; the holder is only an object
+to compare.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from escapement.storage.catalog.producers import ProducerRecord
 
 
 class Producer:
-    """One producer of a topic."""
+    """The sequences, the epoch and the holder of one producer."""
 
     __slots__ = (
         "bucket",
@@ -45,11 +46,11 @@ class Producer:
         self.queued_sequence = last_sequence
         self.pending = 0  # batches in the commit pipeline
         self.holder: object | None = None
-        self.bucket: TokenBucket | None = None  # if its rate is limited
+        self.bucket: TokenBucket | None = None  # exists if the producer's rate is limited
 
     @classmethod
     def of(cls, record: ProducerRecord) -> Producer:
-        """Return the producer of a record."""
+        """Return a producer without a holder, as its stored record describes it."""
         return cls(record.id, record.name, record.epoch, record.last_sequence, record.last_offset)
 
     @property
@@ -58,15 +59,18 @@ class Producer:
         return self.holder is not None or bool(self.pending) or self.bucket is not None
 
     def admit(self, holder: object, sequence: int, count: int, after: int) -> int:
-        """Return how many of the first messages of a batch are known already, 0 to ``count``.
+        """Return how many messages at the start of a batch are queued or stored, 0 to ``count``.
 
         Args:
+          holder: the connection that sends the batch.
+          sequence: the sequence of the batch's first message.
+          count: the number of messages in the batch.
           after: the sequence of the message before the batch, -1 if there is none.
 
         Raises:
-          ProducerFenced: if a newer producer has the name.
+          ProducerFenced: if another connection holds the name now.
           SequenceGap: if the message before the batch is neither queued nor stored.
-          Busy: if the whole batch is known and some of it is not committed yet.
+          Busy: if the whole batch is queued or stored, and some of it is not committed yet.
         """
         if holder is not self.holder:
             raise self.fenced_error()
@@ -80,17 +84,20 @@ class Producer:
         return known
 
     def fenced_error(self) -> ProducerFenced:
-        """Return the error for a holder that has lost the name."""
+        """Return the error for a connection that no longer holds the producer's name."""
         return ProducerFenced(f"a newer producer named {self.name!r} has taken over")
 
     def fresh(self, sequence: int, count: int, after: int) -> int:
-        """Return how many messages of a batch ``admit`` would let through."""
+        """Return how many messages of a batch are neither queued nor stored.
+
+        Returns 0 if ``admit`` would refuse the batch with ``SequenceGap``.
+        """
         if after > self.queued_sequence:
             return 0
         return min(max(sequence + count - 1 - self.queued_sequence, 0), count)
 
     def queued(self, last_sequence: int) -> None:
-        """Note that a batch up to ``last_sequence`` entered the pipeline."""
+        """Note that a batch up to ``last_sequence`` entered the commit pipeline."""
         assert last_sequence > self.queued_sequence, "a batch was queued out of order"
         self.queued_sequence = last_sequence
         self.pending += 1
@@ -103,12 +110,12 @@ class Producer:
         self.pending -= 1
 
     def refused(self, sequence: int) -> None:
-        """Note that a batch from ``sequence`` on was not committed and may be sent again."""
+        """Note that a queued batch, from ``sequence`` on, was not stored and may be sent again."""
         self.pending -= 1
         self.queued_sequence = max(min(self.queued_sequence, sequence - 1), self.last_sequence)
 
     def take_over(self, holder: object, epoch: int) -> object | None:
-        """Give the name to a new holder; return the fenced one."""
+        """Give the name to a new holder; return the previous holder, which is now fenced."""
         fenced, self.holder = self.holder, holder
         self.epoch = epoch
         return fenced

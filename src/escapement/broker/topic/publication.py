@@ -1,4 +1,9 @@
-"""One batch on its way to the log, with the callbacks that report its outcome."""
+"""One published batch on its way to the log, with the callbacks that report its outcome.
+
+A message of the batch may have been stored before. Its *sequence* (the number that its producer
+gave it) or its dedup key shows this. The broker removes such messages from the batch and reports
+them as duplicates.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +19,21 @@ from escapement.dedup import Digests
 from escapement.errors import EscapementError
 from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times, UInt8s
 
-# Earlier than any time: keys that were stored just now are found whatever their window.
+# Earlier than any time. Dedup keys that were stored just now are found with it, even if their dedup
+# window has passed already.
 _EVER_MS: Final = -(1 << 62)
 
 
 class Stored(NamedTuple):
-    """The offsets of a durable batch.
+    """The outcome of a batch whose messages are all durable.
 
-    ``duplicate``: some of its messages were stored before. ``base_offset`` is the first message's
-    offset, and the others follow it; -1 if they do not, or if it is not known. The columns, if
-    there are any, then have for each message its offset (-1: not known), and 1 if it was stored
-    before, else 0.
+    Attributes:
+      base_offset: the offset of the first message, if the others have the offsets that follow;
+        else, or if the offsets are not known, -1.
+      duplicate: whether some messages were stored before.
+      offsets: the offset of each message, -1 if it is not known. None if ``base_offset`` says
+        everything that is known.
+      repeated: 1 for each message that was stored before, else 0; None if ``offsets`` is None.
     """
 
     base_offset: int
@@ -37,15 +46,18 @@ class Stored(NamedTuple):
 class Publication:
     """One batch, from its arrival to its receipt.
 
+    Messages whose sequence was stored before leave ``batch``; only their count stays (``known``).
+    Messages with a known dedup key leave ``batch`` too, but keep their row in ``found``.
+
     Args:
-      sequence: the sequence of its first message; ``after`` is that of the message before it.
+      sequence: the sequence of the first message.
+      after: the sequence of the message before the batch, -1 if there is none.
+      batch: the messages that must be stored.
+      times: the requested due times of ``batch``.
       body: the encoding of ``batch``, which the log stores unchanged.
       done: called when the batch is durable.
       failed: called with the reason if the batch will not be stored.
-      digests: the messages' dedup keys, V16[n].
-
-    Messages with a known sequence leave ``batch``; only their count stays (``known``). Messages
-    with a known dedup key leave ``batch`` too, but keep their row in ``found``.
+      digests: the digests of the messages' dedup keys, V16[n].
     """
 
     sequence: int
@@ -57,18 +69,18 @@ class Publication:
     failed: Callable[[EscapementError], None]
     digests: Digests | None = None
     producer: Producer | None = None
-    known: int = 0  # how many of the first messages were stored before
-    keys: DedupKeys | None = None  # the topic's, which hold the new keys
-    found: Int64s | None = None  # see DedupKeys.sort_out; None: all are new
+    known: int = 0  # how many messages at the start were stored before, by their sequence
+    keys: DedupKeys | None = None  # the topic's dedup keys; None if the batch has none
+    found: Int64s | None = None  # the result of ``DedupKeys.sort_out``; None: all keys are new
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last message."""
+        """The sequence of the last message, stored before or not."""
         count = len(self.batch) if self.found is None else len(self.found)
         return self.sequence + self.known + count - 1
 
     def trim(self, known: int) -> None:
-        """Remove the first ``known`` messages, which are stored already."""
+        """Remove the first ``known`` messages, whose sequences were stored before."""
         if known:
             if self.digests is not None:
                 self.digests = self.digests[known:]
@@ -76,10 +88,15 @@ class Publication:
             self.known = known
 
     def sort_out(self, keys: DedupKeys, since_ms: int) -> None:
-        """Remove the messages whose dedup keys are known.
+        """Remove the messages whose dedup keys the topic knows already.
+
+        Args:
+          keys: the dedup keys of the topic.
+          since_ms: ignore keys of messages published at or before this time.
 
         Raises:
-          Busy, LimitExceeded: if there is no room for the new keys; nothing changed.
+          Busy: if there is no room for the new keys now; nothing has changed.
+          LimitExceeded: if the batch has too many new keys; nothing has changed.
         """
         assert self.digests is not None
         found = keys.sort_out(self.digests, since_ms)
@@ -91,7 +108,7 @@ class Publication:
 
     @property
     def new_digests(self) -> Digests | None:
-        """The digests of the messages to be stored."""
+        """The digests of the messages that must be stored; None if the batch has no dedup keys."""
         if self.digests is None or self.found is None:
             return self.digests
         new: Digests = self.digests[self.found == NEW]
@@ -112,9 +129,9 @@ class Publication:
             self.times = self.times.take(rows)
 
     def committed(self, base_offset: int) -> None:
-        """Report that the batch is durable from ``base_offset`` on.
+        """Report that the messages to be stored are durable, from ``base_offset`` on.
 
-        All batches that entered the pipeline before it are durable too.
+        All batches that entered the commit pipeline before this one are durable too.
         """
         assert self.producer is not None
         self.producer.committed(self.last_sequence, base_offset + len(self.batch) - 1)

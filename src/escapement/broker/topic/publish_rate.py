@@ -1,9 +1,9 @@
 """Limits on the publish rate of a topic and of each of its producers.
 
-A batch passes when the batch before it is paid for, and then owes for itself. So a batch may be
-larger than the tokens that are available. A batch that would wait longer than a bound is refused
-(``Busy``, which is retryable), so a connection is never held up for long. Batches that are sent
-again cost nothing.
+Each limit is a token bucket, and each message costs a token. A batch passes as soon as one token is
+available, and may then leave the bucket in debt. So a batch may have more messages than there are
+tokens. A batch that would wait longer than a bound is refused (``Busy``, which is retryable), so a
+connection is never held up for long. Messages that are sent again cost nothing.
 
 Pure: this module returns how long to wait. The session waits, and reads nothing meanwhile.
 """
@@ -18,7 +18,7 @@ from escapement.storage.catalog.policy import TopicPolicy
 
 
 class PublishRate:
-    """The publish rate of one topic."""
+    """The publish rates of one topic and of its producers."""
 
     __slots__ = ("_bucket",)
 
@@ -28,14 +28,15 @@ class PublishRate:
     def hold_ms(
         self, policy: TopicPolicy, producer: Producer, fresh: int, now_ms: int, most_ms: int
     ) -> int:
-        """Charge a batch; return how long to hold it back.
+        """Take tokens for a producer's batch; return how long the session must hold it back.
 
         Args:
-          fresh: how many messages of it are new.
-          most_ms: the longest time to hold it back; beyond that the batch is refused.
+          fresh: how many messages of the batch are new.
+          most_ms: the longest time to hold the batch back; a batch that must wait longer is
+            refused.
 
         Raises:
-          Busy: if the wait is too long; the batch was not charged.
+          Busy: if the batch is refused; no tokens were taken.
         """
         self._bucket = _bucket(self._bucket, policy.max_publish_rate, now_ms)
         own = _bucket(producer.bucket, policy.max_publish_rate_per_producer, now_ms)
@@ -53,7 +54,7 @@ class PublishRate:
         return wait_ms
 
     def wait_ms(self, policy: TopicPolicy, count: int, now_ms: int) -> int:
-        """Charge messages that have no producer, unless they must wait; return how long."""
+        """Return how long messages without a producer must wait; take their tokens if it is 0."""
         self._bucket = _bucket(self._bucket, policy.max_publish_rate, now_ms)
         if self._bucket is None:
             return 0
@@ -64,7 +65,7 @@ class PublishRate:
 
 
 def _bucket(bucket: TokenBucket | None, rate: float, now_ms: int) -> TokenBucket | None:
-    """Return the bucket for a rate, which may have changed; None for no limit."""
+    """Return ``bucket``, or a new one, set to ``rate``; None if the rate is unlimited."""
     if not rate:
         return None
     if bucket is None:

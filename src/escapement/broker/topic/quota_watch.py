@@ -1,4 +1,4 @@
-"""Decides when to check a topic against its quota.
+"""Decides when to check whether a topic exceeds its backlog quota.
 
 A check is needed when messages arrive, fall due, return from a consumer or are cancelled, and when
 the quota changes. It happens at most once a second, and not before ``rests_until_ms``. Pure.
@@ -13,9 +13,10 @@ class QuotaWatch:
     __slots__ = ("comes_due_ms", "grown", "rests_until_ms")
 
     def __init__(self) -> None:
-        self.grown = True  # since the last check
+        self.grown = True  # whether the backlog may have grown since the last check
         self.rests_until_ms = 0
-        # When the next message falls due, if no shared subscription notices that; None: not needed.
+        # When the next message falls due, if the topic has no shared subscription that notices it;
+        # None: no check is needed for that.
         self.comes_due_ms: int | None = None
 
     def advance(self, now_ms: int) -> None:
@@ -25,7 +26,7 @@ class QuotaWatch:
             self.grown = True
 
     def rewind(self) -> None:
-        """Request a check, and forget the last one: the wall clock went back."""
+        """Request a check at once: the wall clock was set back."""
         self.rests_until_ms = 0
         self.grown = True
 
@@ -34,5 +35,5 @@ class QuotaWatch:
         self.rests_until_ms = max(self.rests_until_ms, until_ms)
 
     def next_wake_ms(self, grown: bool) -> int | None:
-        """Return when to check; ``grown``: something has changed since the last check."""
+        """Return when the next check is due, or None; ``grown`` says whether one is needed now."""
         return self.rests_until_ms if grown else self.comes_due_ms

@@ -1,9 +1,13 @@
-"""The messages that index and log must keep for the subscriptions of a topic.
+"""The messages that the index and the log must keep for the subscriptions of a topic.
 
-Checkpoints and compaction ask for the index. Relocation and the deletion of generations ask for the
-log. Views of pending messages ask too. Keys arrive and answers leave as columns. Keeping too much
-costs space; keeping too little loses messages. So while a subscription is being created, everything
-is kept: the subscription may want messages that arrive meanwhile.
+Checkpoints and compaction ask which messages to keep in the index. The forgetter asks which ones to
+keep in the log, before it relocates messages and deletes old generations of the log. Commands that
+show pending messages ask too. Messages arrive as columns of keys (a key is a due time and an
+offset), and answers leave as columns. A moved message has several keys; all but the current one are
+*stale*.
+
+Keeping too much costs space; keeping too little loses messages. So while a subscription is being
+created, everything is kept: the subscription may want messages that arrive meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.message import Bools, Int64s
 
-# Marks a message that no subscription wants, whatever its due time.
+# Stands for "whatever its due time is" in the times that ``dead`` computes.
 _ALWAYS_MS: Final = (1 << 63) - 1
 
 
@@ -34,23 +38,30 @@ class Retention:
         ordered: Mapping[str, OrderedSubscription],
         amendments: Amendments,
     ) -> None:
-        """Keep the mappings, which change as the topic's subscriptions come and go; by name."""
+        """Refer to the state of a topic.
+
+        Args:
+          shared: the topic's shared subscriptions by name, as they are at any time.
+          ordered: its exclusive and failover subscriptions by name, as they are at any time.
+          amendments: the cancelled and moved messages of the topic.
+        """
         self._shared = shared
         self._ordered = ordered
         self._amendments = amendments
-        self.subscribing = 0  # subscriptions being made durable
-        self.arrived_since_ms = NEVER_MS  # the earliest due time that arrived meanwhile
+        self.subscribing = 0  # how many subscriptions are being created
+        # The earliest due time of the messages that arrived while a subscription was being created.
+        self.arrived_since_ms = NEVER_MS
 
     # -- while a subscription is created ---------------------------------------
 
     def begin_subscribing(self) -> None:
-        """Note that a subscription is being made durable; ``end_subscribing`` must follow."""
+        """Note that a subscription is being created; ``end_subscribing`` must follow."""
         if not self.subscribing:
             self.arrived_since_ms = NEVER_MS
         self.subscribing += 1
 
     def arrived(self, due_ms: Int64s) -> None:
-        """Note messages that arrive, or move, while a subscription is being created."""
+        """Note the due times of messages that arrive or move while a subscription is created."""
         self.arrived_since_ms = min(self.arrived_since_ms, int(due_ms.min()))
 
     def end_subscribing(self) -> None:
@@ -60,16 +71,18 @@ class Retention:
     # -- what the index keeps --------------------------------------------------
 
     def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> Bools:
-        """Return which messages a checkpoint must write; bool[n].
+        """Return which messages are live, so that the index must keep them; bool[n].
 
-        - Messages not yet due, even if acknowledged: a subscription that wants them may still be
-          created, or sought.
-        - Messages that a shared subscription covers and has not durably acknowledged.
-        - All messages while a subscription is being created, which may want those that arrive
-          meanwhile.
+        These messages are live:
 
-        A durably cancelled message, and the stale key of a moved one, is live only for a
-        subscription that holds the message.
+        - Messages not yet due, even if acknowledged. A subscription that wants them may still be
+          created, or seek.
+        - Messages that a shared subscription covers and has not durably acknowledged. A
+          subscription *covers* the messages that it is to get, given where it begins.
+        - All messages while a subscription is being created.
+
+        There is one exception. The key of a durably cancelled message, or a stale key of a moved
+        message, is live only if a shared subscription holds the message.
         """
         if self.subscribing:
             return np.ones(len(offsets), bool)
@@ -86,13 +99,13 @@ class Retention:
         return live
 
     def pending(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> Bools:
-        """Return which messages are pending, for a view; bool[n].
+        """Return which messages to show as pending; bool[n].
 
-        These are the messages not yet due and not cancelled, and the due messages that a shared
-        subscription covers and has not acknowledged. A cancelled one is pending only for a
-        subscription that holds it. A moved message is reported by its current key, even if a
-        subscription holds it under an earlier one. It is reported by the earlier key only if that
-        subscription does not cover the current one.
+        These are the messages that are neither due nor cancelled, and the due messages that a
+        shared subscription covers and has not acknowledged. A cancelled message is pending if a
+        shared subscription holds it. A moved message is shown under its current key, even if a
+        subscription holds it under a stale key. It is shown under the stale key only if that
+        subscription does not cover the current key.
         """
         hidden = self._amendments.hidden(due_ms, offsets)
         pending = due_ms > now_ms
@@ -115,9 +128,12 @@ class Retention:
         return pending
 
     def may_keep(self, low: int, high: int, max_due_ms: int, now_ms: int) -> bool:
-        """Return whether any of ``[low, high)``, due by ``max_due_ms``, may be live.
+        """Return whether a message with an offset in ``[low, high)`` may be live.
 
-        May return True although none is. O(log n) per subscription.
+        May return True although none is live. O(log n) per subscription.
+
+        Args:
+          max_due_ms: the latest due time of these messages.
         """
         if self.subscribing or max_due_ms > now_ms:
             return True
@@ -126,7 +142,11 @@ class Retention:
     # -- what the log keeps ----------------------------------------------------
 
     def pins(self, low: int, high: int) -> bool:
-        """Return whether a subscription must still read ``[low, high)`` from the log itself."""
+        """Return whether a subscription must still read offsets in ``[low, high)`` from the log.
+
+        Exclusive and failover subscriptions read the log. So do shared subscriptions that begin in
+        the past, for messages that the index may have forgotten.
+        """
         if self.subscribing:
             return True
         records = (one.record for one in self._shared.values())
@@ -135,13 +155,16 @@ class Retention:
         return any(one.is_to_read(low, high) for one in self._ordered.values())
 
     def dead(self, low: int, high: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the sorted offsets of ``[low, high)`` that no subscription will get any more.
+        """Return the messages in ``[low, high)`` that no shared subscription will get any more.
 
-        Returns three arrays. The first has offsets that all shared subscriptions have durably
-        acknowledged. The second has other offsets, which no subscription will get if they are due
-        before the time in the third array: a subscription that began later does not cover them
-        then. Other offsets may be wanted. Without a shared subscription nothing is returned,
-        because one may still be created.
+        Without a shared subscription this returns no messages, because one may still be created.
+
+        Returns:
+          Three arrays. The first has the offsets of messages that are finished for all shared
+          subscriptions: durably acknowledged, or durably cancelled and not held. The second has
+          offsets of messages that some of these subscriptions do not cover if they are due before
+          a time, which the third array has for each. Both arrays of offsets ascend. All other
+          messages may still be wanted.
         """
         none = np.zeros(0, np.int64)
         if not self._shared or self.subscribing:
@@ -163,11 +186,14 @@ class Retention:
         return offsets[dead], offsets[early], before_ms[early]
 
     def outdated(self, low: int, high: int) -> tuple[Int64s, Int64s]:
-        """Return the changed offsets of ``[low, high)``, and when the current key of each is due.
+        """Return the cancelled and moved messages in ``[low, high)``, with their current due times.
 
-        No subscription will want the other keys of these messages. A due time of -1 means that no
-        key is current, because the message was cancelled. Messages that a subscription holds, under
-        any key, are left out. Offsets ascend; int64[n] each.
+        No subscription will want any other key of these messages. Messages that a shared
+        subscription holds are left out, because it may hold them under such a key.
+
+        Returns:
+          The offsets, ascending, and for each the due time of its current key, or -1 if the message
+          was cancelled and has no current key. int64[n] each.
         """
         none = np.zeros(0, np.int64)
         if self.subscribing:
@@ -188,11 +214,14 @@ class Retention:
         return offsets[named], staying_ms[named]
 
     def moves_over(self, below: int, now_ms: int) -> Int64s:
-        """Return the moves of offsets below ``below`` that can be forgotten; ascending.
+        """Return the offsets of moved messages whose moves can be forgotten; ascending.
 
-        ``below`` is where the log begins. A move is needed while the message is live, while one of
-        its keys is not yet due, and while a subscription has not read that key yet: without the
-        move, a stale key would seem current.
+        A *move* is the record of a moved message's current key. It is needed while the message is
+        live, while one of its keys is not yet due, and while a shared subscription has not read all
+        of its keys. Without the move, a stale key would seem current.
+
+        Args:
+          below: where the log begins; only messages with lower offsets are examined.
         """
         due_ms, last_ms, offsets = self._amendments.moves.below(below)
         if not len(offsets):

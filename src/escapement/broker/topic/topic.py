@@ -1,8 +1,13 @@
 """A topic: its messages, its subscriptions and its upcoming deliveries; the synchronous core.
 
-Committed messages go into the index. Due ones are offered to the shared subscriptions. The others
-are in ``delivery_window``, which returns them when they are due. A topic without a shared
-subscription has no ``delivery_window`` and none of its cost.
+Committed messages go into the delayed index. Messages that are due are *offered* to the shared
+subscriptions. The others wait in the topic's
+:class:`~escapement.broker.topic.delivery_window.DeliveryWindow`, which has the next of them in a
+timing wheel and returns them when they are due. A topic without a shared subscription has no
+``DeliveryWindow`` and none of its cost.
+
+Exclusive and failover subscriptions ("ordered" in this code) read the log instead and ignore due
+times. The *traits* of a message are 32 bits with its priority and the hash of its key.
 
 No I/O, no clock, no task. All methods are synchronous; time arrives as an argument.
 """
@@ -91,7 +96,7 @@ class Topic:
         self.namespace = namespace
         self.policy = policy
         self.next_offset = next_offset
-        # An earlier broker may have delivered messages below this without recording it.
+        # An earlier broker may have delivered messages with lower offsets without a record of it.
         self.doubtful_below = next_offset
         self.shared: dict[str, SharedSubscription] = {}
         self.ordered: dict[str, OrderedSubscription] = {}
@@ -103,37 +108,38 @@ class Topic:
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
         self.dedup = dedup
-        self.backlog: Counted | None = None  # the last count
+        self.backlog: Counted | None = None  # the last count of the backlog, for quotas
         self.quota_watch = QuotaWatch()
         self._obey()
         self.published = 0  # messages since this broker began to serve the topic
-        self.deleting = False  # no publishes are accepted; the deletion may fail and end
-        self.archive_awaited_since_ms = 0  # 0: no generation waits for the archive
+        self.deleting = False  # being deleted, so publishes are refused; the deletion may fail
+        # Since when a generation of the log has waited for its messages to be archived; 0: none.
+        self.archive_awaited_since_ms = 0
         self._index = index
         self._budget = budget
         self._coming: DeliveryWindow | None = None  # exists while there is a shared subscription
 
     @property
     def is_governed(self) -> bool:
-        """Whether its backlog may expire or be dropped while no client uses the topic."""
+        """Whether the topic has a time to live or a quota, which act even without clients."""
         return is_governed(self.policy, self.namespace.policy)
 
     def releasing(self) -> Callable[[], None]:
-        """Return a function that frees the topic's share of the budget, to call once it is gone."""
+        """Return a function that frees the wheel's share of the budget once the topic is gone."""
         return (lambda: None) if self._coming is None else self._coming.close
 
     # -- subscriptions ------------------------------------------------------------
 
     def subscriptions(self) -> Iterable[Subscription]:
-        """Yield all subscriptions."""
+        """Yield all subscriptions of the topic, of every kind."""
         yield from self.shared.values()
         yield from self.ordered.values()
 
     def consumed(self) -> Iterable[Subscription]:
-        """Return the subscriptions whose backlog may expire and is bounded.
+        """Return the subscriptions to which a time to live and backlog quotas apply.
 
-        These are all except the one that keeps dead letters: dead letters stay until an operator
-        handles them.
+        These are all except the subscription that keeps dead letters, because dead letters stay
+        until an operator handles them.
         """
         return (one for one in self.subscriptions() if one.record.name != KEEPER)
 
@@ -149,7 +155,7 @@ class Topic:
         return found
 
     def add_shared(self, subscription: SharedSubscription, now_ms: int) -> None:
-        """Serve a shared subscription; its read mark says how much of the past it still wants."""
+        """Serve a shared subscription, which reads due messages in the index from its mark on."""
         if self._coming is None:
             tick_ms, granularity_ms = self.namespace.tick_ms, self.namespace.granularity_ms
             self._coming = DeliveryWindow(
@@ -161,7 +167,10 @@ class Topic:
         self._begin(subscription)
 
     def _introduce(self, subscription: SharedSubscription) -> None:
-        """Create all bands if the index has priorities, which the subscription would find late."""
+        """Give a subscription a band for every priority if a message in the index has a priority.
+
+        The subscription would otherwise notice such a message only when it has read that far.
+        """
         if self._index.has_priorities(self.id):
             subscription.bands.add_all()
 
@@ -173,7 +182,7 @@ class Topic:
     def _begin(self, subscription: Subscription) -> None:
         self._govern(subscription)
         self.quota_watch.grown = True
-        self.backlog = None  # the subscription may be further behind than those counted
+        self.backlog = None  # this subscription may be further behind than those counted
 
     def _govern(self, subscription: Subscription) -> None:
         subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
@@ -195,7 +204,7 @@ class Topic:
     # -- messages arrive ------------------------------------------------------------
 
     def accept(self, base_offset: int, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
-        """Take committed messages, in one call for each group."""
+        """Add messages that were just committed; one call for each group commit."""
         assert base_offset == self.next_offset, "the log has a gap, or went back"
         count = len(due_ms)
         traits = self._append(base_offset, due_ms, batch)
@@ -206,7 +215,7 @@ class Topic:
         self._arrive(due_ms, np.arange(base_offset, base_offset + count), traits, now_ms)
 
     def _arrive(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
-        """Note keys that are new in the delivery order, and place them."""
+        """Handle keys that are new in the delivery order, of new, moved or released messages."""
         self.quota_watch.grown = True
         if self.retention.subscribing:
             self.retention.arrived(due_ms)
@@ -216,7 +225,7 @@ class Topic:
     def place(
         self, due_ms: Int64s, offsets: Int64s, now_ms: int, traits: UInt32s | None = None
     ) -> None:
-        """Offer the messages that are due; keep the others until they are."""
+        """Offer the messages that are due, and let the others wait in the ``DeliveryWindow``."""
         assert self._coming is not None
         if self._coming.exact:
             self._pass_unread(now_ms)
@@ -224,16 +233,17 @@ class Topic:
             self._offer(due)
 
     def offer_due(self, now_ms: int) -> None:
-        """Offer the messages of the wheel that are due by now, or, unless exact, by its last tick.
+        """Offer the messages in the wheel that are due by ``now_ms``.
 
-        A subscription that keeps an order delivers nothing before this.
+        If no subscription keeps an order, these are the messages due by the wheel's last tick. A
+        subscription that keeps an order delivers nothing before this call.
         """
         if self._coming is not None:
             self._pass_unread(now_ms)
             self._offer(self._coming.advance(now_ms))
 
     def _pass_unread(self, now_ms: int) -> None:
-        """Have subscriptions read the due keys that are in the index but not in the wheel."""
+        """Make shared subscriptions read due keys that are in the index but not in the wheel."""
         assert self._coming is not None
         passed = self._coming.pass_unread(now_ms)
         if passed is not None:
@@ -249,7 +259,7 @@ class Topic:
             subscription.offer(due.when_ms, due.ids, traits)
 
     def _append(self, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> UInt32s | None:
-        """Add new messages; return their traits, if any has one."""
+        """Add new messages to the index; return their traits, or None if all traits are zero."""
         traits = self._index.add(self.id, base_offset, due_ms, batch)
         self.sizes.saw(batch)
         self.next_offset = max(self.next_offset, base_offset + len(due_ms))
@@ -258,10 +268,12 @@ class Topic:
     def recover(
         self, base_offset: int, due_ms: Int64s, batch: MessageBatch, offsets: Int64s | None = None
     ) -> None:
-        """Add messages of the log that the index lacks; subscriptions read them later.
+        """Add messages of the log that the index lacks, at a start; subscriptions read them later.
 
         Args:
-          offsets: those of a restatement, ascending. None: they count up from ``base_offset``.
+          base_offset: the key of the log row, which is the offset of its first message unless the
+            row restates earlier messages.
+          offsets: the offsets of restated messages, ascending. None: count up from ``base_offset``.
         """
         if offsets is None and self.amendments.moves.empty:
             self._append(base_offset, due_ms, batch)
@@ -279,9 +291,10 @@ class Topic:
         self._index.add(self.id, offsets, due_ms, batch)
 
     def fill_in(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
-        """Add messages that the index may have forgotten; offsets ascend.
+        """Add messages to the index that it may have forgotten; offsets ascend.
 
-        If the clock was set back, some of them may not be due; these are placed again.
+        They are normally due, and subscriptions then read them in the index. If the clock was set
+        back, some may not be due yet; these wait in the ``DeliveryWindow`` again.
         """
         traits = self._index.add(self.id, offsets, due_ms, batch)
         later = due_ms > now_ms
@@ -294,13 +307,17 @@ class Topic:
     # -- messages move ----------------------------------------------------------------
 
     def withhold(self, offsets: Int64s) -> None:
-        """Withhold messages that are being moved from subscriptions that did not get them yet."""
+        """Withhold messages that are being moved, except from subscriptions that got them."""
         for subscription in self.shared.values():
             subscription.withdraw(offsets)
         self.amendments.withhold(offsets)
 
     def move(self, moved: Moved, batch: MessageBatch, now_ms: int) -> None:
-        """Apply a durable move of withheld messages; ``batch`` is what the log now states."""
+        """Give withheld messages their new due times: the move is durable.
+
+        Args:
+          batch: the moved messages, as the log restates them.
+        """
         order = np.argsort(moved.offsets)
         batch = batch.take(order)
         offsets, due_ms, stale_ms, bases = (column[order] for column in moved)
@@ -311,17 +328,20 @@ class Topic:
         self._arrive(due_ms, offsets, traits, now_ms)
 
     def release(self, offsets: Int64s, due_ms: Int64s, batch: MessageBatch, now_ms: int) -> None:
-        """Release withheld messages, which stay due at ``due_ms``; offsets ascend."""
+        """Release withheld messages that keep their due times; offsets ascend."""
         self.amendments.release(offsets)
         self._arrive(due_ms, offsets, traits_of(batch), now_ms)
 
     def relocate(self, restated: Restated) -> None:
-        """Note that the log restates messages unchanged; their first rows may be deleted."""
+        """Note where the log restates messages unchanged, so that their old rows can be deleted."""
         item, due_ms = restated.item, restated.due_ms
         self.amendments.moves.put(item.offsets, due_ms, due_ms, item.base_offset)
 
     def recovered(self, now_ms: int) -> None:
-        """Look for upcoming messages from now on: recovery has filled the index."""
+        """Set the horizon to now, because recovery has filled the index.
+
+        Subscriptions read earlier messages in the index.
+        """
         if self._coming is not None:
             self._coming.begin_at(now_ms)
         for subscription in self.shared.values():
@@ -339,13 +359,13 @@ class Topic:
     def frontier_ms(self, now_ms: int) -> int:
         """Return the time up to which messages have been offered, at least ``now_ms``.
 
-        It is ahead of a clock that went back. No wheel has keys before it, so a subscription that
-        reads the index from its mark must read this far.
+        It is later than now if the clock was set back. The wheel has no keys before it. So a
+        subscription that is behind must read the index up to this time.
         """
         return now_ms if self._coming is None else max(now_ms, self._coming.frontier_ms)
 
     def next_wake_ms(self, now_ms: int) -> int | None:
-        """Return when ``advance`` or a window next has work; None for never."""
+        """Return when to call ``advance``, check a quota or read a window next; None for never."""
         wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
         if self.quota.drops or self.total_quota.drops:
             wakes.append(self.quota_watch.next_wake_ms(self.has_grown))
@@ -356,17 +376,21 @@ class Topic:
 
     @property
     def has_grown(self) -> bool:
-        """Whether more messages may be pending, or may be dropped, than at the last quota check."""
+        """Whether more messages may be pending or droppable than at the last quota check."""
         return self.quota_watch.grown or any(one.gave_back for one in self.subscriptions())
 
     def looked_at(self) -> None:
-        """Reset ``has_grown``: the topic is being checked against its quota."""
+        """Reset ``has_grown``, because the topic is being checked against its quota."""
         self.quota_watch.grown = False
         for subscription in self.subscriptions():
             subscription.gave_back = False
 
     def rewind(self, now_ms: int) -> None:
-        """Follow a wall clock that went back; rebuild if it is over a tick behind the frontier."""
+        """Handle a wall clock that was set back.
+
+        If it is now more than a tick behind the frontier, start with a new wheel, and let
+        subscriptions give back messages that are not due any more.
+        """
         self.quota_watch.rewind()
         if self._coming is not None and not self._coming.rewind(now_ms):
             return
@@ -374,12 +398,12 @@ class Topic:
             subscription.rewind(now_ms)
 
     def set_policy(self, policy: TopicPolicy) -> None:
-        """Apply another policy from now on."""
+        """Apply a changed policy of the topic from now on."""
         self.policy = policy
         self._obey()
 
     def _obey(self) -> None:
-        """Follow the policies of the topic and of its namespace."""
+        """Compute what follows from the policies of the topic and of its namespace."""
         self.quota = quota_of(self.policy, self.namespace.policy)
         self.total_quota = total_quota_of(self.namespace.policy)
         # The backlog may exceed the new quota.
@@ -388,7 +412,7 @@ class Topic:
             self._govern(subscription)
 
     def set_namespace(self, namespace: Namespace, now_ms: int) -> None:
-        """Apply the namespace's new settings; no due time changes. P4."""
+        """Apply the changed settings of the namespace; no due time changes. P4."""
         self.namespace = namespace
         self._obey()
         if self._coming is not None:
@@ -396,7 +420,7 @@ class Topic:
             self._set_tick(now_ms)
 
     def set_subscription_policy(self, name: str, policy: SubscriptionPolicy, now_ms: int) -> None:
-        """Apply another policy to a subscription from now on, if it is served."""
+        """Apply a changed policy to a subscription from now on, if the topic has it."""
         subscription = self.subscription(name)
         if subscription is not None:
             subscription.set_policy(policy)
@@ -404,7 +428,7 @@ class Topic:
                 self._set_tick(now_ms)
 
     def _set_tick(self, now_ms: int) -> None:
-        """Give ``delivery_window`` the tick, and say whether a subscription keeps an order."""
+        """Tell the ``DeliveryWindow`` the tick, and whether a subscription keeps an order."""
         assert self._coming is not None
         exact = any(subscription.keeps_order for subscription in self.shared.values())
         for due in self._coming.set_tick(self.namespace.tick_ms, exact, now_ms):
@@ -413,13 +437,13 @@ class Topic:
     # -- windows ----------------------------------------------------------------------
 
     def wants_window(self, now_ms: int) -> bool:
-        """Whether the next window should be planned and read now."""
+        """Return whether it is time to plan and read the next window of keys from the index."""
         return self._coming is not None and self._coming.wants_window(now_ms)
 
     def begin_window(self) -> tuple[DeliveryWindow, Plan]:
-        """Begin to read a window; ``end_window`` must follow.
+        """Plan the next window of keys; the caller must read the plan and call ``end_window``.
 
-        Returns the ``DeliveryWindow`` that the window is for, and the plan to read.
+        Returns the ``DeliveryWindow`` that the keys are for, and the plan to read.
         """
         assert self._coming is not None
         return self._coming, self._coming.begin_window()
@@ -427,21 +451,21 @@ class Topic:
     def end_window(
         self, reader: DeliveryWindow, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
     ) -> None:
-        """Add the keys of a window that has been read."""
+        """Add the keys of a window that has been read, if ``reader`` is still in use."""
         if reader is self._coming:
             for due in reader.end_window(_entries(due_ms, offsets, traits)):
                 self._offer(due)
 
     def is_settling(self, offsets: Int64s) -> bool:
-        """Return whether a subscription has acknowledged one of these, but not durably yet."""
+        """Return whether one of these messages has an acknowledgement that is not durable yet."""
         return any(one.acked.undurable.intersects(offsets) for one in self.subscriptions())
 
     def unacknowledged(self, subscription: Subscription) -> int:
-        """Return how many messages a subscription has still to acknowledge.
+        """Return how many messages a subscription has not acknowledged.
 
-        In the arrival order, the count begins at the subscription's start offset. For a shared
-        subscription, earlier messages count too: only their keys tell which of them are due late
-        enough for it to get them.
+        For an exclusive or failover subscription, messages before its start offset do not count.
+        For a shared subscription they count, because only their keys tell which of them are due
+        late enough for it to get them.
         """
         start = 0
         if isinstance(subscription, OrderedSubscription):
@@ -455,17 +479,17 @@ class Topic:
         return self.next_offset - start - len(done) + done.count_below(start)
 
     def waiting(self, subscription: Subscription) -> int:
-        """Return the same count without dead messages."""
+        """Return ``unacknowledged`` without messages that wait to become dead letters."""
         return self.unacknowledged(subscription) - len(subscription.dead)
 
     # -- statistics -------------------------------------------------------------------------
 
     @property
     def wheel_count(self) -> int:
-        """The number of messages in the wheel."""
+        """The number of messages in the timing wheel."""
         return 0 if self._coming is None else len(self._coming)
 
 
 def _entries(due_ms: Int64s, offsets: Int64s, traits: UInt32s | None) -> Entries:
-    """Return keys as entries of the wheel; their traits are its tags."""
+    """Return keys as entries of the timing wheel, with their traits as tags."""
     return Entries(due_ms, offsets, None if traits is None else traits.astype(np.int64))

@@ -1,19 +1,20 @@
-"""A common limit on the keys in the wheels of all topics.
+"""A common limit on the keys in the timing wheels of all topics.
 
-Each topic reports how many keys its wheel holds. When all wheels together reach the limit, windows
-become small, and the other messages stay in the index until they are due. Pure.
+A topic loads the keys that fall due next from the index into its wheel, one *window* at a time, and
+reports how many keys its wheel has. When all wheels together reach the limit, windows become small,
+and the other messages stay in the index until they are due. Pure.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Any topic may load this many keys, however full the other wheels are: fewer are not worth a read.
+# Any topic may load this many keys, even if the wheels are full. Fewer keys are not worth a read.
 LEAST_MESSAGES: Final = 1024
 
 
 class WindowBudget:
-    """The budget of keys in wheels; all counts are messages."""
+    """The number of keys in all wheels together, and the limit on it."""
 
     __slots__ = ("limit", "used")
 
@@ -22,18 +23,19 @@ class WindowBudget:
         self.used = 0
 
     def window(self) -> int:
-        """Return the size of the next window."""
+        """Return how many keys the next window may have."""
         return max(min(LEAST_MESSAGES, self.limit), self.limit - self.used)
 
     def allows_window(self, own: int) -> bool:
-        """Return whether a topic with ``own`` keys in its wheel may load more."""
+        """Return whether a topic with ``own`` keys in its wheel may load another window."""
         if self.used * 2 <= self.limit:
             return True
         return own * 2 <= min(LEAST_MESSAGES, self.limit)
 
     def asks_to_shrink(self, own: int) -> bool:
-        """Return whether a topic with ``own`` keys must give some up.
+        """Return whether a topic with ``own`` keys in its wheel must remove some of them.
 
-        This happens when too many messages are published below the horizon.
+        Messages that are published to fall due within a loaded window enter the wheel at once, so
+        the wheels may have more keys than the limit.
         """
         return self.used > 2 * self.limit and own > 2 * LEAST_MESSAGES
