@@ -115,8 +115,8 @@ class DeliveryWindow:
     def place(self, arrived: Entries, now_ms: int) -> Iterator[Entries]:
         """Yield the new messages that are due; put the later ones below the horizon into the wheel.
 
-        The due messages come in delivery order. If this is exact, the messages of the wheel that are
-        due come with them. Messages past the horizon stay in the index only.
+        The due messages come in delivery order. If this is exact, the due messages of the wheel
+        come with them. Messages past the horizon stay in the index only.
         """
         self._reach(now_ms)
         due = arrived.when_ms <= now_ms
