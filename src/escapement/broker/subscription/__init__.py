@@ -1,6 +1,6 @@
-"""Subscriptions: ready, in-flight and retried messages.
+"""Subscriptions: which messages are ready, in flight or in retry, and which consumer gets them.
 
-Only ordered subscriptions read from the log; everything else here is pure. Begin with
-``subscription``, which holds what all kinds share. ``shared`` and ``ordered`` are the two kinds,
-built from the other modules.
+Begin with ``subscription``, the base class. Its two subclasses are ``shared`` (delivery order, by
+due time) and ``ordered`` (arrival order, from the log). All modules are pure: the broker reads
+index and log for them.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of messages since this broker began to serve the subscription."""
+    """Numbers of messages, counted since this broker process began to serve the subscription."""
 
     delivered: int = 0
     redelivered: int = 0

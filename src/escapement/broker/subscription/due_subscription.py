@@ -1,16 +1,27 @@
-"""The part of a shared subscription that reads the delivery order.
+"""The part of a shared subscription that takes due messages from the delivery order.
 
-Each priority band reads separately (:mod:`~escapement.broker.subscription.priorities.band`).
-Messages that a band finds are held and become ready. Each band has a store of ready messages. If
-the policy asks for an order by key, all bands share queues instead
-(:mod:`~escapement.broker.subscription.keys.key_order`). Some messages are *passed over*: they stay
-in the index, and the lowest such key is remembered, so that reading can begin there again. A
-message is passed over if its key is in no consumer's range
-(:mod:`~escapement.broker.subscription.keys.key_ranges`), or if too many messages like it are ready
+The delivery order sorts a topic's messages by *position key*, the pair ``(due_ms, offset)``. The
+timing wheel *offers* messages when they fall due. Messages that find no room are found again by a
+*scan*, which reads a piece of the delayed index. Each priority band has a *read mark*, the position
+key at which its next scan begins (:mod:`~escapement.broker.subscription.priorities.band`). A band
+is *behind* while it has a mark.
+
+A message is *open* if it belongs to the subscription, is neither acknowledged, held nor cancelled,
+and is read under its current due time. Open messages become held and ready. Each band has a store
+of ready messages. If the policy asks for an order by message key or of the topic, all bands share
+queues instead (:mod:`~escapement.broker.subscription.keys.key_order`).
+
+Some open messages are *passed over*: they stay in the index, and the lowest of their position keys
+is remembered, so that a scan can find them later. A message is passed over if its message key is in
+no consumer's range (:mod:`~escapement.broker.subscription.keys.key_ranges`), or if its message key
+is skipped because too many such messages are ready
 (:mod:`~escapement.broker.subscription.priorities.skipping`).
 
-Expired messages, and messages that a quota drops, are removed from ready, from retries, and from
-the unread part of the delivery order.
+If messages are delivered in another order than that of the index, their payloads are *read ahead*
+into a cache (:mod:`~escapement.broker.subscription.priorities.staged`).
+
+Expired messages, and messages that a quota drops, are removed from ready, from retry, and from the
+part of the delivery order that was not scanned yet.
 """
 
 from __future__ import annotations
@@ -38,8 +49,8 @@ from escapement.storage.index.keys import Key, position
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offset_bits import OffsetBits
 
-# The room that is worth a scan when messages are read ahead. A scan of twice as many must not take
-# too long, because the ready messages must last until the scan ends.
+# When messages are read ahead, a scan begins as soon as a band has room for this many, and reads up
+# to twice as many. The ready messages must last until the scan ends, so it must not take long.
 _PIECE: Final = 32_768
 # Above every offset.
 _ANY_OFFSET: Final = 1 << 62
@@ -51,17 +62,18 @@ class DueSubscription(Subscription):
     def __init__(
         self, record: SubscriptionRecord, environment: Environment, now_ms: int, mark: Key
     ) -> None:
-        """Create the subscription as the base class does.
+        """Create a subscription that holds no messages and is behind.
 
         Args:
-          mark: where reading begins; a new or recovered subscription begins behind.
+          mark: the position key at which the first scan begins.
         """
         super().__init__(record, environment, now_ms)
         self._order: KeyOrder | None = None  # set if the policy asks for an order
-        self._ranges: KeyRanges | None = None  # set if a consumer asked for keys
+        self._ranges: KeyRanges | None = None  # set if a consumer asked for a range of keys
         self._skipping: Skipping | None = None  # set if there is an order or there are ranges
-        self._passed: Key | None = None  # the lowest key that was in no consumer's range
-        # While the filler adds past messages, the index has every message due before this.
+        # The lowest position key that was passed over because of the consumers' ranges.
+        self._passed: Key | None = None
+        # The filler adds messages of the past to the index. It has added all due before this time.
         self.filled_until_ms = 0
         self.staged = Staged()
         self.bands = Bands(self._make_band, mark)
@@ -69,16 +81,19 @@ class DueSubscription(Subscription):
     # -- coverage --------------------------------------------------------------------
 
     def covers(self, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        # A subscription created at latest gets messages that were published, or come due, after its
-        # creation. One created at earliest gets all messages.
+        # A subscription that begins at "latest" gets the messages that were published, or fell due,
+        # after its creation. A subscription that begins at "earliest" gets all messages.
         record = self.record
         return (offsets >= record.start_offset) | (due_ms >= record.start_due_ms)
 
     def may_want(self, low: int, high: int, max_due_ms: int) -> bool:
-        """Return whether messages of ``[low, high)`` due by ``max_due_ms`` may be unacknowledged.
+        """Return whether any message with an offset in ``[low, high)`` may still be needed.
 
-        An acknowledgement counts once it is durable. May return True for messages that are not
-        covered, or were cancelled.
+        A message is needed until its acknowledgement is durable. May return True although the
+        messages do not belong to this subscription, or were cancelled.
+
+        Args:
+          max_due_ms: no message of the range is due later.
         """
         if max_due_ms < self.record.start_due_ms:
             low = max(low, self.record.start_offset)
@@ -86,13 +101,13 @@ class DueSubscription(Subscription):
 
     @property
     def keeps_nothing(self) -> bool:
-        # Ready messages that were never sent are read from the index again.
+        # Ready messages that were never sent can be read from the index again.
         held = self.held.to_array(0, _ANY_OFFSET) if len(self.held) else None
         unsent = held is None or bool(self._never_sent(held).all())
         return super().keeps_nothing and unsent and not self.bands.is_reading
 
     def _fresh(self, rows: Rows) -> Rows:
-        """Return the rows that are open and are not passed over."""
+        """Return the open rows that are not passed over; the caller makes them ready."""
         rows = self._open(rows)
         if self._ranges is not None:
             rows = self._pass_over(rows, self._ranges)
@@ -101,11 +116,14 @@ class DueSubscription(Subscription):
         return self._skipping.pass_over(rows, self._slots_of(rows))
 
     def _slots_of(self, rows: Rows) -> Slots:
-        """Return the slot of each row, ``NO_SLOT`` if it has none; intp[n]. See ``slots_of``."""
+        """Return the slot of each row's message key, ``NO_SLOT`` without a key; intp[n].
+
+        If the whole topic is kept in order, all rows are in slot 0.
+        """
         return slots_of(rows, self._order is not None and self._order.table.whole)
 
     def _open(self, rows: Rows) -> Rows:
-        """Return the rows that are covered, standing, and neither acknowledged nor held."""
+        """Return the rows that are open; see the module docstring."""
         if int(rows.offsets.min()) < self.record.start_offset:
             rows = rows.pick(self.covers(rows.due_ms, rows.offsets))
         bits = OffsetBits(rows.offsets)
@@ -117,7 +135,11 @@ class DueSubscription(Subscription):
         return rows if standing is None else rows.pick(standing)
 
     def _pass_over(self, rows: Rows, ranges: KeyRanges) -> Rows:
-        """Return the rows, sorted by key, that a consumer gets; note the others as passed over."""
+        """Return the rows that are in some consumer's range; note the others as passed over.
+
+        Args:
+          rows: sorted by position key.
+        """
         wanted = ranges.wanted(rows)
         if wanted.all():
             return rows
@@ -128,7 +150,7 @@ class DueSubscription(Subscription):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the policy asks for the order of due times, by key or of the topic."""
+        """Whether the policy asks for an order by message key or of the topic."""
         return self._order is not None
 
     @property
@@ -136,12 +158,16 @@ class DueSubscription(Subscription):
         return self._order is not None or len(self.bands) > 1
 
     def _took(self, rows: Rows) -> None:
-        """Expect rows of an offer, which went into ready, to be read ahead."""
+        """Note offered rows that went into ready, so that their payloads are read ahead."""
         if self.scatters:
             self.staged.expect(rows)
 
     def found(self, scan: Scan, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None) -> Rows:
-        """Return the rows of a scan that will be ready, if messages are read ahead."""
+        """Return the rows of a scan whose payloads are to be read ahead.
+
+        These are the open rows of the scan's bands that have not expired. Returns no rows if the
+        subscription reads nothing ahead.
+        """
         if not self.scatters or not len(offsets):
             return Rows.none()
         rows = self._open(Rows.fresh(due_ms, offsets, traits))
@@ -154,16 +180,16 @@ class DueSubscription(Subscription):
     def to_stage(
         self, found: Rows | None, room_bytes: Callable[[], int], mean_bytes: float
     ) -> Rows:
-        """Return the messages to read into ``staged`` now, sorted by key.
+        """Return the messages to read ahead into ``staged`` now, sorted by position key.
 
         Args:
-          found: the messages that become ready next; None for the ready ones that ``staged``
-            expects.
-          room_bytes: returns how many bytes may be added.
+          found: the messages that a scan found and that become ready next. None for the ready
+            messages that an offer left to be read ahead.
+          room_bytes: returns how many bytes may be added to ``staged``.
           mean_bytes: the mean size of a message.
         """
         staged = self.staged
-        # A message that left ready and came back is expected twice.
+        # A message that left ready and came back was noted twice.
         rows = staged.take_expected(self._waits).once() if found is None else found
         if not rows.height:
             return rows
@@ -178,9 +204,10 @@ class DueSubscription(Subscription):
         return staged.begin_read(rows, self.record.policy.priority_ageing_ms, room, mean_bytes)
 
     def _waits(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return which rows are held, not in flight, and have their current key.
+        """Return which rows are held, not in flight, and have their current due time; bool[n].
 
-        A moved message may be held again under its new key, when the index has dropped the old one.
+        The message of a row with an old due time may be held under its new one. The index may have
+        dropped the entry for the old due time.
         """
         offsets = rows.offsets
         waits = self.held.contains(offsets) & ~self.in_flight.offsets.contains(offsets)
@@ -189,12 +216,12 @@ class DueSubscription(Subscription):
 
     @property
     def ready_count(self) -> int:
-        """The number of messages that could be delivered now."""
+        """The number of ready messages."""
         return sum(len(store) for store in self._stores)
 
     @property
     def _stores(self) -> list[Ready] | list[KeyQueues]:
-        """The stores of ready messages."""
+        """The stores of ready messages: the queues of the order, or one store for each band."""
         if self._order is not None:
             return [self._order.queues]
         return [band.ready for band in self.bands]
@@ -214,7 +241,7 @@ class DueSubscription(Subscription):
 
     @property
     def _passed_from(self) -> Key | None:
-        """The lowest key that was passed over; None if there is none."""
+        """The lowest position key that was passed over for any reason; None if there is none."""
         skipped_from = None if self._skipping is None else self._skipping.skipped_from
         return lowest((skipped_from, self._passed))
 
@@ -226,41 +253,48 @@ class DueSubscription(Subscription):
         return band
 
     def _recall(self, which: int, key: Key) -> None:
-        """Return a band's never-sent messages from a key on to the index.
+        """Remove a band's never-sent messages from ready, from a position key on.
 
-        This ends skipping, which needs the first messages of each skipped key in ready: messages of
-        the key that were sent before must not pass them.
+        They stay in the index, and a scan finds them again. All skipped message keys are read
+        again, too. Skipping a message key is allowed only while its first messages are ready:
+        otherwise its messages that were sent before could pass them.
         """
         assert self._order is not None
         self.held.discard(self._order.queues.recall(which, key))
         self._skip_none()
 
     def _skip_none(self) -> None:
-        """End skipping, and read the skipped keys."""
+        """Stop skipping message keys, and scan again from the first message that was skipped."""
         if self._skipping is not None:
             self._read_from(self._skipping.skip_none())
 
     def offer(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None) -> None:
-        """Take due messages, sorted by key, as far as there is room; remember the rest by marks."""
+        """Make due messages ready as far as there is room; leave the others to a scan.
+
+        Args:
+          due_ms, offsets, traits: the messages, sorted by position key.
+        """
         if len(offsets):
             self.expiry.keeps(int(due_ms[0]))
             rows = Rows.fresh(due_ms, offsets, traits)
-            # In a large offer, the messages delivered first are scattered over the index, and each
-            # frame would search all of them. A scan reads them ahead.
+            # The messages of a large offer that are delivered first are scattered over the index.
+            # Each frame would read many blocks for them. So a scan takes them and reads them ahead.
             later = self.scatters and len(offsets) >= self.limits.large_offer
             for band, part in self.bands.split(rows):
                 band.offer(part, later=later)
 
     def fall_behind(self, key: Key) -> None:
-        """Note that keys from ``key`` on may be in the index without having been offered."""
+        """Make each band scan the index from ``key`` on, unless it is further behind already."""
         self.expiry.keeps(key.due_ms)
         self.bands.fall_behind(key)
 
     def begin_past(self, gone: OffsetSet, mark: Key) -> None:
-        """Read on from ``mark``.
+        """Begin to read the past, which the filler is about to add to the index.
 
         Args:
-          gone: offsets from there on that the log has forgotten; they count as lapsed.
+          gone: the offsets of messages of the past that the log has forgotten. They count as
+            acknowledged and as lapsed.
+          mark: the position key at which the past begins.
         """
         if gone:
             self.acked.union_update(gone)
@@ -268,10 +302,10 @@ class DueSubscription(Subscription):
         self.fall_behind(mark)
 
     def await_fill(self, offsets: Int64s) -> None:
-        """Take back delivered messages that left the index before the fill reached them.
+        """Take back messages that were put in flight and are no longer in the index.
 
-        Every other subscription was done with them when a checkpoint or a merge began; this
-        subscription wants them again. The fill adds them again, or has just done so.
+        A checkpoint or a merge left them out because every other subscription had acknowledged
+        them. The filler adds them to the index again for this subscription, or has just done so.
         """
         rows = self.in_flight.take_back(offsets)
         self.held.discard(rows.offsets)
@@ -282,10 +316,17 @@ class DueSubscription(Subscription):
 
     @abstractmethod
     def _skip_keys(self, now_ms: int) -> None:
-        """Leave out messages that block others, and take messages in again that were left out."""
+        """Skip message keys that fill ready and block others; end the skipping of others.
+
+        See :mod:`~escapement.broker.subscription.priorities.skipping`.
+        """
 
     def to_scan(self, now_ms: int) -> list[Band]:
-        """Return the bands that are behind and have room for a piece, or have expired messages."""
+        """Return the bands to scan now.
+
+        These are the bands that are behind and have enough room in ready, and those that may have
+        expired messages to remove.
+        """
         self._skip_keys(now_ms)
         until_ms, limit = self.expiry.until_ms(now_ms), self._read_limit
         return [
@@ -301,22 +342,23 @@ class DueSubscription(Subscription):
 
     @property
     def _read_limit(self) -> Key | None:
-        """Where to stop reading; None for no limit.
+        """The position key at which scans stop while the filler adds the past; None for no limit.
 
-        The filler adds rows in arrival order, and no message is due before its row was accepted. So
-        no row that is still to be added has a message due before this key.
+        It matters only if there is an order. The filler adds log rows in arrival order, and no
+        message is due before its row was accepted. So no message that the filler has still to add
+        is due before this key.
         """
         bounded = self._order is not None and self.record.is_filling
         return Key(self.filled_until_ms, 0) if bounded else None
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a band is behind and has too little room."""
+        """Whether a band is behind, is not being scanned, and has too little room for a scan."""
         return self.bands.is_stuck(self._piece)
 
     @property
     def _piece(self) -> int:
-        """The room that is worth a scan."""
+        """For how many messages a band must have room before it scans."""
         half = self.limits.ready_messages - self.limits.ready_messages // 2
         return min(_PIECE, half) if self.scatters else half
 
@@ -324,7 +366,7 @@ class DueSubscription(Subscription):
         """Return the next scan; None if nothing is to be read now.
 
         Args:
-          frontier: messages below it are due.
+          frontier: the position key below which messages are due.
         """
         wanting = self.to_scan(now_ms)
         if not wanting:
@@ -342,13 +384,16 @@ class DueSubscription(Subscription):
         traits: UInt32s | None = None,
         expired_until_ms: int = -1,
     ) -> None:
-        """Give bands the messages that their scan found, sorted by key and without repeats.
+        """End a scan: make the messages that it found ready, and expire those past their time.
 
         Args:
+          bands: the bands that were scanned.
+          due_ms, offsets, traits: the messages found, sorted by position key, each once.
           expired_until_ms: messages due by then have expired.
         """
         found = Rows.fresh(due_ms, offsets, traits)
-        # A band created for found messages begins where this scan began.
+        # Messages of another band are not lost: ``split`` creates their band with a read mark at
+        # the beginning of this scan.
         parts = {band.which: rows for band, rows in self.bands.split(found)}
         for band in bands:
             rows = parts.get(band.which, Rows.none())
@@ -368,11 +413,14 @@ class DueSubscription(Subscription):
             self.expire(rows)
 
     def sweep(self, now_ms: int) -> None:
-        """Expire ready messages, if it may be time to look for them."""
+        """Expire ready messages, if the timer of expiry has fired.
+
+        Expired messages that were passed over are scanned again; the scan expires them.
+        """
         if not self.expiry.begin_sweep():
             return
         until_ms = self.expiry.until_ms(now_ms)
-        passed = self._passed_from  # passed-over messages expire, too
+        passed = self._passed_from
         if passed is not None:
             self.expiry.keeps(passed.due_ms)
             if passed.due_ms <= until_ms:
@@ -395,31 +443,31 @@ class DueSubscription(Subscription):
 
     @property
     def waits_from(self) -> Key | None:
-        """The lowest key that is not held and may be pending; None if there is none."""
+        """The lowest position key of a message that may be due and open; None if there is none."""
         return lowest((self.bands.unread_from, self._passed_from))
 
     def _read_from(self, key: Key | None) -> None:
-        """Read from ``key`` on again; nothing if it is None."""
+        """Scan the index again from ``key`` on; do nothing if it is None."""
         if key is not None:
             self.fall_behind(key)
 
     def look_again(self) -> None:
-        """Read passed-over messages again; those passed over again are noted again."""
+        """Scan again from the first passed-over message on; the scan may pass over it again."""
         self._read_from(self._passed_from)
         self._passed = None
         if self._skipping is not None:
             self._skipping.skipped_from = None
 
     def count_open(self, due_ms: Int64s, offsets: Int64s) -> int:
-        """Return how many of these keys are pending and not held."""
+        """Return how many of these messages are open; they are sorted by position key."""
         return self._open(Rows.fresh(due_ms, offsets)).once().height if len(offsets) else 0
 
     def drop_held(self, most: int, below: Key | None) -> int:
-        """Drop the oldest messages that are held and not in flight; return how many.
+        """Drop the oldest messages that are ready or in retry; return how many were dropped.
 
         Args:
-          most: the most to drop.
-          below: drop only smaller keys; None for all.
+          most: the most messages to drop.
+          below: drop only messages with a smaller position key; None for no limit.
         """
         rows = self._at_rest(below)
         rows = rows.pick(slice(0, most))
@@ -440,11 +488,15 @@ class DueSubscription(Subscription):
         most: int,
         stop: Key,
     ) -> None:
-        """Drop up to ``most`` of the oldest messages that were read up to ``stop`` or are held.
+        """Drop the oldest of the messages that a scan found and of those in ready and in retry.
+
+        Ends the scan: messages that it found and that are not dropped become ready.
 
         Args:
-          bands: the bands that were read; they take the messages that stay.
-          due_ms, offsets, traits: the keys, sorted, without repeats.
+          bands: the bands that were scanned.
+          due_ms, offsets, traits: the messages found, sorted by position key, each once.
+          most: the most messages to drop.
+          stop: the position key at which the scan ended; later messages are not dropped.
         """
         rows = Rows.fresh(due_ms, offsets, traits)
         unheld = self._open(rows).once() if rows.height else rows
@@ -456,7 +508,11 @@ class DueSubscription(Subscription):
         self.end_scan(bands, due_ms, offsets, traits)
 
     def _at_rest(self, below: Key | None) -> Rows:
-        """Return messages in ready or in retry with a key below this; sorted by key."""
+        """Return the messages in ready and in retry, sorted by position key.
+
+        Args:
+          below: return only messages with a smaller position key; None for no limit.
+        """
         waiting, _ = self.retries.waiting()
         waiting = waiting.pick(self.held.contains(waiting.offsets))
         rows = Rows.concat([self._ready_again(), waiting])

@@ -1,12 +1,12 @@
 """A hash map from integers to integers, on arrays.
 
-It uses open addressing. A key's slot is the upper bits of its product with the golden ratio, or the
-next free slot after it. This spreads consecutive keys, and hashes are spread anyway, so nearly all
-keys are found at once. The others are sought together, one slot further in each step. A key takes
-32 to 64 bytes, however far apart the keys are.
+It uses open addressing. A key's first slot is the upper bits of its product with the golden ratio.
+If that slot is taken, the key is in the next free slot behind it. The product spreads consecutive
+keys, so nearly all keys are in their first slot. The others are sought together, one slot further
+in each step. A key takes 32 to 64 bytes, however far apart the keys are.
 
-Invariants (``_check``): each key is in the map once; no slot between a key's own slot and its
-position is free; at most half of the slots are taken.
+Invariants (``_check``): each key is in the map once; no slot between a key's first slot and the
+slot that has it is free; at most half of the slots are taken.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 from escapement.message import Int64s
 
-# The number of a missing key.
+# The number that ``get`` returns for a missing key, and the key of a free slot.
 NOWHERE: Final = -1
 
 _GOLDEN: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
 _LEAST_BITS: Final = 4
-_SLOTS_PER_KEY: Final = 2  # at least
+_SLOTS_PER_KEY: Final = 2  # the least
 
 
 class NumberMap:
@@ -39,7 +39,7 @@ class NumberMap:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the map."""
+        """The memory of the map in bytes."""
         return self._keys.nbytes + self._numbers.nbytes
 
     def get(self, keys: Int64s) -> Int64s:
@@ -47,7 +47,7 @@ class NumberMap:
         return self._numbers[self._find(keys)]
 
     def put(self, keys: Int64s, numbers: Int64s) -> None:
-        """Set the number of each key; each occurs once."""
+        """Set the number of each key; a key occurs once in ``keys``."""
         at = self._find(keys)
         self._count += int(np.count_nonzero(self._keys[at] == NOWHERE))
         if _SLOTS_PER_KEY * self._count > len(self._keys):
@@ -59,13 +59,16 @@ class NumberMap:
         self._fill(at, keys, numbers)
 
     def _make(self, bits: int) -> None:
-        """Allocate 2**bits free slots."""
+        """Replace the contents by 2**bits free slots."""
         self._bits = bits
         self._keys: Int64s = np.full(1 << bits, NOWHERE)
         self._numbers: Int64s = np.full(1 << bits, NOWHERE)
 
     def _fill(self, at: Int64s, keys: Int64s, numbers: Int64s) -> None:
-        """Set numbers; each key belongs into its slot at ``at`` or into one behind it."""
+        """Store keys and their numbers, each in the first slot from ``at`` on that fits.
+
+        A slot fits if it is free or has the same key.
+        """
         while len(keys):
             free = self._keys[at] == NOWHERE
             # If several keys claim the same slot, the last wins.
@@ -76,7 +79,7 @@ class NumberMap:
             keys, numbers, at = keys[left], numbers[left], self._next(at[left])
 
     def _find(self, keys: Int64s) -> Int64s:
-        """Return the slot of each key, or a free one if it is missing."""
+        """Return the slot that has each key, or for a missing key the free slot to put it in."""
         at = self._slots(keys)
         there = self._keys[at]
         far = np.flatnonzero((there != keys) & (there != NOWHERE))
@@ -87,7 +90,7 @@ class NumberMap:
         return at
 
     def _slots(self, keys: Int64s) -> Int64s:
-        """Return the first slot to look at for each key."""
+        """Return the first slot of each key, where the search for it begins."""
         products = keys.view(np.uint64) * _GOLDEN
         slots: Int64s = (products >> np.uint64(64 - self._bits)).view(np.int64)
         return slots

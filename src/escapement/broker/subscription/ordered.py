@@ -1,12 +1,17 @@
 """An exclusive or failover subscription: reads the log in arrival order and ignores delays.
 
-It has one active consumer; the others of a failover subscription stand by, in the order in which
-they joined. Fresh messages are read from the log from ``position`` on, except acknowledged and held
-ones. A message that is given back lowers the position, so that it is read again and the order is
-restored: the log is the only queue. P7.
+It has one active consumer. The other consumers of a failover subscription stand by, in the order in
+which they joined. Messages are read from the log from the offset ``position`` on, except
+acknowledged and held ones. Messages that were read and not yet delivered are *buffered*: they are
+the ready messages of this subscription. A message that is given back, or whose back-off has ended,
+lowers the position. So it is read again and the order is restored: the log is the only queue. P7.
+Until it is read again, the message is not held, and its attempts are remembered.
 
-The broker does the reading: ``begin_read`` says where to begin, and ``end_read`` takes the rows. If
-the position is lowered during a read, its result is discarded.
+The broker reads the log: ``begin_read`` returns the offset to read from, and ``end_read`` takes the
+rows. If the position is lowered during a read, its result is discarded.
+
+Messages expire by due time, although they are delivered without regard to it.
+:mod:`~escapement.broker.subscription.dead_letters.backlog_ages` finds the oldest ones.
 """
 
 from __future__ import annotations
@@ -29,12 +34,12 @@ from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.offsets import OffsetSet
 
-# The most unacknowledged offsets examined in one step.
+# ``is_to_read`` examines this many unacknowledged offsets in one step.
 _MISSING_AT_ONCE: Final = 1 << 16
 
 
 class _Buffered(NamedTuple):
-    """Rows of the log that were read and not delivered yet."""
+    """Messages that were read from the log and not delivered yet."""
 
     rows: Rows
     batch: MessageBatch
@@ -50,12 +55,14 @@ class OrderedSubscription(Subscription):
     def __init__(self, record: SubscriptionRecord, environment: Environment, now_ms: int) -> None:
         super().__init__(record, environment, now_ms)
         self.position = record.start_offset
-        self.ages = Ages()  # of the backlog; used if there is a time to live
-        self._doubtful_below = 0  # the end of the messages accepted by ``doubtful_until_ms``
+        self.ages = Ages()  # due times of the backlog; used if there is a time to live
+        # An earlier broker may have delivered messages before this offset without recording it.
+        self._doubtful_below = 0
         self._buffer: deque[_Buffered] = deque()
-        self._attempts: dict[int, int] = {}  # of messages given back
+        # The attempts, by offset, of messages that were given back and must be read again.
+        self._attempts: dict[int, int] = {}
         self._reading = False
-        self._overtaken = False
+        self._overtaken = False  # whether the position was lowered during the current read
 
     # -- consumers ----------------------------------------------------------------
 
@@ -81,7 +88,11 @@ class OrderedSubscription(Subscription):
         return covers
 
     def wants_read(self, end_offset: int) -> bool:
-        """Return whether the active consumer has permits, and messages must be read for it."""
+        """Return whether the active consumer can get messages, and none are buffered for it.
+
+        Args:
+          end_offset: the end of the topic's log.
+        """
         return (
             not self._reading
             and not self._buffer
@@ -100,10 +111,11 @@ class OrderedSubscription(Subscription):
         return self.position
 
     def end_read(self, parts: Sequence[LogPart], end_offset: int) -> None:
-        """Take rows of the log, in order.
+        """End a read: buffer the messages that are to be delivered.
 
         Args:
-          end_offset: ``parts`` has all rows from the beginning of the read up to this offset.
+          parts: the rows of the log, in order.
+          end_offset: where the read ended; ``parts`` has all rows of the log up to this offset.
         """
         self._reading = False
         if self._overtaken:
@@ -133,13 +145,17 @@ class OrderedSubscription(Subscription):
         self.position = max(self.position, end_offset)
 
     def _note_doubt(self, parts: Sequence[LogPart]) -> None:
-        """Note which of these rows a previous broker may have delivered."""
+        """Note which messages of these log rows an earlier broker may have delivered unrecorded."""
         for part in parts:
             if part.accepted_at_ms <= self.doubtful_until_ms:
                 self._doubtful_below = max(self._doubtful_below, part.end_offset)
 
     def is_to_read(self, low: int, high: int) -> bool:
-        """Return whether messages of ``[low, high)`` have to be read, or read again."""
+        """Return whether this subscription still needs a log row with offsets in ``[low, high)``.
+
+        It needs each message until the acknowledgement is durable, or the message is durably
+        cancelled without having been delivered.
+        """
         low = max(low, self.record.start_offset)
         if self.acked.is_waiting(low, high):
             return True
@@ -154,11 +170,12 @@ class OrderedSubscription(Subscription):
     # -- expiring and dropping --------------------------------------------------------
 
     def expire_read(self, low: int, high: int, parts: Sequence[LogPart], until_ms: int) -> None:
-        """Expire messages of ``[low, high)``; ``parts`` has the first rows of that range.
+        """Expire messages with offsets in ``[low, high)``, and note the due times of the others.
 
         Args:
-          until_ms: messages due by then have expired. In the tail of the log, only messages
-            accepted by then are examined.
+          parts: the first log rows of that range; the range may go on behind them.
+          until_ms: messages due by then have expired. If the range is read for the first time,
+            messages accepted later are not examined, because they cannot have expired.
         """
         self._note_doubt(parts)
         in_tail = low >= self.ages.known_to
@@ -170,7 +187,8 @@ class OrderedSubscription(Subscription):
             offsets = np.arange(max(low, part.base_offset), min(high, part.end_offset))
             due_ms = part.due_ms[offsets - part.base_offset]
             rows = self._at_rest(Rows.fresh(due_ms, offsets))
-            # Leave out messages in retry, which expire after their wait, and messages being moved.
+            # Messages in retry expire when their back-off ends. Messages that are being moved to
+            # another due time do not expire now.
             rows = rows.pick(~np.isin(rows.offsets, waiting.offsets))
             over = rows.due_ms <= until_ms
             over &= ~self._amendments.withheld.contains(rows.offsets)
@@ -184,17 +202,17 @@ class OrderedSubscription(Subscription):
                 self.expire(rows.pick(over))
 
     def due_again(self, offsets: Int64s, due_ms: Int64s) -> None:
-        """Note messages that are pending again, or were moved to another due time."""
+        """Note the due times of messages that were given back or moved, so that they can expire."""
         if self.expiry.ttl_ms:
             self.ages.again(offsets, due_ms)
             self.expiry.keeps(int(due_ms.min()))
 
     def first_unsettled(self, start: int) -> int:
-        """Return the first unacknowledged offset from ``start`` on."""
+        """Return the first offset from ``start`` on that this subscription has to acknowledge."""
         return self.acked.first_missing(max(start, self.record.start_offset))
 
     def drop_first(self, parts: Sequence[LogPart], most: int) -> None:
-        """Drop the first ``most`` of these rows of the log that are not in flight."""
+        """Drop the first messages of these log rows, at most ``most``, except in-flight ones."""
         self._note_doubt(parts)
         for part in parts:
             offsets = np.arange(part.base_offset, part.end_offset)
@@ -205,7 +223,10 @@ class OrderedSubscription(Subscription):
                 most -= rows.height
 
     def _at_rest(self, rows: Rows) -> Rows:
-        """Return the rows that are pending and not in flight, with their due times and attempts."""
+        """Return the pending rows that are not in flight, with current due times and attempts.
+
+        Dead messages are not among them.
+        """
         offsets = rows.offsets
         open_ = offsets >= self.record.start_offset
         for taken in (self.acked, self.in_flight.offsets):
@@ -231,11 +252,15 @@ class OrderedSubscription(Subscription):
             self._attempts.pop(offset, None)
 
     def break_read(self) -> None:
-        """End a read that failed; it is repeated."""
+        """End a read that failed; the next read begins at the same position."""
         self._reading = False
 
     def _rewind_to(self, offset: int) -> None:
-        """Read again from ``offset``, or from the first buffered row if that is lower."""
+        """Empty the buffer, and lower the position so that these messages are read again.
+
+        Args:
+          offset: lower the position at least to this offset.
+        """
         while self._buffer:
             rows = self._buffer.popleft().rows
             self.held.discard(rows.offsets)
@@ -245,7 +270,7 @@ class OrderedSubscription(Subscription):
         self._overtaken = True
 
     def _was_given_back(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which messages were tried and wait in the log to be read again; bool[n]."""
+        """Return which messages were given back and must still be read again; bool[n]."""
         return np.isin(offsets, np.fromiter(self._attempts, np.int64, len(self._attempts)))
 
     def _remember(self, rows: Rows) -> None:
@@ -255,10 +280,13 @@ class OrderedSubscription(Subscription):
     # -- delivering --------------------------------------------------------------------
 
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
-        """Take the next messages in arrival order for the active consumer."""
+        """Put the next buffered messages in flight to the active consumer, in arrival order.
+
+        Returns them as runs of at most ``frame_messages``. ``tried`` has no effect.
+        """
         consumer = self.active
         taken: list[HandOver] = []
-        # Messages in flight and in retry: held, but not buffered.
+        # Held messages that are not buffered: in flight, in retry or dead.
         unacked = len(self.held) - sum(part.rows.height for part in self._buffer)
         room = self.limits.unacked_messages - unacked
         if consumer is None or not self._buffer or room <= 0:
@@ -276,7 +304,7 @@ class OrderedSubscription(Subscription):
             if count < rows.height:
                 self._buffer.appendleft(part.pick(np.arange(count, rows.height)))
                 rows, batch, _ = part.pick(np.arange(count))
-            # Delays are ignored, so messages could be delivered as soon as they were accepted.
+            # For the lag: delays are ignored, so a message can be delivered once it is accepted.
             wanted_ms = np.full(rows.height, accepted_at_ms)
             taken.append(self._deliver(consumer, rows, now_ms, batch, wanted_ms))
             room -= rows.height

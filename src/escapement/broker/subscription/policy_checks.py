@@ -1,8 +1,9 @@
 """Checks of a subscription's policy, and of the ack_wait of consumers against it.
 
-``max_backoff`` limits every wait, so it would shorten a longer ack_wait. No ack_wait is shortened
-silently: a consumer that asks for a longer one is refused when it subscribes, and ``max_backoff``
-cannot be set below the ack_wait of a connected consumer. Pure.
+A consumer's ack_wait is the time in which it must acknowledge a message. The policy's
+``max_backoff`` limits every wait, so it would shorten a longer ack_wait. The broker shortens no
+ack_wait silently: a consumer that asks for a longer one is refused when it subscribes, and
+``max_backoff`` cannot be set below the ack_wait of a connected consumer. Pure.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ def check_policy(
     policy: SubscriptionPolicy,
     given: Collection[str],
 ) -> None:
-    """Raise ``InvalidRequest`` if this subscription cannot follow a policy.
+    """Raise ``InvalidRequest`` if a subscription cannot have this policy.
 
     Args:
-      given: the fields of the request; the others may have been stored by an earlier version.
+      given: the names of the fields that the request sets. Fields that only shared subscriptions
+        can use are refused only if they are among these, because an earlier version may have stored
+        the others.
     """
     wished = policy.expired_to_dead_letter or policy.dropped_to_dead_letter
     if policy.max_deliveries or wished or policy.dead_letter_topic:
@@ -44,7 +47,7 @@ def check_policy(
 def check_ack_wait(
     topic: TopicName, subscription: str, ack_wait_ms: int, policy: SubscriptionPolicy
 ) -> None:
-    """Raise ``InvalidRequest`` if a consumer asks for a longer ack_wait than it would get."""
+    """Raise ``InvalidRequest`` if a consumer asks for a longer ack_wait than the policy allows."""
     if ack_wait_ms > CEILING_MS:  # durations above this may have no text form
         raise InvalidRequest(
             f"an ack_wait of {ack_wait_ms} ms is too long: ask for at most "
@@ -67,7 +70,7 @@ def check_consumers(
     old: SubscriptionPolicy,
     new: SubscriptionPolicy,
 ) -> None:
-    """Raise ``Conflict`` if a new ``max_backoff`` would shorten a consumer's ack_wait."""
+    """Raise ``Conflict`` if a new ``max_backoff`` would shorten a connected consumer's ack_wait."""
     most_ms = new.max_backoff_ms
     if not most_ms or most_ms == old.max_backoff_ms:
         return

@@ -1,14 +1,21 @@
 """A shared subscription: delivers due messages to all consumers with permits.
 
-Ready messages of all priority bands (:mod:`~escapement.broker.subscription.due_subscription`) are
-delivered in one order, by rank. The *rank* of a message is its due time, moved by the policy's
+The base class (:mod:`~escapement.broker.subscription.due_subscription`) makes due messages ready,
+in one store for each priority band. This class delivers the ready messages of all bands in one
+order, by rank. The *rank* of a message is its due time, moved by the policy's
 ``priority_ageing_ms`` for each step of its priority away from the default. The rank never changes,
-so only messages that come due within a bounded time pass a waiting message, and none starves. V5.
+so only messages that fall due within a bounded time pass a waiting message, and none starves. V5.
 
 If the policy asks for an order by key or of the topic, one message of each key is in flight at a
-time (:mod:`~escapement.broker.subscription.keys.key_order`). If consumers ask for ranges of keys,
-each gets the messages of its range (:mod:`~escapement.broker.subscription.keys.key_ranges`). In
-both cases, undeliverable messages do not block the others for long
+time (:mod:`~escapement.broker.subscription.keys.key_order`). A key is *busy* while a message of it
+is in flight or, unless the policy says otherwise, in retry. If consumers ask for ranges of keys,
+each gets the messages of its range (:mod:`~escapement.broker.subscription.keys.key_ranges`). A
+range consists of *slots*: each key has a slot, which is a hash.
+
+In both cases, ready may fill up with messages that cannot be delivered. Some of them are then
+removed, and their slots are *skipped*: scans of the index pass over them, and find deliverable
+messages behind them. A skipped slot is *dry*, and is scanned again, when ready has no message of it
+left and its next message could be delivered
 (:mod:`~escapement.broker.subscription.priorities.skipping`).
 """
 
@@ -37,10 +44,10 @@ from escapement.storage.catalog.policy import ANY_ORDER, HOLD, TOPIC_ORDER, Subs
 from escapement.storage.index import Key
 from escapement.traits import SLOTS
 
-# The share of ready that is left to slow consumers when their messages block others: each dispatch
-# looks at these first.
+# When messages of slow consumers block others, ready is emptied to this share (an eighth). Each
+# round of delivery examines the remaining messages first, so they must be few.
 _LEFT_SHARE: Final = 8
-# The least rows examined at once if there are key ranges.
+# With key ranges, a round of delivery examines at least this many ready rows.
 _WINDOW_ROWS: Final = 8192
 
 
@@ -51,7 +58,8 @@ class SharedSubscription(DueSubscription):
         self, record: SubscriptionRecord, environment: Environment, now_ms: int, mark: Key
     ) -> None:
         super().__init__(record, environment, now_ms, mark)
-        self._early_ms: int | None = None  # next due time after a clock set back
+        # When to wake up for ready messages that are not due, because the clock was set back.
+        self._early_ms: int | None = None
         self._turn = 0
         self._dealer = KeyRanges([])
         self._set_order(record.policy)
@@ -65,8 +73,11 @@ class SharedSubscription(DueSubscription):
         return not self.expiry.wants_sweep and len(self.bands) == 1 and self.bands.normal.is_idle
 
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
-        """Take runs for the consumers that have permits, and put them in flight."""
-        # Messages in flight and in retry: held, but not ready.
+        """Choose ready messages for the consumers that have permits, and put them in flight.
+
+        Returns runs of messages, each for one consumer. Arguments are as in the base class.
+        """
+        # Held messages that are not ready: in flight, in retry or dead.
         there = self.ready_count
         unacked = len(self.held) - there
         if not tried and self._order is None:
@@ -101,14 +112,20 @@ class SharedSubscription(DueSubscription):
         return taken
 
     def _busy(self) -> list[int] | None:
-        """Return how many messages each consumer has in flight; None unless the policy needs it."""
+        """Return how many messages each consumer has in flight.
+
+        Returns None unless the policy gives messages to the least busy consumer.
+        """
         if self.record.policy.dispatch != "least_busy":
             return None
         held = self.in_flight.by_consumer()
         return [held.get(consumer.id, 0) for consumer in self.consumers]
 
     def _alive(self, rows: Rows, now_ms: int) -> Rows:
-        """Return the rows that have not expired; expire the others, just taken out of ready."""
+        """Return the rows that have not expired, and expire the others.
+
+        The caller has removed all these rows from ready.
+        """
         over = rows.due_ms <= self.expiry.until_ms(now_ms)
         if not over.any():
             return rows
@@ -116,7 +133,10 @@ class SharedSubscription(DueSubscription):
         return rows.pick(~over)
 
     def _due_of(self, rows: Rows, now_ms: int) -> Rows:
-        """Return the rows that are due; expire the expired ones and put back the others."""
+        """Return the rows that are due, expire expired ones, and return early ones to ready.
+
+        The caller has removed all these rows from ready.
+        """
         rows = self._alive(rows, now_ms)
         due = self._are_due(rows, now_ms)
         if due.all():
@@ -125,25 +145,32 @@ class SharedSubscription(DueSubscription):
         return rows.pick(due)
 
     def _are_due(self, rows: Rows, now_ms: int) -> npt.NDArray[np.bool_]:
-        """Return which rows are due; bool[n]."""
+        """Return which rows are due; bool[n]. Schedule a wake-up for the others."""
         due = rows.due_ms <= now_ms
         if not due.all():
-            # The clock was set back. If it was set back far, ``rewind`` follows; otherwise these
-            # wait.
+            # The clock was set back. If it was set back by more than a tick, ``rewind`` follows.
+            # Otherwise the early messages wait in ready.
             early_ms = int(rows.due_ms[~due].min())
             self._early_ms = lowest((self._early_ms, early_ms))
         return due
 
     def _take_apart(self, most: int, *, with_tried: bool) -> tuple[Rows, Rows]:
-        """Remove and return up to ``most`` rows of all bands, the lowest rank first.
+        """Remove the first ``most`` rows by rank from the ready stores of all bands.
 
-        The rows are in two parts; those in the second have waited out a back-off.
+        Returns them in two parts. The rows of the second part have waited out a back-off.
+
+        Args:
+          with_tried: whether to take rows that have waited out a back-off.
         """
         stores = [band.ready for band in self.bands]
         return Ready.take_apart(stores, most, with_tried=with_tried)
 
     def _put_back(self, rows: Rows) -> None:
-        """Put back rows that were just taken, in their order."""
+        """Return rows that were just taken to the ready stores of their bands.
+
+        Args:
+          rows: sorted by rank.
+        """
         for band, part in self.bands.split(rows):
             band.ready.put_back(part)
 
@@ -166,7 +193,10 @@ class SharedSubscription(DueSubscription):
         self._lay_aside(rows.pick(~asked))
 
     def _lay_aside(self, rows: Rows) -> None:
-        """Keep rows that were sent before and are in no range where they take no room."""
+        """Add rows that were sent before and are in no consumer's range to ready.
+
+        They go to the rows that waited out a back-off, and so take no room from others.
+        """
         for band, part in self.bands.split(rows):
             band.ready.push_tried(part.in_order(band.ready.ageing_ms))
 
@@ -198,15 +228,15 @@ class SharedSubscription(DueSubscription):
         either = self._order is not None or self._ranges is not None
         self._skipping = Skipping() if either else None
         if ready.height:
-            self._again(ready, waited=False)  # messages that waited out a back-off are in order now
+            self._again(ready, waited=False)  # rows that waited out a back-off join the others
         if self._order is not None:
-            self._unready()  # unread messages may come before ready ones in the new order
+            self._unready()  # messages in the index may precede ready ones in the new order
         if old is not None:
             self._read_from(old.skip_none())
 
     def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
         if self._order is not None and self.record.policy.on_retry != HOLD:
-            self._order.release(rows)  # otherwise retries keep holding their keys
+            self._order.release(rows)  # a message in retry does not keep its key busy
         super()._return(rows, next_ms, now_ms, reason)
 
     def _give_up_on(self, rows: Rows, reason: Reason) -> None:
@@ -231,7 +261,7 @@ class SharedSubscription(DueSubscription):
         if self._ranges is None and before is None:
             return
         if self._order is not None and self._order.table.whole:
-            self._unready()  # messages that were in no range come before ready ones
+            self._unready()  # messages that were passed over may precede ready ones
             return
         if self._ranges is None:
             return
@@ -251,7 +281,10 @@ class SharedSubscription(DueSubscription):
                     self._lay_aside(sent)
 
     def _unready(self) -> None:
-        """Return ready messages that were never sent to the index, and skip no key."""
+        """Remove the never-sent messages from ready, so that a scan finds them again.
+
+        Also stops skipping.
+        """
         for store in self._stores:
             rows = store.rows()
             fresh = rows.pick(rows.attempts == 0)
@@ -259,10 +292,10 @@ class SharedSubscription(DueSubscription):
                 store.withdraw(fresh.offsets)
                 self.held.discard(fresh.offsets)
                 self.fall_behind(fresh.in_order().key(0))
-        self._skip_none()  # skipping needs the first messages of a key in ready
+        self._skip_none()  # a key may be skipped only while its first messages are ready
 
     def _rooms(self, frame_messages: int) -> list[int]:
-        """Return how many messages each consumer may get at once."""
+        """Return how many messages each consumer can get in one run, by its permits."""
         return [min(consumer.capacity, frame_messages) for consumer in self.consumers]
 
     def _acknowledged(self, shares: Sequence[Share]) -> None:
@@ -271,7 +304,13 @@ class SharedSubscription(DueSubscription):
                 self._order.done(share.rows)
 
     def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
-        """Return the keys, by place, that are not deliverable now."""
+        """Return which keys cannot be delivered now; bool[keys], by place in the key table.
+
+        A key is closed if it is busy, or if the consumer of its range has no room.
+
+        Args:
+          rooms: how many messages each consumer can get.
+        """
         if self._ranges is None or order.table.whole:
             return order.table.busy
         return order.table.busy | order.table.among(self._ranges.without_room(rooms))
@@ -290,7 +329,10 @@ class SharedSubscription(DueSubscription):
         self._read_from(skipping.take_in_again(dry, now_ms))
 
     def _skip_in_order(self, order: KeyOrder, skipping: Skipping, wants_room: bool) -> Bools:
-        """Leave out the ends of long queues if room is wanted; return the dry slots."""
+        """Make room in ready if wanted, for a subscription with an order; return the dry slots.
+
+        Removes the ends of the longest key queues, and skips their slots. Returns bool[SLOTS].
+        """
         order.settle(self.held)
         closed = self._closed(order, self._rooms(1))
         if wants_room:
@@ -304,7 +346,11 @@ class SharedSubscription(DueSubscription):
         return dry & ~self._ranges.without_room(self._rooms(1))
 
     def _skip_by_range(self, ranges: KeyRanges, skipping: Skipping, wants_room: bool) -> Bools:
-        """Leave out messages of slow consumers if room is wanted; return the dry slots."""
+        """Make room in ready if wanted, for a subscription with key ranges; return the dry slots.
+
+        Removes the last ready messages, and skips the ranges to which they belong. Returns
+        bool[SLOTS].
+        """
         if wants_room:
             most = self.limits.ready_messages // _LEFT_SHARE
             rows = Rows.concat([shorten(band.ready, most) for band in self.bands])
@@ -321,7 +367,13 @@ class SharedSubscription(DueSubscription):
     def _assign_in_order(
         self, order: KeyOrder, ready: int, now_ms: int, frame_messages: int
     ) -> list[HandOver]:
-        """Assign as ``assign`` does, with one message of each key, or of all, in flight."""
+        """Do what ``assign`` does for a subscription with an order.
+
+        At most one message of each key is in flight, or of the whole topic.
+
+        Args:
+          ready: the most messages to deliver.
+        """
         room = self._rooms(frame_messages)
         wanted = min(ready, sum(room), 1 if order.table.whole else ready)
         out = len(self.in_flight)
@@ -358,13 +410,17 @@ class SharedSubscription(DueSubscription):
     def _assign_by_range(
         self, ready: int, now_ms: int, frame_messages: int, tried: bool
     ) -> list[HandOver]:
-        """Assign as ``assign`` does, with key ranges."""
+        """Do what ``assign`` does for a subscription with key ranges and without an order.
+
+        Args:
+          ready: the most messages to deliver.
+        """
         assert self._skipping is not None
         room = self._rooms(frame_messages)
         wanted = min(ready, sum(room))
         runs: dict[tuple[int, bool], list[Rows]] = {}
         aside: tuple[list[Rows], list[Rows]] = [], []
-        # Look at later rows only if no earlier one is deliverable.
+        # Examine later rows only if none of the earlier ones can be delivered.
         while wanted > 0 and not runs:
             parts = self._take_apart(max(2 * wanted, _WINDOW_ROWS), with_tried=tried)
             if not any(part.height for part in parts):
@@ -386,8 +442,8 @@ class SharedSubscription(DueSubscription):
         for band, part in self.bands.split(Rows.concat(aside[1])):
             band.ready.push_tried(part)
         is_stuck = self.is_stuck
-        # Reading is stuck if no ready message is for a consumer with room; otherwise this is not
-        # known.
+        # Scans are stuck if a band has no room and no consumer with permits gets a ready message.
+        # If some messages were delivered, this is not known, and the last finding stands.
         if not is_stuck or (wanted > 0 and not runs):
             self._skipping.found_stuck(is_stuck, now_ms)
         hands = []
@@ -415,7 +471,11 @@ class SharedSubscription(DueSubscription):
         return lowest(wakes)
 
     def rewind(self, now_ms: int) -> None:
-        """Remove ready messages that are not due any more; in-flight messages stay in flight."""
+        """Remove messages from ready that are no longer due, after the clock was set back.
+
+        Messages that were sent before wait in retry until they are due. In-flight messages stay in
+        flight.
+        """
         super().rewind(now_ms)
         for store in self._stores:
             rows = store.drain()

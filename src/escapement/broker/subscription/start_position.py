@@ -1,4 +1,10 @@
-"""Where a new subscription begins, as stored in its record. Pure."""
+"""Where a new subscription begins, as stored in its record. Pure.
+
+A subscription gets the messages from a start offset on. A shared one also gets earlier messages
+that are due from a start time on. The index may have removed some of the messages that it gets, so
+the record of a shared subscription also has a range of offsets to *fill in*: the filler reads this
+range of the log and adds its messages to the index again.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +21,17 @@ NEVER_MS: Final = 1 << 62
 def beginning(
     kind: Kind, position: Position, end_offset: int, now_ms: int, forgotten_until_ms: int = 0
 ) -> Beginning:
-    """Return where a subscription that begins at ``position`` starts.
+    """Return the start offset, the start time and the range to fill in for a new subscription.
 
     Args:
-      position: must not be a time for an exclusive or failover subscription; look up the offset
-        first.
-      end_offset: the end of the topic's log now. Messages published later are wanted, and earlier
-        messages due later are in the index already, so neither needs filling in.
+      position: where the user wants the subscription to begin. It must not be a time for an
+        exclusive or failover subscription; look up the offset first.
+      end_offset: the end of the topic's log now; nothing behind it needs to be filled in.
       forgotten_until_ms: messages due by then may be missing in the index. It is later than now if
         the clock was set back.
 
     Raises:
-      InvalidRequest: if an offset is past the end of the log.
+      InvalidRequest: if the position is an offset past the end of the log.
     """
     shared = kind == "shared"
     match position.kind:

@@ -1,20 +1,28 @@
-"""The base of all subscriptions: holding, acknowledging, giving back and retrying messages.
+"""The base class of all subscriptions: which messages are ready, in flight, in retry or done.
 
-A message of a subscription is in one of these places, and ``held`` is the union of *ready*, *in
-flight* and *retry*::
+A message of a subscription is in one of these places. *Held* messages are those that are ready, in
+flight or in retry::
 
     not held ──► ready ──► in flight ──► acknowledged
                    ▲           │  ack
                    │           │ nack, timeout, disconnect
                    └── retry ◄─┘
 
-``acked`` is the cursor: a set of offsets. It changes the moment an acknowledgement arrives, so that
-no acknowledged message is sent again (V2), and becomes durable later. Dead messages are held, too,
-in ``dead``, until their dead letters are written.
+A message is *given back* by a nack, a release, an ack timeout, or a consumer that leaves. A message
+waits in *retry* until its back-off ends. Methods pass messages as *rows*: columns with the due
+time, offset, attempts and traits of each.
 
-Every change here is one synchronous step. Time arrives as an argument; records that must become
-durable leave through ``submit``. Subclasses decide where fresh messages come from:
-:mod:`~escapement.broker.subscription.shared` from the delivery order,
+``acked`` has the offsets of all acknowledged messages. An offset is added the moment its
+acknowledgement arrives, so that no acknowledged message is sent again (V2). It becomes durable with
+a later group commit.
+
+A *dead* message failed its last attempt, or expired or was dropped under a policy that wants a dead
+letter for it. It stays held, in ``dead``, until it is acknowledged in one commit with its dead
+letter. A message has *lapsed* if it expired or was dropped, and no consumer ever got it.
+
+Every change here is one synchronous step. Time arrives as an argument. Records that must become
+durable are passed to ``submit``. Subclasses decide where fresh messages, which were never sent,
+come from: :mod:`~escapement.broker.subscription.shared` takes them from the delivery order,
 :mod:`~escapement.broker.subscription.ordered` from the log.
 """
 
@@ -62,11 +70,12 @@ class Environment(NamedTuple):
 
     Args:
       submit: passes records to the next group commit.
-      rng: for the jitter.
-      amendments: those of the topic's messages.
-      on_dead: called when ``Subscription.dead`` gets messages.
-      doubtful_until_ms: a broker that did not stop cleanly may have delivered messages up to this
-        time without a record; 0 if not. They are marked redelivered.
+      rng: random numbers for the jitter of back-offs.
+      amendments: which messages of the topic were cancelled or moved to another due time.
+      on_dead: called with a subscription when messages are added to its ``dead``.
+      doubtful_until_ms: the time up to which an earlier broker, which did not stop cleanly, may
+        have delivered messages without recording it; 0 if there is none. Messages that it may have
+        delivered are marked redelivered.
     """
 
     limits: BrokerLimits
@@ -87,23 +96,23 @@ class Subscription(ABC):
         self.limits = limits
         self.doubtful_until_ms = doubtful_until_ms
         self.acked = Cursor()
-        # Acknowledged messages that expired or were dropped without a delivery; None if there are
-        # none.
-        self.lapsed: OffsetSet | None = None
+        self.lapsed: OffsetSet | None = None  # None as long as no message has lapsed
         self.held = OffsetSet()
         self.in_flight = InFlight()
         self.consumers: list[Consumer] = []
         self.counts = Counts()
         self.throttle = Throttle(record.policy)
         self.expiry = Expiry()
-        self.dead = DeadMessages()  # held until their dead letters are written
+        self.dead = DeadMessages()
         self.retries = Retries(now_ms)
         self.attempts = AttemptBook(
             record.topic_id, record.id, submit, self.in_flight, self.retries, amendments
         )
-        self.keep_most: int | None = None  # backlog quota: drop the oldest beyond this ...
-        self.settled_most: int | None = None  # ... until ``settled`` reaches this
-        self.gave_back = False  # since the last quota check
+        # How many due messages a backlog quota leaves; the oldest of the others are to be dropped.
+        # None if none are to be dropped.
+        self.keep_most: int | None = None
+        self.settled_most: int | None = None  # dropping stops when ``settled`` reaches this
+        self.gave_back = False  # whether messages were given back since the last quota check
         self._submit = submit
         self._on_dead = on_dead
         self._rng = rng
@@ -113,34 +122,38 @@ class Subscription(ABC):
 
     @abstractmethod
     def assign(self, now_ms: int, frame_messages: int, *, tried: bool = True) -> list[HandOver]:
-        """Take messages that may be delivered now, and put them in flight.
+        """Choose ready messages to deliver now, and put them in flight.
 
-        Returns at most one run for each consumer, and one of messages that waited out a back-off.
+        Returns runs of messages, each for one consumer.
 
         Args:
-          frame_messages: the longest run.
-          tried: whether to take messages that waited out a back-off.
+          frame_messages: the most messages of a run.
+          tried: whether to deliver messages that waited out a back-off.
         """
 
     @abstractmethod
     def _again(self, rows: Rows, *, waited: bool) -> None:
-        """Make held messages ready again.
+        """Make held messages ready: returned, after a retry, or recovered at a start.
 
         Args:
-          waited: whether they waited out a back-off, or were given back just now.
+          waited: whether they have waited out a back-off in retry.
         """
 
     @abstractmethod
     def covers(self, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which messages this subscription is to get at all; bool[n]."""
+        """Return which messages belong to this subscription, given where it begins; bool[n]."""
 
     @abstractmethod
     def _forget_ready(self, offsets: Int64s) -> None:
-        """Remove messages from ready; they were acknowledged, or must not be delivered."""
+        """Remove messages from ready, because they were acknowledged or must not be delivered."""
 
     @abstractmethod
     def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        """Return which rows must be marked redelivered; None for none."""
+        """Return which rows must be marked redelivered; bool[n], or None for none.
+
+        These are rows that were delivered before, and rows that an earlier broker may have
+        delivered without recording it. ``attempts`` of the rows counts the present delivery.
+        """
 
     @property
     def scatters(self) -> bool:
@@ -149,12 +162,15 @@ class Subscription(ABC):
 
     @property
     def is_idle(self) -> bool:
-        """Whether serving it now would have no effect. O(1)."""
+        """Whether there is nothing to deliver, read, expire or drop now. O(1).
+
+        It may be False although there is nothing.
+        """
         return False
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether its durable cursor is its whole state."""
+        """Whether the subscription can leave memory: its record and durable ``acked`` suffice."""
         return not (
             self.consumers
             or len(self.in_flight)
@@ -168,7 +184,7 @@ class Subscription(ABC):
     # -- consumers -------------------------------------------------------------
 
     def join(self, consumer: Consumer) -> None:
-        """Add a consumer."""
+        """Add a consumer, which gets messages from now on."""
         consumer.obey(self.record.policy)
         self.consumers.append(consumer)
         self._consumers_changed()
@@ -186,10 +202,10 @@ class Subscription(ABC):
         self._consumers_changed()
 
     def _consumers_changed(self) -> None:  # noqa: B027 (optional)
-        """React to a change of consumers."""
+        """React to a consumer that joined or left."""
 
     def leave(self, consumer: Consumer, now_ms: int) -> None:
-        """Remove a consumer; its messages are ready again at once."""
+        """Remove a consumer; its in-flight messages become ready again at once."""
         self._leave(consumer, now_ms, "disconnect")
 
     def _leave(self, consumer: Consumer, now_ms: int, reason: Reason | None) -> None:
@@ -203,7 +219,10 @@ class Subscription(ABC):
         self._return_untried(unsent, 0, now_ms)
 
     def give_up(self) -> list[Consumer]:
-        """Return the consumers, to be taken over by another subscription; forget deliveries."""
+        """Remove and return all consumers, and forget all in-flight messages, for a seek.
+
+        The subscription that replaces this one takes the consumers over.
+        """
         consumers, self.consumers = self.consumers, []
         self.in_flight.clear()
         return consumers
@@ -224,20 +243,22 @@ class Subscription(ABC):
         Args:
           offsets: int64[n], any order, repeats allowed. Any consumer of the subscription may
             acknowledge any message.
-          done: called with that number when all offsets are durable. It also waits for messages
-            acknowledged before whose commit is still under way.
-          letters: called with the offsets not acknowledged before; returns inbox entries that
-            become durable with them.
-          at_ms: when a consumer acknowledged them; None if no consumer did, and then they do not
-            count for the lag.
-          lapsed: those of the offsets that were never delivered; each once.
+          done: called with the returned number when all ``offsets`` are durable. This includes
+            offsets that were acknowledged before and whose commit is still in progress.
+          inbox_entries: called with the offsets that were not acknowledged before. Returns entries
+            for the inbox (dead letters), which become durable in the same commit.
+          at_ms: when a consumer acknowledged the messages. None if the broker did so, for example
+            for expired messages, which the lag statistics do not count.
+          lapsed: the offsets of messages that expired or were dropped without ever being delivered;
+            each once.
         """
         bits = self.acked.new_of(offsets)
         fresh = bits.offsets
         timing = unsent = None
         if len(fresh):
             if at_ms is not None:
-                # Keep the order of arrival, if all count: usually it is the order of the delivery.
+                # If all offsets are new, pass them in the given order. It is usually the order of
+                # the delivery, in which in-flight messages are found fastest.
                 named = offsets if len(fresh) == len(offsets) else fresh
                 timing = self._timing(named, at_ms)
             self.acked.take(bits)
@@ -259,7 +280,7 @@ class Subscription(ABC):
         return len(fresh)
 
     def _timing(self, offsets: Int64s, at_ms: int) -> Timing:
-        """Return the delivery times of messages that are acknowledged now."""
+        """Return when newly acknowledged messages were delivered, for the lag statistics."""
         shares = self.in_flight.shares_of(offsets)
         self._acknowledged(shares)
         seen = sum(share.height for share in shares)
@@ -267,12 +288,16 @@ class Subscription(ABC):
         return Timing(self.record.origin_id, at_ms, handed, len(offsets) - seen)
 
     def _acknowledged(self, shares: Sequence[Share]) -> None:  # noqa: B027 (optional)
-        """React to the acknowledgement of messages in flight."""
+        """React to the acknowledgement of in-flight messages."""
 
     # -- cancelling ----------------------------------------------------------------
 
     def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which messages are acknowledged, or delivered and not given back; bool[n]."""
+        """Return which messages are acknowledged, or held and were delivered before; bool[n].
+
+        Does not include a message that a previous broker may have delivered without recording it;
+        see ``may_have_had``.
+        """
         handed = self.acked.contains(offsets)
         held = np.flatnonzero(self.held.contains(offsets))
         if len(held):
@@ -281,35 +306,36 @@ class Subscription(ABC):
 
     @abstractmethod
     def may_have_had(self, rows: Rows, published_ms: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which messages a previous broker may have delivered without a record; bool[n].
+        """Return which messages a previous broker may have delivered without recording it; bool[n].
 
         Args:
-          rows: messages from before the last start.
+          rows: messages that were published before this broker started.
           published_ms: when each was published; int64[n].
         """
 
     def assume_delivered(self, rows: Rows) -> None:
-        """Record that a previous broker may have delivered these messages, which are pending.
+        """Record durably that a previous broker may have delivered these pending messages.
 
-        From then on they count as delivered: a change for other subscriptions leaves them here. The
-        next delivery is marked redelivered, and is the first attempt that counts.
+        From now on they count as delivered. If they are cancelled or moved for other subscriptions,
+        this subscription keeps them as they are. Their next delivery is marked redelivered, and
+        counts as the first attempt.
         """
         rows = rows._replace(attempts=rows.attempts | RELEASED)
         self.attempts.state(rows, rows.due_ms)
         if self.held.discard(rows.offsets):
-            self._forget_ready(rows.offsets)  # they are ready, as never sent
+            self._forget_ready(rows.offsets)  # ready has them as messages that were never sent
         self.held.add(rows.offsets)
         self._again(rows, waited=False)
 
     @property
     def may_have_lapsed(self) -> bool:
-        """Whether a message may have expired or been dropped without a delivery."""
+        """Whether ``has_lapsed`` may return True for any message."""
         return self.lapsed is not None or bool(self.dead)
 
     def has_lapsed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which messages expired or were dropped without a delivery; bool[n].
+        """Return which messages expired or were dropped without ever being delivered; bool[n].
 
-        Includes dead ones, which are not acknowledged yet.
+        Includes messages in ``dead``, whose dead letters are not written yet.
         """
         lapsed = np.zeros(len(offsets), bool)
         if self.lapsed is not None:
@@ -319,41 +345,55 @@ class Subscription(ABC):
         return lapsed
 
     def forget_lapses(self, gone: OffsetSet) -> bool:
-        """Count all ``gone`` messages as lapsed; return whether that changed anything.
+        """Count all messages that the log has forgotten as lapsed, if any message has lapsed.
 
-        Otherwise one bit of each message would be kept forever.
+        A set that has whole ranges of offsets takes little memory. Otherwise ``lapsed`` would need
+        one bit for each message forever.
+
+        Args:
+          gone: the offsets of the forgotten messages.
+
+        Returns:
+          Whether ``lapsed`` has changed.
         """
         return self.lapsed is not None and self.lapsed.union_update(gone) > 0
 
     def lapses(self) -> OffsetSet:
-        """Return ``lapsed`` to add to; create it if needed, because few subscriptions use it."""
+        """Return the set ``lapsed``, to add offsets to it; create it if it is None."""
         if self.lapsed is None:
             self.lapsed = OffsetSet()
         return self.lapsed
 
     @abstractmethod
     def _never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which of these are ready and were never sent; bool[n]."""
+        """Return which of these messages are ready and were never sent; bool[n]."""
 
     def withdraw(self, offsets: Int64s) -> None:
-        """Remove changed messages, except those that were delivered."""
+        """Remove cancelled or moved messages, except those that were delivered.
+
+        A delivered message stays here without the change. The delivery is recorded, so that this
+        holds after a crash too.
+        """
         handed = self.was_handed(offsets)
         if handed.any():
-            # After a crash the subscription must still get them unchanged.
             self.attempts.keep(offsets[handed])
         offsets = offsets[~handed]
         if self.held.discard(offsets):
             self._forget_ready(offsets)
 
     def kept(self) -> OffsetSet:
-        """Return the messages it keeps although cancelled for others, and more; read-only."""
+        """Return a set that has all messages that the subscription keeps if they are cancelled.
+
+        It keeps the messages that it has delivered. The set has further held messages, and must
+        not be changed.
+        """
         return self.held
 
     def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which messages are ready, in flight or in retry; bool[n].
+        """Return which messages are held, or would be held again after a crash; bool[n].
 
-        Includes messages that would be so again after a crash, because their acknowledgement is not
-        durable yet.
+        The latter are messages whose acknowledgement is not durable yet. During a start, messages
+        with stored attempts that have not been made ready yet count as held.
         """
         holds = self.held.contains(offsets) | self.attempts.has_recovered(offsets)
         if len(self.acked.undurable):
@@ -365,9 +405,12 @@ class Subscription(ABC):
     def negative_acknowledge(
         self, consumer: Consumer, offsets: Int64s, delay_ms: int | None, now_ms: int
     ) -> int:
-        """Retry messages after ``delay_ms``, or after the consumer's back-off.
+        """Give failed messages back, and retry them later.
 
-        Returns how many were in flight to the consumer; others are ignored.
+        Returns how many messages were in flight to the consumer; the others are ignored.
+
+        Args:
+          delay_ms: the wait before the retry; None for the consumer's back-off.
         """
         rows = self.in_flight.take_back(offsets, consumer.id)
         if delay_ms is None:
@@ -382,8 +425,9 @@ class Subscription(ABC):
     def release(self, consumer: Consumer, offsets: Int64s, delay_ms: int, now_ms: int) -> int:
         """Take back messages that the consumer did not try, and deliver them after ``delay_ms``.
 
-        The delivery does not count as an attempt, but the next one is marked redelivered. Returns
-        how many were in flight to the consumer.
+        The previous delivery no longer counts as an attempt, but the next one is marked
+        redelivered. Returns how many messages were in flight to the consumer; the others are
+        ignored.
         """
         rows = self.in_flight.take_back(offsets, consumer.id)
         self._return_untried(rows, delay_ms, now_ms)
@@ -396,11 +440,19 @@ class Subscription(ABC):
         self._return(rows, next_ms, now_ms, None)
 
     def extend(self, consumer: Consumer, offsets: Int64s, wait_ms: int, now_ms: int) -> int:
-        """Extend deadlines to ``wait_ms`` from now; return how many messages are in flight."""
+        """Extend the ack deadlines of a consumer's in-flight messages to ``wait_ms`` from now.
+
+        Returns how many of the messages are in flight to the consumer.
+        """
         return self.in_flight.extend(offsets, consumer.id, now_ms + min(wait_ms, CEILING_MS))
 
     def _return(self, rows: Rows, next_ms: Int64s, now_ms: int, reason: Reason | None) -> None:
-        """Take messages back from a consumer; ``reason`` is None if they did not fail."""
+        """Retry messages taken back from a consumer, or make them dead after their last attempt.
+
+        Args:
+          next_ms: when to retry each message; int64[n].
+          reason: why the delivery failed. None if it did not fail; then no message becomes dead.
+        """
         if not rows.height:
             return
         self.gave_back = True
@@ -418,19 +470,25 @@ class Subscription(ABC):
         self._wait(rows, next_ms, now_ms)
 
     def _give_up_on(self, rows: Rows, reason: Reason) -> None:
-        """Make messages dead that failed their last attempt."""
+        """Make messages dead, because their last attempt failed."""
         self.dead.add(Dead.of(rows, reason))
         self._on_dead(self)
 
     def _retry(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
-        """Retry messages that were not in flight; otherwise as ``_wait``."""
+        """Retry recovered, dead or ready messages, which were not in flight; see ``_wait``.
+
+        A subclass overrides this to mark their keys as busy. The keys of in-flight messages are
+        busy already, so those messages go to ``_wait`` directly.
+        """
         self._wait(rows, next_ms, now_ms, waited=waited)
 
     def _wait(self, rows: Rows, next_ms: Int64s, now_ms: int, *, waited: bool = False) -> None:
-        """Retry messages at ``next_ms``, or at once if that has passed.
+        """Put messages into retry until ``next_ms``; make those ready whose time has come.
 
         Args:
-          waited: as for ``_again``, for those retried at once.
+          next_ms: when to retry each message; int64[n].
+          waited: whether the messages whose time has come have waited out a back-off; see
+            ``_again``.
         """
         at_once = next_ms <= now_ms
         if at_once.any():
@@ -446,12 +504,14 @@ class Subscription(ABC):
     def dead_letter(
         self, offsets: Int64s, inbox_entries: Sequence[InboxEntry], done: Callable[[], None]
     ) -> None:
-        """Acknowledge the messages of ``dead.next``, in one commit with their dead letters.
+        """Acknowledge dead messages in one commit with their dead letters.
+
+        Removes from ``dead`` all messages that ``dead.next`` returned.
 
         Args:
-          offsets: those that are not acknowledged; int64[n].
-          letters: the inbox entries with the dead letters.
-          done: called when that is durable.
+          offsets: the messages among them that have a dead letter; int64[n].
+          inbox_entries: the entries for the inbox with these dead letters.
+          done: called when the commit is durable.
         """
         rows = self.dead.take_next().rows
         rows = rows.pick(np.isin(rows.offsets, offsets))
@@ -468,13 +528,18 @@ class Subscription(ABC):
     def expire(self, rows: Rows) -> None:
         """Expire messages that are neither in flight nor ready.
 
-        They are acknowledged, or dead-lettered if the policy says so.
+        Acknowledges them, or makes them dead if the policy asks for dead letters of expired
+        messages.
         """
         self.counts.expired += rows.height
         self._finish_undelivered(rows, "expired", self.record.policy.expired_to_dead_letter)
 
     def _drop(self, rows: Rows) -> None:
-        """Drop messages because of a backlog quota; otherwise as ``expire``."""
+        """Drop messages because of a backlog quota. They are neither in flight nor ready.
+
+        Acknowledges them, or makes them dead if the policy asks for dead letters of dropped
+        messages.
+        """
         self.counts.dropped += rows.height
         self._finish_undelivered(rows, "dropped", self.record.policy.dropped_to_dead_letter)
 
@@ -488,7 +553,7 @@ class Subscription(ABC):
             self.acknowledge(rows.offsets, None, lapsed=self._unsent(rows))
 
     def _unsent(self, rows: Rows) -> Int64s:
-        """Return the messages that were never delivered, also not by a previous broker."""
+        """Return the offsets of the rows that neither this broker nor an earlier one delivered."""
         unsent = rows.attempts == 0
         before = self.was_sent_before(rows)
         offsets: Int64s = rows.offsets[unsent if before is None else unsent & ~before]
@@ -496,22 +561,29 @@ class Subscription(ABC):
 
     @property
     def has_room_for_dead(self) -> bool:
-        """Whether there is room for more dead messages, which wait in memory."""
+        """Whether ``dead`` has room for more messages, which wait in memory."""
         return len(self.dead) < self.limits.ready_messages
 
     @property
     def settled(self) -> int:
-        """A number that grows by one for each message that is done, and may grow otherwise."""
+        """The number of acknowledged, cancelled and dead messages.
+
+        It grows by at least one for each message that leaves the backlog. A message that was
+        cancelled only for other subscriptions counts too.
+        """
         return len(self.acked) + len(self._amendments.cancelled) + len(self.dead)
 
     def revive(self, rows: Rows, next_ms: int, now_ms: int) -> None:
-        """Retry dead messages after all; they are held."""
+        """Retry messages that were taken out of ``dead``, at ``next_ms``; they are still held."""
         self._retry(rows, np.full(rows.height, next_ms), now_ms)
 
     # -- time ----------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> bool:
-        """Fire timeouts and retries; return whether messages may have become deliverable."""
+        """Advance to ``now_ms``: return messages past their ack deadline, and end back-offs.
+
+        Returns whether messages may have become deliverable.
+        """
         moved = self.throttle.advance(now_ms)
         if self.expiry.takes_effect():
             self.retries.live(self.expiry.ttl_ms)
@@ -538,7 +610,7 @@ class Subscription(ABC):
         return lowest((self.retries.next_wake_ms(), self.throttle.next_wake_ms()))
 
     def rewind(self, now_ms: int) -> None:
-        """Rebuild timers after the wall clock was set back; deadlines stay as they are."""
+        """Rebuild the timers after the wall clock was set back; their times do not change."""
         self.retries.rewind(now_ms)
 
     # -- delivery ------------------------------------------------------------------
@@ -551,11 +623,12 @@ class Subscription(ABC):
         batch: MessageBatch | None = None,
         wanted_ms: Int64s | None = None,
     ) -> HandOver:
-        """Record a delivery, and count the attempt.
+        """Put messages in flight to a consumer, and count an attempt of each.
 
         Args:
-          wanted_ms: the earliest time at which each message could have been delivered, if not its
-            due time; int64[n].
+          batch: the messages, if they are in memory.
+          wanted_ms: the earliest time at which each message could have been delivered; int64[n].
+            None stands for the due times.
         """
         rows = rows._replace(attempts=rows.attempts + 1)
         consumer.permits -= rows.height
@@ -579,23 +652,26 @@ class Subscription(ABC):
         return HandOver(consumer, rows, delivery_id, batch)
 
     def _wanted_ms(self, rows: Rows, wanted_ms: Int64s | None) -> Int64s:
-        """Return when messages could first be delivered: not before the subscription began."""
+        """Return ``wanted_ms``, or the due times if it is None, but no time before the creation.
+
+        The lag statistics count how late a delivery is from this time on.
+        """
         wanted_ms = rows.due_ms if wanted_ms is None else wanted_ms
         began_ms = self.record.created_at_ms
         return wanted_ms if int(wanted_ms.min()) >= began_ms else np.maximum(wanted_ms, began_ms)
 
     def note_sent(self, hand: HandOver) -> None:
-        """Note that a delivery was sent: its messages count as tried, unless they are released."""
+        """Note that a run was sent. Its messages keep their attempt when the consumer leaves."""
         self.in_flight.note_sent(hand.delivery_id)
 
     def put_back(self, hand: HandOver, now_ms: int) -> None:
-        """Cancel a delivery that must not be sent: its messages come later, untried."""
+        """Return the messages of a run that must not be sent to ready, without an attempt."""
         hand.consumer.permits += hand.rows.height
         held = hand.rows.offsets[self.still_held(hand)]
         self._return_untried(self.in_flight.take_back(held, hand.consumer.id), 0, now_ms)
 
     def still_held(self, hand: HandOver) -> npt.NDArray[np.bool_]:
-        """Return which rows of a delivery are neither acknowledged nor taken back."""
+        """Return which messages of a run are still in flight: not acknowledged, not taken back."""
         return self.in_flight.holds(hand.delivery_id, hand.rows.height)
 
     def _watch(self, deadline_ms: int, delivery_id: int) -> None:
@@ -606,7 +682,7 @@ class Subscription(ABC):
     # -- a restart --------------------------------------------------------------------
 
     def begin(self, now_ms: int) -> None:
-        """Make recovered messages ready or in retry; all stored attempts are known."""
+        """Make recovered messages ready or put them into retry, once all attempts are loaded."""
         rows, next_ms = self.attempts.take_recovered(self.acked)
         if not rows.height:
             return
@@ -619,12 +695,15 @@ class Subscription(ABC):
             self._again(rows, waited=False)
 
     def all_attempts(self, now_ms: int) -> AttemptTable:
-        """Return all attempts of pending messages, as ``AttemptBook.take_all`` does."""
+        """Return the attempts of all pending messages that were tried, for a checkpoint."""
         others = Rows.concat([self._ready_again(), self.dead.rows])
         return self.attempts.take_all(others, now_ms)
 
     def tries_of(self, offset: int) -> tuple[int, int | None]:
-        """Return how often a held message was delivered, and the time of its retry or None."""
+        """Return how often a message was delivered, and the time of its retry.
+
+        The message is ready or in retry. The time is None if it is ready.
+        """
         rows, times_ms = self.retries.waiting()
         at = np.flatnonzero(rows.offsets == offset)
         if len(at):
@@ -635,10 +714,14 @@ class Subscription(ABC):
 
     @abstractmethod
     def _ready_again(self) -> Rows:
-        """Return the ready messages that were tried before, among other rows."""
+        """Return all ready messages, with the attempts of each.
+
+        The rows of an ordered subscription include messages that were given back and must be read
+        again. Their due time is 0, because it is not known.
+        """
 
     def stop(self, now_ms: int) -> None:
-        """Take back all messages in flight, so that a clean start knows their attempts."""
+        """Take back all in-flight messages, and record their attempts for the next start."""
         for consumer in list(self.consumers):
             # Stopping the broker does not count as a failed delivery.
             self._leave(consumer, now_ms, None)

@@ -1,4 +1,4 @@
-"""A wait of fixed length that survives a clock set back.
+"""A wait of fixed length, which a clock that is set back does not prolong.
 
 Pure: times arrive as arguments.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 
 class WaitLimit:
-    """A wait that begins with the first call of ``is_out``."""
+    """A wait that begins with the first call of ``is_out``, and can be reset by ``end``."""
 
     __slots__ = ("_is_out", "_span_ms", "until_ms")
 
     def __init__(self, span_ms: int) -> None:
         self._span_ms = span_ms
         self._is_out = False
-        self.until_ms: int | None = None  # when to wake up
+        self.until_ms: int | None = None  # when the wait ends; None if it is not running
 
     def is_out(self, now_ms: int) -> bool:
-        """Begin or continue the wait; return whether it has ended."""
+        """Begin the wait, or continue it; return whether it has ended."""
         latest_ms = now_ms + self._span_ms
         if not self._is_out and (self.until_ms is None or self.until_ms > latest_ms):
             self.until_ms = latest_ms
@@ -33,9 +33,9 @@ class WaitLimit:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the wait has begun, ended or not."""
+        """Whether the wait is running or has ended."""
         return self._is_out or self.until_ms is not None
 
     def end(self) -> None:
-        """Reset the wait."""
+        """Reset the wait; the next call of ``is_out`` begins it again."""
         self.until_ms, self._is_out = None, False
