@@ -1,1 +1,4 @@
-"""The inbox and the tables of its writers: bulk jobs, schedules and group completions."""
+"""The inbox, and the tables of those that write to it: bulk jobs, schedules, group completions.
+
+Begin with ``inbox.py``.
+"""

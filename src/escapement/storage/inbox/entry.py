@@ -1,14 +1,15 @@
-"""An inbox entry: a batch for a topic, and its encoding.
+"""An inbox entry and its encoding.
 
-An inbox entry names its target by the topic's full name. So it can be written before the topic
-exists, and by a broker that does not own the topic. Its ``source_id`` names its cause
-("schedule/7/1798113600000"). Two entries for one target with the same source id are one entry
-that was written twice. Layout, little-endian::
+An *inbox entry* is a batch of messages that waits in the database to be moved into the log of a
+topic, its *target*. The entry names the target by the topic's full name. So it can be written
+before the topic exists, and by a broker that does not own the topic. The entry's ``source_id``
+names its cause, such as "schedule/7/1798113600000". If two entries for one target have the same
+source id, the second is a repetition of the first. Layout, little-endian::
 
     version u8 | flags u8 | 0 u16 | messages u32 | crc32 u32
-    delays   flags & 1: i64 for each message, as in message.Times, -1 for none
-    times    flags & 2: i64 for each message, as in message.Times, -1 for none
-    body     message.MessageBatch.encode; flags & 4: compressed by zlib
+    delays   if flags & 1: i64 for each message, the delay in ms (message.Times), -1 for none
+    times    if flags & 2: i64 for each message, the due time (message.Times), -1 for none
+    body     message.MessageBatch.encode; compressed by zlib if flags & 4
 
 The checksum covers everything but itself. No I/O.
 """
@@ -32,9 +33,9 @@ MAX_SOURCE_ID_CHARS: Final = 255
 # An inbox entry must fit a packet of the database, and its body a row of the log.
 MAX_ENTRY_BYTES: Final = 8 << 20
 MAX_ENTRY_MESSAGES: Final = 65_536
-# Compression is decided by a sample of this size. Bodies that shrink to a tenth, such as JSON
-# records, compress at 300 MB/s, faster than a database stores them. Bodies that shrink to a
-# half compress at 80 MB/s, which costs more than it saves.
+# Size of the sample of a body that decides whether the body is compressed. Bodies that shrink to a
+# tenth, such as JSON records, compress at 300 MB/s, faster than a database stores them. Bodies that
+# shrink to a half compress at 80 MB/s, which costs more than it saves.
 _SAMPLE_BYTES: Final = 16 << 10
 _FASTEST: Final = 1
 
@@ -48,14 +49,17 @@ _START: Final = _HEAD.size + SEAL_BYTES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InboxEntry:
-    """A batch for the topic named ``target``. ``body`` is encoded as the log stores it."""
+    """A batch of ``count`` messages for the topic named ``target``.
+
+    ``body`` is the encoded batch as a row of the log stores it, perhaps compressed.
+    """
 
     target: str
     source_id: str
     body: Buffer
     count: int
     times: Times = NO_TIMES
-    inflated_bytes: int = 0  # size of the body before ``compressed``; 0: not compressed
+    inflated_bytes: int = 0  # size of the body before it was compressed; 0: it is not compressed
 
     def __post_init__(self) -> None:
         assert 0 < len(self.target.encode()) <= MAX_TARGET_BYTES, "no target, or too long"
@@ -65,14 +69,17 @@ class InboxEntry:
 
     @property
     def size_bytes(self) -> int:
-        """Size after decompression, which is at least the size in the inbox."""
+        """Size of the encoded entry with its body decompressed."""
         columns = (self.times.delay_ms, self.times.at_ms)
         body_bytes = self.inflated_bytes or len(self.body)
         return _START + 8 * self.count * sum(c is not None for c in columns) + body_bytes
 
 
 def encode_inbox_entry(inbox_entry: InboxEntry) -> bytes:
-    """Encode an entry's content. Target and source id are stored in columns of their own."""
+    """Return the times and the body of an entry as bytes, without its target and source id.
+
+    The inbox stores the target and the source id in other columns.
+    """
     flags, parts = 0, []
     for flag, column in (
         (_HAS_DELAYS, inbox_entry.times.delay_ms),
@@ -98,7 +105,7 @@ class Content(NamedTuple):
 
 
 def decode_inbox_entry(data: Buffer) -> Content:
-    """Decode the messages and times of an inbox entry, as views into ``data``.
+    """Decode an inbox entry. The messages are views into ``data`` unless it is compressed.
 
     Raises:
       InboxEntryDamaged: if ``encode_inbox_entry`` did not produce these bytes.
@@ -133,7 +140,10 @@ def decode_inbox_entry(data: Buffer) -> Content:
 
 
 def compressed(body: bytes) -> bytes | None:
-    """Compress the body, or return None if a sample does not shrink to less than a third."""
+    """Return the body of an entry compressed, or None if compression would save too little.
+
+    It compresses a sample first, and the whole body if the sample shrinks to a third or less.
+    """
     middle = len(body) // 2
     sample = memoryview(body)[middle : middle + _SAMPLE_BYTES]
     if len(zlib.compress(sample, _FASTEST)) > len(sample) // 3:

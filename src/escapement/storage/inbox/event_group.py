@@ -1,14 +1,18 @@
-"""Group completions: the follow-ups of event groups.
+"""Group completions: messages that are published when an event group is done.
 
-Owns the table ``group_closings``. A group with a row there is *closed*: no message can join it.
-Each row names a subscription and a *follow-up*, which is an inbox entry. When the subscription
-has acknowledged all messages of the group, one transaction puts the follow-up into the inbox
-and records the row as fired, so a follow-up fires exactly once. If the subscription is deleted,
-its group completions are void. A seek keeps them (``follow_seek``). The checkpoint writes which
-messages belong to a group (storage/state/checkpoint.py).
+A message may belong to an *event group*: a named group of messages of one topic. A *group
+completion* names a group, a subscription and a *follow-up*, which is an inbox entry. It is a row of
+the table ``group_closings``, which this module owns. A group with a completion is *closed*: no
+message can join it any more.
 
-All functions run inside a transaction of the caller. A follow-up stays in the table until it
-fires; a broker keeps the other columns in memory.
+When the subscription has acknowledged all messages of the group, the completion *fires*: one
+transaction puts the follow-up into the inbox and marks the row as fired, so each completion fires
+at most once. A completion never fires after its subscription was deleted. After a seek it belongs
+to the new subscription (:func:`follow_seek`). Checkpoints store which messages belong to a group
+(storage/state/checkpoint.py).
+
+All functions run inside a transaction of the caller. The broker keeps everything but the follow-ups
+in memory, and reads a follow-up when its completion fires.
 """
 
 from __future__ import annotations
@@ -29,7 +33,10 @@ _DIGEST_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A group completion, with a digest in place of its follow-up."""
+    """A group completion, with a digest in place of its follow-up.
+
+    ``target`` is the full name of the topic that gets the follow-up.
+    """
 
     id: int
     topic_id: int
@@ -43,7 +50,7 @@ class Completion:
 
 
 def digest_of(follow_up: InboxEntry) -> bytes:
-    """Return a digest of a follow-up, 16 bytes, which is equal for equal follow-ups."""
+    """Return a hash of a follow-up's target and content, 16 bytes."""
     content = follow_up.target.encode() + b"\0" + encode_inbox_entry(follow_up)
     return blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
@@ -57,7 +64,11 @@ def create_completion(
     follow_up: InboxEntry,
     now_ms: int,
 ) -> Completion:
-    """Create a group completion for one subscription.
+    """Create a group completion for one subscription, which closes the event group ``group``.
+
+    Args:
+      subscription: the name of the subscription.
+      follow_up: the inbox entry to insert when the completion fires.
 
     Raises:
       NotFound: if the subscription was deleted.
@@ -91,10 +102,13 @@ def create_completion(
 def fire(
     engine: Engine, connection: Connection, completions: Sequence[Completion], now_ms: int
 ) -> set[int]:
-    """Put the follow-ups of completed groups into the inbox. Return the ids of those it fired.
+    """Fire group completions: put their follow-ups into the inbox and mark them as fired.
 
-    It leaves out a group completion that has fired already, was deleted, or belongs to another
-    subscription by now.
+    Completions are skipped if they have fired already, were deleted, or belong to another
+    subscription after a seek.
+
+    Returns:
+      The ids of the completions that fired.
     """
     inbox_entries: list[InboxEntry] = []
     fired = set()
@@ -118,7 +132,12 @@ def fire(
 
 
 def follow_seek(connection: Connection, topic_id: int, old_id: int, new_id: int) -> None:
-    """Move the group completions of a subscription to the one that a seek replaced it with."""
+    """Give the group completions of a subscription to its successor after a seek.
+
+    Args:
+      old_id: the id of the subscription before the seek.
+      new_id: the id of the subscription that replaced it.
+    """
     connection.execute(
         "UPDATE group_closings SET subscription_id = ? WHERE topic_id = ? AND subscription_id = ?",
         (new_id, topic_id, old_id),
@@ -126,14 +145,14 @@ def follow_seek(connection: Connection, topic_id: int, old_id: int, new_id: int)
 
 
 def delete_completions(connection: Connection, topic_id: int, group: str) -> None:
-    """Delete all completions of a group."""
+    """Delete all completions of one event group."""
     connection.execute(
         "DELETE FROM group_closings WHERE topic_id = ? AND name = ?", (topic_id, group)
     )
 
 
 def read_completions(connection: Connection) -> Iterator[Completion]:
-    """Yield all group completions in the order of their ids."""
+    """Yield the group completions of all topics in the order of their ids."""
     columns = (
         "id, topic_id, name, subscription_id, subscription, target, digest, closed_at_ms,"
         " fired_at_ms"

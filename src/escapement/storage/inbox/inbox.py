@@ -1,24 +1,29 @@
-"""The inbox: a durable queue of entries to be moved into the logs of their targets.
+"""The inbox: a durable queue of messages that are to be moved into the logs of their topics.
 
-Owns the tables ``mailboxes`` and ``inbox``. An *inbox target* (a row of ``mailboxes``) is
-the name of a topic and an id that is never used again. It is created with its first entry, whether
-the topic exists or not, and deleted with the topic. All functions run inside a transaction of the
-caller:
+An *inbox entry* (storage/inbox/entry.py) is a batch of messages, such as dead letters or the
+occurrences of a schedule. Its *target* is the name of a topic. An *inbox target* is this name with
+an id that is never used again. It is created with its first entry, whether the topic exists or not,
+and deleted with the topic. *Moving* an entry means to append its messages to the topic's log. This
+module owns the tables ``mailboxes``, which has the inbox targets, and ``inbox``, which has the
+entries. All functions run inside a transaction of the caller:
 
 - :func:`insert` runs in the group commit of the event that causes the entries, so both become
   durable or neither.
-- :func:`remove`, or :func:`staged_batch.advancing` for entries of bulk jobs, runs in the group
-  commit that appends the entries to the target's log. The lease guards that commit. So an entry
-  is moved exactly once, even if a broker crashes at any point.
-- :func:`close` runs in the transaction that deletes the target or its namespace.
+- :func:`remove` runs in the group commit that appends the entries to the topic's log. For entries
+  of bulk jobs that is :func:`staged_batch.advancing`. The lease guards that commit. So an entry is
+  moved exactly once, even if a broker crashes at any point.
+- :func:`close` runs in the transaction that deletes the topic or its namespace.
 
-A source id is remembered while its entry is in the inbox. Writing the entry again meanwhile
-changes nothing. After the entry has been moved, the same source id makes a new entry. A writer
-that may repeat itself later than that must record in its own transaction that it is done.
+The *source id* of an entry names its cause, and is unique among the entries of a target. It is
+remembered while the entry is in the inbox. Writing the entry again meanwhile changes nothing. After
+the entry has been moved, the same source id makes a new entry. A writer that may repeat itself
+later than that must record in its own transaction that it is done.
+
+An entry that can never be moved is *held*: it stays in the inbox for an operator to see.
 
 Entries of one target are moved in the order of their ids, which is the order in which one lane
-wrote them. Entries that lanes commit concurrently may be moved in either order. The entries of
-the target's staged batches (storage/inbox/staged_batch.py) follow after all others.
+wrote them. Entries that lanes commit concurrently may be moved in either order. The entries of the
+target's staged batches (storage/inbox/staged_batch.py) follow after all others.
 """
 
 from __future__ import annotations
@@ -37,46 +42,49 @@ from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.inbox import staged_batch
 from escapement.storage.inbox.entry import MAX_SOURCE_ID_CHARS, InboxEntry, encode_inbox_entry
 
-# Inbox entries that one step of a target reads at most.
+# Limit of the inbox entries of one target that are moved together.
 _STEP_ENTRIES: Final = 1_000
 
 _FIND_TARGET: Final = "SELECT id FROM mailboxes WHERE target = ?"
 
 
 class InboxTarget(NamedTuple):
-    """An inbox target that has entries to be moved."""
+    """An inbox target: its id, and the full name of its topic."""
 
     id: int
     target: str
 
 
 class Stored(NamedTuple):
-    """A stored inbox entry."""
+    """An inbox entry as the database stores it."""
 
     id: int
-    size_bytes: int  # of its messages
+    size_bytes: int  # of the entry with its body decompressed
     data: Buffer
-    advance: staged_batch.Advance | None = None  # progress of its staged batch, if it is in one
+    advance: staged_batch.Advance | None = None  # for an entry of a bulk job: the batch's progress
 
 
 class Step(NamedTuple):
     """Inbox entries of one target that are moved together."""
 
     inbox_entries: list[Stored]
-    of_jobs: bool = False
-    emptied: Sequence[int] = ()  # staged batches with no entries left to be moved
+    of_jobs: bool = False  # whether the entries are those of bulk jobs
+    emptied: Sequence[int] = ()  # ids of staged batches with no entries left to move
     last: staged_batch.Place = (
         staged_batch.FIRST
-    )  # of entries of bulk jobs: where the next step begins
+    )  # for entries of bulk jobs: the last one, after which the next step begins
 
     def is_full(self, step_bytes: int) -> bool:
-        """Return whether enough entries of bulk jobs may follow to make reading ahead pay."""
+        """Return whether the step has entries of bulk jobs, of at least half of ``step_bytes``.
+
+        Then further entries probably follow, and it pays to read them ahead.
+        """
         size_bytes = sum(inbox_entry.size_bytes for inbox_entry in self.inbox_entries)
         return self.of_jobs and bool(self.inbox_entries) and 2 * size_bytes >= step_bytes
 
 
 class Waiting(NamedTuple):
-    """The backlog of one inbox target, including its staged batches."""
+    """Figures about the entries of one inbox target that wait, including those of bulk jobs."""
 
     target: str
     entries: int
@@ -84,7 +92,7 @@ class Waiting(NamedTuple):
     size_bytes: int
     oldest_at_ms: int
     held: int  # number of held entries
-    reason: str  # of one held entry, or ""
+    reason: str  # why one of the held entries cannot be moved, or ""
 
 
 # -- writing -------------------------------------------------------------------
@@ -93,7 +101,10 @@ class Waiting(NamedTuple):
 def insert(
     engine: Engine, connection: Connection, inbox_entries: Sequence[InboxEntry], now_ms: int
 ) -> None:
-    """Insert entries for their targets. An entry that exists already stays unchanged."""
+    """Insert entries into the inbox, and create the inbox targets that do not exist.
+
+    If an entry with the same target and source id is there already, it stays unchanged.
+    """
     boxes = inbox_targets(engine, connection, {inbox_entry.target for inbox_entry in inbox_entries})
     insert_into(engine, connection, inbox_entries, boxes, now_ms)
 
@@ -105,7 +116,12 @@ def insert_into(
     boxes: Mapping[str, int],
     now_ms: int,
 ) -> None:
-    """Insert entries under the ids in ``boxes``, by target. Existing entries stay unchanged."""
+    """Insert entries into the inbox. Entries that are there already stay unchanged.
+
+    Args:
+      boxes: by target, the id under which to store its entries: the id of the inbox target, or the
+        negative id of a staged batch.
+    """
     connection.execute_many(
         f"{engine.dialect.insert_ignore} INTO inbox (mailbox_id, held, source_id, message_count,"
         " size_bytes, created_at_ms, reason, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -126,7 +142,11 @@ def insert_into(
 
 
 def inbox_targets(engine: Engine, connection: Connection, targets: Iterable[str]) -> dict[str, int]:
-    """Return the ids of targets as ``inbox_target`` does, locking them in a fixed order."""
+    """Return the ids of inbox targets by name. Create those that do not exist.
+
+    None of them can be deleted before the open transaction ends. The rows are locked in the order
+    of their names, so that transactions do not deadlock.
+    """
     wanted = sorted(targets)
     found: dict[str, int] = {}
     for some in padded([target.encode() for target in wanted]):
@@ -143,7 +163,10 @@ def inbox_targets(engine: Engine, connection: Connection, targets: Iterable[str]
 
 
 def inbox_target(engine: Engine, connection: Connection, target: str) -> int:
-    """Return the id of a target, which cannot be closed before the transaction ends."""
+    """Return the id of an inbox target, given by name. Create it if it does not exist.
+
+    It cannot be deleted before the open transaction ends.
+    """
     find = _FIND_TARGET + engine.dialect.share_lock
     key = (target.encode(),)
     rows = connection.execute(find, key).rows
@@ -159,10 +182,14 @@ def inbox_target(engine: Engine, connection: Connection, target: str) -> int:
 
 
 def occupied(connection: Connection, after_id: int, limit: int) -> list[InboxTarget]:
-    """Return the targets with entries to be moved, in the order of their ids."""
+    """Return inbox targets that have entries to move, in the order of their ids.
+
+    Args:
+      after_id: leave out targets with this id or a lower one.
+      limit: the most targets to return.
+    """
     rows = connection.execute(
-        # The subqueries find the first entry and staged batch of each target, at equal cost
-        # however many there are.
+        # Each subquery reads one row of an index, however many entries or batches a target has.
         "SELECT m.id, m.target FROM mailboxes m WHERE m.id > ? AND ((SELECT i.id FROM inbox i"
         " WHERE i.mailbox_id = m.id AND i.held = 0 ORDER BY i.id LIMIT 1) IS NOT NULL"
         " OR (SELECT p.id FROM parcels p WHERE p.mailbox_id = m.id AND p.held = 0"
@@ -173,7 +200,13 @@ def occupied(connection: Connection, after_id: int, limit: int) -> list[InboxTar
 
 
 def read_step(connection: Connection, target_id: int, max_bytes: int) -> list[Stored]:
-    """Return the first entries of a target that is not closed: one, or as many as fit."""
+    """Return the first entries of an inbox target, without those of bulk jobs.
+
+    Returns nothing if the target was deleted.
+
+    Args:
+      max_bytes: limit for the size of the entries together. One entry may exceed it.
+    """
     sizes = connection.execute(
         "SELECT i.id, i.size_bytes FROM inbox i JOIN mailboxes m ON m.id = i.mailbox_id"
         f" WHERE i.mailbox_id = ? AND i.held = 0 ORDER BY i.id LIMIT {_STEP_ENTRIES}",
@@ -183,7 +216,13 @@ def read_step(connection: Connection, target_id: int, max_bytes: int) -> list[St
 
 
 def first_fitting(entries: Sequence[Row], max_bytes: int) -> list[int]:
-    """Return the ids of the first entries, given as id and size: one, or as many as fit."""
+    """Return the ids of the first entries whose size together is at most ``max_bytes``.
+
+    It returns at least one id, unless ``entries`` is empty.
+
+    Args:
+      entries: the id and the size of each entry.
+    """
     sizes = np.array([size_bytes for _, size_bytes in entries], np.int64)
     _, end = next(cuts(sizes, max_bytes, len(entries)), (0, 0))
     return [id for id, _ in entries[:end]]
@@ -195,7 +234,12 @@ def read_staged_batches(
     max_bytes: int,
     after: staged_batch.Place = staged_batch.FIRST,
 ) -> Step:
-    """Return entries of a target's staged batches after ``after``: one, or as many as fit."""
+    """Return the next entries to move from the staged batches of an inbox target.
+
+    Args:
+      max_bytes: limit for the size of the entries together. One entry may exceed it.
+      after: the place after which to begin.
+    """
     advances, emptied, last = staged_batch.next_entries(connection, target_id, max_bytes, after)
     by_entry = {advance.last: advance for advance in advances}
     inbox_entries = [
@@ -208,18 +252,26 @@ def read_staged_batches(
 def read_ahead(
     connection: Connection, places: Sequence[tuple[int, staged_batch.Place]], step_bytes: int
 ) -> list[Step]:
-    """Return one step of the staged batches of each target, after the given places."""
+    """Return the next step of the staged batches of several inbox targets.
+
+    Args:
+      places: the id of each target, and the place after which to begin.
+      step_bytes: limit for the size of the entries of one step. One entry may exceed it.
+    """
     return [read_staged_batches(connection, box, step_bytes, after) for box, after in places]
 
 
 def read_steps(
     connection: Connection, boxes: Sequence[tuple[int, bool]], step_bytes: int, max_bytes: int
 ) -> list[Step]:
-    """Return one step for each of the first targets: for one, or for as many as fit.
+    """Return the entries to move next for the first of some inbox targets, one step for each.
+
+    It stops after the target with which the steps together reach ``max_bytes``.
 
     Args:
-      boxes: ids of targets, and whether their staged batches may be read. They are read if a
-        target has no other entries.
+      boxes: ids of targets, and whether their staged batches may be read. The batches are read if
+        the target has no other entries.
+      step_bytes: limit for the size of the entries of one step. One entry may exceed it.
     """
     steps: list[Step] = []
     for target_id, staged_batches_too in boxes:
@@ -234,9 +286,10 @@ def read_steps(
 
 
 def _fetch(connection: Connection, ids: Sequence[int]) -> list[Stored]:
-    """Return entries in the order of ``ids``, which ascend within each staged batch."""
+    """Return the inbox entries with these ids, in the same order. Skips ids that do not exist."""
     found: dict[int, Stored] = {}
-    own = Landing(0)  # gives each long row memory of its own, which the index may keep
+    # An empty buffer: each large entry gets memory of its own, which the index may keep.
+    own = Landing(0)
     for some in padded(ids):
         rows = connection.execute(
             f"SELECT id, size_bytes, data FROM inbox WHERE id {in_list(some)}", some, own
@@ -246,10 +299,10 @@ def _fetch(connection: Connection, ids: Sequence[int]) -> list[Stored]:
 
 
 def remove(connection: Connection, ids: Sequence[int]) -> None:
-    """Delete entries that are moved in this transaction.
+    """Delete entries whose messages are appended to the log in the same transaction.
 
     Raises:
-      StorageError: if an entry does not exist, because it was moved or deleted elsewhere.
+      StorageError: if an entry does not exist, because another transaction has moved or deleted it.
     """
     removed = sum(
         connection.execute(f"DELETE FROM inbox WHERE id {in_list(some)}", some).affected
@@ -263,14 +316,22 @@ def remove(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def hold(connection: Connection, id: int, reason: str) -> None:
-    """Hold an entry that can never be moved. It stays in the inbox for an operator to see."""
+    """Mark an entry as held, because it can never be moved. It stays in the inbox.
+
+    Args:
+      reason: why it cannot be moved, for operators.
+    """
     connection.execute(
         "UPDATE inbox SET held = 1, reason = ? WHERE id = ?", (reason[:MAX_SOURCE_ID_CHARS], id)
     )
 
 
 def close(connection: Connection, target: str) -> int:
-    """Delete a target and return the number of its entries, which are deleted later."""
+    """Delete an inbox target, given by name, with its staged batches. Its entries go later.
+
+    Returns:
+      The number of its entries that were not moved; 0 if the target does not exist.
+    """
     rows = connection.execute(_FIND_TARGET, (target.encode(),)).rows
     if not rows:
         return 0
@@ -285,7 +346,10 @@ def close(connection: Connection, target: str) -> int:
 
 
 def close_namespace(connection: Connection, namespace: str) -> None:
-    """Delete the targets of a namespace without topics. Only held targets remain there: few."""
+    """Delete the inbox targets of a namespace whose topics are all deleted.
+
+    There are few: only those of topics that never existed.
+    """
     rows = connection.execute(
         "SELECT target FROM mailboxes WHERE target > ? AND target < ?", names_in(namespace)
     ).rows
@@ -294,8 +358,8 @@ def close_namespace(connection: Connection, namespace: str) -> None:
 
 
 def names_in(namespace: str) -> tuple[bytes, bytes]:
-    """Return what lies before and after all names in a namespace."""
-    # Names are ASCII, and "0" follows "/".
+    """Return two bounds for the full names of everything in a namespace, both exclusive."""
+    # Names are ASCII, where "0" is the character after "/".
     return f"{namespace}/".encode(), f"{namespace}0".encode()
 
 
@@ -303,7 +367,11 @@ def names_in(namespace: str) -> tuple[bytes, bytes]:
 
 
 def waiting(connection: Connection, limit: int) -> list[Waiting]:
-    """Return the backlog of each target, in the order of target ids."""
+    """Return the figures of the inbox targets with entries, in the order of their ids.
+
+    Args:
+      limit: the most targets to return.
+    """
     columns = "i.id, i.message_count, i.size_bytes, i.created_at_ms, i.held, i.reason"
     rows = connection.execute(
         "SELECT m.target, COUNT(*), SUM(w.message_count), SUM(w.size_bytes),"
@@ -315,7 +383,7 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
         " JOIN mailboxes m ON m.id = w.box GROUP BY m.id, m.target ORDER BY m.id LIMIT ?",
         (limit,),
     ).rows
-    # Sums are decimals on MySQL.
+    # MySQL returns sums as decimals.
     return [
         Waiting(
             _text(target), inbox_entries, int(messages), int(size_bytes), oldest, int(held), reason
@@ -325,7 +393,7 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
 
 
 def _buffer(value: Buffer | str) -> Buffer:
-    """Return a column's value as bytes. SQLite returns text that other programs wrote as str."""
+    """Return the value of a column as bytes. SQLite returns str if another program stored text."""
     return value.encode() if isinstance(value, str) else value
 
 

@@ -1,23 +1,28 @@
 """Bulk jobs: many writers stage messages, one commit makes all of them visible, exactly once.
 
-Owns the table ``jobs``. A *bulk job* has a series and a version. Its *parts* are written
-concurrently, each perhaps by several *attempts*. The commit names the attempt of each part that
-counts::
+Owns the table ``jobs``. A *bulk job*, such as a Spark job, is identified by a *series* and a
+*version*; each version of a series is a job of its own. A job consists of numbered *parts*, which
+are written concurrently, each perhaps by several *attempts*. Each attempt *stages* its messages: it
+writes them as inbox entries into *staged batches*, one for each target topic, where no reader sees
+them. The commit of the job names the attempt of each part that counts::
 
     enter ──► stage, stage, ... (each part, each attempt) ──► commit ──► inbox relays
               staged batches with their inbox entries         batches get their target ids
 
 - **Atomic.** :func:`commit` is one transaction that changes a row for each staged batch, and no
-  inbox entry. Before it no reader sees any message of the job, after it all readers see all.
-- **Once.** A job counts as committed if its version, or a later version of its series, is
-  committed. :func:`enter` checks this, so that nothing is staged in vain. :func:`commit` checks
-  it again under a lock, and then changes nothing. Jobs are remembered for ``REMEMBERED_MS`` after
-  their commit.
-- **Unused batches** (of other attempts, and of jobs that are never committed) are abandoned in
-  steps by :mod:`~escapement.storage.inbox.staged_batch`. An attempt with abandoned batches can no
-  longer be committed.
+  inbox entry. Before it no reader sees any message of the job. After it the messages are in the
+  inbox of their topics.
+- **Exactly once.** A job counts as committed if its version, or a later version of its series, is
+  committed. :func:`enter` checks this, so that nothing is staged in vain. :func:`commit` checks it
+  again under a lock, and changes nothing if the job is committed. The newest committed job of each
+  series is remembered for at least ``REMEMBERED_MS``.
+- **Unused batches** (of other attempts, and of jobs that are never committed) are *abandoned*: they
+  are deleted in steps by :mod:`~escapement.storage.inbox.staged_batch`. An attempt with abandoned
+  batches can no longer be committed.
 
-``stage`` and ``commit`` may be run again when the outcome of their transaction is unknown.
+After the commit, inbox relays move the messages into the logs of their topics. When all are moved,
+the job is *adopted*. ``stage`` and ``commit`` may be run again when the outcome of their
+transaction is unknown.
 """
 
 from __future__ import annotations
@@ -30,16 +35,18 @@ from escapement.storage.engine.base import Connection, Dialect, Engine
 from escapement.storage.inbox import inbox, staged_batch
 from escapement.storage.inbox.entry import InboxEntry
 
-# A committed job is recognised for this time if it is entered again. The newest of a series is
-# remembered for as long.
+# How long the newest committed job of a series is remembered after its messages were moved. If the
+# job is entered again meanwhile, it adds nothing.
 REMEMBERED_MS: Final = 90 * 86_400_000
-# Older versions are kept only for operators to look at: the newest version implies them.
+# How long older versions of a series are remembered, only for operators to look at. The newest
+# committed version shows that they are committed.
 _SUPERSEDED_MS: Final = 86_400_000
+# Limit of jobs that one call of :func:`forget_step` deletes.
 _PURGE_STEP: Final = 500
 
 
 class Job(NamedTuple):
-    """A bulk job that was entered. If ``committed``, nothing is left to be done for it."""
+    """A bulk job that was entered. If it is ``committed``, there is nothing to stage for it."""
 
     id: int
     series: str
@@ -56,7 +63,7 @@ class Attempt(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """The total that an attempt has staged for one target."""
+    """The total of what an attempt has staged for one target topic."""
 
     inbox_entries: int
     messages: int
@@ -64,7 +71,7 @@ class Tally(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The attempt of a part that a commit uses, and the number of messages it staged."""
+    """The attempt of a part that the commit of its job counts, and how many messages it staged."""
 
     part: int
     attempt: str
@@ -77,23 +84,26 @@ class JobState(NamedTuple):
     series: str
     version: int
     created_at_ms: int
-    committed_at_ms: int | None
-    adopted_at_ms: int | None
-    given_up_at_ms: int | None  # if nothing is staged now, and something was abandoned
-    messages: int  # staged messages; for a committed job, its own
-    size_bytes: int
+    committed_at_ms: int | None  # None: not committed yet
+    adopted_at_ms: int | None  # when its last messages were moved to the logs; None: not yet
+    given_up_at_ms: int | None  # last abandoning of batches, if not committed and none are staged
+    messages: int  # committed messages, or the staged ones if the job is not committed
+    size_bytes: int  # of these messages
     waiting: int  # committed messages that are not in their topics' logs yet
-    held: int  # inbox entries of these that can never be moved
-    reason: str  # of one held entry, or ""
-    target: str  # the first topic with such messages, or ""
-    staged_at_ms: int | None  # when something was staged last; None if nothing is staged
+    held: int  # number of inbox entries with waiting messages that can never be moved
+    reason: str  # why one of the held entries cannot be moved, or ""
+    target: str  # one of the topics with waiting messages, or ""
+    staged_at_ms: int | None  # when messages were staged last, if not committed and some are staged
 
 
 # -- writing -------------------------------------------------------------------
 
 
 def enter(engine: Engine, connection: Connection, series: str, version: int) -> Job:
-    """Return the job with this series and version, creating it if it does not exist."""
+    """Return the job with this series and version. Create it if it does not exist.
+
+    If this version or a later one is committed, the result is a committed job with the id 0.
+    """
     if _is_committed(connection, series, version):
         return Job(0, series, version, True)
     find = "SELECT id FROM jobs WHERE series = ? AND version = ?"
@@ -119,8 +129,9 @@ def stage(
     """Stage inbox entries for an attempt, inside the open transaction.
 
     Args:
-      inbox_entries: entries whose source ids are unique in the attempt and target.
-      tallies: the totals for each of their targets, these entries included.
+      inbox_entries: entries whose source ids are unique among those of the attempt and target.
+      tallies: for each target of the entries, the total that the attempt has staged for it,
+        including these entries.
 
     Raises:
       StagingLost: if earlier entries of the attempt were abandoned.
@@ -159,10 +170,16 @@ def stage(
 
 
 def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[Counted]) -> bool:
-    """Make a job visible, inside the open transaction. Return False if it was committed before.
+    """Commit a job, inside the open transaction: its messages go to the inbox of their topics.
+
+    Args:
+      counted: the attempt of each part that counts. Messages of other attempts are left out.
+
+    Returns:
+      Whether this call has committed the job. False if it was committed before.
 
     Raises:
-      StagingLost: if part of what the job staged was abandoned. Nothing has changed then.
+      StagingLost: if messages of these attempts were abandoned. Nothing has changed then.
     """
     lock = engine.dialect.update_lock
     if not connection.execute(f"SELECT id FROM jobs WHERE id = ?{lock}", (job.id,)).rows:
@@ -203,9 +220,9 @@ def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[C
 
 
 def _put_on_disk(connection: Connection, series: str) -> None:
-    """Change committed rows, so that this commit puts them on disk.
+    """Change the rows of a series' committed jobs, to make their earlier commit durable.
 
-    A server may show a commit before it is durable.
+    A server may show a commit before it is on disk. Committing a change puts both on disk.
     """
     connection.execute(
         "UPDATE jobs SET created_at_ms = created_at_ms + 1"
@@ -215,9 +232,10 @@ def _put_on_disk(connection: Connection, series: str) -> None:
 
 
 def abandon(connection: Connection, job: Job, run: str) -> int:
-    """Abandon the batches of attempts whose names begin with ``run``. Return their number.
+    """Abandon staged batches of a job, inside the open transaction. Return their number.
 
-    Runs inside the open transaction. Committed batches stay.
+    Args:
+      run: abandon the batches of attempts whose names begin with this text.
     """
     rows = connection.execute(
         "SELECT id, attempt, touched_at_ms FROM parcels WHERE job_id = ? AND mailbox_id = 0",
@@ -228,7 +246,14 @@ def abandon(connection: Connection, job: Job, run: str) -> int:
 
 
 def staged_by(connection: Connection, run: str, version: int) -> list[str]:
-    """Return the series of jobs of this version for which a run staged messages. O(parcels)."""
+    """Return the series of the jobs for which a bulk write has staged messages.
+
+    O(all staged batches).
+
+    Args:
+      run: the id of the bulk write. The names of its attempts begin with it.
+      version: the version of the jobs to look at.
+    """
     rows = connection.execute(
         "SELECT DISTINCT jobs.series FROM jobs JOIN parcels ON parcels.job_id = jobs.id"
         " WHERE jobs.version = ? AND parcels.mailbox_id = 0 AND parcels.attempt LIKE ?",
@@ -238,7 +263,13 @@ def staged_by(connection: Connection, run: str, version: int) -> list[str]:
 
 
 def give_up(dialect: Dialect, connection: Connection, job: Job, run: str) -> None:
-    """Abandon a run's batches and record the time, inside the open transaction."""
+    """Abandon the batches that a bulk write staged for a job, and record the time.
+
+    Runs inside the open transaction.
+
+    Args:
+      run: the id of the bulk write. The names of its attempts begin with it.
+    """
     abandon(connection, job, run)
     staged_batch.note_given_up(dialect, connection, job.id)
 
@@ -252,7 +283,15 @@ def _is_committed(connection: Connection, series: str, version: int) -> bool:
 
 
 def _check_whole(job: Job, wanted: Mapping[tuple[int, str], int], taken: Sequence[tuple]) -> None:  # type: ignore[type-arg]
-    """Raise ``StagingLost`` unless each attempt still has all messages that it staged."""
+    """Check that the database still has all messages that the attempts of a job have staged.
+
+    Args:
+      wanted: the number of messages that each (part, attempt) has staged.
+      taken: the rows of the staged batches of these attempts.
+
+    Raises:
+      StagingLost: if messages are missing.
+    """
     staged: dict[tuple[int, str], int] = dict.fromkeys(wanted, 0)
     for _, part, attempt, _, messages, _ in taken:
         staged[part, attempt] += messages
@@ -274,7 +313,7 @@ def now_ms(dialect: Dialect, connection: Connection) -> int:
 
 
 def states(connection: Connection, limit: int) -> list[JobState]:
-    """Return the newest jobs, newest first."""
+    """Return the status of the ``limit`` newest jobs, newest first."""
     jobs = connection.execute(
         "SELECT id, series, version, created_at_ms, committed_at_ms, adopted_at_ms,"
         f" given_up_at_ms, message_count, size_bytes FROM jobs ORDER BY id DESC LIMIT {limit:d}"
@@ -321,11 +360,11 @@ def states(connection: Connection, limit: int) -> list[JobState]:
 
 
 def forget_step(dialect: Dialect, connection: Connection) -> bool:
-    """Forget some jobs that need not be remembered. Return whether there may be more."""
+    """Delete some jobs that need not be remembered any more. Return whether there may be more."""
     now = dialect.now_ms
     rows = connection.execute(
         "SELECT j.id FROM jobs j WHERE"
-        # The delay keeps jobs that were entered recently and have staged nothing yet.
+        # Keep an uncommitted job for a while, because its writers may not have staged anything yet.
         f" (j.committed_at_ms IS NULL AND j.created_at_ms < {now} - {REMEMBERED_MS}"
         "  AND NOT EXISTS (SELECT 1 FROM parcels p WHERE p.job_id = j.id))"
         f" OR j.adopted_at_ms < {now} - {REMEMBERED_MS}"

@@ -1,10 +1,14 @@
-"""Schedules of repeated messages, and the progress of each.
+"""Recurring schedules, and how far each has been published.
 
-Owns the table ``schedules``. ``next_ms`` decides which occurrences have been published. It moves
-forward in the transaction that writes the inbox entries of the occurrences it passes, and never
-back. So each occurrence is published once, whenever a broker crashes and however the clock is
-set. All functions run inside a transaction of the caller. The content of a schedule stays in the
-table until it is published; a broker keeps the other columns in memory.
+A *schedule* publishes the same message again and again. Each time at which it does is an
+*occurrence*. This module owns the table ``schedules``. Its column ``next_ms`` is the next
+occurrence to be published. The transaction that writes the inbox entries of occurrences also moves
+``next_ms`` past them, and ``next_ms`` never moves back. So each occurrence is published once, even
+if the broker crashes or the clock is set.
+
+All functions run inside a transaction of the caller. The *content* of a schedule is the payload and
+the key of its message. The broker keeps the other columns in memory, and reads the content for each
+occurrence.
 """
 
 from __future__ import annotations
@@ -23,7 +27,11 @@ from escapement.storage.inbox.inbox import names_in
 
 @dataclass(slots=True)
 class Schedule:
-    """A schedule without its content. ``next_ms`` is None if the schedule has ended."""
+    """A schedule without its content.
+
+    ``next_ms`` is None if the schedule has no more occurrences. ``published`` is the number of
+    occurrences published, and ``size_bytes`` is the size of the content.
+    """
 
     id: int
     name: str
@@ -32,7 +40,7 @@ class Schedule:
     missed: Missed
     paused: bool
     next_ms: int | None
-    last_ms: int | None  # the last published occurrence
+    last_ms: int | None  # the last published occurrence; None: none yet
     published: int
     created_at_ms: int
     size_bytes: int
@@ -46,7 +54,11 @@ class Content(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A step of one schedule past these occurrences, which the caller publishes."""
+    """The publishing of some occurrences of a schedule.
+
+    ``times`` are the occurrences to publish, and ``next_ms`` is the one after them. ``times`` may
+    be empty, if missed occurrences are skipped.
+    """
 
     schedule: Schedule
     times: list[int]
@@ -54,7 +66,7 @@ class Move(NamedTuple):
 
     @property
     def last_ms(self) -> int | None:
-        """The last published occurrence after this step."""
+        """The last published occurrence once ``times`` are published; None if there is none."""
         return self.times[-1] if self.times else self.schedule.last_ms
 
 
@@ -69,7 +81,13 @@ def create_schedule(
     now_ms: int,
     bundle_id: int = 0,
 ) -> Schedule:
-    """Create a schedule.
+    """Create a schedule that publishes ``content`` to a topic.
+
+    Args:
+      name: the full name of the schedule.
+      topic: the full name of the topic.
+      missed: how to treat occurrences that passed while no broker could publish them.
+      next_ms: the first occurrence.
 
     Raises:
       AlreadyExists: if a schedule of this name exists.
@@ -110,7 +128,11 @@ def delete_schedule(connection: Connection, id: int) -> None:
 
 
 def set_paused(connection: Connection, id: int, paused: bool, next_ms: int | None) -> None:
-    """Pause or resume a schedule. ``next_ms`` is its next occurrence."""
+    """Pause or resume a schedule.
+
+    Args:
+      next_ms: the next occurrence to publish; None if there is none.
+    """
     connection.execute(
         "UPDATE schedules SET paused = ?, next_ms = ? WHERE id = ?", (int(paused), next_ms, id)
     )
@@ -119,11 +141,13 @@ def set_paused(connection: Connection, id: int, paused: bool, next_ms: int | Non
 def advance_schedules(
     dialect: Dialect, connection: Connection, moves: Sequence[Move]
 ) -> dict[int, Content]:
-    """Advance these schedules. The caller publishes their occurrences in the same transaction.
+    """Record that the occurrences of ``moves`` are published, which the caller does afterwards.
+
+    The caller publishes them in the same transaction, by writing inbox entries. A schedule is
+    skipped if it is paused or deleted, or if its ``next_ms`` has changed in the database.
 
     Returns:
-      The content of each schedule, by id. A schedule that is paused, or whose stored ``next_ms``
-      differs from its ``Schedule``, is left out and unchanged.
+      The content of each schedule that was not skipped, by its id.
     """
     by_id = {move.schedule.id: move for move in moves}
     found: dict[int, Content] = {}
@@ -147,7 +171,7 @@ def advance_schedules(
 
 
 def has_schedules(connection: Connection, namespace: str) -> bool:
-    """Return whether any schedule is in a namespace, or publishes into it. O(schedules)."""
+    """Return whether any schedule belongs to a namespace or publishes into it. O(schedules)."""
     return bool(
         connection.execute(
             "SELECT 1 FROM schedules WHERE (name > ? AND name < ?) OR (topic > ? AND topic < ?)"

@@ -1,13 +1,20 @@
-"""Staged batches: inbox entries that a bulk job has staged for one target.
+"""Staged batches: inbox entries that a bulk job writes before it commits.
 
-Owns the table ``parcels``. The entries of a staged batch are in the inbox under the batch's
-negative id. No target has a negative id, so no reader sees them. The commit of the job
-(storage/inbox/job.py) gives the batch the id of its target. That changes no entry, and queues
-the batch's entries after the target's own. They are moved in the order of their ids, as other
-entries are. But moving does not delete them, because deleting them costs the database more than
-writing them to the log. Instead the same group commit records the batch's progress
-(:func:`advancing`). When all entries have been moved, the batch is deleted, and its entries are
-deleted later (storage/cleanup/freeing.py).
+A *bulk job* (storage/inbox/job.py) writes many messages, which all become visible when it commits.
+Until then they are in *staged batches*. A staged batch contains inbox entries for one target, which
+is a topic. It is a row of the table ``parcels``, which this module owns. Its entries are rows of
+``inbox``, where they have the negative id of the batch in place of the id of a target. No target
+has a negative id, so no reader sees them.
+
+The commit of the job stores the id of the target in the batch. It changes no entry. From then on
+the inbox relay *moves* the entries, in the order of their ids, after the target's other entries: it
+appends their messages to the log of the topic. A moved entry of a staged batch is not deleted at
+once, because deleting it costs the database more than writing it to the log. Instead the group
+commit that writes the log also records in the batch the id of the last entry that was moved: the
+batch *advances* (:func:`advancing`). When all entries have been moved, the batch is deleted, and
+its entries are deleted later (storage/cleanup/freeing.py). An entry that can never be moved is
+*held*: it stays for an operator to see. A batch that cannot be committed any more is *abandoned*:
+it is deleted with its entries.
 
 All functions that write run inside a transaction of the caller.
 """
@@ -21,19 +28,19 @@ from escapement.errors import StorageError
 from escapement.storage import removal
 from escapement.storage.engine.base import Connection, Dialect, Row, Step
 
-# Staged batches, and entries of each, that one step reads.
+# Limits of :func:`next_entries`: batches that one call reads, and entries of each batch.
 _STEP_STAGED_BATCHES: Final = 64
 _STEP_ENTRIES: Final = 64
-# Staged batches that one step of ``purge_step`` abandons.
+# Limit of staged batches that one call of :func:`purge_step` abandons.
 _PURGE_STEP: Final = 64
-# A job without a commit is abandoned when it has staged nothing for this time.
+# The staged batches of an uncommitted job are abandoned when it has staged nothing for this time.
 STAGING_IDLE_MS: Final = 3 * 86_400_000
-# Condition that entry ``i`` of the committed batch ``p`` has not been moved yet.
+# SQL condition: the inbox entry ``i`` of the committed batch ``p`` has not been moved to the log.
 WAITS: Final = "(i.id > p.moved_id OR i.held = 1)"
 
 
 class Place(NamedTuple):
-    """The place of an entry in a target's staged batches, in the order they are moved."""
+    """The place of an entry among all staged batches of a target. Entries move in this order."""
 
     staged_batch_id: int
     entry_id: int
@@ -43,7 +50,10 @@ FIRST: Final = Place(0, 0)
 
 
 class Advance(NamedTuple):
-    """The progress of a staged batch: entries up to ``after`` were moved, now up to ``last``."""
+    """One advance of a staged batch.
+
+    Entries with ids up to ``after`` were moved before. This advance moves those up to ``last``.
+    """
 
     staged_batch_id: int
     after: int
@@ -53,13 +63,15 @@ class Advance(NamedTuple):
 def next_entries(
     connection: Connection, target_id: int, max_bytes: int, after: Place = FIRST
 ) -> tuple[list[Advance], list[int], Place]:
-    """Find entries of a target's staged batches after ``after``: one, or as many as fit.
+    """Find the next entries to move from the staged batches of one target.
 
-    When reading ahead, all entries up to ``after`` must be on their way into the log.
+    Args:
+      max_bytes: limit for the size of the entries together. One entry may exceed it.
+      after: the place after which to begin. All entries up to it must be submitted for moving.
 
     Returns:
-      An advance for each entry, in the order they are to be moved; the ids of staged batches
-      with no entries to be moved; and the place of the last entry.
+      An advance for each entry, in the order to move them; the ids of staged batches without
+      entries left to move; and the place of the last entry found.
     """
     staged_batches = connection.execute(
         "SELECT p.id, p.moved_id FROM parcels p JOIN mailboxes m ON m.id = p.mailbox_id"
@@ -90,7 +102,7 @@ def next_entries(
 
 
 def joined(advances: Iterable[Advance]) -> list[Advance]:
-    """Merge consecutive advances into one for each staged batch."""
+    """Merge the consecutive advances of each staged batch into one advance."""
     found: dict[int, Advance] = {}
     for one in advances:
         before = found.get(one.staged_batch_id, one)
@@ -100,9 +112,9 @@ def joined(advances: Iterable[Advance]) -> list[Advance]:
 
 
 def advancing(dialect: Dialect, advances: Sequence[Advance]) -> list[Step]:
-    """Return the statements that record the progress of staged batches in this transaction.
+    """Return the SQL statements that record advances of staged batches.
 
-    Pass the rows that they return to :func:`check_advanced` before the commit.
+    Before the commit, pass the rows that the statements return to :func:`check_advanced`.
 
     Args:
       advances: one for each staged batch.
@@ -120,10 +132,13 @@ def advancing(dialect: Dialect, advances: Sequence[Advance]) -> list[Step]:
 
 
 def check_advanced(advances: Sequence[Advance], rows: Sequence[Row]) -> None:
-    """Check by the rows of ``advancing`` that each batch was where its advance says.
+    """Check that each staged batch had been moved exactly up to ``after`` of its advance.
+
+    Args:
+      rows: the rows that the statements of :func:`advancing` returned.
 
     Raises:
-      StorageError: if one was not: its entries were moved, or it was deleted, elsewhere.
+      StorageError: if another transaction has moved entries of a batch or deleted the batch.
     """
     found: dict[int, int] = dict(rows)
     for staged_batch_id, after, _ in advances:
@@ -135,12 +150,20 @@ def check_advanced(advances: Sequence[Advance], rows: Sequence[Row]) -> None:
 
 
 def advance(dialect: Dialect, connection: Connection, advances: Sequence[Advance]) -> None:
-    """Record progress at once, inside the open transaction. Raises as ``check_advanced``."""
+    """Record advances of staged batches in the open transaction.
+
+    Raises:
+      StorageError: if another transaction has moved entries of a batch or deleted the batch.
+    """
     check_advanced(advances, connection.execute_all(advancing(dialect, advances)))
 
 
 def settle(dialect: Dialect, connection: Connection, staged_batch_ids: Sequence[int]) -> None:
-    """Delete batches with no entries left to move, or hold them if they have held entries."""
+    """Finish staged batches that have no entries left to move.
+
+    A batch is deleted, or marked as held if it has held entries. Its moved entries are deleted
+    later. A job that has no batches left is marked as adopted.
+    """
     for id in staged_batch_ids:
         held = connection.execute(
             "SELECT 1 FROM inbox WHERE mailbox_id = ? AND held = 1 LIMIT 1", (-id,)
@@ -154,7 +177,11 @@ def settle(dialect: Dialect, connection: Connection, staged_batch_ids: Sequence[
 
 
 def _finish_jobs(dialect: Dialect, connection: Connection) -> None:
-    """Set ``adopted_at_ms`` of committed jobs that have no staged batches left."""
+    """Mark each committed job without committed staged batches as adopted.
+
+    *Adopted* means that all messages of the job have been moved to the logs of their topics, or
+    were deleted with their topic.
+    """
     connection.execute(
         f"UPDATE jobs SET adopted_at_ms = {dialect.now_ms} WHERE adopted_at_ms IS NULL"
         " AND committed_at_ms IS NOT NULL AND NOT EXISTS"
@@ -163,7 +190,11 @@ def _finish_jobs(dialect: Dialect, connection: Connection) -> None:
 
 
 def close(connection: Connection, target_id: int) -> int:
-    """Delete a target's staged batches. Return the number of their entries, deleted later."""
+    """Delete a target's staged batches. Their entries are deleted later.
+
+    Returns:
+      The number of entries that were not moved to the log.
+    """
     ((inbox_entries,),) = connection.execute(
         "SELECT COUNT(*) FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id"
         f" AND {WAITS} WHERE p.mailbox_id = ?",
@@ -178,7 +209,14 @@ def close(connection: Connection, target_id: int) -> int:
 
 
 def give_up(connection: Connection, id: int, touched_at_ms: int) -> bool:
-    """Delete a batch unless it was committed or changed since. Return whether it did."""
+    """Abandon a staged batch, unless it was committed or has got more entries.
+
+    Args:
+      touched_at_ms: when the last entries were staged, as the caller has read it.
+
+    Returns:
+      Whether the batch was abandoned.
+    """
     gone = connection.execute(
         "DELETE FROM parcels WHERE id = ? AND mailbox_id = 0 AND touched_at_ms = ?",
         (id, touched_at_ms),
@@ -189,7 +227,10 @@ def give_up(connection: Connection, id: int, touched_at_ms: int) -> bool:
 
 
 def note_given_up(dialect: Dialect, connection: Connection, job_id: int) -> None:
-    """Record that batches of a job were abandoned now, unless the job is committed."""
+    """Record the present time as the one at which staged batches of a job were abandoned.
+
+    Has no effect if the job is committed.
+    """
     connection.execute(
         f"UPDATE jobs SET given_up_at_ms = {dialect.now_ms}"
         " WHERE id = ? AND committed_at_ms IS NULL",
@@ -198,10 +239,11 @@ def note_given_up(dialect: Dialect, connection: Connection, job_id: int) -> None
 
 
 def purge_step(dialect: Dialect, connection: Connection) -> bool:
-    """Abandon some batches that no commit can use. Return whether there may be more.
+    """Abandon some staged batches that no commit can use. Return whether there may be more.
 
-    These are other attempts of committed jobs, and all batches of a job that has been idle for
-    too long. A batch alone may be idle for longer: finished tasks wait for the rest of the job.
+    These are batches that the commit of their job left out, and all batches of a job that has
+    staged nothing for ``STAGING_IDLE_MS``. A single batch may be older, while other tasks of its
+    job still stage entries.
     """
     found = connection.execute(
         "SELECT p.id, p.touched_at_ms, p.job_id FROM parcels p LEFT JOIN jobs j ON j.id = p.job_id"
@@ -213,5 +255,5 @@ def purge_step(dialect: Dialect, connection: Connection) -> bool:
     left = {job for id, touched, job in found if give_up(connection, id, touched)}
     for job_id in sorted(left):
         note_given_up(dialect, connection, job_id)
-    _finish_jobs(dialect, connection)  # covers jobs whose topics were deleted
+    _finish_jobs(dialect, connection)  # for jobs whose last batches were deleted with their topic
     return len(found) == _PURGE_STEP
