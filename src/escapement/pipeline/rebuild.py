@@ -1,14 +1,17 @@
-"""The job `rebuild`: rebuilds the delayed index from the log and the cursors.
+"""The job ``rebuild``: rebuilds a broker's delayed index from the log and the cursors.
 
-The job is for a broker that has lost its disk, or for a new broker, which would otherwise build
-the index message by message before it serves. The job reads the log once and writes pending
-messages as segments in the broker's format. That runs in this process
-(pipeline/rebuilding/filling.py) or in Spark's tasks (pipeline/rebuilding/shuffle.py).
+The *delayed index* has the pending messages on the broker's local disk, sorted by due time. It
+consists of *segments*, which are immutable files, and a *manifest*, which names the segments and
+the part of the database's journal that they cover. The job is for a broker that has lost its disk,
+or for a new broker, which would otherwise build the index message by message before it serves. The
+job reads the log once and writes the pending messages as segments. It does so in this process (the
+local engine, pipeline/rebuilding/filling.py) or in Spark's tasks (the Spark engine,
+pipeline/rebuilding/shuffle.py).
 
-**One writer.** The job holds the lock of the data directory and the lease of the log, so no
-broker writes to either meanwhile. So the data read stays valid, and the manifest may cover the
-journal up to its end. If a broker is alive on this log, the job is refused and the broker is not
-disturbed. After the job, the directory's own broker gets the lease at once.
+**One writer.** The job holds the lock of the data directory and the *lease*, which is the right to
+write to the log. So no broker writes to either meanwhile, the data read stays valid, and the
+manifest may cover the journal up to its end. If a broker is alive on this log, the job is refused
+and the broker is not disturbed. After the job, a broker in the directory gets the lease at once.
 
 **All or nothing.** The new index is built beside the old one, under a name that brokers ignore.
 When it is complete and on disk, one rename replaces the old index. A manifest covers all topics,
@@ -51,10 +54,10 @@ from escapement.storage.state.state import load_state
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The duration of the lease, the same as a broker's. It is renewed after a third of it.
+# The duration of the lease, the same as a broker's. The lease is renewed after a third of it.
 _LEASE_MS: Final = 10_000
 _RENEWAL_MS: Final = _LEASE_MS // 3
-# The interval at which the lease and the progress of other threads are checked.
+# The interval at which this thread checks the lease and the progress while other threads work.
 _LOOK_S: Final = 0.5
 # The size of the rows whose keys are listed between two checks of the lease.
 _STEP_BYTES: Final = 64 << 20
@@ -72,15 +75,15 @@ class RebuildConfig:
     """The configuration of the job ``rebuild``.
 
     Args:
-      data: the data directory of the broker that gets the index; created if missing.
+      data: the data directory of the broker that is to use the index; created if missing.
       log_url: the URL of the log, as for `escapement serve --log`; None for SQLite in ``data``. A
         missing user or password is read from the environment, as for the other jobs.
       engine: where the index is computed; None for Spark if the session's master is a cluster, else
         for this process.
-      memory_bytes: the memory for messages; with Spark, of each task. The local engine sorts half
-        of it as one segment.
-      progress: called some times a second, in the thread that runs the job. With Spark, the
-        progress covers finished tasks only.
+      memory_bytes: the memory for messages until they are written; with Spark, that of each task.
+        The local engine fills one half while it writes the other half as a segment.
+      progress: called repeatedly with the progress, in the thread that runs the job. With Spark,
+        the progress covers finished tasks only.
       password_file: a file with the password, instead of a password in ``log_url``. With Spark,
         it must exist on every machine.
     """
@@ -94,15 +97,17 @@ class RebuildConfig:
 
 
 def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
-    """Rebuild the index of ``config.data``; blocking.
+    """Rebuild the index in ``config.data``, and return the final progress; blocking.
 
     Args:
-      spark: a session; the local engine does not need one.
+      spark: a Spark session; None for the local engine, which does not need one.
 
     Raises:
-      InvalidRequest: if the Spark engine is wanted and cannot be used.
+      InvalidRequest: if the configuration is not valid, or the Spark engine cannot be used.
       DataDirectoryInUse: if a broker runs in the directory.
       LeaseHeld: if another broker is alive on this log.
+      LeaseLost: if the job could not renew the lease and another broker took it. The old index is
+        unchanged.
       NotFound: if the log does not exist.
       LogDamaged, StorageError, StorageUnavailable: if the log cannot be read or the index cannot
         be written. The old index is unchanged.
@@ -126,7 +131,7 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
 
 
 def check_tasks(config: RebuildConfig) -> None:
-    """Check a configuration for the Spark engine, as far as possible without a session.
+    """Check a configuration for the Spark engine, as far as possible without a Spark session.
 
     Raises:
       InvalidRequest: if the address of the log is missing or invalid, or contains a password.
@@ -145,20 +150,21 @@ def _check_there(config: RebuildConfig) -> None:
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """The environment of a running job, which holds the lease."""
+    """The objects that a function needs to fill the new index, while the job holds the lease."""
 
     engine: Engine
     connection: Connection
     log: Log
-    claims: Claims
+    claims: Claims  # determines for each topic which messages the index must have
     now_ms: int
-    building: Building
+    building: Building  # the new index
     renewal: _Renewal
-    done: Progress
-    tell: Callable[[Progress], None]
+    done: Progress  # the function keeps it up to date
+    tell: Callable[[Progress], None]  # called with ``done`` to show the progress
 
 
-Fill = Callable[[Site], list[Path]]  # returns the segments, which are on disk
+# A function that writes the segments of the new index. It returns the paths of the durable files.
+Fill = Callable[[Site], list[Path]]
 
 
 def rebuild(
@@ -170,12 +176,12 @@ def rebuild(
     progress: Callable[[Progress], None] = _nothing,
     fill: Fill | None = None,
 ) -> Progress:
-    """Rebuild the index in ``directory`` for the broker ``identity``; blocking.
+    """Rebuild the index in ``directory``, holding the lease as ``identity``; blocking.
 
     Raises the errors of :func:`run`.
 
     Args:
-      fill: fills the index; None for this process.
+      fill: writes the segments of the index; None to do so in this process.
     """
     with closing(engine.connect()) as connection:
         require(connection)
@@ -212,7 +218,7 @@ def rebuild(
 
 
 def _by_itself(memory_bytes: int, site: Site) -> list[Path]:
-    """Fill the index in this process. Return the segments."""
+    """Write the segments of the index in this process. Return their paths."""
     renewal = site.renewal
     with (
         closing(all_rows(site.engine, site.log, site.connection, renewal.wait)) as steps,
@@ -231,7 +237,7 @@ def _by_itself(memory_bytes: int, site: Site) -> list[Path]:
 def _by_tasks(
     spark: SparkSession, address: LogAddress, memory_bytes: int, site: Site
 ) -> list[Path]:
-    """Fill the index with Spark's tasks. Return the segments."""
+    """Write the segments of the index in Spark's tasks. Return their paths."""
     keys = []
     for step in site.log.scan_keys(site.connection, _STEP_BYTES):
         keys += step
@@ -280,12 +286,12 @@ def _session(spark: SparkSession | None, config: RebuildConfig) -> SparkSession:
 
 
 def is_local(master: str) -> bool:
-    """Return whether this Spark master runs on one machine."""
+    """Return whether a Spark master such as ``local[4]`` runs all tasks on this machine."""
     return master.split("[")[0] == "local"
 
 
 def _address(config: RebuildConfig, data: Path) -> LogAddress:
-    """Return the address of the log for tasks. Raises ``InvalidRequest``."""
+    """Return the address of the log. Raises ``InvalidRequest`` if the URL has a password."""
     options = {"url": config.log_url, "passwordFile": config.password_file}
     if config.log_url is None:
         options["data"] = str(data)
@@ -293,7 +299,7 @@ def _address(config: RebuildConfig, data: Path) -> LogAddress:
 
 
 def _engine(config: RebuildConfig, data: Path) -> Engine:
-    """Return the engine for this process. Unlike for tasks, the URL may have the password."""
+    """Return the database engine for this process. Here the URL may contain the password."""
     url = config.log_url
     if config.password_file is None and url is not None and urlsplit(url).password is not None:
         return open_engine(url, data)
@@ -310,22 +316,28 @@ class _Renewal:
         self._clock = clock
 
     def __call__(self) -> None:
-        """Renew the lease if it is time to. Raises ``LeaseLost``."""
+        """Renew the lease if a third of its duration has passed. Raises ``LeaseLost``."""
         left_ms = self.held.deadline_ms - self._clock.lease_ms()
         if left_ms < _LEASE_MS - _RENEWAL_MS:
             self.at_once()
 
     def at_once(self) -> None:
-        """Renew the lease, which proves that no other process has written.
+        """Renew the lease now.
 
-        Raises ``LeaseLost``.
+        Success proves that no broker has written to the log while the job held the lease.
+
+        Raises:
+          LeaseLost: if another broker has taken the lease.
         """
         self.held = lease.renew(self._engine, self._connection, self.held, self._clock)
 
     def wait(self, work: Future[T], meanwhile: Callable[[], object] = _nothing) -> T:
-        """Renew the lease until the work is done, and return its result.
+        """Wait for the work of another thread, renew the lease meanwhile, and return the result.
 
         Raises ``LeaseLost``, and the errors of the work.
+
+        Args:
+          meanwhile: called about twice a second, in this thread.
         """
         while True:
             try:
@@ -345,8 +357,8 @@ class _Renewal:
         """Run ``work`` in a new thread, renew the lease meanwhile, and return the result.
 
         Args:
-          cancel: called to end the work early, if the lease is lost.
-          meanwhile: called some times a second, in this thread.
+          cancel: called to end the work early if this thread fails, such as by a lost lease.
+          meanwhile: called about twice a second, in this thread.
         """
         with ThreadPoolExecutor(1) as pool:
             try:
@@ -358,12 +370,13 @@ class _Renewal:
 
 @contextmanager
 def _held(engine: Engine, identity: Identity, clock: Clock) -> Iterator[_Renewal]:
-    """Hold the lease inside the block.
+    """Hold the lease for the duration of the ``with`` block, and yield its renewal.
 
-    The next owner learns until when the previous owner's deliveries are in doubt.
+    The release tells the next owner up to which due time the last broker may have delivered
+    messages without recording it.
     """
     held = lease.acquire(engine, identity, _LEASE_MS, clock)
-    # A separate connection, because the log is read on another one meanwhile.
+    # The lease is renewed over its own connection, because another one reads the log meanwhile.
     with closing(engine.connect()) as connection:
         renewal = _Renewal(engine, connection, held, clock)
         try:

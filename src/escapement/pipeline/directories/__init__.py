@@ -1,1 +1,1 @@
-"""Directories that the driver and all tasks share."""
+"""Local directories, and directories that Spark's driver shares with all tasks."""

@@ -1,7 +1,8 @@
-"""A directory of a local file system, which the driver and all tasks see under one name.
+"""A directory of a local or mounted file system, as the root directory of an archive.
 
-It implements :class:`~escapement.pipeline.archiving.archive_folder.Place`. Confirmed changes
-survive a loss of power: the log may forget messages because their archive files exist.
+:class:`LocalDirectory` implements :class:`~escapement.pipeline.archiving.archive_folder.Place`.
+Written and moved files survive a loss of power, because the log forgets messages when an archive
+has them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SCHEME: Final = "file"
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the path of a URI as Spark writes it, or None if it is not a local file."""
+    """Return the path of a URI in Spark's notation (``file:/path``), or None if it is not local."""
     scheme, _, rest = uri.partition(":")
     return Path("/" + rest.lstrip("/")) if scheme == _SCHEME else None
 
@@ -38,7 +39,7 @@ class LocalDirectory:
     """A local directory as a ``Place``; blocking. Methods raise ``StorageError`` on I/O errors."""
 
     def __init__(self, root: str) -> None:
-        """``root`` is a URI as Spark writes it."""
+        """``root`` is a local URI in Spark's notation (``file:/path``)."""
         found = local_path(root)
         assert found is not None
         self.root = root
@@ -99,7 +100,7 @@ class LocalDirectory:
                 found.unlink(missing_ok=True)
 
     def _make(self, directory: Path) -> None:
-        """Create a directory with its parents, and mark the parents as not synced."""
+        """Create a directory and its missing parents, which ``settle`` will make durable."""
         if not directory.is_dir():
             self._make(directory.parent)
             directory.mkdir(exist_ok=True)

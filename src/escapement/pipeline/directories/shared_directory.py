@@ -1,7 +1,8 @@
-"""A directory shared between the driver and tasks, in which tasks write files for the driver.
+"""A directory shared between Spark's driver and tasks, in which tasks write files for the driver.
 
-The driver writes a mark into it. A task that does not see the mark fails before it writes
-anything. Otherwise it would write to its own disk, where the driver does not find the files.
+The driver writes a *mark*, a file with a random text, into the directory. A task that does not see
+the mark fails before it writes anything. Otherwise it would write to the disk of its own machine,
+where the driver does not find the files.
 
 This module does not use Spark.
 """
@@ -20,10 +21,10 @@ _MARK: Final = "MARK"
 
 
 class SharedDirectory(NamedTuple):
-    """A shared directory and its mark."""
+    """A shared directory and its mark. The driver sends this object to the tasks."""
 
     directory: Path
-    mark: str
+    mark: str  # the content of the file with the mark
 
     @classmethod
     def mark_in(cls, directory: Path) -> SharedDirectory:

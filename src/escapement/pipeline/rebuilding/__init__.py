@@ -1,1 +1,4 @@
-"""How the log becomes a delayed index, on one machine or by Spark tasks."""
+"""The engines of the job ``rebuild``: they build a delayed index on one machine, or with Spark.
+
+Begin with pipeline/rebuild.py, which runs the job.
+"""

@@ -1,8 +1,9 @@
-"""The local engine of the job ``rebuild``: fills an index from the log on one machine.
+"""The local engine of the job ``rebuild``: builds a delayed index from the log on one machine.
 
-The log is read once, over several connections at a time. Pending messages are gathered in one of
-two tables in memory. A full table is sorted and written as a segment by another thread while the
-other table fills. Reading, sorting, gathering and writing release the interpreter lock.
+The log is read once, in *steps* of some rows, over several connections at a time. Pending messages
+are gathered in one of two tables in memory. Another thread sorts a full table and writes it as a
+*segment*, a file of the index, while the other table fills. Reading, sorting, gathering and
+writing release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from escapement.storage.index.segments.writer import whole_segment
 from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import LogRow
 
-# The size of a step: log rows read at once.
+# The size of the log rows of a step.
 _STEP_BYTES: Final = 2 << 20
-# The buffer for a step, with room for what the protocol adds to each row.
+# The size of the buffer that receives a step. The database's protocol adds some bytes to each row.
 _LANDING_BYTES: Final = _STEP_BYTES + (64 << 10)
-# Connections that read, and steps that are read ahead.
+# The number of connections that read, and the number of steps that they read ahead.
 _READERS: Final = 16
 _AHEAD: Final = 18
-# The target number of segments where memory would allow fewer. More segments reuse memory, which
-# costs less than new memory, and leave less to write after all rows are read. The broker keeps
-# about a dozen segments.
+# The target number of segments if memory would allow fewer and larger ones. More segments reuse the
+# memory of the tables more often, which costs less than new memory from the system. They also leave
+# less to write after all rows are read. A broker keeps about a dozen segments.
 _SHARES: Final = 11
-# The least size of a segment that is written for this target.
+# A table below this size is not written just to reach the target number.
 _LEAST_SHARE_BYTES: Final = 32 << 20
 
 
@@ -43,9 +44,9 @@ class Progress:
     """The progress of the job ``rebuild``."""
 
     messages: int = 0  # read from the log
-    pending: int = 0  # messages taken into the index
-    read_bytes: int = 0
-    log_bytes: int = 0  # of the whole log, as of the last checkpoint
+    pending: int = 0  # pending messages, which were added to the index
+    read_bytes: int = 0  # the size of the log rows read
+    log_bytes: int = 0  # the size of the whole log, as of the last checkpoint
 
 
 def all_rows(
@@ -54,8 +55,8 @@ def all_rows(
     """Yield all rows of the log in steps. The rows of a step are invalid after the next step.
 
     Args:
-      connection: lists the keys of the rows.
-      wait: waits for a step that another thread reads.
+      connection: used to list the keys of the rows.
+      wait: waits for a step that another thread reads, and returns its rows.
     """
     with ReadAhead(engine, _READERS, _AHEAD, _LANDING_BYTES) as ahead:
         for _, rows in ahead.steps(log, log.scan_keys(connection, _STEP_BYTES), wait):
@@ -63,7 +64,7 @@ def all_rows(
 
 
 class Filling:
-    """Gathers pending messages and writes them as segments; a context manager."""
+    """Gathers the pending messages of log rows and writes them as segments; a context manager."""
 
     def __init__(
         self,
@@ -76,8 +77,11 @@ class Filling:
     ) -> None:
         """
         Args:
-          wait: waits for work of another thread.
-          done: the progress, which is kept up to date.
+          building: the index under construction.
+          claims: the data that determines which messages the index must have.
+          memory_bytes: the size of both tables together.
+          wait: waits for the work of another thread.
+          done: the progress, which this object keeps up to date.
         """
         self.done = done
         self._building = building
@@ -97,7 +101,7 @@ class Filling:
         self._pool.shutdown(cancel_futures=True)
 
     def take(self, row: LogRow) -> None:
-        """Add the pending messages of a row. Raises ``LogDamaged``, ``StorageError``."""
+        """Add the pending messages of a log row. Raises ``LogDamaged``, ``StorageError``."""
         self.done.messages += row.key.message_count
         self.done.read_bytes += row.key.size_bytes
         due_ms, offsets, batches = pending_of(row, self._claims, self._now_ms)
@@ -111,13 +115,13 @@ class Filling:
             low += len(batch)
 
     def finish(self) -> list[Path]:
-        """Write the rest. Return the paths of all segments, which are on disk."""
+        """Write the last messages. Return the paths of all segments, which are durable."""
         self._write()
         self._end_writing()
         return self._segments
 
     def _is_full(self, batch: MessageBatch) -> bool:
-        """Return whether the table must be written before it takes this batch."""
+        """Return whether the current table must be written before a batch is added to a table."""
         used_bytes = self._filling.used_bytes
         if used_bytes >= _LEAST_SHARE_BYTES and len(self._segments) < _SHARES:
             # Extrapolate the size of the whole index from the part of the log that was read.
@@ -127,7 +131,10 @@ class Filling:
         return not self._filling.has_room(len(batch), batch.size_bytes)
 
     def _write(self) -> None:
-        """Start to write the gathered table, after the previous one is written."""
+        """Start to write the current table as a segment, and make the other table the current one.
+
+        Waits first until the other table is written.
+        """
         self._end_writing()
         if not self._filling.count:
             return

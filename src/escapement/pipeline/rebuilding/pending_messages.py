@@ -1,9 +1,12 @@
-"""The retention of each topic while no broker runs: the messages that an index must have.
+"""The pending messages of each topic: those that a rebuilt index must have.
 
-It is made from a checkpoint's state and the journal's tail, as in a broker's recovery. Input and
-output are columns. A message that is wrongly kept costs space; a message that is wrongly left out
-would be lost. So the rules are those by which a broker's checkpoint keeps messages. The result is
-valid while no process writes to the log.
+The state of the last checkpoint and the journal's entries since then determine them, as in a
+broker's recovery. A message that the index has without need costs space. A pending message that
+it lacks would never be delivered. So the rules are those by which a broker's checkpoint keeps
+messages. The result is valid while no process writes to the log.
+
+A *key* is a message's due time and offset. After a rescheduling, the keys with other due times
+than the current one are *stale*. Keys are in columns: one array of due times, one of offsets.
 """
 
 from __future__ import annotations
@@ -33,15 +36,16 @@ class PendingMessages:
 
     cancelled: OffsetSet = field(default_factory=OffsetSet)
     moves: Moves = field(default_factory=Moves)
-    shared: list[SubscriptionState] = field(default_factory=list)  # other kinds read the log
+    # The shared subscriptions. Subscriptions of other kinds read the log and not the index.
+    shared: list[SubscriptionState] = field(default_factory=list)
 
     def live(self, due_ms: Int64s, offsets: Int64s, now_ms: int) -> Bools:
         """Return a mask of the keys that an index must have; bool[n].
 
-        These are the keys of messages that are not due, because a new subscription may still
-        need them, and of messages that a shared subscription covers and has not acknowledged. The
-        key of a cancelled message, and the stale key of a rescheduled message, is needed only if
-        a subscription has attempts at the message.
+        An index must have the keys of messages that are not due, because a new subscription may
+        need them, and of messages that a shared subscription covers and has not acknowledged. It
+        must have a stale key, or the key of a cancelled message, only if such a subscription has
+        attempts at the message.
         """
         gone = self._gone(due_ms, offsets)
         live: Bools = due_ms > now_ms
@@ -66,17 +70,18 @@ class PendingMessages:
         return gone
 
 
-Claims = Mapping[int, PendingMessages]  # by topic id
+# The state of every topic, by topic id.
+Claims = Mapping[int, PendingMessages]
 
 
 def pending_of(
     row: LogRow, claims: Claims, now_ms: int
 ) -> tuple[Int64s, Int64s, list[MessageBatch]]:
-    """Return due times, offsets and contents of the messages of a row that an index must have."""
+    """Return the due times, offsets and contents of a log row's pending messages."""
     due_ms, offsets = row.content.due_ms, row.offsets
     of_topic = claims.get(row.key.topic_id)
     if of_topic is None:
-        return due_ms[:0], offsets[:0], []  # the topic was deleted, and its rows are not freed yet
+        return due_ms[:0], offsets[:0], []  # the topic was deleted, but its rows not yet
     batches = row.content.batches()
     live = of_topic.live(due_ms, offsets, now_ms)
     if not live.all():
@@ -88,9 +93,11 @@ def pending_of(
 def pending_messages_of(
     state: State, tail: JournalTail, log: Log, connection: Connection
 ) -> dict[int, PendingMessages]:
-    """Return the retention of every topic, by topic id; blocking.
+    """Return the state of every topic, by topic id, that determines its pending messages; blocking.
 
-    Removes the entries that it uses from ``state``.
+    Args:
+      state: the state of the last checkpoint. The function removes the entries that it uses.
+      tail: the journal's entries since then.
 
     Raises:
       LogDamaged: if a row that restates a due time is missing or damaged.

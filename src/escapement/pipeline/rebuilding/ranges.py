@@ -1,8 +1,9 @@
-"""Ranges of the delivery order of all topics, with about as many messages in each.
+"""Ranges of the delivery order of all topics, with about the same number of messages in each.
 
-Ranges are cut at keys (topic, due time, offset), so even messages due in the same millisecond can
-be divided. The keys to cut at are estimated from a sample. An inaccurate sample only makes ranges
-uneven. Pure: columns in, columns out.
+The delivery order sorts messages by their keys ``(topic, due time, offset)``. The boundaries
+between ranges are keys, so even messages due in the same millisecond can be divided. The
+boundaries are estimated from a sample. An inaccurate sample only makes ranges uneven. This module
+does no I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from escapement.message import Int64s
 
-# About how many keys of a log row go into a sample.
+# The approximate number of keys that a sample takes from a log row.
 SAMPLED: int = 64
 
 
@@ -30,7 +31,11 @@ class Sample:
 
     @classmethod
     def of(cls, topic_id: int, due_ms: Int64s, offsets: Int64s, stand_for: float) -> Sample:
-        """Return an evenly spread sample of keys, each representing ``stand_for`` messages."""
+        """Return an evenly spread sample of these keys.
+
+        Args:
+          stand_for: the number of messages that each of the given keys represents.
+        """
         step = max(len(due_ms) // SAMPLED, 1)
         order = np.lexsort((offsets, due_ms))[step // 2 :: step]
         weight = stand_for * len(due_ms) / max(len(order), 1)
@@ -39,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """The boundaries between ranges: columns of keys, ascending."""
+    """The boundaries between ranges, as columns of ascending keys. A boundary begins a range."""
 
     topic_ids: Int64s
     due_ms: Int64s
@@ -47,7 +52,7 @@ class Ranges:
 
     @classmethod
     def cut(cls, samples: Sequence[Sample], count: int) -> Ranges:
-        """Return at most ``count`` ranges of about equal weight."""
+        """Return at most ``count`` ranges with about the same number of messages."""
         samples = [sample for sample in samples if len(sample.due_ms)]
         if not samples:
             none = np.zeros(0, np.int64)
@@ -69,7 +74,7 @@ class Ranges:
         return len(self.topic_ids) + 1
 
     def of(self, topic_id: int, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.int64]:
-        """Return the range of each key of a topic; int64[n], O(n) for each cut in the topic."""
+        """Return the number of each key's range; int64[n], O(n) for each boundary in the topic."""
         low, high = self.topic_ids.searchsorted([topic_id, topic_id + 1]).tolist()
         found = np.full(len(due_ms), low)
         for cut in range(low, high):

@@ -1,11 +1,12 @@
-"""The Spark engine of the job ``rebuild``: fills an index from the log with tasks.
+"""The Spark engine of the job ``rebuild``: builds a delayed index from the log with Spark's tasks.
 
-There are three steps over the log rows that the driver lists:
+The driver lists the keys of all log rows and divides them into *parts*, one for each task. Then
+there are three steps:
 
-1. Sample the due times of messages, to cut the delivery order into ranges
+1. Sample the due times of pending messages, to cut the delivery order into *ranges*
    (pipeline/rebuilding/ranges.py).
-2. Read all rows, and send the messages of each range to one task, in blocks of columns.
-3. Sort the messages of each range, and write them as segments in the broker's format, into the
+2. Read all rows, and send the pending messages of each range to one task, in blocks of columns.
+3. Sort the messages of each range, and write them as *segments*, the files of an index, into the
    directory of the new index.
 
 Tasks are plain functions; Spark transports their results. Driver and tasks must share the
@@ -37,10 +38,10 @@ from escapement.storage.log.log_table import LogRow, RowKey
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The size of the log rows that a task reads at once, and altogether: some seconds of work.
+# The size of the log rows that a task reads at once, and that of a part: some seconds of work.
 _STEP_BYTES: Final = 4 << 20
 _PART_BYTES: Final = 64 << 20
-# Rows of each part that are sampled.
+# The number of log rows that are sampled in each part.
 _SAMPLED_ROWS: Final = 2
 # The least size of a range, so that a small log does not become many segments. The target size is
 # at most half of a task's memory, because a sample is not exact.
@@ -48,7 +49,7 @@ _LEAST_RANGE_BYTES: Final = 16 << 20
 
 
 class Block(NamedTuple):
-    """Messages of one topic in one range, as they are sent between tasks."""
+    """Messages of one topic in one range, in the form in which tasks send them to each other."""
 
     topic_id: int
     due_ms: bytes  # int64[n]
@@ -65,27 +66,28 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """The parameters that all tasks of a job share."""
+    """The parameters that are the same for all tasks."""
 
     address: LogAddress
-    shared: SharedDirectory
+    shared: SharedDirectory  # the directory of the new index
     now_ms: int
-    memory_bytes: int
+    memory_bytes: int  # for the messages that one task sorts
 
 
 class Counters(NamedTuple):
     """The progress of finished tasks, as Spark accumulators.
 
-    For people only: a task that runs again because its result was lost is counted twice.
+    Use them only to show the progress. If Spark loses the result of a task and runs the task again,
+    its work is counted twice.
     """
 
-    messages: Any  # read
-    read_bytes: Any
-    written: Any  # messages
+    messages: Any  # messages read from the log
+    read_bytes: Any  # the size of the log rows read
+    written: Any  # messages written to segments
 
     @classmethod
     def of(cls, spark: SparkSession) -> Counters:
-        """Create new counters."""
+        """Create counters in a Spark session, all 0."""
         return cls(*(spark.sparkContext.accumulator(0) for _ in cls._fields))
 
 
@@ -93,7 +95,7 @@ class Counters(NamedTuple):
 
 
 def sample(work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Sample]:
-    """Return samples of the keys of pending messages in these rows."""
+    """Return samples of the pending messages in the log rows ``keys``."""
     work.shared.check()
     some = [keys[(2 * at + 1) * len(keys) // (2 * _SAMPLED_ROWS)] for at in range(_SAMPLED_ROWS)]
     some = list(dict.fromkeys(some))
@@ -110,11 +112,11 @@ def sample(work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Sample]:
 def scatter(
     work: Work, claims: Claims, ranges: Ranges, keys: Sequence[RowKey]
 ) -> Iterator[tuple[int, Block]]:
-    """Yield the pending messages of these rows in blocks, each with the number of its range."""
+    """Yield the pending messages of the log rows ``keys``, in blocks with their range's number."""
     work.shared.check()
     with work.address.connected() as (_, connection):
         for rows in Log.look(connection).fetch(connection, keys, _STEP_BYTES):
-            # Restated messages are grouped separately, so that offsets ascend in each block.
+            # A row that restates messages is a group of its own. So offsets ascend in each block.
             for (topic_id, _), group in groupby(rows, key=_stream):
                 columns = [pending_of(row, claims, work.now_ms) for row in group]
                 due_ms = np.concatenate([column[0] for column in columns])
@@ -151,9 +153,10 @@ def _written(work: Work, name: str, table: BulkTable) -> Written:
 
 
 def _stream(row: LogRow) -> tuple[int, int]:
-    """Return the group of a row: the rows of a topic that first state messages, or a restating row.
+    """Return the group of a log row: the topic's id, and 0 or the row's own negative key.
 
-    The offsets of a group ascend.
+    All rows of a topic that state messages for the first time are one group. A row that restates
+    rescheduled or relocated messages is a group of its own. Offsets ascend in each group.
     """
     return row.key.topic_id, min(row.key.base_offset, 0)
 
@@ -178,7 +181,7 @@ def _blocks(
 def fill(
     spark: SparkSession, work: Work, claims: Claims, keys: Sequence[RowKey], counters: Counters
 ) -> list[Written]:
-    """Fill the index. Return the segments in the order of their keys. Blocking."""
+    """Write the segments of the index. Return them in the order of their ranges. Blocking."""
     context = spark.sparkContext
     total_bytes = sum(key.size_bytes for key in keys)
     if not keys:
@@ -202,7 +205,7 @@ def fill(
 
 
 def _parts(keys: Sequence[RowKey], processors: int) -> list[list[RowKey]]:
-    """Divide the rows into parts of about equal size, one for each task, in the log's order."""
+    """Divide the log rows, in order, into parts of about equal size, one for each task."""
     ends = np.cumsum([key.size_bytes for key in keys])
     total_bytes = int(ends[-1])
     part_bytes = max(min(_PART_BYTES, total_bytes // processors), 1)
