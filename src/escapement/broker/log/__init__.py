@@ -1,1 +1,4 @@
-"""The log as the broker reads it, and changes to its messages since publication."""
+"""Reading the log, and the changes to its messages since their publication.
+
+Begin with ``log_reader.py`` and ``amendments.py``.
+"""

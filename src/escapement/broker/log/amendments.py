@@ -1,17 +1,18 @@
 """Changes to a topic's messages after their publication: cancelled and moved messages.
 
-A *cancelled* message never goes to a subscription that has not got it yet. The set is a
-:mod:`cursor <escapement.broker.log.cursor>`, like that of a subscription: durable in the journal
-and in chunks, under the negative id of its topic (``cancellations_id``).
+A *cancelled* message never goes to a subscription that has not got it yet. The set of cancelled
+offsets is a :mod:`cursor <escapement.broker.log.cursor>`, like the set of offsets that a
+subscription has acknowledged. It is stored in the same way, in the journal and in chunks, under the
+negative id of its topic (``cancellations_id``).
 
-A *moved* message has another due time. It has two keys in the delivery order, of which the one in
-``moves`` is current and the other stale. While the move is being made durable, the message is
-*withheld*: it is delivered neither at its old due time nor at its new one.
+A *moved* message was given another due time. So it has several keys ``(due_ms, offset)`` in the
+delivery order. The key in ``moves`` is current, and the others are *stale*. While the move is being
+made durable, the message is *withheld*: it is delivered neither at its old due time nor at its new
+one.
 
-Wheels and windows are not searched for changed messages. Instead, all code that takes keys,
-wherever they come from, asks ``standing`` which of them may be delivered. So a window or a scan
-that is being read meanwhile needs no care. A change costs by the messages that it changes, not by
-those that are pending.
+A change does not remove keys from timing wheels or from windows that are being read. Instead, all
+code that takes keys from there calls ``standing``, which returns the keys that may be delivered. So
+the cost of a change depends on the number of changed messages, not on the number of pending ones.
 
 Pure: no clock, no I/O. This module does not know subscriptions; they and their topic call it.
 """
@@ -27,7 +28,7 @@ from escapement.storage.offsets import OffsetSet
 
 
 class Amendments:
-    """The changes to one topic's messages. A topic without any costs nothing."""
+    """The changes to one topic's messages. A topic without changes pays no cost for them."""
 
     __slots__ = ("cancelled", "moves", "repeating", "withheld")
 
@@ -35,11 +36,15 @@ class Amendments:
         self.cancelled = Cursor()
         self.moves = Moves()
         self.withheld = OffsetSet()
-        # Whether the wheel may have a key twice, because a message was moved away and back.
+        # Whether the wheel may have a key twice, because a message was moved away and back again.
         self.repeating = False
 
     def standing(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
-        """Return which of these sorted keys may be delivered; bool[n], or None for all."""
+        """Return which of these sorted keys may be delivered; bool[n], or None for all.
+
+        These are the current keys of messages that are neither cancelled nor withheld. Of equal
+        keys only the first may be delivered.
+        """
         standing = self.uncancelled(offsets)
         if not self.repeating and self.moves.empty:
             return standing
@@ -88,21 +93,32 @@ class Amendments:
     # -- moving --------------------------------------------------------------------
 
     def withhold(self, offsets: Int64s) -> None:
-        """Withhold messages that are being moved; ``move`` or ``release`` must follow."""
+        """Withhold messages while their move is stored; ``move`` or ``release`` must follow."""
         self.withheld.add(offsets)
         self.repeating = True
 
     def release(self, offsets: Int64s) -> None:
-        """Release withheld messages that keep their due times."""
+        """Release withheld messages, which were not moved and keep their due times."""
         self.withheld.discard(offsets)
 
     def move(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, bases: Int64s) -> None:
-        """Apply a durable move, stated by the rows ``bases``; offsets ascend."""
+        """Apply a durable move of withheld messages; offsets ascend.
+
+        Args:
+          due_ms: the new due time of each message.
+          stale_ms: the former due time of each message.
+          bases: the key of the log row that restates each message.
+        """
         self.moves.put(offsets, due_ms, stale_ms, bases)
         self.withheld.discard(offsets)
 
     def forgotten(self, start: int, begin: int) -> OffsetSet:
-        """Return which of ``[start, begin)`` no row of the log has; the log begins at ``begin``."""
+        """Return the offsets in ``[start, begin)`` whose messages no row of the log has any more.
+
+        Args:
+          begin: where the log begins. Of earlier messages it has only restated ones, which have an
+            entry in ``moves``.
+        """
         gone = OffsetSet()
         if start < begin:
             gone.add_range(start, begin)

@@ -1,8 +1,8 @@
 """A set of acknowledged or cancelled offsets, some of which are not durable yet.
 
-An offset counts as soon as it is added: its message is not delivered again, or, if cancelled, not
-at all. But until the offset is durable, the index must keep the message, and the client gets no
-receipt.
+An offset takes effect as soon as it is added: an acknowledged message is not delivered again, and a
+cancelled message is not delivered at all. But until the offset is durable, the index must keep the
+message, and the client gets no receipt.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from escapement.storage.offsets.offset_bits import OffsetBits, bits_of
 class Cursor(OffsetSet):
     """A set of offsets that grows at once and becomes durable later.
 
-    Invariant: ``undurable`` is the part of the set that is in no committed group. Its offsets reach
-    the database only with the group that has them (a checkpoint's rows leave them out), because
-    that group may have more than the offset: a dead letter, a follow-up, a lag count.
+    Invariant: ``undurable`` has the offsets that are in no committed group. They reach the database
+    only with their group, and a checkpoint leaves them out. The reason is that the group may have
+    more to store with an offset: a dead letter, the follow-up of a group, a lag count.
     """
 
     __slots__ = ("undurable",)
@@ -29,7 +29,7 @@ class Cursor(OffsetSet):
         self.undurable = OffsetSet()
 
     def take(self, offsets: Int64s | OffsetBits) -> None:
-        """Add offsets that are not in the set; ``committed`` must follow."""
+        """Add offsets that are not in the set yet; ``committed`` follows when they are durable."""
         bits = bits_of(offsets)
         added = self.add(bits)
         assert added == len(bits), "an offset was taken twice, and may be durable already"
@@ -40,7 +40,11 @@ class Cursor(OffsetSet):
         self.undurable.discard(offsets)
 
     def dirty_chunks(self, without: OffsetSet | None = None) -> dict[int, bytes]:
-        """Return the rows of a checkpoint, which must leave out ``undurable``."""
+        """Return the changed rows, for a checkpoint to write.
+
+        Args:
+          without: must be ``undurable``, whose offsets the rows leave out.
+        """
         assert without is self.undurable, "a checkpoint must write only what is committed"
         return super().dirty_chunks(without)
 
@@ -60,5 +64,5 @@ class Cursor(OffsetSet):
         return done
 
     def is_waiting(self, low: int, high: int) -> bool:
-        """Return whether an offset in ``[low, high)`` was added and is not durable yet."""
+        """Return whether an offset in ``[low, high)`` is in the set but not durable yet."""
         return bool(len(self.undurable)) and bool(len(self.undurable.to_array(low, high)))

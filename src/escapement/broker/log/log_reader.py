@@ -1,8 +1,15 @@
 """Reads the log, for ordered subscriptions, fills and lookups of single messages.
 
-It has one database connection, which serves one read at a time and is replaced after a failure.
-Requests for single messages of a topic that arrive during a read share the next read: a thousand
-messages that are rescheduled one by one are in a few rows.
+A *row* of the log has messages that one group commit stored in one topic. The row that stated a
+message first is its *first row*. A *restatement* is a row that states earlier messages again, with
+a new due time or unchanged. Old rows are deleted. A message whose first row was deleted is in its
+last restatement, if it has one. The topic's *moves* have, for each restated message, the key of
+that row (its *base*).
+
+The reader has one database connection, which serves one read at a time and is replaced after a
+failure. Requests for single messages of a topic that arrive during a read share the next read. A
+thousand messages that are rescheduled one by one are often in a few rows, which are then read only
+once.
 """
 
 from __future__ import annotations
@@ -26,14 +33,14 @@ from escapement.storage.log.published import Published
 
 T = TypeVar("T")
 
-# Requests for messages of one topic that one read answers.
+# The most requests for messages of one topic that share a read.
 _ASKING_AT_ONCE: Final = 1024
-# Bytes of the log read at once, beyond the first row.
+# How many bytes one read may return, besides its first row.
 STEP_BYTES: Final = 1 << 20
 
 
 class LogPart(NamedTuple):
-    """One row of the log: messages from ``base_offset`` on, with their due times."""
+    """One row of the log: consecutive messages from ``base_offset`` on, with their due times."""
 
     base_offset: int
     due_ms: Int64s
@@ -52,17 +59,21 @@ class _Asked:
 
     offsets: Int64s
     max_bytes: int
-    turn: trio.Event = field(default_factory=trio.Event)  # set when answered, or to read itself
+    turn: trio.Event = field(default_factory=trio.Event)  # set when answered, or when it must read
     answer: tuple[Published, int] | None = None
 
     def part_of(self, found: Published, end: int) -> tuple[Published, int]:
-        """Return the answer, if ``found`` has all messages before the offset ``end``."""
+        """Return the answer to this request from the messages that a read has found.
+
+        Args:
+          end: the read covered the requested offsets below this one.
+        """
         count = int(self.offsets.searchsorted(end))
         return found.of_these(self.offsets[:count]), count
 
 
 class LogReader:
-    """The reader of the log."""
+    """The reader of the log of all topics."""
 
     def __init__(self, engine: Engine, log: Log, run: Run, connection: Connection) -> None:
         self._log = log
@@ -73,10 +84,14 @@ class LogReader:
         self._kept = RowCache()
 
     async def read(self, topic_id: int, from_offset: int, until_offset: int) -> list[LogPart]:
-        """Return the topic's rows that hold ``[from_offset, until_offset)``, at least the first.
+        """Return the first of the log rows that have a topic's messages in a range of offsets.
+
+        Returns rows of up to ``STEP_BYTES`` besides the first row. The list is empty if the log has
+        no message of the range any more.
 
         Args:
-          until_offset: at most the end of the messages known to be committed.
+          from_offset: the beginning of the range.
+          until_offset: its end, at most the end of the messages known to be committed.
 
         Raises:
           StorageUnavailable: if the database cannot be reached.
@@ -95,7 +110,11 @@ class LogReader:
     ) -> tuple[list[LogPart], int]:
         """Read like ``read``, but skip rows in which all messages are due before ``min_due_ms``.
 
-        Returns the rows, possibly none, and the offset to go on from.
+        Args:
+          max_bytes: how many bytes of rows to return besides the first row.
+
+        Returns:
+          The rows, possibly none, and the offset at which the next read must begin.
         """
         async with self._alone:
             return await self._run(
@@ -119,19 +138,25 @@ class LogReader:
     async def first_accepted(self, topic_id: int, at_ms: int, until_offset: int) -> int:
         """Return the offset of the topic's first message accepted at ``at_ms`` or later.
 
-        Returns ``until_offset`` if there is none before it. Raises ``StorageUnavailable``.
+        Returns ``until_offset`` if no message before that offset was accepted so late.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
         """
         return await self._ask(self._log.first_accepted, topic_id, at_ms, until_offset)
 
     async def published(
         self, topic_id: int, offsets: Int64s, moves: Moves, max_bytes: int = STEP_BYTES
     ) -> tuple[Published, int]:
-        """Return the first of these messages, from whichever rows the log has them in.
+        """Return messages by their offsets, from their first rows or from restatements.
+
+        Looks up as many of the offsets, from the first on, as one read covers.
 
         Args:
-          offsets: ascending, of committed messages; int64[n].
-          moves: the topic's moves, which know the row that restates a message.
-          max_bytes: how much to read beyond the first row, for first rows and restatements each.
+          offsets: the offsets of committed messages, ascending; int64[n].
+          moves: the topic's moves, which name the row that restates a message.
+          max_bytes: how many bytes to read besides the first row. It applies to first rows and to
+            restatements separately.
 
         Returns:
           The messages that the log has, and how many of the offsets were looked up: at least one.
@@ -147,7 +172,8 @@ class LogReader:
             return kept, len(offsets)
         asked, waiting = _Asked(offsets, max_bytes), self._asked.setdefault(topic_id, [])
         waiting.append(asked)
-        # One of the waiting requests for a topic reads for all, until it has its own answer.
+        # One of the waiting requests reads for all requests of its topic, until it has its own
+        # answer. Then the next one takes its turn.
         reads = len(waiting) == 1
         try:
             if not reads:
@@ -167,7 +193,7 @@ class LogReader:
         return asked.answer
 
     async def _answer(self, topic_id: int, waiting: list[_Asked], moves: Moves) -> None:
-        """Read for all waiting requests of a topic at once; answer some of them."""
+        """Read for all waiting requests of a topic at once; answer those that the read covers."""
         asking = waiting[:_ASKING_AT_ONCE]
         offsets = np.unique(np.concatenate([asked.offsets for asked in asking]))
         max_bytes = max(asked.max_bytes for asked in asking)
@@ -177,7 +203,7 @@ class LogReader:
             if len(found.offsets) == count:
                 break
             lost = ~np.isin(offsets[:count], found.offsets, assume_unique=True)
-            # Read again if missing messages were relocated meanwhile, and their rows deleted.
+            # Read again if missing messages were restated during the read and their rows deleted.
             if (moves.bases(offsets[:count][lost]) == bases[:count][lost]).all():
                 break
         end = int(offsets[count]) if count < len(offsets) else NO_END
@@ -201,7 +227,8 @@ class LogReader:
             missing &= bases[:count] < 0
             if not missing.any():
                 return found, count
-            # Their first rows are gone. Read the restatements in the order of the messages.
+            # The first rows of these messages were deleted. Read their restatements, in the order
+            # of the messages.
             wanted = list(dict.fromkeys(bases[:count][missing].tolist()))
             rows, known = self._log.restatements(connection, topic_id, wanted, max_bytes)
         if known < len(wanted):
@@ -214,9 +241,12 @@ class LogReader:
         return both.take(np.argsort(both.offsets)), count
 
     async def first_offset(self, topic_id: int, end_offset: int) -> int:
-        """Return the first offset whose first row the log has; ``end_offset`` if there is none.
+        """Return the lowest offset of a topic's messages whose first row the log still has.
 
-        Raises ``StorageUnavailable``.
+        Returns ``end_offset`` if the log has no first row of the topic.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
         """
         first = await self._ask(self._log.first_offset, topic_id)
         return end_offset if first is None else first
@@ -228,7 +258,7 @@ class LogReader:
 
         Args:
           end_offset: the end of the topic's log.
-          moves: the topic's moves, which know the restated messages.
+          moves: the topic's moves, which have an entry for each restated message.
 
         Raises:
           StorageUnavailable: if the database cannot be reached.
@@ -240,15 +270,18 @@ class LogReader:
         return gone
 
     async def unstated(self, topic_id: int, offsets: Int64s, moves: Moves) -> Bools:
-        """Return which of these messages are in ``moves`` but no longer *restated*; bool[n].
+        """Return which messages have an entry in ``moves`` whose row was deleted; bool[n].
 
-        A move may outlive its row: until a checkpoint has removed the move, and as long as a stale
-        key of the message may still be read. Raises as ``forgotten``.
+        An entry of the moves may outlive the row that it names: until a checkpoint has removed the
+        entry, and as long as a subscription may still read a stale key of the message.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
         """
         bases = moves.bases(offsets)
         if not bases.any():
             return moves.contains(offsets)
-        # Messages restated during this read are excluded below: their bases change.
+        # A message that is restated during this read gets another base, and is excluded below.
         oldest = await self.first_base(topic_id)
         lost = bases > oldest if oldest else np.ones(len(offsets), bool)
         gone: Bools = lost & moves.contains(offsets)
@@ -256,19 +289,19 @@ class LogReader:
         return gone
 
     async def lowest_base(self, topic_id: int) -> int:
-        """Return the key of the topic's newest restatement; 0 if it has none."""
+        """Return the key of the topic's newest restatement, which is negative; 0 without one."""
         return await self._ask(self._log.lowest_base, topic_id)
 
     async def first_base(self, topic_id: int) -> int:
-        """Return the key of the topic's oldest restatement that the log has; 0 if it has none."""
+        """Return the key of the oldest restatement of the topic in the log; 0 without one."""
         return await self._ask(self._log.first_base, topic_id)
 
     async def accepted_ms(self, topic_id: int, offsets: Int64s, moves: Moves) -> Int64s:
-        """Return when each message was accepted; 0 if the log does not have it any more.
+        """Return when the broker accepted each message; 0 if the log does not have it; int64[n].
 
         Args:
           offsets: ascending; int64[n].
-          moves: the topic's moves, which know the row that restates a message.
+          moves: the topic's moves, which name the row that restates a message.
 
         Raises:
           StorageUnavailable: if the database cannot be reached.
@@ -280,11 +313,11 @@ class LogReader:
         return found
 
     async def times(self, topic_id: int, offsets: Int64s, moves: Moves) -> tuple[Int64s, Int64s]:
-        """Return the due times of messages, as published, and when they were published.
+        """Return the original due times of messages, and the times of their publication.
 
         Args:
           offsets: ascending; int64[n].
-          moves: the topic's moves, which know the row that restates a message.
+          moves: the topic's moves, which name the row that restates a message.
 
         Returns:
           int64[n] each; -1 for a message that the log does not have any more.
@@ -303,7 +336,7 @@ class LogReader:
         return due_ms, published_ms
 
     async def _ask(self, question: Callable[..., T], *arguments: object) -> T:
-        """Ask the log, in turn with the other reads."""
+        """Call a method of ``Log`` in a thread, when the reads before it have ended."""
         async with self._alone:
             return await self._run(self._asked_now, question, *arguments)
 
@@ -312,12 +345,12 @@ class LogReader:
             return question(connection, *arguments)
 
     async def settled(self) -> None:
-        """Wait until the current reads have ended."""
+        """Wait until the read in progress, and those that wait for it, have ended."""
         async with self._alone:
             pass
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the database connection."""
         self._connection.close()
 
 

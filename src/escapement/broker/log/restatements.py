@@ -1,7 +1,7 @@
 """The keys of a topic's restatements, the log rows that state earlier messages again.
 
-The keys are negative, and newer rows have lower keys. The log is asked for the lowest key when a
-new key is first needed.
+The keys are negative, and newer rows have lower keys. The broker reads the lowest key in the log
+when a topic first needs a new key.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Restatements:
 
     @property
     def known(self) -> bool:
-        """Whether ``next`` may be called."""
+        """Whether ``know`` was called, so that ``next`` can return an unused key."""
         return self._last is not None
 
     def know(self, lowest: int) -> None:
-        """Set the key of the newest restatement in the log; 0 if there is none."""
+        """Set the key of the newest restatement in the log, 0 if there is none; only once."""
         if self._last is None:
             self._last = lowest
 

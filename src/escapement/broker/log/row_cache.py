@@ -3,7 +3,8 @@
 Messages that are changed one after the other are often in the same rows, because they were
 published together. A row never changes, so a cached row is valid as long as the log has it.
 
-A thread adds rows, and the event loop looks them up. So the rows are replaced as a whole.
+A thread adds rows while the event loop looks them up. So ``keep`` builds a new tuple of rows and
+replaces the old one in one step.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from escapement.message import Int64s
 from escapement.storage.log.log_table import RowKey
 from escapement.storage.log.published import Published
 
-# Bounds of the cache, which keeps the rows read last. Each lookup examines all of them.
+# The most rows, and the most bytes of rows, in the cache, which keeps the rows read last. Each
+# lookup examines every row.
 KEPT_ROWS: Final = 64
 KEPT_BYTES: Final = 8 << 20
 
 
 class Kept(NamedTuple):
-    """A row that states its messages for the first time, with its content."""
+    """A log row that states its messages for the first time: its key and its content."""
 
     key: RowKey
     content: Published
@@ -36,7 +38,7 @@ class RowCache:
         self._rows: tuple[Kept, ...] = ()
 
     def keep(self, rows: Sequence[Kept]) -> None:
-        """Add rows that were just read."""
+        """Add rows that were just read; drop the rows that were read longest ago."""
         rows = [row for row in rows if row.key.size_bytes <= KEPT_BYTES]
         keys = {row.key for row in rows}
         kept: list[Kept] = []
@@ -55,7 +57,8 @@ class RowCache:
 
         Args:
           offsets: ascending; int64[n], at least one.
-          generations: the ids of the log's generations.
+          generations: the ids of the generations of tables that the log has now. Cached rows of
+            other generations are deleted rows, and are not returned.
         """
         first, last = int(offsets[0]), int(offsets[-1])
         for key, content in self._rows:

@@ -207,7 +207,7 @@ class DeliveryWindow:
         return lowest(wakes)
 
     def _wheel_wake_ms(self) -> int | None:
-        """Return the next tick with messages, or an earlier time to sort a slot of the wheel."""
+        """Return the next tick with messages, or an earlier time to prepare a large slot."""
         wake_ms = self._wheel.next_wake_ms()
         if wake_ms is None or wake_ms < self._wheel.earliest_ms:
             return wake_ms
