@@ -1,4 +1,4 @@
-"""The delayed index: messages sorted by due time, on local disk. Begin with ``index.py``."""
+"""The delayed index: messages sorted by due time, on local disk. Begin reading in ``index.py``."""
 
 from escapement.storage.index.checkpoint import Checkpoint, Group, Part
 from escapement.storage.index.index import DelayedIndex

@@ -1,9 +1,12 @@
-"""The child process of a compaction: reads a job from standard input and prints a row count.
+"""The child process of a compaction, which merges segments of the delayed index.
 
-``Compaction.run`` starts it. It has a low priority and a session of its own, because Linux divides
-processors between sessions first and applies priorities inside each session, unless the session
-itself has a priority. It does not outlive its parent: the parent keeps standard input open, and
-when that closes the process ends at once and leaves a file that no manifest names.
+It reads a job (which segments to merge, and which messages to leave out) from standard input, and
+prints the number of messages in the merged segment. ``Compaction.run`` in the broker starts it.
+
+The process has a low priority and a session of its own, because Linux divides processors between
+sessions first and applies priorities inside each session, unless the session itself has a
+priority. The process does not outlive the broker: the broker keeps standard input open, and when
+that closes, the process ends at once. It then leaves a file that no manifest names.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from pathlib import Path
 from escapement.errors import IndexDamaged
 from escapement.storage.index.merging.compaction import EXIT_DAMAGED, Job, merge_segments
 
-_NICENESS = 10  # the broker has precedence, but on an idle machine a merge uses a whole core
+# The priority of the process. The broker comes first, but on an idle machine a merge uses a whole
+# core.
+_NICENESS = 10
 
 
 def _end_with_the_parent() -> None:
@@ -27,7 +32,7 @@ def _end_with_the_parent() -> None:
 
 
 def main() -> int:
-    """Do one job and return the exit code."""
+    """Merge the segments of the job on standard input, and return the process's exit code."""
     os.nice(_NICENESS)
     with suppress(OSError):  # not Linux, or a kernel without autogroups
         Path("/proc/self/autogroup").write_text(str(_NICENESS), "ascii")
@@ -43,7 +48,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Exit without joining the thread that waits for the parent.
+    # os._exit does not join the thread that waits for the end of the parent.
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,10 +1,11 @@
-"""An index under construction in a directory beside the current one, which it replaces at the end.
+"""A delayed index that a rebuild writes to a new directory, which replaces the current index.
 
-Brokers do not look at this directory, and several processes may write segments to it at the same
-time. One step makes them the index; until then the current index is unchanged. The next build
-deletes whatever a crash leaves here.
+The new directory is beside the current index. Brokers ignore it, and several processes may write
+segments to it at the same time. A rename of the directory makes it the index. Until shortly before,
+the current index is unchanged. The next rebuild deletes the files that a crash leaves here.
 
-This module knows nothing of the log. The order is: segments, fsync, manifest, fsync, rename.
+This module knows nothing of the log. The order of the steps is: write the segments, fsync them,
+write the manifest (the file that names the segments), fsync it, rename the directory.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ from escapement.storage.index.segments.manifest import (
 from escapement.storage.index.segments.segment_set import segment_name
 from escapement.storage.index.segments.writer import writing
 
-# Added to the name of the index's directory.
+# The new directory has the name of the index's directory with this suffix.
 _SUFFIX: Final = ".rebuilding"
 
 
 class Building:
-    """One index under construction; blocking."""
+    """One index under construction. All methods block, because they access the disk."""
 
     def __init__(self, index: Path) -> None:
-        """``index`` is the directory to replace.
+        """Create an empty directory for the new index.
+
+        Args:
+          index: the directory of the current index, which :meth:`take_place` replaces.
 
         Raises:
-          StorageError: if a directory beside it cannot be made.
+          StorageError: if the new directory cannot be created.
         """
         self._index = index
         self.directory = index.with_name(index.name + _SUFFIX)
@@ -49,7 +53,7 @@ class Building:
             self.directory.mkdir(parents=True)
 
     def new_segment(self) -> Path:
-        """Return the path of the next segment, which does not exist yet."""
+        """Return a path at which the caller may create the next segment file."""
         self._last_number += 1
         return self.directory / segment_name(self._last_number)
 
@@ -60,15 +64,18 @@ class Building:
         segments: Iterable[Path],
         base: Mark | None,
     ) -> None:
-        """Write a manifest that names these durable segments as the whole index.
-
-        The files may have any names in the directory.
+        """Write a manifest that names these segments as the whole index.
 
         Args:
-          base: the checkpoint of the database state from which pending messages were determined.
+          log_identity: the id of the log that the index was built from.
+          positions: for each lane (a writer of the log), the position in its journal up to which
+            the segments have all messages.
+          segments: durable files in the new directory, under any names. They are renamed.
+          base: the last checkpoint that the database named when the rebuild read from it which
+            messages are pending.
 
         Raises:
-          StorageError: if the disk refuses.
+          StorageError: if writing to the disk fails.
         """
         sizes = {}
         with writing(self.directory):
@@ -81,22 +88,23 @@ class Building:
             ManifestFile(self.directory, no_failpoint).update(lambda _: manifest, lambda: None)
 
     def merge(self, limits: IndexLimits, wait: Callable[[Callable[[], None]], None]) -> None:
-        """Merge the smallest segments until no more are left than a broker keeps to.
+        """Merge the smallest segments until at most ``limits.max_segments`` are left.
 
-        Deletes files that the manifest does not name.
+        First deletes the files in the directory that the manifest does not name.
 
         Args:
-          wait: calls its argument, which takes long.
+          wait: called with each merge, a function that takes long; calls it and returns when it
+            has ended.
 
         Raises:
           IndexDamaged: if a segment is damaged.
-          StorageError: if the disk refuses.
+          StorageError: if writing to the disk fails.
         """
         index = DelayedIndex.open(self.directory, limits)
         while (surplus := index.segment_count - limits.max_segments) > 0:
             assert index.manifest is not None
             sizes = index.manifest.segments
-            # Merge no more at once than readers may have open.
+            # Merge at most as many segments at once as an index may have.
             some = sorted(sizes, key=sizes.__getitem__)[: min(surplus + 1, limits.max_segments)]
             compaction = index.begin_compaction(some)
             wait(compaction.run)
@@ -104,7 +112,13 @@ class Building:
             index.install_compaction(compaction)
 
     def take_place(self) -> None:
-        """Become the index. A crash leaves no index or the new one. Raises ``StorageError``."""
+        """Delete the current index and put the new one in its place.
+
+        After a crash in this method there is the current index, the new index, or none.
+
+        Raises:
+          StorageError: if the disk access fails.
+        """
         with writing(self._index):
             if self._index.exists():
                 DelayedIndex.discard(self._index)
@@ -114,5 +128,5 @@ class Building:
             sync_directory(self._index.parent)
 
     def discard(self) -> None:
-        """Give up and delete the directory."""
+        """Give up the rebuild and delete the directory of the new index."""
         rmtree(self.directory, ignore_errors=True)

@@ -1,13 +1,18 @@
-"""A checkpoint of the index: writes frozen memory as one segment and a new manifest.
+"""A checkpoint of the delayed index: writes messages from memory to a new segment file.
 
-This module owns the steps from frozen memory to a durable segment, cut so that the event loop
-never blocks for long. The caller iterates over :meth:`Checkpoint.groups` and decides in its own
-thread which messages of a group are live. It runs :meth:`Checkpoint.write` and
-:meth:`Checkpoint.finish` in a thread for blocking calls. Payloads are gathered some megabytes at a
-time by numpy, which releases the interpreter lock meanwhile.
+New messages are in memory tables. A checkpoint begins when the index *freezes* these tables: they
+stay readable and get no more messages. The checkpoint writes their *live* messages, those that may
+still be delivered, to one segment. Then it writes a manifest, the file that names all segments.
 
-It knows nothing of acknowledgements (the caller passes masks) or of readers (the index swaps
-tables for the segment when that is durable). The order is: segment, fsync, manifest, fsync.
+The work is cut into *groups* of topics, so that the event loop never blocks for long. The caller
+iterates over :meth:`Checkpoint.groups` and decides in its own thread which messages of a group are
+live. It runs :meth:`Checkpoint.write` and :meth:`Checkpoint.finish` in a thread for blocking calls.
+Payloads are gathered some megabytes at a time by numpy, which releases the interpreter lock
+meanwhile.
+
+This module knows nothing of acknowledgements: the caller passes a mask that says which messages
+are live. It knows nothing of readers either: the index replaces the frozen tables by the segment
+when that is durable. The order of the steps is: segment, fsync, manifest, fsync.
 """
 
 from __future__ import annotations
@@ -35,16 +40,17 @@ from escapement.storage.index.segments.manifest import (
 from escapement.storage.index.segments.segment import Segment
 from escapement.storage.index.segments.writer import SegmentWriter, writing
 
-# A group has about this many messages: a mask over them takes about a millisecond.
+# A group ends at about this many messages: the caller takes a millisecond to say which are live.
 _GROUP_ROWS: Final = 1 << 16
-# ... or this many topics, because each costs something too.
+# A group ends at this many topics even if it has few messages, because each topic takes time too.
 _GROUP_TOPICS: Final = 256
-# From this size on, a segment whose messages are due late bypasses the system's cache.
+# From this size of the frozen memory on, a segment whose messages are mostly due late is written
+# past the operating system's page cache.
 _MUCH_BYTES: Final = 16 << 20
 
 
 class Part(NamedTuple):
-    """Keys of which the caller decides which are live."""
+    """The keys of one memory table. The caller decides which of their messages are live."""
 
     topic_id: int
     due_ms: Int64s
@@ -53,12 +59,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Some topics of a checkpoint, each with all its tables."""
+    """Some topics of a checkpoint, each with all its frozen memory tables."""
 
     topics: Sequence[tuple[int, Sequence[MemoryTable]]]
 
     def parts(self) -> list[Part]:
-        """Return the keys to decide about, at most ``TABLE_ROWS`` messages in each part."""
+        """Return the keys of each table of the group, at most ``TABLE_ROWS`` in each part."""
         return [
             Part(topic_id, table.due_ms, table.offsets)
             for topic_id, tables in self.topics
@@ -67,7 +73,10 @@ class Group:
 
 
 class _Live:
-    """The live rows of a topic's tables, numbered as if they were in one table."""
+    """The live messages in the memory tables of one topic.
+
+    They are numbered from 0 across the tables, as if they were the rows of one table.
+    """
 
     def __init__(self, tables: Sequence[MemoryTable], keeps: Sequence[Bools | None]) -> None:
         self._tables = tables
@@ -82,7 +91,7 @@ class _Live:
         return int(self._ends[-1])
 
     def write(self, writer: SegmentWriter, topic_id: int) -> None:
-        """Write the rows in the order of their keys, each key once; blocking."""
+        """Write the live messages to a segment in key order, each key once; blocking."""
         parts = list(zip(self._tables, self._rows, strict=True))
         due_ms = np.concatenate([table.due_ms[rows] for table, rows in parts])
         offsets = np.concatenate([table.offsets[rows] for table, rows in parts])
@@ -104,7 +113,7 @@ class _Live:
 
 
 class Checkpoint:
-    """One checkpoint in progress; made by ``DelayedIndex.begin_checkpoint``."""
+    """One checkpoint in progress. ``DelayedIndex.begin_checkpoint`` creates it."""
 
     def __init__(
         self,
@@ -117,7 +126,15 @@ class Checkpoint:
         due_soon: DueSoonBlocks,
         far_ms: int,
     ) -> None:
-        """Use ``DelayedIndex.begin_checkpoint``."""
+        """Begin to write frozen memory. Only ``DelayedIndex.begin_checkpoint`` calls this.
+
+        Args:
+          generations: the frozen memory tables.
+          path: where to write the segment.
+          due_soon: collects blocks with messages that are due soon, for the block cache.
+          far_ms: if most messages of a large memory are due after this time, the segment is
+            written past the operating system's page cache.
+        """
         self.generations = generations
         self.segment: Segment | None = None
         self.finished = False
@@ -133,11 +150,11 @@ class Checkpoint:
 
     @property
     def rows(self) -> int:
-        """The number of messages to decide about."""
+        """The number of messages in the frozen memory, whether live or not."""
         return sum(generation.rows for generation in self.generations)
 
     def groups(self) -> Iterator[Group]:
-        """Iterate over all messages in the order in which ``write`` must get them."""
+        """Yield the frozen messages as groups of topics. ``write`` takes them in this order."""
         topics: list[tuple[int, Sequence[MemoryTable]]] = []
         rows = 0
         for topic_id in sorted({t for generation in self.generations for t in generation.topics}):
@@ -147,7 +164,7 @@ class Checkpoint:
                 tables += topic.tables if topic is not None else []
             if not tables:
                 continue
-            # In this order offsets ascend across tables, unless a fill repeats existing messages.
+            # Offsets then ascend from table to table too, unless messages were added twice.
             tables.sort(key=_first_offset)
             topics.append((topic_id, tables))
             rows += sum(table.count for table in tables)
@@ -158,12 +175,14 @@ class Checkpoint:
             yield Group(topics)
 
     def write(self, group: Group, keeps: Sequence[Bools | None]) -> None:
-        """Write the live messages of a group; blocking.
+        """Write the live messages of a group to the segment; blocking.
 
-        ``keeps`` has a mask of rows, or None for all rows, for each of ``group.parts()``.
+        Args:
+          keeps: for each part of ``group.parts()`` a mask that is true for its live messages, or
+            None if all are live.
 
         Raises:
-          StorageError: if the disk refuses; abandon the checkpoint.
+          StorageError: if writing to the disk fails. Abandon the checkpoint then.
         """
         masks = iter(keeps)
         for topic_id, tables in group.topics:
@@ -179,7 +198,10 @@ class Checkpoint:
         assert next(masks, None) is None, "one mask for each part"
 
     def _is_far(self) -> bool:
-        """Whether the memory is large and most of its messages are not read for a while."""
+        """Return whether the frozen memory is large and mostly due after ``far_ms``.
+
+        Most of its messages are then not read for a while.
+        """
         if sum(generation.memory_bytes for generation in self.generations) < _MUCH_BYTES:
             return False
         topics = [topic for generation in self.generations for topic in generation.topics.values()]
@@ -194,15 +216,19 @@ class Checkpoint:
         lineage: Lineage,
         forgotten_until_ms: int = 0,
     ) -> None:
-        """Make segment and manifest durable; blocking.
+        """Make the segment and a manifest that names it durable; blocking.
+
+        If no message was live, there is no segment, and only the manifest is written.
 
         Args:
-          positions: positions in the log when the checkpoint began. They advance even if no
-            message was live and no segment was written.
+          log_identity: the id of the log that the messages come from.
+          positions: for each lane (a writer of the log), its position in the journal when the
+            checkpoint began.
+          lineage: which checkpoint this is, for the manifest.
           forgotten_until_ms: all messages that were not live were due by this time.
 
         Raises:
-          StorageError: if the disk refuses; abandon the checkpoint.
+          StorageError: if writing to the disk fails. Abandon the checkpoint then.
         """
         with writing(self._path):
             added = self._finish_segment()
@@ -231,7 +257,7 @@ class Checkpoint:
         return {self._path.name: self.segment.size_bytes}
 
     def discard(self) -> None:
-        """Give up, and delete the file unless a manifest on disk might name it."""
+        """Give up the checkpoint. Delete its segment file unless a manifest on disk may name it."""
         if self._writer is not None and not self._named:
             self._writer.discard()
 

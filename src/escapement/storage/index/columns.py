@@ -1,12 +1,16 @@
-"""Columns that grow, and batches gathered from several of them.
+"""Columns of messages in memory: columns that grow, and batches gathered from several sources.
 
-This module owns the layout of message columns in memory. :class:`Columns` is the set of columns
-of a table or block, :class:`GrowingColumns` is one that grows at its end, and :func:`assemble`
-builds a ``MessageBatch`` from rows of several of those in one pass. It knows nothing of keys,
-topics or files.
+A message is a *row*: its payload, key, properties, priority and group are entries of five columns.
+:class:`Columns` is the set of columns of a memory table or of a block read from disk, and
+:class:`GrowingColumns` is such a set that grows at its end. Byte strings are in an :class:`Arena`:
+the bytes of all rows end to end, with the start and the length of each string.
+
+:func:`assemble` gathers rows of several sources into one ``MessageBatch``. A :class:`Pick` names
+rows of one source and their *places*, the rows of the result that they become. This module knows
+nothing of sort keys, topics or files. ("Key" here is the key that a producer gives a message.)
 
 Rows are only appended, and growing replaces arrays instead of changing them. So a reader in any
-thread sees every row that existed when it took its reference.
+thread sees every row that existed when it got its reference to the columns.
 """
 
 from __future__ import annotations
@@ -32,18 +36,19 @@ from escapement.message import (
 
 # The first size of an arena: small, because a hundred thousand topics may have a message each.
 _FIRST_BYTES: Final = 128
-# If fewer than one in this many rows follow their predecessor, rows are copied one by one.
+# Rows that follow each other in the source and in the result are copied together. If fewer than
+# one row in this many follows another, all rows are copied one by one.
 _FEW_NEIGHBOURS: Final = 8
-# At least this many strings that are not neighbours are copied as cells of equal width. They must
-# have equal lengths of at most ``_WIDE_BYTES``, or any lengths up to ``_NARROW_BYTES``, so that
-# little is cut off again.
+# Scattered strings are copied fastest as *cells* of equal width, whose surplus bytes are cut off
+# afterwards. That is done for at least ``_FEW`` strings. So that the surplus is small, they must
+# all have one length of at most ``_WIDE_BYTES``, or any lengths up to ``_NARROW_BYTES``.
 _FEW: Final = 128
 _WIDE_BYTES: Final = 1024
 _NARROW_BYTES: Final = 32
 
 
 class Strings(Protocol):
-    """A column of byte strings, given by the start in ``data`` and the length of each."""
+    """A column of byte strings: ``data`` has their bytes, ``starts`` where each string begins."""
 
     @property
     def data(self) -> Buffer: ...
@@ -55,7 +60,7 @@ class Strings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedStrings:
-    """A column that does not grow, such as that of a block read from disk."""
+    """A column of byte strings that does not grow, such as one of a block read from disk."""
 
     data: Buffer
     starts: Int64s
@@ -86,9 +91,11 @@ class Arena:
         return self._bytes.nbytes + self.starts.nbytes + self.lengths.nbytes
 
     def append(self, row: int, blobs: Blobs, keep: bool = False) -> None:
-        """Store the strings from ``row`` on; there must be room for the rows.
+        """Store strings as the rows from ``row`` on; there must be room for these rows.
 
-        With ``keep`` they are the first, and the arena refers to their bytes without a copy.
+        Args:
+          blobs: the strings to store.
+          keep: refer to the bytes of ``blobs`` instead of copying them. The arena must be empty.
         """
         size = len(blobs.data)
         used = self.used
@@ -109,7 +116,7 @@ class Arena:
         self.used = used + size
 
     def make_room(self, row_capacity: int) -> None:
-        """Grow to a number of rows; new rows have empty strings."""
+        """Grow to ``row_capacity`` rows; the new rows have empty strings."""
         starts = np.zeros(row_capacity, np.int64)
         starts[: len(self.starts)] = self.starts
         lengths = np.zeros(row_capacity, np.uint32)
@@ -123,7 +130,10 @@ class Arena:
 
 
 class GrowingColumns:
-    """The columns of a table that grows at its end; a column exists once a batch has it."""
+    """The columns of a memory table, which grows at its end.
+
+    Columns other than the payloads are None until a batch with such a column is appended.
+    """
 
     __slots__ = ("_row_capacity", "groups", "keys", "payloads", "priorities", "properties")
 
@@ -137,7 +147,7 @@ class GrowingColumns:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the arrays, unused capacity included."""
+        """The memory that the columns take, unused capacity included."""
         size = 0 if self.priorities is None else self.priorities.nbytes
         for arena in self.arenas():
             size += arena.memory_bytes
@@ -145,11 +155,16 @@ class GrowingColumns:
 
     @property
     def message_bytes(self) -> int:
-        """The size of the messages' strings."""
+        """The total size of the messages' byte strings, without unused capacity."""
         return sum(arena.used for arena in self.arenas())
 
     def append(self, row: int, batch: MessageBatch, keep: bool = False) -> None:
-        """Store the batch from ``row`` on; there must be room for it. ``keep`` as in ``Arena``."""
+        """Store a batch as the rows from ``row`` on; there must be room for these rows.
+
+        Args:
+          batch: the messages to store.
+          keep: refer to the bytes of the batch instead of copying them. It must be the first batch.
+        """
         end = row + len(batch.payloads.lengths)
         self.payloads.append(row, batch.payloads, keep)
         if batch.keys is not None or self.keys is not None:
@@ -167,7 +182,7 @@ class GrowingColumns:
         self, arena: Arena | None, row: int, end: int, blobs: Blobs | None, keep: bool
     ) -> Arena:
         if arena is None:
-            arena = Arena(self._row_capacity, 0)  # earlier rows are empty strings
+            arena = Arena(self._row_capacity, 0)  # rows of earlier batches are empty strings
         if blobs is not None:
             arena.append(row, blobs, keep)
         else:
@@ -175,7 +190,7 @@ class GrowingColumns:
         return arena
 
     def make_room(self, row_capacity: int) -> None:
-        """Grow to a number of rows."""
+        """Grow all columns to ``row_capacity`` rows."""
         self._row_capacity = row_capacity
         for arena in self.arenas():
             arena.make_room(row_capacity)
@@ -185,19 +200,22 @@ class GrowingColumns:
             self.priorities = priorities
 
     def clear(self) -> None:
-        """Remove all rows, and keep the memory of the payloads."""
+        """Remove all rows, but keep the memory of the payloads for new rows."""
         self.payloads.used = 0
         self.keys = self.properties = self.groups = None
         self.priorities = None
 
     def arenas(self) -> list[Arena]:
-        """Return the columns of strings."""
+        """Return the columns of byte strings that exist: all columns but the priorities."""
         columns = (self.payloads, self.keys, self.properties, self.groups)
         return [arena for arena in columns if arena is not None]
 
 
 def pinned_bytes(*columns: Blobs | None) -> int:
-    """Return the memory that references to these columns keep alive, with all they are views of."""
+    """Return the bytes of memory that these columns keep alive.
+
+    A column may be a view of a larger buffer, which then counts in full, and only once.
+    """
     pinned: dict[int, int] = {}
     for column in columns:
         owner: object = None if column is None else column.data
@@ -212,7 +230,7 @@ def pinned_bytes(*columns: Blobs | None) -> int:
 
 
 class Columns(Protocol):
-    """The columns of a table or block, from which rows are gathered."""
+    """The columns of a memory table or block, from which ``assemble`` gathers rows."""
 
     @property
     def payloads(self) -> Strings: ...
@@ -228,7 +246,7 @@ class Columns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedColumns:
-    """The columns of a batch, from which rows are gathered."""
+    """The columns of a batch, from which ``assemble`` gathers rows."""
 
     payloads: FixedStrings
     keys: FixedStrings | None
@@ -249,7 +267,7 @@ class FixedColumns:
 
 
 class Pick(NamedTuple):
-    """Rows of one source and their places in the result; equal heights."""
+    """Rows of one source and their places in the result: ``rows[i]`` becomes row ``places[i]``."""
 
     places: Int64s
     columns: Columns
@@ -257,10 +275,12 @@ class Pick(NamedTuple):
 
 
 def assemble(count: int, picks: Sequence[Pick]) -> MessageBatch:
-    """Return the batch of ``count`` rows that the picks fill, each place exactly once.
+    """Return a batch of ``count`` messages, gathered from the sources that the picks name.
 
-    O(bytes taken). Rows that are neighbours in source and result are copied together, if there
-    are enough of them.
+    The picks must fill each of the ``count`` places exactly once. Rows that follow each other in
+    the source and in the result are copied together, if there are enough of them.
+
+    Complexity: O(bytes copied).
     """
     if not count:
         return MessageBatch(Blobs.empty(0))
@@ -292,10 +312,13 @@ def _strings(
     runs: Sequence[tuple[Int64s, Int64s] | None],
     sources: Sequence[Strings | None],
 ) -> Blobs | None:
-    """Return one column of the result; None if no source has it, empty rows if only some do.
+    """Return one string column of the result, or None if no source has this column.
+
+    Rows from a source without the column get empty strings.
 
     Args:
       runs: the result of ``_runs`` for each pick.
+      sources: the column in the source of each pick, or None if the source does not have it.
     """
     used = [(p, r, s) for p, r, s in zip(picks, runs, sources, strict=True) if s is not None]
     if not used:
@@ -325,7 +348,10 @@ def _strings(
 
 
 def _cell_width(lengths: UInt32s) -> int:
-    """Return the cell width with which to copy strings of these lengths; 0: do not use cells."""
+    """Return the width of the cells as which to copy strings of these lengths.
+
+    Returns 0 if the strings should not be copied as cells.
+    """
     if len(lengths) < _FEW:
         return 0
     widest = int(lengths.max())
@@ -334,7 +360,12 @@ def _cell_width(lengths: UInt32s) -> int:
 
 
 def _from_cells(lengths: UInt32s, width: int, used: Sequence[tuple[Pick, Strings]]) -> Blobs:
-    """Return strings that are not neighbours, each copied as a cell of ``width`` bytes."""
+    """Gather a string column by copying each string as a cell of ``width`` bytes.
+
+    Args:
+      lengths: the length of each string of the result.
+      used: each pick with the column of its source.
+    """
     (places, _, rows), source = used[0]
     if len(places) == len(lengths) and _are_neighbours(places):  # the usual case, one copy less
         cells = cells_of(source.data, source.starts[rows], lengths, width)
@@ -346,7 +377,7 @@ def _from_cells(lengths: UInt32s, width: int, used: Sequence[tuple[Pick, Strings
 
 
 def _cut(cells: npt.NDArray[np.void], lengths: UInt32s) -> UInt8s:
-    """Return the first ``lengths[i]`` bytes of each cell, end to end."""
+    """Return the first ``lengths[i]`` bytes of each cell ``i``, end to end."""
     width = cells.dtype.itemsize
     found = cells.view(np.uint8)
     if int(lengths.min()) == width:
@@ -361,9 +392,9 @@ def _are_neighbours(places: Int64s) -> bool:
 
 
 def _runs(places: Int64s, rows: Int64s) -> tuple[Int64s, Int64s] | None:
-    """Return first and last indexes of the runs in which places and rows both ascend by one.
+    """Return the first and the last index of each run in which places and rows ascend by one.
 
-    Each run is copied as one string. Returns None if there are nearly as many runs as rows.
+    The strings of a run are copied together. Returns None if there are nearly as many runs as rows.
     """
     breaks = (rows[1:] - rows[:-1]) != 1
     if _FEW_NEIGHBOURS * int(np.count_nonzero(breaks)) <= (_FEW_NEIGHBOURS - 1) * len(breaks):

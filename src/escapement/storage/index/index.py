@@ -1,21 +1,26 @@
-"""The delayed index: one bundle's messages in delivery order, with their payloads.
+"""The delayed index: the messages of all topics of a broker in delivery order, with payloads.
 
-It holds the second order of a topic's messages, by ``(due_ms, offset)``, as a small LSM tree. New
-messages gather in memory tables. A checkpoint turns them into an immutable segment and a manifest
-that names the log position up to which the segments are complete. Compaction merges segments. The
-index is a function of the log: if it is damaged or missing, it is discarded and filled again from
-the log.
+The log in the database has a topic's messages in the order of arrival. The index has them sorted by
+their *key* ``(due_ms, offset)``, as a small LSM tree. New messages gather in memory tables. A
+*checkpoint* freezes these tables and writes their messages to an immutable file, a *segment*. It
+then writes a *manifest*, which names the segments and the journal positions up to which they are
+complete. A *compaction* merges segments. The index is a function of the log: if it is damaged or
+missing, it is discarded and filled again from the log.
 
-It is a *set* of keys for each topic. Adding a key again changes nothing, and readers merge
-duplicates. So a caller that may have lost messages adds them again without a check.
+The index is a *set* of keys for each topic. Adding a key again changes nothing, and readers merge
+duplicates. So a caller that may have lost messages adds them again without a check. An *entry* is a
+message as stored in one table or segment: a message that was added twice has two entries, and a
+message that is no longer needed, an *obsolete* one, keeps its entry until a merge removes it.
 
-It must not know which messages are acknowledged, cancelled or due: callers say which to keep, and
-ask for ranges. It reads no clock and starts no thread. Methods marked *blocking* access the disk
-and may run in a thread. All others belong to one thread and are one synchronous step.
+The index does not know which messages are acknowledged, cancelled or due: callers say which to
+keep, and ask for ranges of keys. It reads no clock and starts no thread. Methods marked *blocking*
+access the disk and may run in a thread. All others belong to one thread, and each is one
+synchronous step.
 
-A message arrives here after its COMMIT, together with its offset and due time. It leaves as a key
-of a plan (into the wheel, or into a subscription with a backlog) and as a row of a fetch (to a
-consumer).
+Readers work in two steps. A *plan* reads the keys in a range, for the timing wheel or for a
+subscription with a backlog. A *fetch* reads the messages of given keys, for a consumer. Both are
+*pinned*: when they are made, they take references to the tables and segments that they will read.
+A message arrives here after its COMMIT, together with its offset and due time.
 """
 
 from __future__ import annotations
@@ -46,12 +51,13 @@ from escapement.storage.index.segments.segment import TopicSlice
 from escapement.storage.index.segments.segment_set import Segments
 from escapement.traits import FIRST_PRIORITY, traits_of
 
-# One topic's due-soon blocks may take the bytes of the block cache divided by this.
+# A checkpoint puts blocks with messages that are due soon into the block cache. Those of one topic
+# may take the size of the cache divided by this.
 _DUE_SOON_SHARE: Final = 8
 
 
 class DelayedIndex:
-    """The delayed index of one bundle."""
+    """The delayed index of a broker: one directory with the messages of all topics."""
 
     def __init__(
         self,
@@ -62,16 +68,17 @@ class DelayedIndex:
         cache: BlockCache,
         failpoint: Failpoint,
     ) -> None:
-        """Use :meth:`open`."""
+        """Create the object for an index on disk. Call :meth:`open` instead."""
         self.limits = limits
         self._directory = directory
         self._manifest = manifest
         self._cache = cache
         self._failpoint = failpoint
-        self.full_checkpoints = 0  # begun since the opening because memory was half full
-        # Messages due by this time may have been left out, or are about to be. It never decreases,
-        # even if the wall clock does. A caller that needs such a message again adds it again,
-        # whether it is due or not.
+        # How many checkpoints have begun because memory was half full, since the index was opened.
+        self.full_checkpoints = 0
+        # Obsolete messages due by this time may have been removed, or a compaction in progress
+        # removes them. The time never decreases, even if the wall clock is set back. A caller that
+        # needs such a message again must add it again, whether it is due or not.
         self.forgotten_until_ms = manifest.current.forgotten_until_ms if manifest.current else 0
         self._segments = segments
         self._active = Generation(limits.table_rows, limits.kept_bytes)
@@ -89,14 +96,19 @@ class DelayedIndex:
         limits: IndexLimits | None = None,
         failpoint: Failpoint = no_failpoint,
     ) -> DelayedIndex:
-        """Open the index of a directory, which is made if missing; blocking.
+        """Open the index in ``directory``, which is created if it does not exist; blocking.
 
-        Verifies the manifest and every segment's directory (blocks are verified when they are
-        read), and deletes files that a crash left behind.
+        Verifies the manifest and the table of contents of every segment. The rest of a segment is
+        verified when it is read. Deletes files that a crash left behind.
+
+        Args:
+          failpoint: called after each step of a checkpoint or compaction. Tests raise an error in
+            it.
 
         Raises:
-          StorageError: if the directory cannot be made.
-          IndexDamaged: call :meth:`discard`, open again and fill the index from the log.
+          StorageError: if the directory cannot be created.
+          IndexDamaged: if a file is damaged. Then call :meth:`discard`, open the index again and
+            fill it from the log.
         """
         limits = limits or IndexLimits()
         try:
@@ -116,14 +128,14 @@ class DelayedIndex:
 
     @staticmethod
     def discard(directory: Path) -> None:
-        """Delete the index of a directory, the manifest first; blocking."""
+        """Delete all files of the index in ``directory``, the manifest first; blocking."""
         (directory / MANIFEST_NAME).unlink(missing_ok=True)
         for path in directory.glob("*"):
             path.unlink(missing_ok=True)
 
     @property
     def manifest(self) -> Manifest | None:
-        """The newest durable state; None before the first checkpoint."""
+        """The manifest on disk; None before the first checkpoint."""
         return self._manifest.current
 
     # -- adding -----------------------------------------------------------------
@@ -131,16 +143,23 @@ class DelayedIndex:
     def add(
         self, topic_id: int, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch
     ) -> UInt32s | None:
-        """Add messages of the log; known ones do no harm. O(bytes).
+        """Add messages of the log. Messages that the index has already may be added again.
 
-        Successive calls should ascend as well: each ascending stream has its own table. The index
-        refers to the bytes of a large batch without a copy. They must not change afterwards.
+        Offsets should ascend from call to call too: the index has few tables for streams of
+        messages that do not follow each other. It may refer to the bytes of a large batch without
+        a copy, so they must not change afterwards.
 
         Args:
-          offsets: strictly ascending, or the first of contiguous ones.
+          offsets: the offset of each message, strictly ascending; or the first offset, if the
+            messages have contiguous offsets.
+          due_ms: the due time of each message.
+          batch: the messages.
 
         Returns:
-          The messages' traits, or None if all are 0.
+          The traits of the messages (their priorities and hashes of their keys), or None if all
+          are 0.
+
+        Complexity: O(bytes).
         """
         assert len(due_ms) == len(batch)
         traits = traits_of(batch)
@@ -156,8 +175,8 @@ class DelayedIndex:
     def drop_topic(self, topic_id: int) -> None:
         """Remove a topic: at once from memory and for readers, and from disk by later merges.
 
-        Topic ids are never reused, so nothing is written to disk. After a start, the caller drops
-        every topic of :meth:`topics` that does not exist.
+        The drop is not recorded on disk. So after each start, the caller drops every topic of
+        :meth:`topics` that does not exist any more. Topic ids are never reused.
         """
         self._dropped.add(topic_id)
         for generation in self._generations():
@@ -166,25 +185,33 @@ class DelayedIndex:
     # -- reading ----------------------------------------------------------------
 
     def plan(self, topic_id: int, start: Key, until: Key, max_messages: int) -> Plan:
-        """Pin the messages in ``[start, until)``, cut after about ``max_messages``.
+        """Return a plan that reads a topic's keys in ``[start, until)``, about ``max_messages``.
 
-        ``plan.stop`` is where the next plan starts. If the range has a message, at least one lies
-        before it. The cut misses ``max_messages`` by at most a block (4096 messages) for each
-        segment. O(tables + segments) binary searches.
+        The plan ends before the key ``plan.stop``, where the next plan starts. If the range has a
+        message, the plan has at least one. It may differ from ``max_messages`` by a block (4096
+        messages) for each segment.
+
+        Complexity: O(tables + segments) binary searches, and no disk access before the plan is
+        read.
         """
         spans = self._spans(topic_id, start, until)
         return Plan(spans, until, max_messages)
 
     def count_between(self, topic_id: int, start: Key, until: Key) -> int:
-        """Estimate the entries in ``[start, until)``; obsolete and duplicate ones count.
+        """Estimate a topic's entries in ``[start, until)``, obsolete and duplicate ones included.
 
         The messages in the first and last block of each segment are assumed to be spread evenly in
-        time. O(tables + segments) searches.
+        time.
+
+        Complexity: O(tables + segments) binary searches, without disk access.
         """
         return sum(span.likely_count for span in self._spans(topic_id, start, until))
 
     def most_between(self, topic_id: int, start: Key, until: Key) -> int:
-        """Return an upper bound of the entries in ``[start, until)``, at the same cost."""
+        """Return an upper bound of the number of a topic's entries in ``[start, until)``.
+
+        Complexity: O(tables + segments) binary searches, without disk access.
+        """
         return sum(span.count for span in self._spans(topic_id, start, until))
 
     def _spans(self, topic_id: int, start: Key, until: Key) -> list[Span]:
@@ -200,9 +227,10 @@ class DelayedIndex:
         return spans
 
     def has_priorities(self, topic_id: int) -> bool:
-        """Whether a topic has, or may have, entries with a priority other than the default.
+        """Return whether a topic has entries with a priority other than the default.
 
-        It is unknown for segments of the first version.
+        Also returns True if it has entries in a segment of format version 1, which does not record
+        priorities.
         """
         highest = [table.most_traits for table in self._tables(topic_id)]
         highest += [part.most_traits for part in self._slices_of(topic_id)]
@@ -211,10 +239,13 @@ class DelayedIndex:
     def fetch(
         self, topic_id: int, due_ms: Int64s, offsets: Int64s, staged: Store | None = None
     ) -> Fetch:
-        """Pin the messages of keys that plans returned; rows come in the order of the keys.
+        """Return a fetch that reads the messages of keys that plans returned, in their order.
 
         Args:
-          staged: a store outside the index, searched first and at once.
+          due_ms: the due time of each message.
+          offsets: the offset of each message.
+          staged: another store of messages in memory. This method searches it first, and the fetch
+            looks into the index only for messages that are not there.
         """
         keys: Keys = (due_ms, offsets)
         found = [] if staged is None else staged.find(due_ms, offsets)
@@ -226,17 +257,18 @@ class DelayedIndex:
         return Fetch(topic_id, keys, list(self._tables(topic_id)), disk, found)
 
     def next_due(self, topic_id: int, after: Key) -> int | None:
-        """Return a lower bound of the due time of the first message at or past ``after``.
+        """Return a lower bound of the due time of a topic's first message at or past ``after``.
 
-        It is exact, except if a segment's block begins before ``after`` and is not cached. Then it
-        is ``after.due_ms`` until a plan has read that block.
+        Returns None if there is no such message. The bound is exact, except if ``after`` lies
+        inside a block of a segment that is not in the block cache. Then it is ``after.due_ms``
+        until a plan has read that block.
         """
         due = [run.next_due_ms(after) for t in self._tables(topic_id) for run in t.runs()]
         due += [part.next_due_ms(after) for part in self._slices_of(topic_id)]
         return min((time for time in due if time is not None), default=None)
 
     def topics(self) -> set[int]:
-        """Return the ids of all topics with entries; O(topics)."""
+        """Return the ids of all topics that have entries and were not dropped; O(topics)."""
         found: set[int] = set()
         for generation in self._generations():
             found.update(generation.topics)
@@ -245,13 +277,13 @@ class DelayedIndex:
         return found - self._dropped
 
     def count(self, topic_id: int) -> int:
-        """Return how many entries a topic has; duplicate and obsolete ones count."""
+        """Return how many entries a topic has, duplicate and obsolete ones included."""
         return sum(table.count for table in self._tables(topic_id)) + sum(
             part.rows for part in self._slices_of(topic_id)
         )
 
     def mean_bytes(self, topic_id: int) -> float | None:
-        """Return the mean size of a topic's messages, about; None if it has none here."""
+        """Return about the mean size of a topic's messages in bytes, or None if it has none."""
         tables, parts = list(self._tables(topic_id)), self._slices_of(topic_id)
         rows = sum(table.count for table in tables) + sum(part.rows for part in parts)
         if not rows:
@@ -261,7 +293,7 @@ class DelayedIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the tables, without the block cache."""
+        """The memory that the memory tables take, without the block cache."""
         return sum(generation.memory_bytes for generation in self._generations())
 
     @property
@@ -274,24 +306,27 @@ class DelayedIndex:
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Whether messages that no checkpoint has begun to write use half of the memory."""
+        """Whether messages that no checkpoint has frozen yet use half of the memory limit."""
         return self._active.memory_bytes >= self.limits.memory_bytes // 2
 
     @property
     def is_full(self) -> bool:
-        """Whether memory is at its bound: add nothing before a checkpoint ends."""
+        """Whether the memory limit is reached. Then add no messages before a checkpoint ends."""
         return self.memory_bytes >= self.limits.memory_bytes
 
     # -- checkpoints --------------------------------------------------------------
 
     def begin_checkpoint(self, due_soon_ms: int = -1, far_ms: int = MAX_DUE_MS) -> Checkpoint:
-        """Freeze memory, which stays readable, and begin to write it.
+        """Freeze the memory tables, which stay readable, and return a checkpoint to write them.
 
-        Messages due up to ``due_soon_ms`` stay in the block cache, as far as there is room. If most
-        are due after ``far_ms``, the file bypasses the system's cache.
+        Then call the checkpoint's ``write`` for each of its ``groups()``, then its ``finish``, then
+        :meth:`install`. Or give it up with :meth:`abandon`.
 
-        Follow with ``write`` for each of its ``groups()``, then ``finish``, then
-        :meth:`install`; or :meth:`abandon`.
+        Args:
+          due_soon_ms: messages due up to this time are put into the block cache, as far as there
+            is room.
+          far_ms: if most messages are due after this time and they are many, the segment is
+            written past the operating system's page cache.
         """
         assert self._checkpoint is None, "one checkpoint at a time"
         self.full_checkpoints += self.needs_checkpoint
@@ -311,7 +346,7 @@ class DelayedIndex:
         return self._checkpoint
 
     def install(self, checkpoint: Checkpoint) -> None:
-        """Replace the frozen memory by the finished checkpoint's segment."""
+        """Let readers use a finished checkpoint's segment instead of the frozen tables."""
         assert checkpoint is self._checkpoint
         assert checkpoint.finished
         self._frozen = [g for g in self._frozen if g not in checkpoint.generations]
@@ -319,7 +354,7 @@ class DelayedIndex:
         self._segments.swap((), checkpoint.segment)
 
     def abandon(self, checkpoint: Checkpoint) -> None:
-        """Give up a checkpoint; the next one writes its messages."""
+        """Give up a checkpoint. Its messages stay in memory; the next checkpoint writes them."""
         assert checkpoint is self._checkpoint
         self._checkpoint = None
         checkpoint.discard()
@@ -327,10 +362,11 @@ class DelayedIndex:
     # -- compaction ---------------------------------------------------------------
 
     def choose_compaction(self, live: LiveCount | None = None) -> list[str]:
-        """Return the names of segments that are worth merging now; often none.
+        """Return the file names of segments that are worth merging now; often none.
 
-        ``live`` estimates how many offsets in a range (both ends included) may still be needed;
-        see ``LiveCount``. Without it, only sizes count.
+        Args:
+          live: estimates how many messages of a topic in a range of offsets may still be needed;
+            see ``LiveCount``. If it is None, only the sizes of segments decide.
         """
         sizes = [size_of(segment, self._dropped, live) for segment in self._segments]
         return choose(sizes, self.limits.max_segments, self.limits.merge_width)
@@ -341,12 +377,17 @@ class DelayedIndex:
         due_until_ms: int = MAX_DUE_MS,
         far_ms: int = MAX_DUE_MS,
     ) -> Compaction:
-        """Begin to merge the named segments; messages due after ``due_until_ms`` are kept.
+        """Begin to merge segments, and return the compaction.
 
-        If most messages are due after ``far_ms``, the file bypasses the system's cache.
+        Then name the obsolete messages in its ``ranges()``, by its methods ``exclude``,
+        ``exclude_early`` and ``outdate``. Then call its ``run``, its ``finish``, and
+        :meth:`install_compaction`. Or give it up with :meth:`abandon_compaction`.
 
-        Follow with ``exclude`` and ``outdate`` for obsolete messages in its ``ranges()``, then
-        ``run``, then ``finish``, then :meth:`install_compaction`; or :meth:`abandon_compaction`.
+        Args:
+          names: the file names of the segments.
+          due_until_ms: messages due after this time are kept, even if they are excluded.
+          far_ms: if most messages are due from this time on and they are many, the new segment is
+            written past the operating system's page cache.
         """
         assert self._compaction is None, "one compaction at a time"
         inputs = self._segments.named(names)
@@ -366,14 +407,14 @@ class DelayedIndex:
         return self._compaction
 
     def install_compaction(self, compaction: Compaction) -> None:
-        """Replace the inputs by the finished compaction's segment."""
+        """Let readers use the finished compaction's segment instead of its inputs."""
         assert compaction is self._compaction
         assert compaction.finished
         self._compaction = None
         self._segments.swap(compaction.inputs, compaction.segment)
 
     def abandon_compaction(self, compaction: Compaction) -> None:
-        """Give up a compaction; the inputs stay as they are."""
+        """Give up a compaction. The segments that it was to merge stay as they are."""
         assert compaction is self._compaction
         self._compaction = None
         compaction.discard()

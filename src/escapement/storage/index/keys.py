@@ -1,8 +1,9 @@
-"""Keys of the delivery order: the pair (due time, offset), and columns of them.
+"""Keys of the delivery order: pairs (due time, offset), single and in columns.
 
-This module owns the rule of comparison, which is lexicographic, and the few operations on sorted
-columns of keys that the rest of the index uses: find a position, merge, match. It knows nothing of
-files, tables or payloads, and does no I/O.
+Keys are compared lexicographically. A column of keys is a pair of numpy arrays, the due times and
+the offsets. This module has the few operations on such columns that the rest of the index uses:
+find a position, sort, merge, match. To sort faster, it *packs* each key into one 64-bit integer
+where that is possible. It knows nothing of files, tables or payloads, and does no I/O.
 
 Every position in the delivery order is such a pair, never a time alone: ten million messages may
 fall due in one millisecond, and a scan must be able to stop between two of them.
@@ -18,16 +19,17 @@ import numpy as np
 from escapement.message import Bools, Int64s
 from escapement.sorting import argsort, sort
 
-Keys = tuple[Int64s, Int64s]  # (due_ms, offsets), equal heights
+# A column of keys: the due times and the offsets, two arrays of the same length.
+Keys = tuple[Int64s, Int64s]
 
 # Due times have 47 bits (until the year 6429), so that a time and a row number of 16 bits fit
-# one int64: sorting these is ten times faster than sorting pairs.
+# into one int64. Sorting such integers is ten times faster than sorting pairs.
 MAX_DUE_MS: Final = (1 << 47) - 1
-_INT64_BITS: Final = 63  # without the sign
+_INT64_BITS: Final = 63  # the bits of an int64 without the sign
 
 
 class Key(NamedTuple):
-    """A position in the delivery order: the message there, or the gap before it."""
+    """A key, used to name a message or a position in the delivery order just before it."""
 
     due_ms: int
     offset: int
@@ -44,7 +46,7 @@ NO_KEYS: Final[Keys] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def position(due_ms: Int64s, offsets: Int64s, key: Key) -> int:
-    """Return how many of the sorted keys are smaller than ``key``; O(log n)."""
+    """Return how many keys of a sorted column are smaller than ``key``; O(log n)."""
     low = int(due_ms.searchsorted(key.due_ms))
     if low == len(due_ms) or due_ms[low] != key.due_ms:
         return low
@@ -53,7 +55,7 @@ def position(due_ms: Int64s, offsets: Int64s, key: Key) -> int:
 
 
 def is_sorted(due_ms: Int64s, offsets: Int64s) -> bool:
-    """Whether the keys ascend strictly."""
+    """Return whether the keys of a column ascend strictly."""
     if len(due_ms) < 2:
         return True
     steps = due_ms[1:] - due_ms[:-1]
@@ -61,7 +63,7 @@ def is_sorted(due_ms: Int64s, offsets: Int64s) -> bool:
 
 
 def sorted_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
-    """Return the rows in the order of their keys; int64[n]."""
+    """Return the row numbers of a column of keys, sorted by key; int64[n]."""
     packed = _packed_rows(due_ms, offsets)
     if packed is not None:
         rows, bits, _ = packed
@@ -71,7 +73,11 @@ def sorted_order(due_ms: Int64s, offsets: Int64s) -> Int64s:
 
 
 def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
-    """Return one row for each distinct key, in key order, and the keys; int64[at most n]."""
+    """Sort a column of keys and drop duplicates.
+
+    Returns the row of each distinct key in the given column, int64[at most n], and the sorted
+    distinct keys.
+    """
     assert len(due_ms), "no keys"
     packed = _packed_rows(due_ms, offsets)
     if packed is None:
@@ -79,7 +85,7 @@ def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
         due_ms, offsets = due_ms[order], offsets[order]
         first = _first_of_equals((due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1]))
         return order[first], (due_ms[first], offsets[first])
-    # No offset occurs twice, and the packed numbers contain the times.
+    # Offsets ascend, so no key occurs twice. The times can be read from the packed integers.
     times, bits, low_ms = packed
     rows = times & ((1 << bits) - 1)
     times >>= bits
@@ -90,7 +96,7 @@ def unique_sorted(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, Keys]:
 
 
 def _order(due_ms: Int64s, offsets: Int64s) -> Int64s:
-    """Return the rows in the order of their keys, whatever the order of their offsets."""
+    """Return the row numbers of a column of keys, sorted by key; offsets need not ascend."""
     packed = _packed_keys(due_ms, offsets)
     if packed is None:
         return np.lexsort((offsets, due_ms)).astype(np.int64, copy=False)
@@ -98,11 +104,11 @@ def _order(due_ms: Int64s, offsets: Int64s) -> Int64s:
 
 
 def _packed_rows(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int] | None:
-    """Return the sorted ``(due_ms - low_ms) << bits | row``, ``bits`` and ``low_ms``, or None.
+    """Pack the due time and the row number of each key into one integer, and sort the integers.
 
-    If offsets ascend with the rows, as in arrival order, a row number stands for its offset and
-    packs with the time. Sorting that is many times faster than sorting pairs. The result is
-    None if offsets do not ascend or the times are too far apart.
+    Returns the sorted integers ``(due_ms - low_ms) << bits | row``, then ``bits``, then ``low_ms``,
+    the lowest due time. If offsets ascend with the rows, sorting by row number is sorting by
+    offset. Returns None if offsets do not ascend or the times are too far apart to be packed.
     """
     count = len(due_ms)
     if not count or not bool((offsets[1:] > offsets[:-1]).all()):
@@ -117,9 +123,9 @@ def _packed_rows(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int] | N
 
 
 def merge(parts: Sequence[Keys]) -> Keys:
-    """Return all keys of the parts, sorted, each once.
+    """Return the keys of several columns as one sorted column, without duplicates.
 
-    Linear if the parts are a few sorted runs.
+    Complexity: linear if the columns are few and sorted.
     """
     parts = [part for part in parts if len(part[0])]
     if not parts:
@@ -137,16 +143,17 @@ def merge(parts: Sequence[Keys]) -> Keys:
 
 
 def concat(parts: Sequence[Keys]) -> Keys:
-    """Return the keys of the parts, end to end."""
+    """Join columns of keys end to end to one column."""
     due_ms, offsets = (np.concatenate(column) for column in zip(*parts, strict=True))
     return due_ms, offsets
 
 
 def _packed_keys(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int, int] | None:
-    """Pack time and offset into one integer each.
+    """Pack the due time and the offset of each key into one integer.
 
-    Returns the integers, the bits of an offset, the lowest time and the lowest offset; or None
-    if the keys are too far apart, or there are none.
+    Returns the integers ``(due_ms - low_ms) << bits | offset - low_offset``, then ``bits``,
+    ``low_ms`` and ``low_offset``, the lowest due time and offset. Returns None if there are no
+    keys or they are too far apart to be packed.
     """
     if not len(due_ms):
         return None
@@ -160,9 +167,12 @@ def _packed_keys(due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, int, int, int
 
 
 def match(table: Keys, wanted: Keys) -> Int64s:
-    """Return the row of each wanted key in the sorted ``table``, -1 if missing; int64[n].
+    """Return the row of each ``wanted`` key in the sorted column ``table``; int64[n].
 
-    O((n + m) log n). The usual case, one run of neighbours, is O(n).
+    The row of a key that is not in ``table`` is -1.
+
+    Complexity: O(m + n log m) for n wanted keys and m keys of the table. It is O(n + log m) in the
+    usual case, that the wanted keys are neighbours in the table.
     """
     due_ms, offsets = table
     wanted_ms, wanted_offsets = wanted
@@ -179,13 +189,15 @@ def match(table: Keys, wanted: Keys) -> Int64s:
     if (int(due_ms[-1]) - low_ms).bit_length() + bits <= _INT64_BITS:
         times, wanted_times = due_ms - low_ms, wanted_ms - low_ms
     else:
-        # The times' ranks in the table are small, so rank and offset always fit.
+        # Use the rank of a time among the times of the table instead of the time: a rank is
+        # small, so a rank and an offset fit into one integer.
         new_time = _first_of_equals(due_ms[1:] != due_ms[:-1])
         times = np.cumsum(new_time) - 1
         wanted_times = due_ms[new_time].searchsorted(wanted_ms)
         assert len(times).bit_length() + bits <= _INT64_BITS, "offsets of a block are too far apart"
     packed = (times << bits) | (offsets - low)
-    # A key that is not in the table may alias any number here; the comparison below rejects it.
+    # A wanted key that is not in the table may be packed like another key. The comparison below
+    # rejects it.
     sought = (wanted_times << bits) | ((wanted_offsets - low) & ((1 << bits) - 1))
     row = packed.searchsorted(sought)
     row[row == len(packed)] = 0

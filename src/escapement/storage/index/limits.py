@@ -1,4 +1,8 @@
-"""The bounds of a delayed index, each with its reason."""
+"""The bounds of a delayed index, each with its reason.
+
+The index has new messages in memory tables, until a checkpoint writes them to a file, a *segment*.
+Merges keep the number of segments small.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +16,31 @@ from escapement.storage.index.segments.segment import BLOCK_ROWS
 class IndexLimits:
     """The bounds of one index, and sizes that only tests change."""
 
-    # Messages that are in no segment yet. At half of it the index asks for a checkpoint, because
-    # messages stay in memory until the checkpoint is on disk.
+    # The memory of messages that are in no segment yet. When half of it is used, the index asks
+    # for a checkpoint: new messages need the other half until the checkpoint is on disk.
     memory_bytes: int = 128 << 20
-    # Blocks read from segments: a few of each segment, so that a scan reads each block once.
+    # The size of the cache of blocks that were read from segments. A few blocks of each segment
+    # fit, so that a scan reads each block once.
     cache_bytes: int = 32 << 20
-    # More segments than this are merged whatever their sizes, because a plan looks into each.
+    # If there are more segments than this, the smallest are merged whatever their sizes, because
+    # each read looks into every segment.
     max_segments: int = 12
-    # At this many segments a checkpoint waits until some are merged. So a read, above all the
-    # loading of a partition, opens a bounded number of files, however fast messages arrive and
-    # however long a large merge takes. This is well above ``max_segments``, or publishing would
-    # wait for each large merge.
+    # If there are this many segments, a checkpoint waits until some are merged. So a read opens a
+    # bounded number of files, however fast messages arrive and however long a large merge takes.
+    # The number is well above ``max_segments``, or publishing would wait for each large merge.
     most_segments: int = 32
-    # While memory fills so fast that checkpoints begin because it is half full, merging starts
-    # only at this many segments. A merge takes disk and processors from publishers and consumers,
-    # and the more segments it merges, the less often a byte is rewritten. This is below
-    # ``most_segments`` by the segments that may arrive during such a merge.
+    # While messages arrive so fast that checkpoints begin because memory is half full, a merge
+    # begins only if there are this many segments. A merge takes disk and processors from
+    # publishers and consumers, and the more segments it merges, the less often a byte is
+    # rewritten. The difference to ``most_segments`` leaves room for the segments that are written
+    # during such a merge.
     filling_segments: int = 20
-    # Segments of similar size to merge: fewer rewrite bytes more often, more make reads slower.
+    # Segments of similar size are merged when there are this many. With a smaller number, bytes
+    # are rewritten more often. With a larger number, reads look into more segments.
     merge_width: int = 4
+    # At most this many messages are in one block of a segment.
     block_rows: int = BLOCK_ROWS
+    # At most this many messages are in one memory table.
     table_rows: int = TABLE_ROWS
+    # A batch with payloads of at least this size becomes a memory table without a copy.
     kept_bytes: int = KEPT_BYTES

@@ -1,12 +1,17 @@
-"""The part of the index in memory: tables of one topic's messages, sorted on demand.
+"""The part of the delayed index in memory: tables of one topic's messages, sorted on demand.
 
-This is the young end of the LSM tree. A :class:`MemoryTable` takes messages of one topic in
-ascending offsets, copies their bytes into its arena, and keeps its keys sorted well enough that a
-plan costs a few binary searches. A large batch is a table of its own that refers to the batch's
-bytes: copying them would take long, mostly because new memory is expensive. A
-:class:`TopicMemory` holds a topic's tables: a live stream of commits, and beside it streams of
-older offsets that fills from the log bring. A :class:`Generation` holds all topics' tables between
-two freezes.
+These tables are the youngest level of an LSM tree, whose other levels are files. A message is a row
+of a table: its key ``(due_ms, offset)``, its payload and other columns, and its *traits*, 32 bits
+with its priority and a hash of its message key. A message arrives here in the synchronous step
+after its COMMIT, and leaves when a checkpoint has written it to a file.
+
+A :class:`MemoryTable` takes messages of one topic in ascending offsets, copies their bytes, and
+keeps its keys in one or two sorted runs, so that a range of keys costs a few binary searches. A
+large batch is *kept*: it becomes a table of its own that refers to the bytes of the batch. Copying
+them would take long, mostly because new memory is expensive. A :class:`TopicMemory` has the tables
+of a topic. Its messages come as several *streams* of ascending offsets: the new messages and, if
+messages are read again from the log, older ones. A :class:`Generation` has the tables of all topics
+from one checkpoint to the next.
 
 This module knows nothing of files and does no I/O. Invariants:
 
@@ -14,10 +19,7 @@ This module knows nothing of files and does no I/O. Invariants:
   when it got the table;
 - offsets ascend strictly inside a table, so row order is offset order and a row number stands
   for an offset in comparisons;
-- a table never has more than ``TABLE_ROWS`` rows, so a row number fits 16 bits.
-
-A message arrives here in the synchronous step after its COMMIT, and leaves when a checkpoint has
-put it into a segment.
+- a table never has more than ``TABLE_ROWS`` rows, so a row number fits into 16 bits.
 """
 
 from __future__ import annotations
@@ -31,23 +33,27 @@ from escapement.storage.index.columns import GrowingColumns, Pick, pinned_bytes
 from escapement.storage.index.sorted_run import ROW_BITS, SortedRun
 
 TABLE_ROWS: Final = 1 << ROW_BITS
-# The payloads of a full table. Large, so that a lookup searches few tables; small enough that
-# doubling the arena (a copy on the event loop) takes about a millisecond.
+# A table is full when its payloads have this size. It is large, so that a lookup searches few
+# tables, but small enough that doubling the column of payloads (a copy on the event loop) takes
+# about a millisecond.
 TABLE_BYTES: Final = 8 << 20
-# The payloads of a batch that becomes a table of its own. A few hundred such batches fill the
-# memory, which bounds the tables that a lookup searches.
+# A batch is kept as a table of its own if its payloads have at least this size. A few hundred such
+# batches fill the memory, which bounds the number of tables that a lookup searches.
 KEPT_BYTES: Final = 256 << 10
+# A table begins with room for at least this many rows.
 _FIRST_ROWS: Final = 2
-# Unsorted rows that are sorted separately before they are merged into the rest.
+# New rows are sorted as a run of their own. When there are more than this, and more than an eighth
+# of the rows sorted before, they are merged into the sorted run of these.
 _TAIL_ROWS: Final = 256
-# Streams of ascending offsets that are open at once: the live one and a few fills.
+# At most this many tables of a topic may grow at once: one for new messages, the others for streams
+# of older messages from the log.
 _OPEN_TABLES: Final = 4
 # The memory of the Python objects of a topic with one table, beside its arrays.
 _TOPIC_OVERHEAD_BYTES: Final = 900
 
 
 class MemoryTable:
-    """Messages of one topic in ascending offsets; grows at its end."""
+    """Some messages of one topic, as rows in ascending offsets. It grows at its end."""
 
     __slots__ = (
         "_array",
@@ -68,17 +74,18 @@ class MemoryTable:
         self.traits: UInt32s | None = None
         self.most_traits = 0
         self.count = 0
-        self.pinned_bytes = 0  # memory kept alive by borrowed bytes, beyond the columns'
+        # A kept batch may be a view of a larger buffer. This is the part of it beyond the batch.
+        self.pinned_bytes = 0
         self.last_offset = -1
         self._sorted: SortedRun | None = None
         self._tail: SortedRun | None = None
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the arrays, unused capacity included."""
+        """The memory that the table takes, unused capacity included."""
         size = self._array.nbytes + self.columns.memory_bytes + self.pinned_bytes
         size += 0 if self.traits is None else self.traits.nbytes
-        # The sorted order, eight bytes a row, counts whether it exists or not.
+        # Count the sorted run, eight bytes a row, whether it exists yet or not.
         return size + 8 * int(self._array.shape[1])
 
     @property
@@ -93,7 +100,7 @@ class MemoryTable:
 
     @property
     def offset_range(self) -> tuple[int, int]:
-        """The first and the last offset."""
+        """The first and the last offset in the table."""
         offsets = self.offsets
         return int(offsets[0]), int(offsets[-1])
 
@@ -109,9 +116,15 @@ class MemoryTable:
         traits: UInt32s | None,
         keep: bool = False,
     ) -> None:
-        """Add the batch; ``offsets`` is a column, or the first of contiguous ones.
+        """Add a batch of messages as the next rows.
 
-        With ``keep`` this is the only batch, and the table refers to its bytes without a copy.
+        Args:
+          offsets: the offset of each message; or the first offset, if they are contiguous.
+          due_ms: the due time of each message.
+          batch: the messages.
+          traits: the traits of each message, or None if all are 0.
+          keep: refer to the bytes of the batch without a copy. The table must be empty, and no
+            other batch may follow.
         """
         row, rows = self.count, len(due_ms)
         end = row + rows
@@ -130,7 +143,8 @@ class MemoryTable:
                 self.traits = np.zeros(self._array.shape[1], np.uint32)
             self.traits[row:end] = traits
             self.most_traits = max(self.most_traits, int(traits.max()))
-        self.count = end  # last, so that a reader in another thread counts only complete rows
+        # Set the count last, so that a reader in another thread sees only complete rows.
+        self.count = end
 
     def _make_room(self, rows: int) -> None:
         capacity = min(max(2 * self._array.shape[1], rows), TABLE_ROWS)
@@ -144,10 +158,12 @@ class MemoryTable:
         self._array = larger
 
     def runs(self) -> list[SortedRun]:
-        """Return all rows in at most two sorted runs; only for the thread that appends.
+        """Return all rows of the table in at most two sorted runs.
 
-        Rows added since the last call are sorted separately, and merged into the rest when they
-        have become an eighth of it: amortized O(log n) comparisons a row.
+        Rows that are not in the large run yet form the small one. When they are more than an eighth
+        of the large run, they are merged into it. Only the thread that appends may call this.
+
+        Complexity: amortized O(log n) comparisons for each row.
         """
         count = self.count
         done = 0 if self._sorted is None else len(self._sorted.packed)
@@ -161,15 +177,18 @@ class MemoryTable:
             if self._sorted is None or count - done > max(_TAIL_ROWS, done >> 3):
                 if self._sorted is not None:
                     packed = np.concatenate((self._sorted.packed, packed))
-                    packed.sort(kind="stable")  # finds the two runs and merges them
+                    packed.sort(kind="stable")  # linear, because it consists of two sorted runs
                 self._sorted, self._tail = SortedRun(packed, offsets, self.traits), None
         return [run for run in (self._sorted, self._tail) if run is not None]
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
-        """Return the places of the given keys found here among the given ones, and their rows.
+        """Find messages by key: return the rows of those in this table.
+
+        The places in the result are indexes of the given keys.
 
         Args:
-          offsets: all in the table's range.
+          due_ms: the due time of each key.
+          offsets: the offset of each key, in the table's ``offset_range``.
         """
         own = self.offsets
         own_ms = self.due_ms  # read second, so that it is at least as long
@@ -188,7 +207,7 @@ class MemoryTable:
 
 
 class TopicMemory:
-    """The tables of one topic, separate for each stream of ascending offsets."""
+    """The tables of one topic, at least one for each stream of ascending offsets."""
 
     __slots__ = ("_open", "memory_bytes", "rows", "tables")
 
@@ -206,7 +225,11 @@ class TopicMemory:
         traits: UInt32s | None,
         table_rows: int,
     ) -> None:
-        """Append to the stream that ends nearest before the first offset, or begin a stream."""
+        """Append a batch to the table that ends nearest before it, or to a new table.
+
+        That is the table with the greatest last offset below the first offset of the batch, among
+        those that may still grow. A new table begins if there is none, or it is full.
+        """
         first = offsets if isinstance(offsets, int) else int(offsets[0])
         table: MemoryTable | None = None
         for stream in self._open:
@@ -216,7 +239,7 @@ class TopicMemory:
                 table = stream
         rows, size_bytes = len(due_ms), len(batch.payloads.data)
         if table is not None and not table.has_room(rows, size_bytes, table_rows):
-            table.runs()  # sort each full table now, instead of all at the next plan
+            table.runs()  # sort each full table now, so that the next read need not sort many
             self._open.remove(table)
             table = None
         if table is None:
@@ -235,7 +258,11 @@ class TopicMemory:
     def keep(
         self, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch, traits: UInt32s | None
     ) -> bool:
-        """Make a table of the batch, unless its bytes are a small part of the memory they pin."""
+        """Make a new table that refers to the bytes of the batch, and return True.
+
+        Return False, and do nothing, if the bytes belong to buffers of more than twice their size:
+        the table would keep all of a buffer in memory.
+        """
         columns = (batch.payloads, batch.keys, batch.properties, batch.groups)
         pinned = pinned_bytes(*columns)
         if pinned > 2 * batch.size_bytes:
@@ -251,7 +278,7 @@ class TopicMemory:
 
 
 class Generation:
-    """The messages of all topics added between two freezes."""
+    """The tables of all topics with the messages added from one checkpoint to the next."""
 
     def __init__(self, table_rows: int = TABLE_ROWS, kept_bytes: int = KEPT_BYTES) -> None:
         assert table_rows <= TABLE_ROWS

@@ -1,12 +1,17 @@
-"""Plans: which part of the delivery order to read next, and from where.
+"""Plans and fetches: reads of the delayed index that are prepared now and done later.
 
-This module decides where a scan stops. It has two pinned reads, :class:`Plan` (the keys of a
-range) and :class:`Fetch` (the messages of given keys). Making one is synchronous and does no
-I/O, so it can be one step with moving a horizon. Reading it may happen later and in another
-thread, because it holds references to all it needs: tables only grow, segments never change, and
-an unlinked file stays readable while it is open.
+The *keys* of the index are the pairs ``(due_ms, offset)`` of its messages. A :class:`Plan` reads
+the keys in a range, and this module decides where it stops. A :class:`Fetch` reads the messages of
+given keys. Creating either is synchronous and does no I/O, so the caller can record in the same
+step how far it will have read. Reading may happen later and in another thread, because a plan or
+fetch is *pinned*: it has references to all tables and segments that it reads. Tables only grow,
+segments never change, and an unlinked file stays readable while it is open.
 
-It does not know tables or segments, only what both can do (:class:`Span`, :class:`Store`).
+The sources of messages are memory tables and the parts of a topic in segments (files). This module
+does not import them. It defines their interfaces as protocols: :class:`Span`, :class:`Store`,
+:class:`Table` and :class:`SlowStore`. A :class:`Pick` names messages found in a source: their rows
+there, and their places in the result. *Traits* are 32 bits for each message, with its priority and
+a hash of its message key.
 """
 
 from __future__ import annotations
@@ -37,14 +42,16 @@ from escapement.storage.index.keys import (
 
 
 class NotAtHand(Exception):
-    """Raised when a block would have to be read from disk and the caller forbids that."""
+    """Raised when a message is not in memory and the caller forbids reading from disk."""
 
 
 class Landmarks(NamedTuple):
-    """Keys of a source that are known without a read: the first and last keys of blocks.
+    """Some keys of a source that are known without a read: the first and last keys of its blocks.
 
-    A block wholly in range weighs half at its first key and half at its last. So sums over
-    sources with overlapping blocks estimate without bias how many messages lie below a key.
+    A weight is a number of messages: half of a block's messages belong to its first key and half
+    to its last. So the sum of the weights up to a key estimates without bias how many messages lie
+    below that key, also for several sources with overlapping blocks. ``is_last`` tells the last
+    keys from the first ones.
     """
 
     due_ms: Int64s
@@ -54,100 +61,120 @@ class Landmarks(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The place of the messages of some keys: their columns, to be read if necessary, and rows."""
+    """Where messages are: a function that returns or reads their columns, and their rows there."""
 
     columns: Callable[[], Columns]
     rows: Int64s
 
 
 class Span(Protocol):
-    """The part of one source that lies in a range of keys."""
+    """The part of one source of messages that lies in a range of keys."""
 
     @property
     def on_disk(self) -> bool: ...
 
     @property
     def count(self) -> int:
-        """An upper bound of the number of messages."""
+        """An upper bound of the number of messages in the range."""
         ...
 
     @property
     def likely_count(self) -> int:
-        """An estimate of the number of messages that looks at no key."""
+        """An estimate of the number of messages in the range, made without reading keys."""
         ...
 
     def landmarks(self, wanted: int, stride: int) -> Landmarks:
-        """Return known keys in range, ascending, until blocks of ``wanted`` messages are named.
+        """Return landmarks in the range, from its start on, that cover ``wanted`` messages.
 
-        A source that knows every key returns each ``stride``-th.
+        A source on disk returns the first and last keys of its blocks. A source in memory returns
+        those of imaginary blocks of ``stride`` messages.
         """
         ...
 
     def keys(self, stop: Key) -> list[Keys]:
-        """Return the keys in range that are smaller than ``stop``, in sorted parts."""
+        """Return the keys in the range that are smaller than ``stop``, as sorted columns.
+
+        The columns are the *parts* that ``traits`` and ``sources`` refer to.
+        """
         ...
 
     def traits(self, stop: Key) -> list[UInt32s | None]:
-        """Return the traits of those keys, part by part; None for a part without any."""
+        """Return the traits of the keys that ``keys`` returns, for each part.
+
+        The traits of a part are None if all are 0.
+        """
         ...
 
     def sources(self, stop: Key) -> list[Source]:
-        """Return the places of the messages of those keys, part by part."""
+        """Return the sources of the messages of the keys that ``keys`` returns, for each part."""
         ...
 
 
 class Store(Protocol):
-    """A source of messages by key."""
+    """A source of messages in memory that finds messages by key."""
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
-        """Return the places of those of the given keys that this store has."""
+        """Return the messages of the given keys, as far as this store has them.
+
+        The places in the result are indexes of the given keys.
+        """
         ...
 
 
 class Table(Store, Protocol):
-    """A source in memory that covers a range of offsets."""
+    """A store whose messages lie in one range of offsets."""
 
     @property
     def offset_range(self) -> tuple[int, int]:
-        """The first and the last offset. ``find`` must not be asked for others."""
+        """The first and the last offset. Pass only offsets in this range to ``find``."""
         ...
 
 
 class SlowStore(Protocol):
-    """A source of messages by key that may have to be read from the disk."""
+    """A source of messages that finds messages by key, and may have to read them from disk."""
 
     def find(self, due_ms: Int64s, offsets: Int64s, at_hand: bool = False) -> list[Pick]:
-        """As ``Store.find``; with ``at_hand`` raises ``NotAtHand`` instead of reading."""
+        """Return the messages of the given keys, as far as this store has them.
+
+        The places in the result are indexes of the given keys.
+
+        Args:
+          at_hand: do not read from disk.
+
+        Raises:
+          NotAtHand: if ``at_hand`` is true and a message would have to be read from disk.
+        """
         ...
 
 
 class Plan:
-    """A pinned read of the keys in the spans that are smaller than ``stop``."""
+    """A pinned read of the keys in some spans, up to but without the key ``stop``."""
 
     __slots__ = ("_keys", "_rows", "_sources", "_spans", "stop")
 
     def __init__(self, spans: Sequence[Span], until: Key, max_messages: int) -> None:
         assert max_messages > 0
         self._spans = spans
-        # The keys that ``read_traits`` found, and the row of each among all parts.
+        # The keys that ``read_traits`` found, and the index of each in the joined parts of all
+        # spans.
         self._keys, self._rows = NO_KEYS, np.zeros(0, np.int64)
-        self._sources: list[Source] | None = None  # the messages of these parts; None: unknown
+        self._sources: list[Source] | None = None  # of each part; None: not asked for yet
         self.stop = until
         if sum(span.count for span in spans) > max_messages:
             self.stop = _cut(spans, until, max_messages)
 
     @property
     def in_memory(self) -> bool:
-        """Whether ``read`` touches no disk."""
+        """Whether ``read`` needs no access to the disk."""
         return not self.files
 
     @property
     def files(self) -> int:
-        """The number of segments that ``read`` looks into, at most."""
+        """An upper bound of the number of segments (files) that ``read`` reads."""
         return sum(span.on_disk for span in self._spans)
 
     def read(self) -> Keys:
-        """Return ``(due_ms, offsets)`` of the range, sorted, each key once. Blocking.
+        """Return the keys ``(due_ms, offsets)`` of the plan, sorted, each key once. Blocking.
 
         Raises:
           IndexDamaged: if a block on disk fails its checksum.
@@ -155,7 +182,13 @@ class Plan:
         return merge([part for span in self._spans for part in span.keys(self.stop)])
 
     def read_traits(self) -> tuple[Int64s, Int64s, UInt32s | None]:
-        """Return the keys as ``read`` does, and their traits or None if all are 0. Blocking."""
+        """Return due times and offsets as ``read`` does, and the traits of these keys. Blocking.
+
+        The traits are None if all are 0. Also notes where the messages are, for ``locate``.
+
+        Raises:
+          IndexDamaged: if a block on disk fails its checksum.
+        """
         traits = [part for span in self._spans for part in span.traits(self.stop)]
         if all(part is None or not len(part) for part in traits):
             return (*self.read(), None)
@@ -169,20 +202,22 @@ class Plan:
 
     @property
     def can_locate(self) -> bool:
-        """Whether ``read_traits`` noted the rows of the messages; it does if any has traits."""
+        """Whether ``locate`` may be called: ``read_traits`` has found keys, and traits not 0."""
         return bool(len(self._rows))
 
     def locate(self, keys: Keys, size_bytes: int) -> Iterator[tuple[Int64s, list[Pick]]]:
-        """Yield the places of messages whose keys ``read_traits`` returned. Blocking.
+        """Find the messages of keys that ``read_traits`` returned. Blocking.
 
-        The keys may be in any order. The places come in pieces and in storage order, so that
-        ``assemble`` copies neighbours together.
+        The result comes in pieces and in the order in which the messages are stored, so that
+        ``assemble`` can copy neighbours together.
 
         Args:
-          size_bytes: a piece ends with the source that makes its payloads reach this size.
+          keys: some of the keys, in any order.
+          size_bytes: a piece ends when its payloads reach this size, at the end of a source.
 
         Yields:
-          The indexes of some of the keys, and the places of their messages in the same order.
+          The indexes in ``keys`` of the messages of a piece, and picks from which ``assemble``
+          makes a batch of these messages in the same order.
 
         Raises:
           IndexDamaged: if a block on disk fails its checksum.
@@ -210,11 +245,11 @@ class Plan:
 
 
 def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:
-    """Return a key below which about ``wanted`` messages lie: the successor of a known key.
+    """Return a key below which about ``wanted`` messages of the spans lie, at most ``until``.
 
-    Only the last keys of blocks are candidates. They are keys of messages in range, so at
-    least one message lies before the cut, however small ``wanted`` is. A cut after the first
-    key of a block would read the block for one message.
+    It is the successor of the last key of a block. Such keys belong to messages in the range, so
+    at least one message lies below the result, however small ``wanted`` is. The successor of the
+    first key of a block would not do: a plan would read the whole block for one message.
     """
     stride = max(1, wanted // (2 * len(spans)))
     marks = [span.landmarks(wanted, stride) for span in spans]
@@ -231,7 +266,7 @@ def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:
 
 
 def places_missing(count: int, picks: Sequence[Pick]) -> Int64s:
-    """Return which of ``count`` places the picks leave empty; ascending."""
+    """Return the places from 0 to ``count - 1`` that no pick fills; ascending."""
     if not picks:
         return np.arange(count)
     empty = np.ones(count, np.bool_)
@@ -244,7 +279,12 @@ class Fetch:
     """A pinned read of the messages of given keys, in the order of the keys.
 
     Args:
-      found: places of some of the messages, if already known.
+      topic_id: the topic, for error messages.
+      keys: the keys of the messages, in any order.
+      memory: the memory tables to look into first.
+      disk: the parts of segments to look into then.
+      found: picks of messages that the caller has found elsewhere; their places are indexes of
+        ``keys``.
     """
 
     __slots__ = ("_at_hand", "_disk", "_due_ms", "_found", "_memory", "_offsets", "_topic_id")
@@ -266,9 +306,10 @@ class Fetch:
 
     @property
     def in_memory(self) -> bool:
-        """Whether ``read`` touches no disk: blocks of segments are cached, and pinned now.
+        """Whether ``read`` needs no access to the disk, because all blocks are cached.
 
-        Looks for the messages at the first use.
+        The first use of this property looks for the messages. If all are in memory, the fetch keeps
+        references to them, so that the answer stays true.
         """
         if self._at_hand is None:
             with suppress(NotAtHand):
@@ -276,18 +317,23 @@ class Fetch:
         return self._at_hand is not None
 
     def read(self) -> MessageBatch:
-        """Return one row for each key. Blocking.
+        """Return a batch with the message of each key. Blocking.
 
         Raises:
-          IndexDamaged: if a block fails its checksum, or a key is in no source. An intact index
-            has every live key that a plan returned.
+          IndexDamaged: if a block fails its checksum, or the message of a key is in no source. An
+            intact index has the message of every key that a plan returned, unless a compaction
+            removed it because it was no longer needed.
         """
         return self.read_there(0, 0)[1]
 
     def read_there(self, low: int, high: int) -> tuple[Int64s | None, MessageBatch]:
-        """Read as ``read`` does, but allow messages with offsets in ``[low, high)`` to be gone.
+        """Return the messages that exist; those with offsets in ``[low, high)`` may be missing.
 
-        Returns which rows are there, ascending, or None for all; and their messages. Blocking.
+        Blocking. Returns the indexes of the keys whose messages exist, ascending, or None if all
+        exist; and a batch of these messages.
+
+        Raises:
+          IndexDamaged: if a block fails its checksum, or another message is missing.
         """
         picks, missing = self._at_hand or self._find(at_hand=False)
         count = len(self._due_ms)
@@ -307,10 +353,15 @@ class Fetch:
         return np.flatnonzero(there), assemble(int(there.sum()), moved)
 
     def _find(self, at_hand: bool) -> tuple[list[Pick], Int64s]:
-        """Return the places of the messages, and the rows of those found nowhere.
+        """Find the messages in all sources.
+
+        Returns the picks of the messages found, and the indexes of the keys not found.
+
+        Args:
+          at_hand: do not read from disk.
 
         Raises:
-          NotAtHand: only with ``at_hand``: if a block would have to be read.
+          NotAtHand: if ``at_hand`` is true and a message would have to be read from disk.
         """
         picks = list(self._found)
         missing = places_missing(len(self._due_ms), picks)
@@ -337,10 +388,14 @@ class Fetch:
         return picks, missing
 
     def _find_in_memory(self, missing: Int64s) -> tuple[list[Pick], Int64s]:
-        """Return the places in memory of these rows, and the rows not found there, ascending.
+        """Find messages in the memory tables.
 
-        A burst may lie in a hundred tables, each with its own range of offsets. So each table is
-        asked only for offsets in its range.
+        Returns the picks of the messages found, and the indexes of the keys not found, ascending.
+        The messages may lie in a hundred tables, each with its own range of offsets. So each table
+        is asked only for offsets in its range.
+
+        Args:
+          missing: the indexes of the keys to look for.
         """
         offsets = self._offsets[missing]
         by_offset = argsort(offsets)

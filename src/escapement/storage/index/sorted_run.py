@@ -1,7 +1,7 @@
-"""Rows of a memory table in the order of their keys.
+"""Sorted runs: rows of a memory table, sorted by their keys ``(due_ms, offset)``.
 
-Offsets ascend in a table, so a row number stands for its offset. A key is packed into one
-integer, ``due_ms << 16 | row``, and numpy sorts and searches a plain column.
+Offsets ascend in a table, so row numbers compare like offsets. A key is packed into one integer,
+``due_ms << 16 | row``, so that numpy sorts and searches a plain column of integers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ _ROW_MASK: Final = (1 << ROW_BITS) - 1
 
 
 class SortedRun:
-    """Some rows of a table by (due time, row), packed as ``due_ms << 16 | row`` in int64."""
+    """Some rows of a memory table, sorted: a column of packed keys ``due_ms << 16 | row``.
+
+    The columns ``offsets`` and ``traits`` belong to the table. A row number is an index into them.
+    """
 
     __slots__ = ("offsets", "packed", "traits")
 
     def __init__(self, packed: Int64s, offsets: Int64s, traits: UInt32s | None) -> None:
         self.packed = packed
         self.offsets = offsets
-        self.traits = traits  # by row, at least for the rows of the run; None: all are 0
+        self.traits = traits  # None if all are 0
 
     def position(self, key: Key) -> int:
-        """Return how many keys of the run are smaller; O(log n)."""
+        """Return how many keys of the run are smaller than ``key``; O(log n)."""
         if key.due_ms > MAX_DUE_MS:
             return len(self.packed)
         row = int(self.offsets.searchsorted(key.offset))
@@ -42,22 +45,26 @@ class SortedRun:
         return packed >> ROW_BITS, self.offsets[packed & _ROW_MASK]
 
     def traits_of(self, low: int, high: int) -> UInt32s | None:
-        """Return the traits of those keys, None if all are 0."""
+        """Return the traits of the keys ``low`` to ``high - 1`` of the run; None if all are 0."""
         return None if self.traits is None else self.traits[self.packed[low:high] & _ROW_MASK]
 
     def between(self, start: Key, until: Key, columns: Columns) -> RunSpan | None:
-        """Return the part in ``[start, until)``; ``columns`` are those of the table."""
+        """Return the part of the run in ``[start, until)``, or None if it is empty.
+
+        Args:
+          columns: the message columns of the table, from which a plan reads messages.
+        """
         low, high = self.position(start), self.position(until)
         return RunSpan(self, low, high, columns) if low < high else None
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the due time of the first key at or past ``after``."""
+        """Return the due time of the first key at or past ``after``, or None if there is none."""
         at = self.position(after)
         return int(self.packed[at]) >> ROW_BITS if at < len(self.packed) else None
 
 
 class RunSpan:
-    """The part of a sorted run that lies in a plan's range."""
+    """The part of a sorted run that lies in a plan's range of keys; a ``plan.Span``."""
 
     on_disk: Final = False
 
@@ -78,7 +85,10 @@ class RunSpan:
         return self.count
 
     def landmarks(self, wanted: int, stride: int) -> Landmarks:
-        """Return every ``stride``-th key, as far as a plan of ``wanted`` messages can reach."""
+        """Return the first and last keys of sections of ``stride`` messages, up to ``wanted``.
+
+        The sections serve as the blocks that a source in a file has.
+        """
         firsts = np.arange(self._low, min(self._high, self._low + wanted), stride)
         lasts = np.minimum(firsts + stride, self._high) - 1
         packed = self._run.packed[np.concatenate((firsts, lasts))]

@@ -1,1 +1,4 @@
-"""Merges of segments, and whole new indexes."""
+"""Merges of segments, the files of the delayed index, and the building of a whole new index.
+
+Begin reading in ``compaction.py``.
+"""

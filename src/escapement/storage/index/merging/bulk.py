@@ -1,11 +1,12 @@
-"""Many messages of any topics, added in any order and sorted when they are written.
+"""The bulk table: many messages in memory, sorted when they are written to a segment file.
 
-This is for building an index from a log. Messages are not read before they are in a segment, so
-one unsorted table of any size is enough, where the memory of a live index is many small tables
-that are always sorted. The memory of the table is reused for the next segment.
+A rebuild of the delayed index from the log uses it. Nobody reads its messages before they are in a
+segment. So one large unsorted table is enough, where a running broker has many small tables that
+are always sorted. The memory of the table is reused for the next segment.
 
-This module holds columns of keys and strings in order of arrival, and the rows of each topic. It
-does not know which messages are live: the caller adds only messages to keep.
+The table has columns of keys ``(due_ms, offset)`` and of message bytes in order of arrival, and
+knows the rows of each topic. It does not know which messages are still needed: the caller adds only
+these.
 """
 
 from __future__ import annotations
@@ -20,19 +21,24 @@ from escapement.storage.index.columns import GrowingColumns, Pick, assemble
 from escapement.storage.index.keys import unique_sorted
 from escapement.storage.index.segments.writer import SegmentWriter
 
-# The memory of a row: its key, and the start and length of its payload.
+# The memory that a message takes beside its bytes: its key, and its payload's start and length.
 _ROW_BYTES: Final = 8 + 8 + 8 + 4
 
 
 class BulkTable:
-    """Messages that become one segment; used in cycles of ``add``, ``write`` and ``clear``.
+    """Messages of any topics that become one segment.
 
-    Rows are numbered in order of arrival. The address space is reserved at once, and memory is
-    taken as it is used.
+    Call ``add`` until ``has_room`` returns False, then ``write``, then ``clear``; and so on. Rows
+    are numbered in order of arrival. The address space is reserved at once, and the system provides
+    the memory when it is first used.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """``size_bytes`` bounds the content, except that a first batch may be larger."""
+        """Reserve the address space.
+
+        Args:
+          size_bytes: the maximal size of the content. Only a first batch may be larger.
+        """
         self.count = 0
         self.used_bytes = 0
         self._size_bytes = size_bytes
@@ -40,17 +46,26 @@ class BulkTable:
         self._due_ms: Int64s = np.empty(self._capacity, np.int64)
         self._offsets: Int64s = np.empty(self._capacity, np.int64)
         self._columns = GrowingColumns(self._capacity, size_bytes)
-        self._ranges: dict[int, list[slice]] = {}  # rows of ascending offsets, by topic id
+        # The rows of each topic, by topic id. Offsets ascend in each slice.
+        self._ranges: dict[int, list[slice]] = {}
 
     def has_room(self, rows: int, size_bytes: int) -> bool:
-        """Whether this many more messages of this total size fit; an empty table takes any."""
+        """Return whether ``rows`` more messages of ``size_bytes`` in total may be added.
+
+        Any number and size may be added to an empty table.
+        """
         size_bytes += self.used_bytes + rows * _ROW_BYTES
         return not self.count or size_bytes <= self._size_bytes
 
     def add(
         self, topic_id: int, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch
     ) -> None:
-        """Add the batch; ``offsets`` is a column, or the first of contiguous ones. O(bytes)."""
+        """Add a batch of messages of a topic; O(bytes).
+
+        Args:
+          offsets: the offset of each message; or the first offset, if they are contiguous.
+          due_ms: the due time of each message.
+        """
         row, rows = self.count, len(due_ms)
         if not rows:
             return
@@ -73,9 +88,9 @@ class BulkTable:
         self.used_bytes += rows * _ROW_BYTES + batch.size_bytes
 
     def write(self, writer: SegmentWriter) -> None:
-        """Write everything, each topic in the order of its keys, each key once; blocking."""
+        """Write all messages to a segment: by topic, in key order, each key once; blocking."""
         for topic_id in sorted(self._ranges):
-            # Sorting is faster if offsets ascend.
+            # Sorting by key is faster if the offsets ascend.
             parts = sorted(self._ranges[topic_id], key=lambda part: self._offsets[part.start])
             due_ms, offsets = _joined(self._due_ms, parts), _joined(self._offsets, parts)
             rows, (due_ms, offsets) = unique_sorted(due_ms, offsets)
@@ -87,7 +102,7 @@ class BulkTable:
                 writer.append(topic_id, (due_ms[step], offsets[step]), self._take(rows[step]))
 
     def clear(self) -> None:
-        """Remove all rows."""
+        """Remove all messages, but keep the memory for the next ones."""
         self.count = self.used_bytes = 0
         self._columns.clear()
         self._ranges.clear()
@@ -96,7 +111,7 @@ class BulkTable:
         return assemble(len(rows), [Pick(np.arange(len(rows)), self._columns, rows)])
 
     def _mean_bytes(self, parts: Sequence[slice]) -> int:
-        """Return the mean size of the strings of these rows."""
+        """Return the mean size in bytes of the messages in these slices of rows."""
         lengths = [arena.lengths[part] for arena in self._columns.arenas() for part in parts]
         rows: int = sum(part.stop - part.start for part in parts)
         return sum(int(some.sum(dtype=np.int64)) for some in lengths) // rows

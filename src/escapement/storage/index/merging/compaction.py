@@ -1,18 +1,20 @@
 """Compaction: merges several segments into one and leaves out obsolete messages.
 
-This module owns the merge and the steps around it. The merge runs in a child process of low
-priority (``python -m escapement.storage.index``), because it would hold the interpreter lock for
-minutes. A small merge is not worth a process and runs in the calling thread. A merge streams: it
-holds a window of keys at a time, and payloads in runs.
+Segments are the files of the delayed index: messages sorted by topic and key ``(due_ms, offset)``.
+A compaction reads some of them, its *inputs*, and writes a new one, its *output*. When a durable
+*manifest* (the file that names the segments of the index) names the output in place of the inputs,
+the inputs are deleted. Readers that have an input open can go on reading it.
 
-The caller names obsolete messages. :meth:`Compaction.exclude` takes offsets that every
-subscription has durably acknowledged, and deleted topics. :meth:`Compaction.outdate` takes
-messages of which only one key is still needed. The names go to files, because there may be a
-hundred million of them. Everything not named is kept, so an omission costs space and nothing
-else.
+The merge runs in a child process of low priority (``python -m escapement.storage.index``), because
+it would hold the interpreter lock for minutes. A small merge is not worth a process and runs in the
+calling thread. A merge has only a part of the keys and messages in memory at a time.
 
-This module knows nothing of acknowledgements. Inputs are read, never changed. They are unlinked
-when a durable manifest names the output in their place, and readers that pinned them can go on.
+The caller names *obsolete* messages, which need not be kept. :meth:`Compaction.exclude` takes
+offsets that every subscription has durably acknowledged, and deleted topics.
+:meth:`Compaction.outdate` takes rescheduled messages: such a message is in the index under each of
+its due times, and only the key with the current one is needed. The named offsets go to files,
+because there may be a hundred million of them. All other messages are kept, so a message that the
+caller does not name only costs space. This module knows nothing of acknowledgements.
 """
 
 from __future__ import annotations
@@ -46,23 +48,25 @@ from escapement.storage.index.segments.manifest import (
 from escapement.storage.index.segments.segment import Segment, TopicSlice
 from escapement.storage.index.segments.writer import SegmentWriter, whole_segment, writing
 
-# Keys of one topic to merge at once.
+# A merge reads about this many keys of a topic at once.
 _WINDOW_ROWS: Final = 1 << 16
-# Inputs of less than this are merged in the calling thread: a process takes 0.3 s to start,
-# and this much is merged in that time.
+# Inputs of less than this size in total are merged in the calling thread: a process takes 0.3 s to
+# start, and this much is merged in that time.
 _SMALL_BYTES: Final = 8 << 20
-# The number of a segment's largest topics from which its live part is estimated.
+# How much of a segment is live is estimated from this many of its largest topics.
 _ASKED_TOPICS: Final = 1024
-# The exit code of a child when an input is damaged.
+# The exit code of the child process when an input is damaged.
 EXIT_DAMAGED: Final = 3
 
-# (topic id, first offset, last offset, a function that returns an upper bound of the segment's
-# messages due from a time on) -> about how many of these messages may still be needed
+# A function that estimates how many messages of a topic in a segment may still be needed. Its
+# arguments are the topic's id; the first and the last offset of the topic's messages in the
+# segment; and a function that takes a time and returns an upper bound of the number of these
+# messages that are due from then on.
 LiveCount = Callable[[int, int, int, Callable[[int], int]], int]
 
 
 class TopicRange(NamedTuple):
-    """A topic in the inputs of a compaction, and its range of offsets."""
+    """A topic with messages in the inputs of a compaction, and the range of their offsets."""
 
     topic_id: int
     first_offset: int
@@ -71,20 +75,24 @@ class TopicRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that the merge needs to know; goes to the child process as one line of JSON."""
+    """The description of a merge, which the child process gets as one line of JSON.
 
-    inputs: list[str]
-    output: str
+    Some fields are descriptions of files with a column of numbers for each topic
+    (``numbers_by_topic.py``).
+    """
+
+    inputs: list[str]  # the paths of the segments to merge
+    output: str  # the path of the new segment
     block_rows: int
     cache_bytes: int
-    dropped: list[int]
-    dead: dict[str, Any]  # obsolete offsets, by topic (index/numbers_by_topic.py)
-    early: dict[str, Any]  # offsets that are obsolete if due before the time in ``before_ms``
-    before_ms: dict[str, Any]
-    outdated: dict[str, Any]  # offsets of which only the key due at ``staying_ms`` is needed
-    staying_ms: dict[str, Any]
-    due_until_ms: int  # messages due later are kept, obsolete or not, unless outdated
-    far_ms: int  # messages due later are not read for a while
+    dropped: list[int]  # the ids of topics to leave out
+    dead: dict[str, Any]  # file: offsets of messages to leave out
+    early: dict[str, Any]  # file: offsets of messages to leave out if they are due early enough,
+    before_ms: dict[str, Any]  # file: that is, before this time, for each offset of ``early``
+    outdated: dict[str, Any]  # file: offsets of messages of which one key at most is needed,
+    staying_ms: dict[str, Any]  # file: that is, the key due at this time
+    due_until_ms: int  # ``dead`` and ``early`` do not apply to messages due after this time
+    far_ms: int  # messages due from this time on are not read for a while
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -95,7 +103,13 @@ class Job:
 
 
 def size_of(segment: Segment, dropped: Collection[int], live: LiveCount | None) -> SegmentSize:
-    """Return a segment's size for ``tiers.choose``; its largest topics give the live part."""
+    """Return the size of a segment, and an estimate of how many of its messages are live.
+
+    Args:
+      dropped: the ids of deleted topics, whose messages are not live.
+      live: estimates the live messages of a topic. It is called for the largest topics of the
+        segment. If it is None, all messages count as live.
+    """
     name, total = segment.path.name, segment.rows
     if live is None:
         return SegmentSize(name, segment.size_bytes, total, total)
@@ -113,14 +127,14 @@ def size_of(segment: Segment, dropped: Collection[int], live: LiveCount | None) 
 
 
 def _rows_from(segment: Segment, topic_id: int, due_ms: int) -> int:
-    """Return an upper bound of the messages of a topic that are due from ``due_ms`` on."""
+    """Return an upper bound of a topic's messages in a segment that are due from ``due_ms`` on."""
     part = segment.slice(topic_id)
     span = None if part is None else part.between(Key(due_ms, 0), KEY_MAX)
     return 0 if span is None else span.count
 
 
 class Compaction:
-    """One compaction in progress; made by ``DelayedIndex.begin_compaction``."""
+    """One compaction in progress. ``DelayedIndex.begin_compaction`` creates it."""
 
     def __init__(
         self,
@@ -157,7 +171,7 @@ class Compaction:
         self._last_dead = (-1, -1)
 
     def ranges(self) -> list[TopicRange]:
-        """Return the topics of the inputs, ascending, each with its range of offsets."""
+        """Return the topics with messages in the inputs, ascending, except dropped topics."""
         found: dict[int, tuple[int, int]] = {}
         for segment in self.inputs:
             lows, highs = segment.topic_offsets()
@@ -168,10 +182,16 @@ class Compaction:
         return [TopicRange(t, *found[t]) for t in sorted(found) if t not in self._dropped]
 
     def exclude(self, topic_id: int, offsets: Int64s | None) -> None:
-        """Leave out these offsets of a topic if they are due; with None, leave out the topic.
+        """Leave out messages of a topic from the output; blocking.
 
-        Topics ascend from call to call, and so do the offsets of a topic, which may come in
-        several pieces. Blocking.
+        Messages due after the compaction's ``due_until_ms`` are kept nevertheless. Topics must
+        ascend from call to call. A topic's offsets may be passed in several calls, and ascend too.
+
+        Args:
+          offsets: the offsets of the messages to leave out; None leaves out the whole topic.
+
+        Raises:
+          StorageError: if writing to the disk fails.
         """
         if offsets is None:
             self._dropped.add(topic_id)
@@ -183,27 +203,46 @@ class Compaction:
         self._dead.add(topic_id, offsets)
 
     def exclude_early(self, topic_id: int, offsets: Int64s, before_ms: Int64s) -> None:
-        """As ``exclude``, but leave out each offset only if it is due before its ``before_ms``."""
+        """Leave out messages of a topic that are due before a time of their own; blocking.
+
+        Messages due after the compaction's ``due_until_ms`` are kept nevertheless. Topics and
+        offsets must ascend as for ``exclude``.
+
+        Args:
+          offsets: the offsets of the messages.
+          before_ms: for each message, the time. A key due at this time or later is kept.
+
+        Raises:
+          StorageError: if writing to the disk fails.
+        """
         if len(offsets):
             self._early.add(topic_id, offsets)
             self._before.add(topic_id, before_ms)
 
     def outdate(self, topic_id: int, offsets: Int64s, staying_ms: Int64s) -> None:
-        """Leave out every key of these messages except the one due at ``staying_ms``.
+        """Leave out every key of these messages except the one due at ``staying_ms``; blocking.
 
-        This applies whether they are due or not; -1 leaves out all keys of a message. Topics and
-        offsets ascend as for ``exclude``. Blocking.
+        This also applies to messages due after the compaction's ``due_until_ms``. Topics and
+        offsets must ascend as for ``exclude``.
+
+        Args:
+          offsets: the offsets of the messages.
+          staying_ms: for each message, the due time of the key to keep; -1 keeps no key.
+
+        Raises:
+          StorageError: if writing to the disk fails.
         """
         if len(offsets):
             self._outdated.add(topic_id, offsets)
             self._staying.add(topic_id, staying_ms)
 
     def run(self) -> None:
-        """Merge, in a child process unless the inputs are small; blocking.
+        """Merge the inputs, in a child process unless they are small; blocking.
 
         Raises:
           IndexDamaged: if an input is damaged.
-          StorageError: if the disk refused, the child failed, or ``discard`` ended it.
+          StorageError: if writing to the disk fails, or the child process fails or is ended by
+            ``discard``.
         """
         if sum(segment.size_bytes for segment in self.inputs) < _SMALL_BYTES:
             return self.run_here()
@@ -213,7 +252,7 @@ class Compaction:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # the reason is in index/__main__.py
+            start_new_session=True,  # index/__main__.py explains why
         )
         if self._given_up:
             self._child.kill()
@@ -221,12 +260,12 @@ class Compaction:
             assert child.stdin is not None
             assert child.stdout is not None
             assert child.stderr is not None
-            with suppress(BrokenPipeError):  # the exit code tells the reason
+            with suppress(BrokenPipeError):  # the child has failed, and its exit code says why
                 child.stdin.write(job.encode())
-                child.stdin.flush()  # keep it open: the child ends when it closes
+                child.stdin.flush()  # do not close it yet: the child ends when it is closed
             answer, complaint = child.stdout.read(), child.stderr.read()
             code = child.wait()
-            with suppress(BrokenPipeError):  # the child has ended and may not have read everything
+            with suppress(BrokenPipeError):  # the child may have ended without reading the job
                 child.stdin.close()
         if code:
             said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
@@ -236,7 +275,7 @@ class Compaction:
         return None
 
     def run_here(self) -> None:
-        """Merge in this process; blocking."""
+        """Merge the inputs in this process and thread; blocking."""
         with writing(self._output):
             self._rows = merge_segments(self._job(), self._failpoint)
 
@@ -262,7 +301,13 @@ class Compaction:
         return self._rows is not None
 
     def finish(self) -> None:
-        """Make a durable manifest name the output, then unlink the inputs; blocking."""
+        """Write a durable manifest that names the output, then delete the inputs; blocking.
+
+        Without a kept message there is no output file, and the manifest only loses the inputs.
+
+        Raises:
+          StorageError: if writing to the disk fails.
+        """
         assert self._rows is not None, "finish comes after run"
         added: dict[str, int] = {}
         if self._rows:
@@ -290,14 +335,18 @@ class Compaction:
         self._named = True
 
     def let_go(self) -> None:
-        """Release the inputs; blocking.
+        """Drop the references to the inputs; blocking.
 
-        Closing the last reference to a deleted file waits until the system has freed its space.
+        Dropping the last reference to a deleted file closes it, which waits until the system has
+        freed its space.
         """
         self.inputs = ()
 
     def discard(self) -> None:
-        """Give up: end the child, and delete the files unless a manifest might name them."""
+        """Give up the compaction: kill the child process and delete the temporary files.
+
+        Deletes the output too, unless a manifest on disk may name it.
+        """
         self._given_up = True
         if self._child is not None:
             self._child.kill()
@@ -311,7 +360,7 @@ class Compaction:
 
 
 class _LeftOut:
-    """The messages that a job leaves out, mapped from its files."""
+    """The messages that a merge leaves out, read from the files of its job."""
 
     def __init__(self, job: Job) -> None:
         self._due_until_ms = job.due_until_ms
@@ -322,7 +371,7 @@ class _LeftOut:
         self._staying = NumbersByTopicFile(job.staying_ms)
 
     def keep(self, topic_id: int, keys: Keys) -> Bools:
-        """Return a mask of the keys to keep."""
+        """Return a mask that is true for the keys of a topic that the merge keeps."""
         due_ms, offsets = keys
         _, named = find_sorted(self._dead.of(topic_id), offsets)
         keep = ~named | (due_ms > self._due_until_ms)
@@ -339,9 +388,13 @@ class _LeftOut:
 
 
 def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
-    """Do the job: write a durable output, unless nothing is live; blocking.
+    """Merge the inputs of a job, and return the number of messages in the output; blocking.
 
-    Returns the number of messages in the output. An empty output has no file.
+    The output is a durable file. It does not exist if all messages are left out.
+
+    Raises:
+      IndexDamaged: if an input is damaged.
+      StorageError: if writing to the disk fails.
     """
     cache = BlockCache(job.cache_bytes)
     inputs = [Segment(Path(name), cache) for name in job.inputs]
@@ -356,7 +409,10 @@ def merge_segments(job: Job, failpoint: Failpoint = no_failpoint) -> int:
 
 
 def _is_far(inputs: Sequence[Segment], far_ms: int) -> bool:
-    """Whether the inputs are large and most of their messages are not read for a while."""
+    """Return whether the inputs are large and mostly due from ``far_ms`` on.
+
+    Most of their messages are then not read for a while.
+    """
     if sum(segment.size_bytes for segment in inputs) < _SMALL_BYTES:
         return False
     far = sum(segment.rows_from(far_ms) for segment in inputs)
@@ -376,7 +432,7 @@ def _merge_topic(
         at = plan.stop
         keep = left_out.keep(topic_id, keys)
         waiting.append((keys[0][keep], keys[1][keep]))
-        # If little is live, gather windows so that blocks are full.
+        # If few keys were kept, go on reading, so that the output's blocks become full.
         if at == KEY_MAX or sum(len(due_ms) for due_ms, _ in waiting) >= _WINDOW_ROWS:
             due_ms, offsets = merge(waiting)
             waiting = []

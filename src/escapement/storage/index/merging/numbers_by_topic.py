@@ -1,8 +1,9 @@
-"""Numbers by topic, too many for memory, that a file carries to a merge.
+"""Numbers by topic, passed in a file from the broker to a merging process.
 
-The broker writes the file piece by piece and the merging process reads it. The file holds the
-numbers (i64) of one topic after the other. Its path, its checksum and the count of numbers of
-each topic describe it to the reader.
+The numbers are offsets of messages that a merge of segments leaves out, or times. They are too many
+for memory. The broker writes the file piece by piece, and the merging process reads it. The file
+has the numbers (int64) of one topic after the other. The reader gets a *description* of the file:
+its path, its checksum, and how many numbers each topic has.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from escapement.storage.index.segments.writer import writing
 
 @dataclass(slots=True)
 class NumbersByTopic:
-    """Numbers by topic, written to a file, which does not exist while there are none."""
+    """Writes numbers by topic to a file. The file does not exist before the first are added."""
 
     path: Path
     _checksum: int = 0
     _counts: dict[int, int] = field(default_factory=dict)
 
     def add(self, topic_id: int, numbers: Int64s) -> None:
-        """Append to a topic's numbers; topics ascend from call to call. Blocking.
+        """Append numbers of a topic to the file; blocking. Topics must ascend from call to call.
 
         Raises:
           StorageError: if the file cannot be written.
@@ -45,16 +46,23 @@ class NumbersByTopic:
         self.path.unlink(missing_ok=True)
 
     def plain(self) -> dict[str, Any]:
-        """Return the description that the reader needs, as plain values for JSON."""
+        """Return the description of the file for the reader, as values that JSON can encode."""
         counts = {str(topic_id): count for topic_id, count in self._counts.items()}
         return {"path": str(self.path), "checksum": self._checksum, "counts": counts}
 
 
 class NumbersByTopicFile:
-    """Numbers by topic, mapped from a file that a ``NumbersByTopic`` wrote."""
+    """Reads the numbers of each topic from a file that a ``NumbersByTopic`` wrote."""
 
     def __init__(self, plain: dict[str, Any]) -> None:
-        """Map the file. Raises ``IndexDamaged`` if it does not match its description."""
+        """Map the file into memory, and verify it.
+
+        Args:
+          plain: the description of the file, from ``NumbersByTopic.plain``.
+
+        Raises:
+          IndexDamaged: if the file does not match its description.
+        """
         self._parts: dict[int, tuple[int, int]] = {}
         self._numbers: Int64s = np.zeros(0, np.int64)
         at = 0

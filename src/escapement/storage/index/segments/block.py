@@ -1,7 +1,7 @@
-"""Blocks: the parts of a segment, each with its length, version and checksum.
+"""Blocks: the parts of a segment file of the index, each with its length, version and checksum.
 
-This module owns the frame around every piece of the index on disk, and the bounded cache of
-blocks that were read. A block is a header of 24 bytes and a body:
+This module owns the format of blocks, and the bounded cache of blocks that were read. A block is a
+header of 24 bytes and a body:
 
     ==========  ======  ===========================================================
     checksum    uint32  CRC-32 of everything after it, header and body
@@ -13,9 +13,11 @@ blocks that were read. A block is a header of 24 bytes and a body:
     body bytes  uint64
     ==========  ======  ===========================================================
 
-The body of KEYS is ``due_ms`` int64[rows], then ``offsets`` int64[rows]. The body of
-MESSAGES is that of a ``MessageBatch``. The body of TRAITS is uint32[rows]. All integers are
-little-endian.
+A *row* is a message. The body of KEYS has the keys of messages: ``due_ms`` int64[rows], then
+``offsets`` int64[rows]. The body of MESSAGES is an encoded ``MessageBatch`` with the messages
+themselves. The body of TRAITS is uint32[rows]: each message's *traits*, its priority and a hash of
+its message key. The FOOTER is the table of contents of the segment (see ``segment.py``). All
+integers are little-endian.
 
 This module knows nothing of topics or of the position of a block. A block that does not decode
 raises ``IndexDamaged``, so a reader gets exactly the bytes written or an error.
@@ -47,7 +49,7 @@ HEADER_BYTES: Final = _CHECKSUM.size + _FIELDS.size
 
 
 def encode(kind: int, rows: int, body: Sequence[Buffer]) -> list[Buffer]:
-    """Return the block around ``body``. Both are in pieces, so that nothing is copied."""
+    """Return the block with this body. Body and block are lists of pieces, to avoid copies."""
     fields = _FIELDS.pack(kind, _VERSION, 0, rows, 0, sum(map(len, body)))
     checksum = crc32(fields)
     for piece in body:
@@ -56,10 +58,14 @@ def encode(kind: int, rows: int, body: Sequence[Buffer]) -> list[Buffer]:
 
 
 def decode(block: bytes, kind: int, where: str) -> tuple[int, memoryview]:
-    """Return the rows and the body of a block; ``where`` names it in errors.
+    """Verify a block, and return its number of rows and its body.
+
+    Args:
+      kind: the expected kind of the block.
+      where: names the block in error messages.
 
     Raises:
-      IndexDamaged: if it is torn, altered, or not of this kind and version.
+      IndexDamaged: if the block is torn or altered, or has another kind or version.
     """
     if len(block) < HEADER_BYTES:
         raise IndexDamaged(f"{where}: a block of {len(block)} bytes is shorter than its header")
@@ -76,7 +82,7 @@ def decode(block: bytes, kind: int, where: str) -> tuple[int, memoryview]:
 
 @dataclass(frozen=True, slots=True)
 class KeyBlock:
-    """Sorted keys of up to a few thousand messages."""
+    """A block with the sorted keys of up to a few thousand messages."""
 
     keys: Keys
     size_bytes: int
@@ -97,7 +103,7 @@ class KeyBlock:
 
 @dataclass(frozen=True, slots=True)
 class MessageBlock:
-    """The messages of a key block, row by row, as columns to gather from."""
+    """A block with the messages whose keys are in a ``KeyBlock``, in the same order."""
 
     columns: FixedColumns
     size_bytes: int
@@ -115,11 +121,14 @@ class MessageBlock:
             raise IndexDamaged(f"{where}: {error}") from error
         if len(batch) != rows:
             raise IndexDamaged(f"{where}: a block of {rows} rows has {len(batch)} messages")
-        # The starts of the payloads count as well: eight bytes a row.
+        # Decoding computed where each payload starts, which takes eight bytes a row.
         return cls(FixedColumns.of(batch), len(block) + 8 * rows)
 
     def traits(self) -> UInt32s | None:
-        """Return the traits of the messages, computed from keys and priorities."""
+        """Compute the traits of the messages from their message keys and priorities.
+
+        Returns None if all are 0.
+        """
         columns, keys = self.columns, None
         if columns.keys is not None:
             keys = Blobs(columns.keys.lengths, columns.keys.data)
@@ -129,7 +138,7 @@ class MessageBlock:
 
 @dataclass(frozen=True, slots=True)
 class TraitBlock:
-    """The traits of a key block, row by row."""
+    """A block with the traits of the messages whose keys are in a ``KeyBlock``."""
 
     traits: UInt32s
     size_bytes: int
@@ -159,7 +168,7 @@ class BlockCache:
         self._lock = Lock()
 
     def get(self, place: tuple[int, int]) -> Block | None:
-        """Return the block at (segment, position), if it is cached."""
+        """Return the block at ``place``, a pair (segment, position), or None if not cached."""
         with self._lock:
             block = self._blocks.get(place)
             if block is not None:
@@ -167,9 +176,10 @@ class BlockCache:
             return block
 
     def put(self, place: tuple[int, int], block: Block) -> None:
-        """Cache the block at (segment, position).
+        """Add the block at ``place``, a pair (segment, position), unless it is too large.
 
-        Two threads that miss at once both read and put it; the lock is never held during a read.
+        Evicts the blocks that were not used for the longest time. Two threads that look for a
+        block at the same time may both read it and add it, because no lock is held during a read.
         """
         if block.size_bytes > self.capacity_bytes:
             return

@@ -1,10 +1,10 @@
-"""A new file written sequentially past the system's cache; and a file read past it.
+"""Direct files: files written or read past the operating system's page cache.
 
-Copying into the cache costs the system several times as much as letting the disk fetch the bytes
-itself, and it evicts what others read. So this is for bulk writes that are read later. Direct
-writes need whole blocks from aligned memory: bytes are gathered in a buffer, and while the disk
-fetches one buffer, another is filled. On a file system without direct writes, the file is written
-like any other.
+Copying into the page cache costs the system several times as much as letting the disk fetch the
+bytes itself, and it evicts pages that others read. So direct writes are for large files that are
+not read soon. They need whole blocks from aligned memory: bytes are gathered in a buffer, and while
+a thread writes one buffer to the disk, another is filled. On a file system without direct writes,
+the file is written like any other.
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ import numpy as np
 
 from escapement.message import Buffer, UInt8s
 
-_DIRECT: Final = getattr(os, "O_DIRECT", 0)  # some systems lack it
-# A multiple of every disk's block size. All but the last write are a multiple of this.
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)  # 0 on systems without direct access
+# A multiple of every disk's block size. The size of each write but the last is a multiple of this.
 _BLOCK_BYTES: Final = 4096
 _BUFFER_BYTES: Final = 4 << 20
 
 
 class DirectFile:
-    """A file to write, flush once, and close; blocking. Raises ``OSError``."""
+    """A new file to write sequentially, then flush once, then close.
+
+    All methods block, and raise ``OSError`` if the disk access fails.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Create the file, which must not exist."""
+        """Create a file at ``path``, where none may exist."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o666)
         self._open = True
         self._direct = bool(_DIRECT)
         if self._direct:
             self._set_direct(True)
-        # One is filled while the other is written.
+        # One buffer is filled while a thread writes the other to the disk.
         self._buffer, self._other = _aligned(), _aligned()
         self._used = 0
         self._pool = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 
     def write(self, piece: Buffer) -> None:
-        """Append a piece. A later call may raise its error."""
-        # A copy by numpy releases the interpreter lock meanwhile.
+        """Append bytes. If writing them fails, a later call may raise the error."""
+        # numpy releases the interpreter lock while it copies.
         rest = np.frombuffer(piece, np.uint8)
         while len(rest):
             part = rest[: _BUFFER_BYTES - self._used]
@@ -61,16 +64,16 @@ class DirectFile:
                 self._used = 0
 
     def writelines(self, pieces: Iterable[Buffer]) -> None:
-        """Append pieces."""
+        """Append the bytes of all pieces, in order."""
         for piece in pieces:
             self.write(piece)
 
     def flush(self) -> None:
-        """Write the rest. No write may follow."""
+        """Write the buffered bytes to the file. Do not call ``write`` after this."""
         self._end_writing()
         whole = self._used - self._used % _BLOCK_BYTES
         self._put(self._buffer[:whole])
-        self._set_direct(False)  # the rest is not a whole block
+        self._set_direct(False)  # the last bytes are not a whole block
         self._put(self._buffer[whole : self._used])
         self._used = 0
 
@@ -94,7 +97,8 @@ class DirectFile:
             try:
                 blocks = blocks[os.write(self._descriptor, blocks.data) :]
             except OSError as error:
-                # The file system, or the rest of a short write, requires the cache.
+                # The file system cannot write directly, or a write ended inside a block, so that
+                # the next bytes are not aligned. Write through the page cache from here on.
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._set_direct(False)
@@ -112,9 +116,10 @@ class DirectFile:
 
 
 def read_direct(path: Path) -> memoryview:
-    """Return a whole file, read past the system's cache where possible; blocking.
+    """Return the content of a file, read past the page cache where possible; blocking.
 
-    Raises ``OSError``.
+    Raises:
+      OSError: if the file cannot be read.
     """
     try:
         return _read(path, _DIRECT)
@@ -140,5 +145,5 @@ def _read(path: Path, flags: int) -> memoryview:
 
 
 def _aligned() -> UInt8s:
-    """Return a buffer aligned to a page."""
+    """Return a buffer for direct writes: its memory begins at the boundary of a memory page."""
     return np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8)

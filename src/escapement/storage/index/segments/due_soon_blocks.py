@@ -1,12 +1,12 @@
-"""Due-soon blocks: blocks of a segment under construction whose messages are due soon.
+"""Due-soon blocks: blocks of a new segment file whose messages are due soon.
 
-They are in memory anyway and will be read within seconds, so they go into the cache together
-with the segment. Delivering their messages then touches no disk and waits for no thread. Each
-block is copied, because it is a view of something larger. The bytes of each topic are bounded,
-and its earliest blocks come first, so that no topic evicts the blocks that others need.
+A segment consists of blocks: for each *run* of messages, one of keys, one of messages and, if
+needed, one of traits. While a checkpoint writes them, those with messages due soon are collected
+here. When the segment is complete, the checkpoint puts them into the block cache. Delivering their
+messages then needs no disk access and waits for no thread.
 
-This module does not know segments. The checkpoint puts the blocks into the cache after it has
-opened the new segment.
+Each block is copied, because it is a view of a larger buffer. The blocks of one topic, earliest
+first, are bounded in bytes, so that no topic evicts the blocks of other topics from the cache.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class DueSoonBlocks:
     """Collects the due-soon blocks of one segment.
 
     Args:
-      until_ms: a message due up to this time is due soon.
-      topic_bytes: how much to keep of each topic.
+      until_ms: messages due up to this time are due soon.
+      topic_bytes: the maximal size of the collected blocks of one topic.
     """
 
     def __init__(self, until_ms: int, topic_bytes: int) -> None:
-        self.blocks: list[tuple[int, Block]] = []  # with their positions in the file
+        self.blocks: list[tuple[int, Block]] = []  # (position in the file, block)
         self._until_ms = until_ms
         self._topic_bytes = topic_bytes
         self._topic_id = -1
@@ -38,10 +38,11 @@ class DueSoonBlocks:
     def take(
         self, topic_id: int, at: int, first_ms: int, blocks: Sequence[Sequence[Buffer]]
     ) -> None:
-        """Keep the blocks of a run written at ``at``, if it begins soon and there is room.
+        """Collect the blocks of a run if its first message is due soon and the topic has room.
 
         Args:
-          first_ms: when the first message is due.
+          at: the position of the first block in the file.
+          first_ms: when the first message of the run is due.
           blocks: the encoded blocks of keys, of messages and, if there are any, of traits.
         """
         if first_ms > self._until_ms:

@@ -1,16 +1,21 @@
-"""The manifest: the segments of the index, and their position in the log.
+"""The manifest: a file that names the segments of the index, and their position in the journal.
 
-This module owns one small file that is replaced atomically (written under another name, fsynced,
-renamed, the directory fsynced), so the index on disk has no intermediate states. The file is a
-line with a checksum and a JSON object:
+The journal in the database has a sequence of entries for each *lane* (a writer of the log). The
+manifest says up to which entry of each lane the segments have all messages. The file is replaced
+atomically (written under another name, fsynced, renamed, the directory fsynced), so the index on
+disk has no intermediate states. It is a line with a checksum and a JSON object:
 
     escapement index manifest 1 <crc-32>
     {"log": ..., "mark": [life, number], "base": [life, number],
      "positions": {lane: [seq, group]}, "segments": {name: size_bytes},
      "forgotten_until_ms": ms}
 
-It knows nothing of the content of segments. Checkpoint and compaction both change the manifest,
-from threads; each change applies to the newest state, under a lock.
+A *mark* names a checkpoint. The manifest has the mark of the checkpoint that wrote the index, and
+as its *base* the last checkpoint that the database named when that broker started. They tell
+whether the index fits the database.
+
+This module knows nothing of the content of segments. Checkpoints and compactions change the
+manifest, in several threads; each change applies to the newest state, under a lock.
 """
 
 from __future__ import annotations
@@ -29,8 +34,11 @@ from isal.isal_zlib import crc32
 from escapement.errors import IndexDamaged
 from escapement.storage.directory import sync_directory
 
-Position = tuple[int, bytes]  # a sequence number in the lane, and the group id at that number
-Failpoint = Callable[[str], None]  # called with the name of the step that was just done
+# A position in the journal of a lane: the sequence number of an entry, and the random id of the
+# group commit that wrote it.
+Position = tuple[int, bytes]
+# Called after each step with the name of the step. Tests raise an error in it.
+Failpoint = Callable[[str], None]
 
 MANIFEST_NAME: Final = "MANIFEST"
 _TEMPORARY_NAME: Final = "MANIFEST.new"
@@ -38,31 +46,35 @@ _FIRST_LINE: Final = re.compile(rb"escapement index manifest 1 ([0-9a-f]{8})\n")
 
 
 def no_failpoint(name: str) -> None:
-    """A failpoint that never fails."""
+    """Do nothing: the failpoint outside of tests."""
 
 
 class Mark(NamedTuple):
-    """The identity of a checkpoint: the ``number``-th of one start of a broker."""
+    """The identity of a checkpoint: the ``number``-th since a broker started."""
 
-    incarnation: str  # a random id, new with each start
+    incarnation: str  # a random id of that start of the broker
     number: int
 
 
 class Lineage(NamedTuple):
-    """The checkpoint that wrote an index, and the one the database named when its writer began.
+    """The origin of an index: the checkpoint that wrote it, and the last one before that start.
 
-    ``mark`` is None if the index was not written by a checkpoint. ``base`` is None if there had
-    been no checkpoint.
+    ``mark`` is the checkpoint that wrote the index, or None if a rebuild wrote it. ``base`` is the
+    last checkpoint that the database named when that broker or rebuild started, or None if there
+    had been no checkpoint.
     """
 
     mark: Mark | None = None
     base: Mark | None = None
 
     def goes_with(self, last: Mark | None) -> bool:
-        """Whether the index has all that the database's state of checkpoint ``last`` expects.
+        """Return whether an index of this lineage may be used with the state in the database.
 
-        It does if the same start of the broker wrote ``last``, and not after the index; or if no
-        checkpoint was written since that start.
+        It may if it has all messages that the state relies on. So ``last`` must be the checkpoint
+        that wrote the index, an earlier one of the same start of the broker, or ``base``.
+
+        Args:
+          last: the last checkpoint that the database names, or None if it names none.
         """
         if last == self.base:
             return True
@@ -73,14 +85,15 @@ class Lineage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One state of the index on disk."""
+    """The content of a manifest: one state of the index on disk."""
 
     log_identity: str
-    # By lane, the position in its journal up to which the segments are complete.
+    # For each lane, the position in its journal up to which the segments have all messages.
     positions: Mapping[int, Position]
-    segments: Mapping[str, int]  # file name, size in bytes
+    segments: Mapping[str, int]  # the size in bytes of each segment, by file name
     lineage: Lineage
-    # Messages due by this time may have been left out. The clock may have been set back since.
+    # Messages due by this time may be missing because they were finished. The time may lie in the
+    # future, if the wall clock was set back.
     forgotten_until_ms: int = 0
 
     def encode(self) -> bytes:
@@ -99,7 +112,14 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Manifest:
-        """Decode what ``encode`` made. Raises ``IndexDamaged`` for anything else."""
+        """Decode the content of a manifest file.
+
+        Args:
+          where: names the file in error messages.
+
+        Raises:
+          IndexDamaged: if the content is damaged, or from an unknown version.
+        """
         line = _FIRST_LINE.match(data)
         if line is None or int(line[1], 16) != crc32(data[line.end() :]):
             raise IndexDamaged(f"{where}: fails its checksum, or has an unknown version")
@@ -110,7 +130,8 @@ class Manifest:
                 for lane, (seq, group) in fields["positions"].items()
             }
             segments = {str(name): int(size) for name, size in fields["segments"].items()}
-            # Earlier versions wrote neither, and their databases named no checkpoint.
+            # Manifests from earlier versions have neither a mark nor a base. The databases of these
+            # versions name no checkpoint.
             lineage = Lineage(_mark(fields.get("mark")), _mark(fields.get("base")))
             until_ms = int(fields.get("forgotten_until_ms", 0))
             return cls(str(fields["log"]), positions, segments, lineage, until_ms)
@@ -126,13 +147,15 @@ def _mark(field: Any) -> Mark | None:
 
 
 class ManifestFile:
-    """The manifest of a directory: its current state and its replacement."""
+    """The manifest in the directory of an index: reads it once and replaces it."""
 
     def __init__(self, directory: Path, failpoint: Failpoint) -> None:
-        """Read the manifest; blocking. ``current`` is None if the directory has none.
+        """Read the manifest into ``current``; blocking.
+
+        ``current`` is None if the directory has no manifest.
 
         Raises:
-          IndexDamaged: if the file is damaged.
+          IndexDamaged: if the manifest is damaged or cannot be read.
         """
         self._path = directory / MANIFEST_NAME
         self._failpoint = failpoint
@@ -149,14 +172,15 @@ class ManifestFile:
     def update(
         self, change: Callable[[Manifest | None], Manifest], on_rename: Callable[[], None]
     ) -> None:
-        """Replace the manifest by the result of ``change`` for the newest state; blocking.
+        """Replace the manifest on disk; blocking.
 
         Args:
-          on_rename: called when the new manifest is on disk under another name. After that, an
-            error leaves open which of the two manifests counts.
+          change: called with the current manifest; returns the new one.
+          on_rename: called when the new manifest is on disk under a temporary name, just before it
+            is renamed. If an error occurs after that, either manifest may be the one on disk.
 
         Raises:
-          OSError: if the disk refuses.
+          OSError: if writing to the disk fails.
         """
         with self._lock:
             manifest = change(self.current)

@@ -1,6 +1,6 @@
-"""Segments: immutable files of messages sorted by topic, due time and offset.
+"""Segments: immutable files of messages, sorted by topic, due time and offset.
 
-This module owns the file's format and its readers (``writer`` makes the file). A segment is
+This module owns the format of the file and reads it (``writer.py`` writes it). A segment is
 
     ========  =====================================================================
     header    16 bytes: magic, version
@@ -12,6 +12,10 @@ This module owns the file's format and its readers (``writer`` makes the file). 
     trailer   32 bytes: footer's position and size, checksum, magic
     ========  =====================================================================
 
+A *run* is a sequence of up to some thousand messages of one topic, in the order of their *keys*
+``(due_ms, offset)``. Runs are numbered from 0 in the file. The *traits* of a message are 32 bits
+with its priority and a hash of its message key. The *directory* is the table of contents.
+
 Keys and messages lie in separate blocks, so a scan of keys reads no payload. The directory stays
 in memory (80 bytes for a run of up to 4096 messages), so readers find blocks without a read.
 Segments of version 1 have no traits and no column for them; the traits of their runs are computed
@@ -19,9 +23,9 @@ from the messages.
 
 This module knows nothing of manifests, of memory tables or of which messages are live. Invariants:
 every byte of a file is covered by a checksum or compared with its expected value; the runs of a
-topic are disjoint and ascending; a file is never changed once it has its trailer. Reads use
-positions on one descriptor and are safe in any thread. The descriptor is closed when the last
-reference to the segment is gone, so readers can go on after the file is unlinked.
+topic are disjoint and ascending; a file is never changed once it has its trailer. Reads name
+their position in the file and are safe in any thread. The file is closed when the last reference
+to the segment is gone, so readers can go on after the file is unlinked.
 """
 
 from __future__ import annotations
@@ -55,19 +59,23 @@ from escapement.storage.index.segments.block import (
 )
 
 _MAGIC: Final = b"escapement index segment"[:12]
-# Version 1 has no traits. The traits of version 2 have fewer bits of a key's hash.
+# Version 1 has no traits. In version 2 the traits have fewer bits of the hash of a message key, so
+# readers compute them from the messages too.
 _VERSION_1: Final = _MAGIC + struct.pack("<I", 1)
 _VERSION_2: Final = _MAGIC + struct.pack("<I", 2)
 HEADER: Final = _MAGIC + struct.pack("<I", 3)
 TRAILER: Final = struct.Struct("<QQ")
 TRAILER_END: Final = b"end of seg 1"
 TRAILER_BYTES: Final = TRAILER.size + 4 + len(TRAILER_END)
-# A run ends at this many messages: enough to read at disk speed, few enough to gather in one
+# A run has at most this many messages: enough to read at disk speed, few enough to process in one
 # step without holding the interpreter lock for long.
 BLOCK_ROWS: Final = 4096
-# ... or at this size, so that a few blocks of every segment fit into the cache. A larger message
-# is a run of its own.
+# The messages of a run have at most this size, so that a few blocks of every segment fit into the
+# cache. A larger message is a run of its own.
 BLOCK_BYTES: Final = 1 << 20
+# The columns of the directory that describe runs: the first and the last key of a run, the bounds
+# of its offsets, its number of messages, the position of its blocks, and the size of the block of
+# messages.
 RUN_COLUMNS: Final = (
     "first_ms",
     "first_offset",
@@ -78,9 +86,9 @@ RUN_COLUMNS: Final = (
     "rows",
     "at",
     "message_bytes",
-    "most_traits",  # the highest traits of the run; 0: it has no block of traits
+    "most_traits",  # the highest traits of a message; 0: the run has no block of traits
 )
-# For runs of version 1, whose messages may have traits.
+# Stands for ``most_traits`` in segments of version 1, whose messages may have traits.
 _UNKNOWN_TRAITS: Final = (1 << 32) - 1
 COUNTS: Final = struct.Struct("<QQ")
 
@@ -88,12 +96,12 @@ B = TypeVar("B", KeyBlock, MessageBlock, TraitBlock)
 
 
 class Segment:
-    """A complete segment, open for reading."""
+    """A complete segment file, open for reading."""
 
     _numbers = itertools.count()
 
     def __init__(self, path: Path, cache: BlockCache) -> None:
-        """Open and verify header, trailer and directory; blocking.
+        """Open the file, and verify header, trailer and directory; blocking.
 
         Raises:
           IndexDamaged: if the file is missing, torn or altered.
@@ -151,43 +159,61 @@ class Segment:
         return int(self.rows_before[-1])
 
     def rows_from(self, due_ms: int) -> int:
-        """Return at least the number of messages due at or after ``due_ms``; counts whole runs."""
+        """Return how many messages are in runs that begin at or after the time ``due_ms``."""
         return int(self.run_rows[self.first_ms >= due_ms].sum())
 
     @property
     def first_due_ms(self) -> int:
-        """The earliest due time of any topic."""
+        """The earliest due time of all messages in the segment."""
         return int(self.first_ms.min())
 
     def topic_rows(self) -> Int64s:
-        """Return the number of messages of each of ``topic_ids``."""
+        """Return the number of messages of each topic, in the order of ``topic_ids``."""
         ends: Int64s = self.rows_before[self._first_runs]
         return np.diff(ends)
 
     def topic_offsets(self) -> tuple[Int64s, Int64s]:
-        """Return the lowest and the highest offset of each of ``topic_ids``."""
+        """Return the lowest and the highest offset of each topic, in the order of ``topic_ids``."""
         firsts = self._first_runs[:-1]
         low = np.minimum.reduceat(self.low_offset, firsts)
         return low, np.maximum.reduceat(self.high_offset, firsts)
 
     def slice(self, topic_id: int) -> TopicSlice | None:
-        """Return the part that belongs to a topic; O(log topics)."""
+        """Return a topic's part of the segment, or None if it has none; O(log topics)."""
         row = int(self.topic_ids.searchsorted(topic_id))
         if row == len(self.topic_ids) or self.topic_ids[row] != topic_id:
             return None
         return TopicSlice(self, int(self._first_runs[row]), int(self._first_runs[row + 1]))
 
     def remember(self, at: int, block: Block) -> None:
-        """Put a block that was written at this position into the cache."""
+        """Put the block that is at position ``at`` of the file into the block cache."""
         self._cache.put((self._number, at), block)
 
     def key_block(self, run: int, at_hand: bool = False) -> KeyBlock:
-        """Return the keys of a run; blocking, or with ``at_hand`` raising ``NotAtHand``."""
+        """Return the block with the keys of a run; blocking unless ``at_hand``.
+
+        Args:
+          run: the number of the run.
+          at_hand: look only into the block cache.
+
+        Raises:
+          NotAtHand: if ``at_hand`` is true and the block is not cached.
+          IndexDamaged: if the block fails its checksum.
+        """
         size = HEADER_BYTES + 16 * int(self.run_rows[run])
         return self._block(KeyBlock, int(self.at[run]), size, at_hand)
 
     def message_block(self, run: int, at_hand: bool = False) -> MessageBlock:
-        """Return the messages of a run; blocking, or with ``at_hand`` as ``key_block``."""
+        """Return the block with the messages of a run; blocking unless ``at_hand``.
+
+        Args:
+          run: the number of the run.
+          at_hand: look only into the block cache.
+
+        Raises:
+          NotAtHand: if ``at_hand`` is true and the block is not cached.
+          IndexDamaged: if the block fails its checksum.
+        """
         at = int(self.at[run]) + HEADER_BYTES + 16 * int(self.run_rows[run])
         return self._block(MessageBlock, at, int(self.message_bytes[run]), at_hand)
 
@@ -203,7 +229,7 @@ class Segment:
         return block
 
     def traits(self, run: int) -> UInt32s | None:
-        """Return the traits of a run, None if all are 0; blocking unless cached."""
+        """Return the traits of the messages of a run, or None if all are 0; blocking."""
         if not self.most_traits[run]:
             return None
         if not self._has_traits:
@@ -223,7 +249,7 @@ class Segment:
 
 
 class TopicSlice:
-    """One topic's runs in a segment."""
+    """One topic's part of a segment: the runs with its messages."""
 
     __slots__ = ("_columns", "_high", "_low", "most_traits", "offset_range", "segment")
 
@@ -233,7 +259,7 @@ class TopicSlice:
         self._high = high
         part = slice(low, high)
         self.most_traits = int(segment.most_traits[part].max())
-        # The lowest and the highest offset.
+        # The lowest and the highest offset of the topic's messages in the segment.
         self.offset_range = (
             int(segment.low_offset[part].min()),
             int(segment.high_offset[part].max()),
@@ -253,21 +279,27 @@ class TopicSlice:
 
     @property
     def runs(self) -> range:
-        """The numbers of its runs in the segment."""
+        """The numbers of the topic's runs in the segment."""
         return range(self._low, self._high)
 
     def rows_in(self, low: int, high: int) -> int:
         return int(self.segment.rows_before[high] - self.segment.rows_before[low])
 
     def between(self, start: Key, until: Key) -> SliceSpan | None:
-        """Return the runs that may have keys in ``[start, until)``."""
+        """Return the runs that may have keys in ``[start, until)``, or None if there are none."""
         firsts, lasts = self._columns
         low = self._low + position(*lasts, start)
         high = self._low + position(*firsts, until)
         return SliceSpan(self, low, high, start, until) if low < high else None
 
     def may_hold(self, keys: Keys) -> bool:
-        """Return False if the directory shows that none of the keys is here; O(n)."""
+        """Return False if no message with one of these keys is here.
+
+        The answer comes from the segment's directory, without reading blocks. So True means that
+        messages may be here.
+
+        Complexity: O(keys).
+        """
         due_ms, offsets = keys
         firsts, lasts = self._columns
         low, high = self.offset_range
@@ -276,7 +308,11 @@ class TopicSlice:
         return bool(here.any())
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return when the first key at or past ``after`` is due; too early if not cached."""
+        """Return when the topic's first message at or past the key ``after`` is due.
+
+        Returns None if there is no such message, and ``after.due_ms`` if the exact time would have
+        to be read from disk.
+        """
         firsts, lasts = self._columns
         run = position(*lasts, after)
         if run == len(lasts[0]):
@@ -290,10 +326,18 @@ class TopicSlice:
         return int(keys[0][position(*keys, after)])
 
     def find(self, due_ms: Int64s, offsets: Int64s, at_hand: bool = False) -> list[Pick]:
-        """Return the places of the given sorted keys that are here; blocking unless ``at_hand``.
+        """Return picks of the messages with these keys that are here; blocking unless ``at_hand``.
+
+        The places in the picks are indexes of the given keys.
+
+        Args:
+          due_ms: the due time of each key. The keys must be sorted.
+          offsets: the offset of each key.
+          at_hand: look only into the block cache.
 
         Raises:
-          NotAtHand: only with ``at_hand``: if a block would have to be read from disk.
+          NotAtHand: if ``at_hand`` is true and a block would have to be read from disk.
+          IndexDamaged: if a block fails its checksum.
         """
         return [
             Pick(places, self.segment.message_block(run, at_hand).columns, rows)
@@ -303,7 +347,11 @@ class TopicSlice:
     def _matches(
         self, due_ms: Int64s, offsets: Int64s, at_hand: bool
     ) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Yield each run that has some of the keys, with the indexes and rows of these."""
+        """Yield each run that has some of the given sorted keys.
+
+        Yields the number of the run, the indexes of these keys among the given ones, and their
+        rows in the run.
+        """
         firsts, lasts = self._columns
         low = position(*lasts, Key(int(due_ms[0]), int(offsets[0])))
         high = position(*firsts, Key(int(due_ms[-1]), int(offsets[-1])).successor())
@@ -327,12 +375,12 @@ class TopicSlice:
 
 
 def _columns(segment: Segment, run: int) -> Columns:
-    """Return the messages of a run; blocking."""
+    """Return the columns of the messages of a run; blocking."""
     return segment.message_block(run).columns
 
 
 class SliceSpan:
-    """The runs of a topic in a segment that may have keys in a plan's range."""
+    """The runs of a topic in a segment that may have keys in a plan's range; a ``plan.Span``."""
 
     on_disk: Final = True
 
@@ -351,7 +399,10 @@ class SliceSpan:
 
     @property
     def likely_count(self) -> int:
-        """The number of messages if those of the first and last run are spread evenly in time."""
+        """An estimate of the number of messages in the range, from the directory alone.
+
+        It assumes that the messages of the first and the last run are spread evenly in time.
+        """
         segment = self._slice.segment
         count = self.count
         for run in {self._low, self._high - 1}:
@@ -363,9 +414,12 @@ class SliceSpan:
         return count
 
     def landmarks(self, wanted: int, stride: int) -> Landmarks:
-        """Return the first and last keys of runs that lie in range."""
+        """Return the first and last keys of runs, as far as these keys lie in the range.
+
+        Uses runs with about ``wanted`` messages, from the start of the range on.
+        """
         segment = self._slice.segment
-        # The first run may lie mostly before the range, so take one more.
+        # The first run may lie mostly before the range, so its messages do not count.
         reach = int(segment.rows_before[self._low + 1]) + wanted
         high = min(self._high, int(segment.rows_before.searchsorted(reach)))
         part = slice(self._low, max(high, self._low + 1))
@@ -403,7 +457,10 @@ class SliceSpan:
         ]
 
     def _parts(self, stop: Key) -> Iterator[tuple[int, slice]]:
-        """Yield the runs in range, each with the slice of its rows in range."""
+        """Yield the number of each run in the range, with the slice of its rows in the range.
+
+        The range ends at ``stop``.
+        """
         segment = self._slice.segment
         for run in range(self._low, self._high):
             if Key(int(segment.first_ms[run]), int(segment.first_offset[run])) >= stop:

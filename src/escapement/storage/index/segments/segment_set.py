@@ -1,7 +1,7 @@
-"""The set of segments of an index, and the part of each topic in them.
+"""The set of segments (files) of an index, and the part of each topic in them.
 
-The set changes in single steps, when a checkpoint or a compaction is installed. Files that a
-reader has pinned stay open for it.
+The set changes in single steps, when a checkpoint or a compaction has written a new segment. A
+reader that refers to a segment can go on reading it when it is no longer in the set.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from escapement.storage.index.segments.block import BlockCache
 from escapement.storage.index.segments.segment import Segment, TopicSlice
 
 _SUFFIX: Final = ".segment"
-# The number of topics whose parts are cached. When it is exceeded, the cache is cleared.
+# The parts of this many topics are cached. When another topic is looked up, the cache is cleared.
 _REMEMBERED_TOPICS: Final = 4096
 
 
 class Segments:
-    """The segments of one directory, in the order of their earliest due time."""
+    """The segments of the index in one directory, ordered by their earliest due times."""
 
     def __init__(self, directory: Path, segments: Iterable[Segment] = ()) -> None:
         self._directory = directory
@@ -30,9 +30,13 @@ class Segments:
 
     @classmethod
     def open(cls, directory: Path, sizes_bytes: Mapping[str, int], cache: BlockCache) -> Segments:
-        """Open the segments that a manifest names, with their sizes; blocking.
+        """Open the segments that a manifest names; blocking.
 
-        Raises ``IndexDamaged``.
+        Args:
+          sizes_bytes: the size of each segment, by file name.
+
+        Raises:
+          IndexDamaged: if a segment is missing, is damaged, or has another size.
         """
         found = []
         for name, size_bytes in sizes_bytes.items():
@@ -52,7 +56,7 @@ class Segments:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the segments on disk."""
+        """The total size of the segments on disk."""
         return sum(segment.size_bytes for segment in self._segments)
 
     def named(self, names: Collection[str]) -> list[Segment]:
@@ -60,7 +64,10 @@ class Segments:
         return [segment for segment in self._segments if segment.path.name in names]
 
     def of(self, topic_id: int) -> tuple[TopicSlice, ...]:
-        """Return the parts of a topic; the first call after a change is O(segments) searches."""
+        """Return a topic's part of each segment that has messages of it.
+
+        Complexity: O(segments) binary searches for the first call after the set changed, then O(1).
+        """
         found = self._slices.get(topic_id)
         if found is None:
             parts = [segment.slice(topic_id) for segment in self._segments]
@@ -71,23 +78,24 @@ class Segments:
         return found
 
     def swap(self, old: Iterable[Segment], new: Segment | None) -> None:
-        """Replace some segments by a new one."""
+        """Replace the segments ``old`` by ``new``, or remove them if it is None."""
         gone = set(old)
         kept = [segment for segment in self._segments if segment not in gone]
         self._segments = _in_order(kept if new is None else [*kept, new])
         self._slices.clear()
 
     def next_path(self) -> Path:
-        """Return the path for the next segment; no path is returned twice."""
+        """Return a path for a new segment. Each call returns another path."""
         self._last_number += 1
         return self._directory / segment_name(self._last_number)
 
 
 def _in_order(segments: Iterable[Segment]) -> list[Segment]:
-    # Messages due first are fetched first, so a fetch looks into their segments first.
+    # Messages that are due early are also read early. In this order, a search for them finds them
+    # in the first segments.
     return sorted(segments, key=lambda segment: segment.first_due_ms)
 
 
 def segment_name(number: int) -> str:
-    """Return the name of a segment's file."""
+    """Return the file name of the segment with this number."""
     return f"{number:08d}{_SUFFIX}"

@@ -1,8 +1,10 @@
-"""Writing a segment: the file and its durability.
+"""Writing a segment: an immutable file of messages, whose format is in ``segment.py``.
 
-This module owns how a segment is made. The directory is collected while blocks are written. The
-file is part of the index only when footer and trailer are written, it is fsynced, and a manifest
-names it. This module knows nothing of the source of messages and of which are live.
+The messages of a topic are cut into *runs* of up to some thousand messages. The writer writes the
+blocks of each run, and collects the *directory*, the table of contents that comes at the end of the
+file. The file is part of the index only when the directory and the trailer are written, the file is
+fsynced, and a manifest names it. This module does not know where messages come from or which are
+still needed.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ from escapement.storage.index.segments.segment import (
 )
 from escapement.traits import traits_of
 
-# Bytes gathered before a write to the file; larger pieces are written without a copy.
+# The size of the file's write buffer. Larger pieces are written without a copy.
 _WRITE_BYTES: Final = 1 << 16
 
-# Blocks to gather at once: many rows share the cost of a numpy call, and the price is a few
-# megabytes.
+# Callers append messages for about this many blocks at once. So many messages share the cost of a
+# numpy call, and a step takes only a few megabytes of memory.
 _STEP_BLOCKS: Final = 8
 
 
@@ -60,10 +62,14 @@ class SegmentWriter:
         bulk: bool = False,
         due_soon: DueSoonBlocks | None = None,
     ) -> None:
-        """``bulk``: the segment is one of many that are not read soon (``DirectFile``).
+        """Create the file and write its header; blocking.
 
         Args:
-          due_soon: collects the blocks whose messages are due soon.
+          path: the path of the file, which must not exist.
+          block_rows: a run has at most this many messages.
+          bulk: the file is large and not read soon. Write it past the operating system's page
+            cache (see ``DirectFile``).
+          due_soon: collects copies of the blocks whose messages are due soon.
         """
         self.path = path
         self.rows = 0
@@ -79,18 +85,26 @@ class SegmentWriter:
         self._file.write(HEADER)
 
     def steps(self, count: int, row_bytes: int) -> Iterator[slice]:
-        """Yield the slices in which to append ``count`` messages of this mean size.
+        """Yield slices that divide ``count`` messages into steps for ``append``.
 
-        Each slice makes a few blocks, so large messages need no more memory than small ones.
+        The messages of a step fill a few blocks, so large messages need no more memory than small
+        ones.
+
+        Args:
+          row_bytes: the mean size of a message.
         """
-        # Half a block less, so that variance does not leave a block of a few messages.
+        # A step fills half a block less than ``_STEP_BLOCKS``. Then it fits into that many blocks
+        # even if its messages are larger than the mean, and does not end with a tiny block.
         rows = (_STEP_BLOCKS * BLOCK_BYTES - BLOCK_BYTES // 2) // max(row_bytes, 1)
         step = min(max(rows, 1), _STEP_BLOCKS * self._block_rows)
         for low in range(0, count, step):
             yield slice(low, min(low + step, count))
 
     def append(self, topic_id: int, keys: Keys, batch: MessageBatch) -> None:
-        """Write messages of a topic, with greater keys than those before; blocking."""
+        """Write messages of a topic; blocking.
+
+        Topics must ascend from call to call, and so must the keys of a topic.
+        """
         assert len(keys[0]) == len(batch) > 0
         if not self._topics or self._topics[-1][0] != topic_id:
             assert not self._topics or self._topics[-1][0] < topic_id, "topics must ascend"
@@ -126,7 +140,10 @@ class SegmentWriter:
         return size
 
     def finish(self, failpoint: Failpoint = no_failpoint) -> None:
-        """Write directory and trailer, and make the file and its name durable; blocking."""
+        """Write the directory and the trailer, and make the file durable; blocking.
+
+        Fsyncs the file, closes it, and fsyncs its parent directory.
+        """
         topics = np.array(self._topics, "<i8").reshape(-1, 2)
         runs = np.array(self._runs, "<i8").reshape(-1, len(RUN_COLUMNS))
         counts = COUNTS.pack(len(topics), len(runs))
@@ -142,15 +159,15 @@ class SegmentWriter:
         failpoint("segment fsynced")
 
     def discard(self) -> None:
-        """Give up and delete the file."""
-        with suppress(OSError):  # a full disk refuses the rest of the buffer
+        """Give up the segment and delete its file."""
+        with suppress(OSError):  # closing writes buffered bytes, which fails on a full disk
             self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system into a ``StorageError`` about ``path``."""
+    """Turn an ``OSError`` in the block into a ``StorageError`` that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -164,10 +181,18 @@ def whole_segment(
     bulk: bool = True,
     failpoint: Failpoint = no_failpoint,
 ) -> Iterator[SegmentWriter]:
-    """Provide the writer of a segment, which is durable after the block. No file if it is empty.
+    """Provide a writer for a segment, and make the segment durable when the block ends.
+
+    If no messages were written, or after an error, no file is left.
+
+    Args:
+      path: the path of the file, which must not exist.
+      block_rows: a run has at most this many messages.
+      bulk: write the file past the operating system's page cache.
+      failpoint: called after each step that makes the file durable. Tests raise an error in it.
 
     Raises:
-      StorageError: if the disk refuses. After this or another error, no file is left.
+      StorageError: if writing to the disk fails.
     """
     with writing(path):
         writer = SegmentWriter(path, block_rows, bulk)
@@ -183,7 +208,10 @@ def whole_segment(
 
 
 def _cuts(batch: MessageBatch, block_rows: int) -> Iterable[tuple[int, int]]:
-    """Return the runs into which a batch is cut by rows and bytes."""
+    """Cut a batch into runs, which are bounded in messages and bytes.
+
+    Returns the first row and the end of each run.
+    """
     count = len(batch)
     if count <= block_rows and batch.size_bytes <= BLOCK_BYTES:
         return [(0, count)]
