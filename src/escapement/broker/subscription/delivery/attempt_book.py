@@ -1,11 +1,12 @@
-"""Attempts that a subscription must remember across a restart: how many, and when the next is due.
+"""The attempts that a subscription remembers across a restart: how many, and when the next is due.
 
 The book learns of attempts in two ways. A message that a consumer gives back is *stated*, with the
-time of its next attempt. A message that a consumer was sent and keeps is *recorded* while it is in
-flight (Q2). Both go into the next group commit. A checkpoint takes the attempts learned since the
-last one, and now and then all attempts.
+time of its next attempt. A message that was sent to a consumer and stays there is *recorded* while
+it is in flight (Q2). Both go into the next group commit. A checkpoint takes the attempts that the
+book has learned since the last checkpoint. Now and then it takes all attempts.
 
-While a broker starts, stored attempts are *recovered* piece by piece, and then taken at once.
+While a broker starts, stored attempts are *recovered* piece by piece. When all are recovered, the
+subscription takes them.
 
 The book reads the in-flight messages and the retries, and changes neither. Pure: time arrives as an
 argument. V4.
@@ -55,7 +56,7 @@ class AttemptBook:
 
         Args:
           submit: passes attempts to the next group commit.
-          amendments: those of the topic's messages.
+          amendments: which messages of the topic were cancelled or moved to another due time.
         """
         self._topic_id = topic_id
         self._subscription_id = subscription_id
@@ -63,36 +64,37 @@ class AttemptBook:
         self._in_flight = in_flight
         self._retries = retries
         self._amendments = amendments
-        self._stated: list[tuple[Rows, Int64s]] = []  # not yet taken by a checkpoint
+        self._stated: list[tuple[Rows, Int64s]] = []  # since the last checkpoint
         self._recovered: list[tuple[Rows, Int64s]] = []
 
     # -- live ------------------------------------------------------------------------
 
     def state(self, rows: Rows, next_ms: Int64s) -> None:
-        """State that these messages were tried and are tried again at ``next_ms``.
+        """State that these messages were tried, and when each is tried again.
 
-        Later statements replace earlier ones.
+        A later statement about a message replaces the earlier ones.
 
         Args:
-          next_ms: the due time for messages that need not wait; int64[n].
+          next_ms: the time of the next attempt, or the due time of a message that need not wait for
+            a back-off; int64[n].
         """
         self._stated.append((rows, next_ms))
         self._hand_in(rows, next_ms)
 
     def keep(self, offsets: Int64s) -> None:
-        """Record that these messages were delivered, before they are changed for other
-        subscriptions.
+        """Record that messages were delivered, before they are cancelled or moved.
 
-        Messages in retry were recorded when they were stated.
+        This subscription then keeps them as they are, also after a crash. Messages that are not in
+        flight are ignored, because their deliveries were stated already.
         """
         rows = counted(self._in_flight.find(offsets))
         if rows.height:
             self.state(rows, rows.due_ms)
 
     def record_sent(self, now_ms: int, after_ms: int) -> bool:
-        """Record messages that were sent ``after_ms`` ago or earlier and are still in flight. Q2.
+        """Record messages that were sent at least ``after_ms`` ago and are still in flight. Q2.
 
-        Returns whether to call again: some were sent later than that.
+        Returns whether to call again, because some messages were sent more recently.
         """
         rows = self._in_flight.take_unrecorded(now_ms, after_ms)
         if rows.height:
@@ -116,18 +118,19 @@ class AttemptBook:
 
     @property
     def has_new(self) -> bool:
-        """Whether an attempt has not been taken by a checkpoint."""
+        """Whether there are attempts that no checkpoint has taken yet."""
         return bool(self._stated) or self._in_flight.has_unstored
 
     @property
     def is_used(self) -> bool:
-        """Whether an attempt has not been taken by a checkpoint or by ``take_recovered``."""
+        """Whether there are attempts that no checkpoint or ``take_recovered`` has taken yet."""
         return self.has_new or bool(self._recovered)
 
     def take_new(self) -> AttemptTable:
-        """Return the attempts learned since the last call; the last statement of a message counts.
+        """Return the attempts learned since the last checkpoint.
 
-        Some of the messages may have been acknowledged since.
+        If a message is in the table several times, its last row counts. Some of the messages may
+        have been acknowledged since.
         """
         stated, self._stated = self._stated, []
         rows, next_ms = _concat(stated)
@@ -135,9 +138,9 @@ class AttemptBook:
         return _table(Rows.concat([rows, held]), np.concatenate((next_ms, held.due_ms)))
 
     def take_all(self, others: Rows, now_ms: int) -> AttemptTable:
-        """Return every pending message that was tried, with the time of its next attempt.
+        """Return the attempts of all pending messages that were tried, for a checkpoint.
 
-        Some of the messages may have been acknowledged while they waited.
+        Some of the messages may have been acknowledged while they were in retry.
 
         Args:
           others: messages that may have been tried, and are neither in flight nor in retry.
@@ -146,7 +149,8 @@ class AttemptBook:
         self._in_flight.take_unstored()
         waiting, next_ms = self._retries.waiting()
         recorded, flying = self._in_flight.parted_rows()
-        # The journal already counts the delivery of messages changed for others (``keep``).
+        # An in-flight delivery that was not recorded does not count yet, unless ``keep`` recorded
+        # it because the message was cancelled or moved.
         kept = self._amendments.changed(flying.offsets)
         flying = counted(flying._replace(attempts=flying.attempts - ~kept))
         flying = Rows.concat([counted(recorded), flying])
@@ -158,17 +162,23 @@ class AttemptBook:
     # -- a start ---------------------------------------------------------------------
 
     def recover(self, rows: Rows, next_ms: Int64s, *, stored: bool) -> None:
-        """Add stored attempts.
+        """Add attempts that were read from the database during a start.
 
         Args:
-          stored: whether a checkpoint holds them; otherwise only the journal does.
+          next_ms: the time of each message's next attempt; int64[n].
+          stored: whether a checkpoint has them. If only the journal has them, the next checkpoint
+            must write them.
         """
         self._recovered.append((rows, next_ms))
         if not stored:
             self._stated.append((rows, next_ms))
 
     def take_recovered(self, done: OffsetSet) -> tuple[Rows, Int64s]:
-        """Return the last recovered statement of each message that is not in ``done``."""
+        """Remove all recovered attempts; return the last ones of each message and their next times.
+
+        Args:
+          done: the acknowledged messages, which are left out.
+        """
         recovered, self._recovered = self._recovered, []
         rows, next_ms = _concat(recovered)
         at = last_stated(rows.offsets)
@@ -176,7 +186,7 @@ class AttemptBook:
         return rows.pick(at), next_ms[at]
 
     def has_recovered(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which messages were recovered and not yet taken; bool[n]."""
+        """Return which messages have recovered attempts that were not taken yet; bool[n]."""
         found = np.zeros(len(offsets), bool)
         for rows, _ in self._recovered:
             found |= np.isin(offsets, rows.offsets)
@@ -184,7 +194,7 @@ class AttemptBook:
 
 
 def counted(rows: Rows) -> Rows:
-    """Return the rows with attempt counts limited to ``MOST_ATTEMPTS``."""
+    """Return the rows with their numbers of attempts limited to ``MOST_ATTEMPTS``."""
     return rows._replace(attempts=rows.attempts - (rows.counts > MOST_ATTEMPTS))
 
 

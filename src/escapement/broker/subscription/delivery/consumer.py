@@ -1,7 +1,7 @@
 """One consumer of one subscription, as the broker sees it.
 
-A consumer grants *permits*: the number of further messages that it accepts. Messages leave through
-the outlet that its session provides, so this module knows no sockets.
+A consumer grants *permits*: the number of further messages that it accepts. Messages are sent
+through the consumer's *outlet*, which its session provides. So this module needs no sockets.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Outlet(Protocol):
         ...
 
     def active(self, consumer_id: int, active: bool) -> None:
-        """Tell a failover consumer whether it is the active one."""
+        """Tell a consumer in arrival order whether it is the active one of its subscription."""
         ...
 
     def rewound(self, consumer_id: int) -> None:
-        """Tell the consumer that its in-flight messages are revoked by a seek."""
+        """Tell the consumer that a seek has taken back its in-flight messages."""
         ...
 
     def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
@@ -83,8 +83,9 @@ class Consumer:
           id: unique within this broker process.
           wire_id: the id that its connection uses.
           ack_wait_ms: the requested ack wait; 0 uses that of its subscription.
-          default_ack_wait_ms: used if neither specifies one.
-          key_range: the keys it wants; see ``broker.subscription.keyranges``.
+          default_ack_wait_ms: used if neither the consumer nor its subscription sets an ack wait.
+          key_range: the range of keys whose messages it asks for; see
+            :mod:`~escapement.broker.subscription.keys.key_ranges`.
         """
         self.id = id
         self.wire_id = wire_id
@@ -99,7 +100,7 @@ class Consumer:
         self.back_off = BackOff(ack_wait_ms)
 
     def obey(self, policy: SubscriptionPolicy) -> None:
-        """Use the waits of the subscription's policy from the next delivery on."""
+        """Use the ack wait and back-off of the subscription's policy from the next delivery on."""
         self.back_off = BackOff(
             self.asked_ack_wait_ms or policy.ack_wait_ms or self._default_ack_wait_ms,
             policy.min_backoff_ms,
@@ -109,7 +110,7 @@ class Consumer:
 
     @property
     def capacity(self) -> int:
-        """The number of messages that it may be sent now."""
+        """The number of messages that the consumer may be sent now."""
         if self.closed or self.halted or not self.outlet.has_room:
             return 0
         return self.permits

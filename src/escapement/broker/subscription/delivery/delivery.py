@@ -1,7 +1,8 @@
 """A delivery: one frame sent to one consumer, with a deadline for each row.
 
-Most consumers acknowledge messages in the order of the frame, at once or one by one. So a delivery
-remembers how far acknowledgements have followed that order. The next ones are recognised by
+A row is *alive* until it is killed, because its message was acknowledged or taken back. Most
+consumers acknowledge messages in the order of the frame, all at once or one by one. So a delivery
+remembers how far the acknowledgements have followed that order. It recognises the next ones by
 comparing columns, without a search.
 """
 
@@ -21,9 +22,9 @@ class Delivery:
 
     Args:
       rows: the delivered rows; ``attempts`` counts this delivery.
-      deadline_ms: when each row is taken back unless it is acknowledged; int64[n].
+      deadline_ms: when each message is taken back unless it is acknowledged; int64[n].
       since_ms: the time of the delivery.
-      wanted_ms: the earliest time at which each row could have been delivered; int64[n].
+      wanted_ms: the earliest time at which each message could have been delivered; int64[n].
     """
 
     __slots__ = (
@@ -54,16 +55,19 @@ class Delivery:
         self.alive = np.ones(rows.height, bool)
         self.sent = False  # whether the frame has left the broker
         self.recorded = False  # whether the delivery was recorded to survive a restart
-        self.followed = 0  # how many rows from the first on are no longer alive
+        self.followed = 0  # no row before this position is alive
 
     def kill(self, positions: slice | Int64s) -> Rows:
-        """Mark rows as no longer in flight; return them."""
+        """Mark the rows at these positions as no longer alive; return them."""
         self.alive[positions] = False
         return self.rows.pick(positions)
 
     @property
     def next_offset(self) -> int | None:
-        """The offset of the first live row, expected to be acknowledged next; None if none."""
+        """The offset of the first live row, which is expected to be acknowledged next.
+
+        None if no row is alive.
+        """
         while self.followed < len(self.alive):
             if self.alive[self.followed]:
                 return int(self.rows.offsets[self.followed])
@@ -72,10 +76,11 @@ class Delivery:
         return None
 
     def follow(self, offsets: Int64s) -> Share:
-        """Advance past the next live rows, as far as they match ``offsets`` in order; return them.
+        """Advance past the live rows that were acknowledged in the order of the frame; return them.
 
         Args:
-          offsets: the first is ``next_offset``.
+          offsets: the acknowledged messages. The first is ``next_offset``. The rows returned are
+            the longest beginning of ``offsets`` that matches the live rows in order.
         """
         at = slice(self.followed, self.followed + len(offsets))
         alive = self.alive[at]
@@ -113,13 +118,13 @@ class Share(NamedTuple):
 
     @property
     def handed(self) -> Handed:
-        """The time of the delivery, the earliest possible time of each row, and the attempts."""
+        """For the lag: the time of the delivery, and each row's earliest time and attempts."""
         delivery, at = self
         return Handed(delivery.since_ms, delivery.wanted_ms[at], delivery.rows.attempts[at])
 
 
 def _same(one: Int64s, other: Int64s) -> int:
-    """Return the length of the common beginning of two columns."""
+    """Return how many values at the beginning of two columns are equal."""
     count = min(len(one), len(other))
     same = one[:count] == other[:count]
     return count if same.all() else int(same.argmin())

@@ -1,8 +1,8 @@
 """A search index of in-flight messages: the delivery and row of each, built on demand.
 
 Acknowledgements in the order of delivery need no search (broker/subscription/delivery/delivery.py).
-All other messages are found in a hash map. The first search after a delivery adds its messages. The
-first search with a million messages in flight takes about 100 ms.
+All other messages are found in a hash map. A search first adds the messages of the deliveries since
+the last search. The first search with a million messages in flight takes about 100 ms.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from escapement.broker.subscription.delivery.delivery import Delivery, Share
 from escapement.broker.subscription.number_map import NOWHERE, NumberMap
 from escapement.message import Int64s
 
-# This many finished rows are tolerated: 64 bytes each.
+# The map may have this many rows of finished messages, 64 bytes each.
 _SPARE_ROWS: Final = 65_536
-# A delivery has fewer than 2**24 rows: usually some thousands.
+# A delivery has fewer than 2**24 rows; usually it has some thousands.
 _ROW_BITS: Final = 24
 
 
@@ -31,11 +31,11 @@ class DeliveryLookup:
 
     def __init__(self, deliveries: dict[int, Delivery]) -> None:
         self._deliveries = deliveries
-        self._places = NumberMap()  # delivery and row, packed, by offset
+        self._places = NumberMap()  # by offset: delivery id << _ROW_BITS | row
         self._known = 0  # the id of the last delivery in the map
 
     def find(self, offsets: Int64s) -> list[Share]:
-        """Return the live rows of these messages, by delivery, the oldest first."""
+        """Return the live rows of these messages, by delivery, the oldest delivery first."""
         self._learn()
         places = np.sort(self._places.get(offsets))
         places = places[np.diff(places, prepend=NOWHERE) > 0]  # each once, without missing ones
@@ -49,13 +49,20 @@ class DeliveryLookup:
         return [one for one in shares if one.height]
 
     def tidy(self, rows: int) -> None:
-        """Empty the map if it has far more rows than the deliveries now."""
+        """Empty the map if it has far more rows than the deliveries have now.
+
+        Args:
+          rows: the number of rows of all deliveries.
+        """
         if len(self._places) > 2 * rows + _SPARE_ROWS:
             self._places = NumberMap()
             self._known = 0
 
     def _learn(self) -> None:
-        """Add the live rows of new deliveries; no other row of their messages is alive."""
+        """Add the live rows of new deliveries to the map.
+
+        They replace older rows of the same messages, which are not alive any more.
+        """
         ids = list(takewhile(lambda id: id > self._known, reversed(self._deliveries)))
         if not ids:
             return

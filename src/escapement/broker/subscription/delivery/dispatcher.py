@@ -1,11 +1,11 @@
 """The choice of which consumer gets which run of messages. Pure.
 
-Round robin: consumers take turns. A turn is a run of messages rather than one message, because a
-frame costs the same however many it carries. A run is a fair share of the ready messages, so a few
-are spread over all consumers with permits, and many leave in full frames. V6.
+Round robin: consumers take turns. A turn is a run of messages and not a single message, because a
+frame costs the same however many messages it has. A run is a fair share of the ready messages. So a
+few ready messages are spread over all consumers with permits, and many leave in full frames. V6.
 
-Least busy: each message goes to the consumer with the fewest messages in flight, so that all have
-equally many as far as permits allow. Among equally busy consumers, turns decide. Q4.
+Least busy: each message goes to the consumer with the fewest messages in flight, so that all
+consumers have equally many, as far as permits allow. Equally busy consumers take turns. Q4.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Sequence
 def share_out(
     ready: int, capacities: Sequence[int], turn: int, frame_messages: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """Divide the ready messages into runs, by turns.
+    """Divide the ready messages into runs; consumers take turns.
 
     Args:
       ready: how many messages may be delivered now.
       capacities: how many messages each consumer accepts now, by position.
-      turn: the position whose turn it is.
+      turn: the position of the consumer whose turn it is.
       frame_messages: the longest run.
 
     Returns:
-      ``(position, count)`` for each run, at most one for each consumer, and the position whose turn
-        is next.
+      ``(position, count)`` for each run, at most one for each consumer, and the position of the
+        consumer whose turn is next.
     """
     takers = [(turn + step) % len(capacities) for step in range(len(capacities))]
     takers = [position for position in takers if capacities[position] > 0]
@@ -45,10 +45,10 @@ def share_out(
 def level_out(
     ready: int, capacities: Sequence[int], busy: Sequence[int], turn: int, frame_messages: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """Divide the ready messages into runs, so that all consumers have equally many afterwards.
+    """Divide the ready messages into runs, so that all consumers then have equally many in flight.
 
-    Arguments and result are as for ``share_out``. Runs go from the least busy consumer to the
-    busiest.
+    Other arguments and the result are as for ``share_out``. The runs are sorted, with the least
+    busy consumer first.
 
     Args:
       busy: how many messages each consumer has in flight, by position.
@@ -69,7 +69,7 @@ def level_out(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if poured(middle) <= ready else (low, middle - 1)
     counts = {at: min(room[at], max(low - busy[at], 0)) for at in takers}
-    # The rest is less than one message for each consumer: it goes by turns.
+    # Not every consumer can get one of the remaining messages: they take turns.
     left = ready - sum(counts.values())
     following = turn
     for step in range(size):

@@ -1,4 +1,4 @@
-"""One run of messages for one consumer, on its way into a frame."""
+"""A run: messages that one consumer gets together, on their way into a frame."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from escapement.message import MessageBatch
 
 
 class HandOver(NamedTuple):
-    """A run for one consumer, already in flight; with its messages if they are in memory."""
+    """A run that is already in flight; ``batch`` has its messages if they are in memory."""
 
     consumer: Consumer
     rows: Rows
     delivery_id: int
     batch: MessageBatch | None
-    tried: bool = False  # whether these have waited out a back-off
+    tried: bool = False  # whether the messages have waited out a back-off

@@ -1,15 +1,20 @@
 """Messages in flight: delivered, and neither acknowledged nor returned.
 
-A *delivery* is one frame sent to one consumer: columns, and a deadline for each row. A message is
-in at most one live row (invariant 5). Taking a message back kills its row. Acknowledging it removes
-its offset from the set. A row that was killed, or whose offset is not in the set, is only memory.
-Such rows are swept once they outnumber the live ones. So memory follows the number of messages in
-flight, and the cost of a sweep is amortized over those messages.
+A *delivery* is one frame sent to one consumer: a row for each message, with a deadline. The set
+``offsets`` has all messages in flight. A row is in flight while it is marked *alive* and its offset
+is in the set. A message is in flight in at most one row (invariant 5).
 
-If the row of an acknowledged message is known, that row is killed, too. While this holds for all
-acknowledgements, every row marked alive is in flight.
+Taking a message back *kills* its row, which clears the mark, and removes its offset from the set.
+Acknowledging a message removes its offset from the set. Its row is killed, too, if it is known.
+While this is so for all acknowledgements, every row marked alive is in flight.
 
-Pure: the time arrives as an argument. Deadlines are watched by the subscription's wheel, which
+Rows that are not in flight only take memory. They are swept once they outnumber the others. So
+memory follows the number of messages in flight, and a sweep costs O(1) for each delivered message.
+
+A delivery is *recorded* when its messages have been in flight for so long that the attempt must
+survive a restart. It is *unstored* until a checkpoint takes it.
+
+Pure: the time arrives as an argument. The subscription's timer wheel watches the deadlines, and
 calls ``expire`` with the delivery's id.
 """
 
@@ -29,12 +34,12 @@ from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offset_bits import OffsetBits
 
-# The fewest dead rows that are worth a sweep.
+# The fewest rows not in flight that are worth a sweep.
 _SWEEP_ROWS: Final = 8192
 
 
 class Hand(NamedTuple):
-    """The consumer that has a message in flight; ``deadline_ms`` is None if there is none."""
+    """The delivery of one message that is in flight; ``deadline_ms`` is None without a deadline."""
 
     consumer_id: int
     attempts: int
@@ -60,13 +65,13 @@ class InFlight:
     def __init__(self) -> None:
         self.offsets = OffsetSet()
         self._deliveries: dict[int, Delivery] = {}
-        self._coming: dict[int, Delivery] = {}  # by ``next_offset``
+        self._coming: dict[int, Delivery] = {}  # by the offset to be acknowledged next
         self._delivery_lookup = DeliveryLookup(self._deliveries)
         self._next_id = 1
-        self._rows = 0
-        self._alive = 0  # rows marked alive, among ``_rows``
-        self._unrecorded: deque[int] = deque()  # sent deliveries, in order
-        self._unstored: list[int] = []  # recorded deliveries not in a checkpoint
+        self._rows = 0  # the rows of all deliveries in memory
+        self._alive = 0  # how many of them are marked alive
+        self._unrecorded: deque[int] = deque()  # ids of sent deliveries, the oldest first
+        self._unstored: list[int] = []  # ids of recorded deliveries that no checkpoint has
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -100,9 +105,9 @@ class InFlight:
 
         Args:
           rows: the delivered rows; ``attempts`` already counts this delivery.
-          deadline_ms: when each row is taken back unless it is acknowledged, ``NEVER_MS`` for
-            never; int64[n].
-          wanted_ms: the earliest time at which each could have been delivered; int64[n].
+          deadline_ms: when each message is taken back unless it is acknowledged; ``NEVER_MS`` for
+            no deadline; int64[n].
+          wanted_ms: the earliest time at which each message could have been delivered; int64[n].
         """
         added = self.offsets.add(rows.offsets)
         assert added == rows.height, "a message is in flight twice"
@@ -116,12 +121,13 @@ class InFlight:
         return delivery_id
 
     def shares_of(self, offsets: Int64s) -> list[Share]:
-        """Find and kill the rows of these messages that are in flight; ``settle`` follows.
+        """Kill and return the rows of messages that are acknowledged now, as far as in flight.
 
-        O(n) as far as the offsets come in the order of delivery, else a search.
+        The caller must then call ``settle``. Offsets in the order of delivery are found in O(n),
+        the others by a search.
 
         Args:
-          offsets: not settled before, each once.
+          offsets: messages that were not acknowledged before; each once.
         """
         found: list[Share] = []
         at = 0
@@ -139,19 +145,19 @@ class InFlight:
         return found
 
     def _expect(self, delivery: Delivery) -> None:
-        """Note the next offset of a delivery."""
+        """Note the offset of a delivery that is expected to be acknowledged next."""
         following = delivery.next_offset
         if following is not None:
             self._coming[following] = delivery
 
     def settle(self, offsets: Int64s | OffsetBits) -> int:
-        """Remove acknowledged messages; return how many were in flight."""
+        """Remove acknowledged messages from flight; return how many were in flight."""
         settled = self.offsets.discard(offsets)
         self._sweep()
         return settled
 
     def hand_of(self, offset: int) -> Hand | None:
-        """Return who has a message in flight; None if it is not in flight."""
+        """Return the delivery of a message; None if the message is not in flight."""
         for delivery, at in self._shares(np.array([offset])):
             deadline_ms = int(delivery.deadline_ms[at][0])
             return Hand(
@@ -181,7 +187,7 @@ class InFlight:
         return [one for one in shares if consumer_id in (None, one.delivery.consumer_id)]
 
     def extend(self, offsets: Int64s, consumer_id: int, deadline_ms: int) -> int:
-        """Extend the deadline of messages in flight to this consumer; return how many."""
+        """Extend the deadlines of messages in flight to this consumer; return their number."""
         shares = self._shares(offsets, consumer_id)
         for delivery, at in shares:
             delivery.deadline_ms[at] = np.maximum(delivery.deadline_ms[at], deadline_ms)
@@ -195,19 +201,19 @@ class InFlight:
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether a sent delivery awaits ``take_unrecorded``."""
+        """Whether ``take_unrecorded`` has not examined all sent deliveries yet."""
         return bool(self._unrecorded)
 
     def take_unrecorded(self, now_ms: int, after_ms: int) -> Rows:
-        """Mark rows sent ``after_ms`` ago or earlier as recorded; return those still in flight.
+        """Mark deliveries made at least ``after_ms`` ago as recorded; return their rows in flight.
 
-        Each delivery is considered once, because most messages are acknowledged by then.
+        Each delivery is examined once. Most have no rows in flight by then, and are left out.
         """
         parts = []
         while self._unrecorded:
             delivery_id = self._unrecorded[0]
             delivery = self._deliveries.get(delivery_id)
-            # The wall clock may have been set back.
+            # The age is negative if the wall clock was set back; then the delivery is recorded.
             if delivery is not None and 0 <= now_ms - delivery.since_ms < after_ms:
                 break
             self._unrecorded.popleft()
@@ -223,13 +229,16 @@ class InFlight:
         return bool(self._unstored)
 
     def take_unstored(self) -> Rows:
-        """Return the rows recorded since the last call that are still in flight."""
+        """Return the rows in flight that were recorded since the last call, for a checkpoint."""
         ids, self._unstored = self._unstored, []
         there = (self._deliveries[id] for id in ids if id in self._deliveries)
         return Rows.concat([self._open(delivery) for delivery in there])
 
     def take_back_consumer(self, consumer_id: int) -> tuple[Rows, Rows]:
-        """Remove all rows of a consumer that has left; return those sent and those not sent."""
+        """Take back all messages of a consumer that has left.
+
+        Returns the rows that were sent to it, and those that were not sent yet.
+        """
         sent: list[Rows] = []
         unsent: list[Rows] = []
         for delivery_id, delivery in list(self._deliveries.items()):
@@ -246,10 +255,11 @@ class InFlight:
         self.offsets = OffsetSet()
 
     def expire(self, delivery_id: int, now_ms: int) -> tuple[Rows, int | None]:
-        """Take back the rows of one delivery that are past their deadline.
+        """Take back the messages of one delivery that are past their deadline.
 
         Returns:
-          The rows, and the next deadline of the same delivery, None if no row is left.
+          The rows taken back, and the next deadline of the same delivery; None if no row of it is
+            in flight any more.
         """
         delivery = self._deliveries.get(delivery_id)
         if delivery is None:
@@ -263,7 +273,7 @@ class InFlight:
         return rows, int(delivery.deadline_ms[live].min())
 
     def by_consumer(self) -> dict[int, int]:
-        """Return how many messages each consumer has in flight, by its id; O(in flight)."""
+        """Return how many messages each consumer has in flight, by consumer id; O(in flight)."""
         held: dict[int, int] = {}
         for delivery in self._deliveries.values():
             count = held.get(delivery.consumer_id, 0) + len(self._live(delivery))
@@ -271,11 +281,11 @@ class InFlight:
         return held
 
     def rows(self) -> Rows:
-        """Return a copy of all rows in flight, in no order, for a snapshot."""
+        """Return a copy of all rows in flight, in no order."""
         return Rows.concat([self._open(delivery) for delivery in self._deliveries.values()])
 
     def parted_rows(self) -> tuple[Rows, Rows]:
-        """Return a copy of all rows in flight, in two parts: recorded and not recorded."""
+        """Return a copy of all rows in flight: those of recorded deliveries, and the others."""
         parts: dict[bool, list[Rows]] = {True: [], False: []}
         for delivery in self._deliveries.values():
             parts[delivery.recorded].append(self._open(delivery))
@@ -298,7 +308,7 @@ class InFlight:
         return live[self.offsets.contains(delivery.rows.offsets[live])]
 
     def _kill(self, delivery: Delivery, at: slice | Int64s) -> Rows:
-        """Mark live rows as no longer in flight; return them."""
+        """Kill live rows of a delivery; return them. Their offsets stay in the set."""
         self._forget(delivery)
         rows = delivery.kill(at)
         self._expect(delivery)
@@ -306,7 +316,7 @@ class InFlight:
         return rows
 
     def _remove(self, delivery: Delivery, positions: slice | Int64s) -> Rows:
-        """Kill rows; return those that have not been acknowledged."""
+        """Kill live rows, and take those in flight out of the set; return the rows taken out."""
         all_live = self._all_live
         rows = self._kill(delivery, positions)
         if not all_live:
@@ -315,7 +325,7 @@ class InFlight:
         return rows
 
     def _forget(self, delivery: Delivery) -> None:
-        """Forget the next offset of a delivery."""
+        """Forget the offset of a delivery that was expected to be acknowledged next."""
         following = delivery.next_offset
         if following is not None and self._coming.get(following) is delivery:
             del self._coming[following]
@@ -327,7 +337,7 @@ class InFlight:
         self._alive -= int(np.count_nonzero(delivery.alive))
 
     def _sweep(self) -> None:
-        """Drop finished deliveries and kill finished rows, once those outnumber the live ones."""
+        """Drop finished deliveries and kill all rows not in flight, if there are many such rows."""
         if self._rows - len(self.offsets) <= max(_SWEEP_ROWS, len(self.offsets)):
             return
         for delivery_id, delivery in list(self._deliveries.items()):
@@ -341,7 +351,7 @@ class InFlight:
         self._delivery_lookup.tidy(self._rows)
 
     def _check(self) -> None:
-        """Assert that every offset has exactly one live row."""
+        """Assert that every offset has exactly one row in flight, and that the counts are right."""
         rows = self.rows()
         assert rows.height == len(self.offsets), "rows and set disagree"
         assert len(np.unique(rows.offsets)) == rows.height, "a message has two live rows"

@@ -1,11 +1,11 @@
-"""Limits on a subscription's dispatch: a pause of it or its topic, a rate, a number in flight.
+"""Limits on a subscription's deliveries: a pause, a rate, and a number of messages in flight.
 
-``grant`` tells how many messages may be delivered now, and remembers when more may: then the
-subscription wants to be woken. A policy without limits costs one comparison for each round of
-dispatch.
+A pause may be set on the subscription or on its topic. ``grant`` returns how many messages may be
+delivered now, and remembers when to wake the subscription for more. A policy without limits costs
+one comparison for each round of deliveries.
 
-Under a rate limit, messages are granted in *grains* of 10 ms: waking for each token would cost more
-than the messages.
+Under a rate limit, the subscription waits until it may deliver the messages of a *grain* of 10 ms.
+Waking up for each single message would cost more than its delivery.
 
 Pure: the time arrives as an argument. A pause ends at a wall-clock time, so setting the clock back
 before that time pauses again.
@@ -35,11 +35,11 @@ class Throttle:
 
     @property
     def paused_until_ms(self) -> int:
-        """The end of the pause: no message is delivered before."""
+        """The end of the pause of the subscription or its topic, whichever is later."""
         return max(self._policy.paused_until_ms, self.topic_paused_until_ms)
 
     def is_paused(self, now_ms: int) -> bool:
-        """Return whether no message may be delivered now, whatever was granted before."""
+        """Return whether deliveries are paused now, even of messages that were granted before."""
         return now_ms < self.paused_until_ms
 
     def set_policy(self, policy: SubscriptionPolicy) -> None:
@@ -90,5 +90,5 @@ class Throttle:
         return True
 
     def next_wake_ms(self) -> int | None:
-        """Return when more may be delivered than was last granted; None if never."""
+        """Return when to wake up because ``grant`` may allow more messages; None for no wake-up."""
         return self._wake_ms
