@@ -1,16 +1,17 @@
 """The dead-letter writer: acknowledges dead messages, and copies them to the dead-letter topic.
 
-One task. A subscription holds its dead messages (``dead``) until the writer has handled them, so
-they are not delivered again. The writer works in steps, and each step is durable before the next
-begins. A step fetches the payloads. Then one item of a group commit acknowledges the messages and
-writes their copies into the inbox. After a crash at any point a message is either retried or has
-its copy, never both and never neither.
+A message is *dead* if its last permitted delivery failed, or if it expired or was dropped and the
+policy asks for a dead letter. A subscription holds its dead messages (``dead``) until the writer
+has handled them, so they are not delivered again. One task works in steps, and each step is durable
+before the next begins. A step fetches the payloads. Then one item of a group commit acknowledges
+the messages and writes their copies into the inbox. After a crash at any point a message is either
+retried or has its copy, never both and never neither.
 
-A message that is too large for an inbox entry is retried forever. If a step fails for another
-reason than the database, only that subscription waits: its dead messages stay, and the pause
-before each retry doubles. The same holds while the dead-letter topic does not exist and may not
-be created. Entries for it would reach a topic that is created later, in which no subscription
-keeps them.
+A message that is too large for an inbox entry is retried forever. If a step fails for a reason
+other than the database, only that subscription waits: it keeps its dead messages, and the pause
+before each retry doubles. The same holds while the dead-letter topic does not exist and may not be
+created. A copy that is written to the inbox now would reach a topic that is created later, and no
+subscription of that topic would keep it.
 """
 
 from __future__ import annotations
@@ -53,11 +54,14 @@ from escapement.storage.log.published import Published
 
 _log = logging.getLogger(__name__)
 
-# The most messages of one step. Log rows that lie apart are read one by one.
+# The most messages, and the most bytes, of one step. If the messages are far apart in the log, each
+# is in another row, and the step reads that many rows.
 _STEP_MESSAGES: Final = 1_024
 _STEP_BYTES: Final = 4 << 20
-# The pause before a retry while the database is unavailable, or a fill is in progress.
+# The pause before a retry while the database is unavailable, or while the filler has not added the
+# messages to the index again.
 _RETRY_S: Final = 1.0
+# When a message that is too large for a dead letter is delivered again: in an hour.
 _TOO_LARGE_RETRY_MS: Final = 3_600_000
 
 
@@ -65,7 +69,7 @@ class DeadLetterWriter:
     """The dead-letter writer of one broker.
 
     Args:
-      subscriptions: all subscriptions with a runtime, by id.
+      subscriptions: the subscriptions of all active topics, by id.
     """
 
     def __init__(
@@ -89,10 +93,10 @@ class DeadLetterWriter:
         self._run = run
         self._waiting: OrderedDict[tuple[Topic, Subscription], None] = OrderedDict()
         self._work = trio.Event()
-        self._refusals = Refusals()  # of subscriptions
+        self._refusals = Refusals()  # by topic and subscription
 
     def take(self, topic: Topic, subscription: Subscription) -> None:
-        """Register a subscription that has dead messages."""
+        """Queue a subscription that has dead messages."""
         self._waiting[topic, subscription] = None
         self._work.set()
 
@@ -111,7 +115,7 @@ class DeadLetterWriter:
                 (topic, subscription), _ = self._waiting.popitem(last=False)
                 whom = f"{topic.name.full} {subscription.record.name}"
                 if trio.current_time() < self._refusals.until_s(whom):
-                    continue  # ``_later`` registers it again
+                    continue  # ``_later`` queues it again
                 try:
                     await self._step(topic, subscription)
                 except (StorageUnavailable, TransactionAborted, ShuttingDown):
@@ -184,7 +188,11 @@ class DeadLetterWriter:
         return self._subscriptions.get(subscription.record.id) is not subscription
 
     async def _keep(self, to: TopicName) -> None:
-        """Ensure that the topic exists, with the subscription that keeps its dead letters."""
+        """Ensure that the dead-letter topic exists, with the subscription that keeps its messages.
+
+        Raises:
+          NotFound: if the topic does not exist and may not be created.
+        """
         topic = await self._registry.ensure_topic(to)
         if topic.subscription(KEEPER) is None:
             with suppress(AlreadyExists):
@@ -194,7 +202,7 @@ class DeadLetterWriter:
         self, topic: Topic, subscription: SharedSubscription, dead: Dead
     ) -> MessageBatch:
         fetch = self._index.fetch(topic.id, dead.rows.due_ms, dead.rows.offsets)
-        # Messages that the filler must still add may have left the index since their delivery.
+        # The index may have dropped messages in the range that the filler has still to add.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
         there, batch = await read_from(fetch, self._run, fetch.read_there, *unfilled)
         if there is not None:
@@ -204,10 +212,11 @@ class DeadLetterWriter:
     async def _let_go_of_forgotten(
         self, topic: Topic, subscription: SharedSubscription, dead: Dead
     ) -> bool:
-        """Acknowledge messages that log and index no longer have. Return whether there were any.
+        """Acknowledge dead messages that the log no longer has. Return whether there were any.
 
-        That happens after the clock was set back: a subscription read them from an index that has
-        been lost since.
+        Called if the index lacks dead messages. This happens after the clock was set back: a
+        subscription read finished messages from the index, and then the index was lost. An index
+        that is built again from the log does not have them.
         """
         offsets, moves = dead.rows.offsets, topic.amendments.moves
         gone = await self._log.forgotten(topic.id, offsets, topic.next_offset, moves)
@@ -216,7 +225,7 @@ class DeadLetterWriter:
         return bool(gone.any())
 
     async def _from_log(self, topic: Topic, dead: Dead) -> MessageBatch:
-        """Read the messages of an ordered subscription: the index need not have them.
+        """Return the dead messages of an ordered subscription, which the index may not have.
 
         Returns fewer messages if the topic was deleted and its rows are being freed.
         """

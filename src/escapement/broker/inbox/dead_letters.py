@@ -1,12 +1,15 @@
 """The dead letters of a subscription: listing, redrive and purge.
 
-Dead letters are ordinary messages of the dead-letter topic. Those that its subscription ``KEEPER``
-has not acknowledged are still there. A redrive or a purge acknowledges them. A redrive also writes
-inbox entries for the original topic, in the same transaction.
+A *dead letter* is a copy of a message that a subscription gave up: its last permitted delivery
+failed, or it expired or was dropped. The copy is an ordinary message of a dead-letter topic. That
+topic has a subscription of the broker, the *keeper* (``KEEPER``). Dead letters that the keeper has
+not acknowledged are *pending*: they can be listed, redriven and purged. A purge acknowledges them
+for the keeper. A redrive also writes inbox entries for the original topic, in the same transaction,
+and so publishes the messages again.
 
-A dead-letter topic may serve several subscriptions; each sees only its own dead letters. When a
-subscription was deleted or got another dead-letter topic, its earlier dead letters are found by
-naming the topic that has them.
+A dead-letter topic may serve several subscriptions; a request sees only the dead letters of one. If
+a subscription was deleted or got another dead-letter topic, requests for its earlier dead letters
+name the dead-letter topic that has them.
 """
 
 from __future__ import annotations
@@ -36,19 +39,19 @@ from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Key
 from escapement.storage.offsets import OffsetSet
 
-# The most keys, and the most bytes of payloads, that one step reads.
+# The most keys of the index, and the most bytes of payloads, that one step reads.
 _STEP_MESSAGES: Final = 1_024
 _STEP_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """Some dead letters, in the order of their arrival; columns of equal height."""
+    """Some dead letters of one subscription, as columns of equal height, by due time."""
 
-    due_ms: Int64s  # when they arrived in the dead-letter topic
+    due_ms: Int64s  # in the dead-letter topic: when they arrived, unless they were rescheduled
     offsets: Int64s  # in the dead-letter topic
     batch: MessageBatch
-    origins: Sequence[dict[str, Any]]
+    origins: Sequence[dict[str, Any]]  # the properties that tell where each came from, and why
 
     def pick(self, at: Int64s) -> Page:
         """Return the dead letters at these positions."""
@@ -58,11 +61,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """The subscription whose dead letters are meant."""
+    """Names the subscription whose dead letters a request is about."""
 
     topic: TopicName
     subscription: str
-    # The dead-letter topic; None: that of the subscription, which must exist then.
+    # The dead-letter topic. None means the one that the subscription has now; it must exist then.
     lie_in: TopicName | None = None
 
     def __str__(self) -> str:
@@ -71,7 +74,7 @@ class Whose:
 
 @dataclass(frozen=True, slots=True)
 class _Grave:
-    """The dead-letter topic of one subscription, and its keeper."""
+    """The dead-letter topic for one subscription, and the keeper of that topic."""
 
     whose: Whose
     topic: Topic
@@ -79,16 +82,16 @@ class _Grave:
 
     @property
     def is_there(self) -> bool:
-        """Whether the keeper still serves the topic.
+        """Whether ``keeper`` is still the keeper of the topic.
 
-        It does not after it was deleted, alone or with the topic. It does not after a seek either:
-        then a new keeper has the dead letters that this one would acknowledge.
+        It is not after its deletion, or after a seek: then a new subscription object is the keeper,
+        and acknowledgements must go to that one.
         """
         return self.topic.subscription(KEEPER) is self.keeper
 
 
 class DeadLetters:
-    """The requests about dead letters."""
+    """Answers requests about dead letters."""
 
     def __init__(
         self,
@@ -105,7 +108,11 @@ class DeadLetters:
         self._run = run
 
     async def look(self, whose: Whose, count: int) -> list[Page]:
-        """Return the first ``count`` dead letters. Raises ``NotFound``."""
+        """Return the first ``count`` pending dead letters of a subscription.
+
+        Raises:
+          NotFound: if the subscription or its topic does not exist.
+        """
         pages = []
         async with aclosing(self._pages(self._grave(whose), None)) as found:
             async for page in found:
@@ -118,13 +125,17 @@ class DeadLetters:
     async def count(
         self, whose: Whose, only: Int64s | None, most: int, after: Key = KEY_MIN
     ) -> tuple[int, Key | None]:
-        """Count dead letters, about ``most`` in one call.
+        """Count the pending dead letters of a subscription, about ``most`` in one call.
+
+        Args:
+          only: the offsets in the dead-letter topic that count; None: all.
+          after: the key to start from: the one that the previous call returned.
 
         Returns:
-          The count, and the key to continue from if any may be left.
+          The count, and the key to continue from; None if all are counted.
 
         Raises:
-          NotFound: if the subscription does not exist.
+          NotFound: if the subscription or its topic does not exist.
         """
         counted = 0
         async with aclosing(self._pages(self._grave(whose), only, after)) as found:
@@ -135,7 +146,11 @@ class DeadLetters:
         return counted, None
 
     async def show(self, whose: Whose, offset: int) -> Page:
-        """Return one dead letter, by its offset in the dead-letter topic. Raises ``NotFound``."""
+        """Return one pending dead letter of a subscription, by its offset in the dead-letter topic.
+
+        Raises:
+          NotFound: if there is none, or the subscription or its topic does not exist.
+        """
         grave = self._grave(whose)
         if grave is not None and 0 <= offset < grave.topic.next_offset:
             offsets, moves = np.array([offset]), grave.topic.amendments.moves
@@ -147,13 +162,18 @@ class DeadLetters:
         raise NotFound(f"{whose} has no dead letter at offset {offset}")
 
     async def redrive(self, whose: Whose, only: Int64s | None, most: int) -> int:
-        """Send up to ``most`` dead letters back to their topic; durable when it returns.
+        """Send up to ``most`` pending dead letters back to their original topic.
+
+        Returns how many were sent. This is durable when the call returns.
+
+        Args:
+          only: the offsets in the dead-letter topic of those to send; None: all.
 
         Raises:
           NotFound: if the subscription or its topic does not exist.
           StorageUnavailable: if the database accepts no writes now.
         """
-        self._registry.topic_record(whose.topic)  # the topic that they go back to
+        self._registry.topic_record(whose.topic)  # raises NotFound if it does not exist
 
         def dead_letters(grave: _Grave, page: Page) -> Callable[[Int64s], Sequence[InboxEntry]]:
             source = f"redrive/{grave.keeper.record.id}"
@@ -170,11 +190,19 @@ class DeadLetters:
         return await self._end(self._grave(whose), only, most, dead_letters)
 
     async def purge(self, whose: Whose, only: Int64s | None, most: int) -> int:
-        """Delete up to ``most`` dead letters; durable when it returns. Raises as ``redrive``."""
+        """Delete up to ``most`` pending dead letters; return how many were deleted.
+
+        Takes and raises the same as ``redrive``.
+        """
         return await self._end(self._grave(whose), only, most, lambda grave, page: lambda fresh: ())
 
     def _grave(self, whose: Whose) -> _Grave | None:
-        """Return where the dead letters are; None if no message was ever dead-lettered."""
+        """Return the dead-letter topic and its keeper; None if one of them does not exist yet.
+
+        Raises:
+          NotFound: if ``whose.lie_in``, or without it the subscription or its topic, does not
+            exist.
+        """
         lie_in = whose.lie_in
         if lie_in is None:
             origin = self._registry.topic(whose.topic)
@@ -223,16 +251,21 @@ class DeadLetters:
     async def _pages(
         self, grave: _Grave | None, only: Int64s | None, at: Key = KEY_MIN
     ) -> AsyncGenerator[Page, None]:
-        """Yield the dead letters in steps. Each step is read when the caller asks for it.
+        """Yield the pending dead letters in steps. Each step is read when the caller asks for it.
 
         Ends early if the keeper is deleted or sought meanwhile.
+
+        Args:
+          only: the offsets of those to yield; None: all.
+          at: the key in the delivery order to start from.
         """
         if grave is None:
             return
-        end = grave.topic.next_offset  # later dead letters are left to the next request
+        end = grave.topic.next_offset  # dead letters that arrive later wait for the next request
         begin, moves = at, grave.topic.amendments.moves
-        met = OffsetSet()  # a rescheduled dead letter may be found twice
-        while at < KEY_MAX:  # a rescheduled dead letter counts before its new time too
+        met = OffsetSet()  # those yielded: a rescheduled dead letter may be found twice
+        # Read beyond now: a rescheduled dead letter is pending before its new due time too.
+        while at < KEY_MAX:
             plan = self._index.plan(grave.topic.id, at, KEY_MAX, _STEP_MESSAGES)
             due_ms, offsets = await read_from(plan, self._run, plan.read)
             at = plan.stop
@@ -254,7 +287,8 @@ class DeadLetters:
                     yield page
 
     async def _fetch(self, grave: _Grave, due_ms: Int64s, offsets: Int64s) -> Page:
-        # Dead letters acknowledged during the last step may have left the index.
+        # The index may no longer have dead letters that were acknowledged since their keys were
+        # read.
         here = _here(grave.topic, grave.keeper, due_ms, offsets)
         due_ms, offsets = due_ms[here], offsets[here]
         fetch = self._index.fetch(grave.topic.id, due_ms, offsets)
@@ -262,7 +296,7 @@ class DeadLetters:
         return self._mine(grave, due_ms, offsets, batch)
 
     def _mine(self, grave: _Grave, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> Page:
-        """Return the dead letters that are still there and come from the subscription."""
+        """Return those of the dead letters that are pending and come from the subscription."""
         origins = dead_letter.origins(batch)
         theirs = {"topic": grave.whose.topic.full, "subscription": grave.whose.subscription}
         mine = np.array([theirs.items() <= origin.items() for origin in origins], bool)
@@ -271,7 +305,11 @@ class DeadLetters:
 
 
 def _here(topic: Topic, keeper: SharedSubscription, due_ms: Int64s, offsets: Int64s) -> Bools:
-    """Return which keys are current keys of dead letters that the keeper has; bool[n]."""
+    """Return which keys are the current keys of pending dead letters; bool[n].
+
+    Old keys of rescheduled dead letters are not current. Cancelled dead letters are not pending,
+    unless the keeper still holds them.
+    """
     here = ~keeper.acked.contains(offsets)
     uncancelled = topic.amendments.uncancelled(offsets)
     if uncancelled is not None:

@@ -1,4 +1,8 @@
-"""Steps of inbox targets: entries are decoded in the thread that reads them."""
+"""Reads inbox entries and decodes them in the same thread, for the inbox relay.
+
+An *inbox target* is a topic name with entries that wait to be moved into the topic's log. A *step*
+is the bounded number of entries of a target that are moved together.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ class Opened(NamedTuple):
     """One inbox entry and its content, or the error if it cannot be decoded."""
 
     id: int
-    advance: Advance | None  # see inbox.Stored
+    advance: Advance | None  # the progress of its staged batch, if a bulk job wrote it
     content: Content | InboxEntryDamaged
 
 
@@ -36,7 +40,14 @@ def open_steps(
     read: Callable[..., list[Step]],
     *arguments: object,
 ) -> list[Found]:
-    """Read and decode a step of each of the first inbox targets. Blocking."""
+    """Read and decode one step of each target, or of as many of the first as ``read`` returns.
+
+    Blocking.
+
+    Args:
+      whose: the targets, each with its topic.
+      read: reads the steps; called with ``connection`` and ``arguments``.
+    """
     return [
         Found(box, topic, step, [_opened(one) for one in step.inbox_entries])
         for (box, topic), step in zip(whose, read(connection, *arguments), strict=False)

@@ -1,6 +1,8 @@
 """Group completion: closes groups of messages, and fires their follow-ups (Q10).
 
-::
+A *group* is a set of messages of one topic with the same group name. Closing it for a subscription
+creates a *completion*, with a *follow-up*: a message that is published once the subscription is
+done with all messages of the group. The completion then *fires*::
 
     close ──► a row, durable ──► armed: messages the subscription will never get are
                                  acknowledged, the others watched (broker/topic/groups.py)
@@ -8,10 +10,11 @@
                                         ▼
                 one statement: the row is fired · its entry in the inbox ──► InboxRelay
 
-A statement goes behind all items that wait in its topic's lane, including the acknowledgements
-that complete the group. So a follow-up is never durable without them. After a crash the broker
-arms every waiting completion again, so a crash between the last acknowledgement and the firing only
-delays the follow-up. A row fires once, and only while its subscription exists.
+The statement that fires a completion is executed after all items that wait in its topic's lane,
+including the acknowledgements that complete the group. So a follow-up is never durable without
+them. A start of the broker arms every completion that has not fired. So a crash between the last
+acknowledgement and the firing only delays the follow-up. A completion fires once, and only while
+its subscription exists.
 """
 
 from __future__ import annotations
@@ -58,9 +61,9 @@ _logger = logging.getLogger(__name__)
 
 # The most follow-ups in one transaction. Each has up to ``follow_up_bytes``.
 _FIRED_AT_ONCE: Final = 16
-# The pause before a retry while the database is unavailable, and between two searches for
-# finished groups.
+# The pause before a retry while the database is unavailable.
 _RETRY_S: Final = 1.0
+# The pause between two searches for finished groups, which are forgotten.
 _FORGET_S: Final = 60.0
 
 
@@ -68,7 +71,7 @@ class GroupCompleter:
     """The group completions of all topics, and the task that arms and fires them.
 
     Args:
-      subscriptions: all subscriptions with a runtime, by id.
+      subscriptions: the subscriptions of all active topics, by id.
       on_posted: called when entries were written to the inbox.
     """
 
@@ -94,8 +97,8 @@ class GroupCompleter:
         self._clock = clock
         self._limits = limits
         self._on_posted = on_posted
-        self._unarmed: dict[int, Completion] = {}  # by id
-        self._complete: dict[int, Completion] = {}
+        self._unarmed: dict[int, Completion] = {}  # to be armed, by id
+        self._complete: dict[int, Completion] = {}  # to be fired, by id
         self._wake = trio.Event()
 
     # -- requests --------------------------------------------------------------
@@ -103,9 +106,10 @@ class GroupCompleter:
     async def close(
         self, topic_name: TopicName, group: str, subscription: str, follow_up: InboxEntry
     ) -> Completion:
-        """Close a group: when the subscription is done with all of it, ``follow_up`` fires.
+        """Close a group: no further message can join it.
 
-        A repeated call returns the same completion. The group may be closed for other subscriptions
+        When the subscription is done with all of its messages, ``follow_up`` is published. A
+        repeated call returns the same completion. The group may be closed for other subscriptions
         too.
 
         Raises:
@@ -156,7 +160,11 @@ class GroupCompleter:
         return completion
 
     async def delete(self, topic_name: TopicName, group: str) -> None:
-        """Forget a group and its completions, fired or not. Raises ``NotFound``."""
+        """Forget a group and its completions, fired or not.
+
+        Raises:
+          NotFound: if the topic or the group does not exist.
+        """
         topic = self._registry.topic(topic_name)
         async with self._registry.alone(topic):
             if group not in topic.groups.names():
@@ -173,11 +181,18 @@ class GroupCompleter:
     # -- events ----------------------------------------------------------------
 
     def look(self, topic: Topic) -> None:
-        """Arm the waiting completions of a topic, at a start or after a subscription changed."""
+        """Arm the completions of a topic that have not fired.
+
+        Called at a start, and when a seek or a reschedule has changed which messages a subscription
+        is to get.
+        """
         self._arm(topic.groups.waiting())
 
     def done(self, topic: Topic, subscription: Subscription, offsets: Int64s) -> None:
-        """Note that a subscription is done with messages, or that they were cancelled."""
+        """Queue the completions of a subscription that are complete now, to be fired.
+
+        Called when a subscription has acknowledged messages, or when messages were cancelled.
+        """
         complete = topic.groups.done(subscription, topic.amendments, offsets)
         if complete:
             self._complete.update({completion.id: completion for completion in complete})
@@ -214,7 +229,7 @@ class GroupCompleter:
             if parties := self._parties(completion):
                 await self._waive(completion, *parties)
             if self._unarmed.get(id) is not completion:
-                continue  # a seek came in between: arm it again
+                continue  # a seek has replaced the completion, which is armed next
             del self._unarmed[id]
             if not (parties := self._parties(completion)):
                 continue
@@ -225,7 +240,7 @@ class GroupCompleter:
                 self._complete[id] = completion
 
     def _parties(self, completion: Completion) -> tuple[Topic, Subscription] | None:
-        """Return the topic and the subscription of a completion; None if one has no runtime."""
+        """Return the topic and the subscription of a completion, if they exist and are active."""
         topic = self._registry.active.get(completion.topic_id)
         subscription = self._subscriptions.get(completion.subscription_id)
         return None if topic is None or subscription is None else (topic, subscription)
@@ -255,7 +270,8 @@ class GroupCompleter:
     ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return which messages a subscription will get; bool[n].
 
-        The messages were published before the subscription, or lie before the start of the log.
+        Args:
+          offsets: messages from before the subscription's start offset or the log's beginning.
         """
         record = subscription.record
         early = bool((offsets < record.start_offset).all())
@@ -263,7 +279,7 @@ class GroupCompleter:
             return np.zeros(len(offsets), np.bool_)
         if early and record.start_due_ms >= NEVER_MS:
             return np.zeros(len(offsets), np.bool_)
-        # No subscription gets a message that the log no longer has.
+        # No subscription gets messages that the log no longer has; ``times`` returns -1 for them.
         due_ms, _ = await self._reader.times(topic.id, offsets, topic.amendments.moves)
         there = due_ms >= 0
         due_ms = topic.amendments.moves.current(offsets, due_ms)
@@ -300,6 +316,6 @@ class GroupCompleter:
                 continue
             with suppress(NotFound):  # the topic was deleted meanwhile
                 async with self._registry.alone(topic):
-                    # Ask again: they may have been closed for other subscriptions meanwhile.
+                    # Ask again: a group may have been closed for another subscription meanwhile.
                     for group in topic.groups.finished(before_ms, self._subscriptions):
                         await self._forget(topic, group)

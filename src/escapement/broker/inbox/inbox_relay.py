@@ -1,10 +1,13 @@
 """The inbox relay: moves inbox entries into the logs of their target topics.
 
-One task. It polls the inbox at a modest interval for entries of other processes, and looks at
-once when this broker has written entries. The entries of one inbox target become one append. The
-append takes the path of every publish, and its transaction removes the entries from the inbox. So
-each entry is moved exactly once, in the order of its target. A target has one step of its own
-entries in progress at a time, and all steps of a round together are bounded in bytes.
+An *inbox entry* is a batch of messages in the database that is to be published to a topic. An
+*inbox target* is the full name of such a topic, which need not exist yet. One task polls the inbox
+at an interval for entries of other processes, and looks at once when this broker has written
+entries. In each *round* it reads a *step* of every target: a bounded number of its entries. The
+step becomes one append, which takes the same way as a publish. The append's transaction removes the
+entries from the inbox. So each entry is moved exactly once, in the order of its target. A target
+has one step of its own entries in progress at a time, and all steps that are read together are
+bounded in bytes.
 
 Entries that cannot be moved are never lost, and they delay no other target:
 
@@ -12,14 +15,15 @@ Entries that cannot be moved are never lost, and they delay no other target:
   its namespace refuses the time of an entry. Its entries keep their order, so the entries behind
   wait too. ``blocked`` has the reason. Every round tries again. After any other refusal the
   target is blocked too, but the pause before each retry doubles, up to a minute.
-- An entry that can never be moved (it does not decode, its time lies too far ahead) is *held*,
-  with the reason. The entries behind it are moved.
+- An entry that can never be moved (it does not decode, or its time lies too far ahead) is *held*:
+  it stays in the inbox, with the reason. The entries behind it are moved.
 - When a topic is deleted, its inbox entries are deleted too.
 
-Behind a target's own entries come the batches that bulk jobs staged
-(storage/inbox/staged_batch.py). Bulk jobs have no promise when their entries are moved, so these
-behave like producers: they wait while the backlog of the topic has reached its quota, and keep to
-its publish rate. A target's own entries, whose cause is durable, wait for neither.
+Bulk jobs, such as Spark jobs, stage their entries in batches (storage/inbox/staged_batch.py). The
+relay moves these after all other entries of their target, which are called its *own*. Bulk jobs
+have no promise when their entries are moved. So these behave like producers: they wait while the
+backlog of the topic has reached its quota, and keep to its publish rate. A target's own entries
+wait for neither, because whatever caused them is durable already.
 """
 
 from __future__ import annotations
@@ -64,19 +68,19 @@ T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
-# The inbox targets that are read together. Their entries share group commits.
+# The inbox targets that are listed in one query.
 _ROUND_TARGETS: Final = 256
-# The most steps of bulk jobs before own entries, and requests to discard, have their turn.
+# The most steps of bulk jobs before own entries, and requests to discard entries, have their turn.
 _STEPS_AT_ONCE: Final = 16
-# The most of these steps in memory: one is read while one is committed, and some wait for that,
-# because another topic's group may come in between.
+# The most steps of bulk jobs in memory. One is read while one is committed. The others are
+# submitted and wait, because commits of other topics may come in between and take longer.
 _STEPS_AHEAD: Final = 5
-# The longest wait for a publish rate with entries in memory, if no other target waits behind.
-# After a longer wait the entries are read again.
+# The longest wait for a topic's publish rate that keeps the entries in memory, if no other target
+# waits behind them. If it would be longer, they are read again afterwards.
 _WAIT_IN_HAND_MS: Final = 100
-# The shortest pause between two rounds that moved nothing.
+# The shortest pause after a round that moved nothing.
 _SHORTEST_S: Final = 0.01
-# The most reasons that are kept. The number of inbox targets has no bound.
+# The most reasons in ``blocked``. The number of inbox targets has no bound.
 _MAX_BLOCKED: Final = 100
 
 
@@ -104,27 +108,38 @@ class InboxRelay:
         self._wake = trio.Event()
         self._moving = trio.Lock()  # held from reading entries to their commit
         self._connection = KeptConnection(engine)
-        self.moved = 0  # entries, since the broker started
-        self.blocked: dict[str, str] = {}  # target -> why its entries wait
-        self._blocked: dict[str, str] = {}  # as far as the current round knows
+        self.moved = 0  # number of entries moved since the broker started
+        self.blocked: dict[str, str] = {}  # target -> why its entries wait, after the last round
+        self._blocked: dict[str, str] = {}  # the same, collected by the current round
         self._refusals = Refusals()  # of inbox targets, and of bulk jobs for them
 
     # -- requests --------------------------------------------------------------
 
     def wake(self) -> None:
-        """Look for entries now, without waiting for the interval."""
+        """Look for inbox entries now, without waiting for the interval."""
         self._wake.set()
 
     async def waiting(self, limit: int) -> list[Waiting]:
-        """Return the pending entries of the inbox, by target."""
+        """Return how many inbox entries each target has, how many of them are held, and why.
+
+        Args:
+          limit: the most targets to return.
+        """
         return await self._pipeline.transact(lambda connection: inbox.waiting(connection, limit))
 
     async def jobs(self, limit: int) -> list[JobState]:
-        """Return the newest bulk jobs and their progress. Does not wait for commits."""
+        """Return the newest bulk jobs and their progress, at most ``limit``.
+
+        Reads with a connection of its own, and so does not wait for commits.
+        """
         return await self._run(self._jobs_now, limit)
 
     async def discard(self, target: str) -> int:
-        """Delete all entries for a target. Return how many there were."""
+        """Delete all inbox entries for a topic. Return how many there were.
+
+        Args:
+          target: the full name of the topic, which need not exist.
+        """
         async with self._moving:
             count = await self._pipeline.transact(
                 lambda connection: inbox.close(connection, target)
@@ -137,16 +152,16 @@ class InboxRelay:
         self._stopping = True
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the database."""
         self._connection.close()
 
     # -- the task --------------------------------------------------------------
 
     async def run(self) -> None:
-        """Move entries, forever."""
+        """Move inbox entries into topics, forever."""
         outage = Outage("inbox entries wait")
         while True:
-            self._wake = trio.Event()  # before the round, so that later entries wake us
+            self._wake = trio.Event()  # entries that come during the round cause another one
             with outage:
                 while await self._round():
                     pass
@@ -156,7 +171,7 @@ class InboxRelay:
                 await self._wake.wait()
 
     async def _round(self) -> bool:
-        """Move one step of every inbox target. Return whether there may be more to do."""
+        """Move at least one step of every inbox target. Return whether to begin another round."""
         self._blocked = {}
         progress = False
         after_id = 0
@@ -180,7 +195,7 @@ class InboxRelay:
         return progress and not self._stopping
 
     async def _topic(self, inbox_target: InboxTarget) -> Topic | None:
-        """Return the topic of an inbox target, created if necessary; None if blocked."""
+        """Return the topic of an inbox target, created if necessary; None if it is blocked."""
         if trio.current_time() < self._refusals.until_s(inbox_target.target):
             self._block(inbox_target.target, self._refusals.reasons[inbox_target.target])
             return None
@@ -202,7 +217,11 @@ class InboxRelay:
         return False
 
     def _refused(self, target: str, error: EscapementError, whom: str = "") -> None:
-        """Keep the entries of a target that were refused for an unforeseen reason."""
+        """Block a target after an unforeseen refusal, with a back-off.
+
+        Args:
+          whom: the name for the back-off, if it is not ``target``.
+        """
         if self._refusals.refused(whom or target, str(error), trio.current_time()):
             _logger.warning("inbox entries for %s wait: %s", target, error)
         self._block(target, str(error))
@@ -212,10 +231,11 @@ class InboxRelay:
             self._blocked[target] = why
 
     async def _carry(self, found: list[Found]) -> bool:
-        """Move these entries, and some steps of bulk jobs behind them.
+        """Move a step of each target in ``found``, and then further steps of their bulk jobs.
 
-        While steps are being committed, the next one is read and submitted behind them, so that
-        the database never idles. If a step fails, the steps behind it fail too.
+        Return whether any entries were moved, held or settled. While steps are being committed, the
+        next one is read and submitted behind them, so that the database never idles. If a step
+        fails, the steps behind it fail too.
         """
         progress = False
         steps = deque([(found, await self._submit(found, None))])
@@ -240,7 +260,12 @@ class InboxRelay:
         return progress
 
     async def _read_ahead(self, found: list[Found], under_way: Submitted) -> list[Found]:
-        """Read on behind the full steps of bulk jobs, if all of their entries were submitted."""
+        """Read the next step of each bulk job whose last step was full and submitted as a whole.
+
+        Args:
+          found: the last steps.
+          under_way: the appends of these steps.
+        """
         step_bytes = self._limits.inbox_step_bytes
         whole = {id for id, load in under_way.going.items() if load.whole}
         full = [one for one in found if one.topic.id in whole and one.step.is_full(step_bytes)]
@@ -251,7 +276,10 @@ class InboxRelay:
         return await self._read(open_steps, whose, inbox.read_ahead, places, step_bytes)
 
     async def _settle(self, found: Sequence[Found]) -> bool:
-        """Note the staged batches that have no entry left. Return whether there were any."""
+        """Record in the database which staged batches have no entry left to be moved.
+
+        Return whether there were any.
+        """
         emptied = [id for one in found for id in one.step.emptied]
         if emptied:
             dialect = self._engine.dialect
@@ -261,10 +289,11 @@ class InboxRelay:
         return bool(emptied)
 
     async def _submit(self, found: Sequence[Found], before: Submitted | None) -> Submitted:
-        """Submit entries to the commit pipeline, as appends to the logs of their topics.
+        """Submit the entries of some steps to the commit pipeline, as appends to topics' logs.
 
         Args:
-          before: the step before. A topic's entries are submitted only if that step's were.
+          before: the appends of the previous step. The entries of a topic are submitted only if
+            that step's append to the topic is in progress or has succeeded.
         """
         held: list[tuple[int, EscapementError]] = []
         alone = len(found) == 1
@@ -277,7 +306,7 @@ class InboxRelay:
         await self._publishing.room()
         under_way = Submitted(len(held))
         for load in loads:
-            # The topic may have been deleted, or be being deleted, since its entries were read.
+            # Since its entries were read, a topic may have been deleted, or its deletion begun.
             there = self._registry.active.get(load.topic.id) is load.topic
             alone = before is not None and load.topic.id not in before.going
             if load.ids and there and not load.topic.deleting and not alone:
@@ -289,7 +318,7 @@ class InboxRelay:
         return under_way
 
     def _moved(self, under_way: Submitted) -> bool:
-        """Note the outcomes of a step that has ended. Return whether anything changed."""
+        """Note the outcomes of ended appends. Return whether any entries were moved or held."""
         for load, refusal in under_way.refused:
             self._refused(load.topic.name.full, refusal, _whom(load))
         for load in under_way.moved_to:
@@ -300,7 +329,12 @@ class InboxRelay:
     async def _admit(
         self, found: Found, held: list[tuple[int, EscapementError]], alone: bool
     ) -> Load:
-        """Return the entries that the topic takes. The others are held, or wait."""
+        """Return the entries of a step that its topic accepts. The others are held, or wait.
+
+        Args:
+          held: takes the id of each entry that can never be moved, with the reason.
+          alone: whether no other target waits for this step.
+        """
         topic, of_jobs = found.topic, found.step.of_jobs
         load = Load(topic, of_jobs)
         for inbox_entry in found.inbox_entries:
@@ -336,9 +370,15 @@ class InboxRelay:
         return load
 
     async def _has_turn(self, topic: Topic, count: int, alone: bool) -> bool:
-        """Return whether ``count`` messages of a bulk job may be published now.
+        """Return whether ``count`` messages of a bulk job may be published to a topic now.
 
-        If not, further bulk jobs for the topic wait until its publish rate allows them.
+        If not, all bulk jobs for the topic wait until its publish rate allows more messages.
+
+        Args:
+          alone: whether no other target waits meanwhile; a short wait then happens here.
+
+        Raises:
+          BacklogFull: if the topic's backlog has reached its quota.
         """
         await self._publishing.weigh(topic)
         wait_ms = self._publishing.wait_ms(topic, count)
@@ -365,7 +405,7 @@ class InboxRelay:
 
 
 def _jobs_for(target: str) -> str:
-    """Return the name under which the refusals of bulk jobs for a topic are kept."""
+    """Return the name under which ``Refusals`` has the back-off of bulk jobs for a topic."""
     return f"jobs for {target}"
 
 

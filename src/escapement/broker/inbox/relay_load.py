@@ -1,7 +1,10 @@
 """Appends of inbox entries to the logs of their topics, and the outcomes.
 
-The entries of one inbox target become one append. A round waits until all of its appends have
-ended. Otherwise the next round would read and submit the entries of an unfinished append again.
+An *inbox target* is a topic name with entries that wait to be moved. The entries of one target
+become one *append*: an item of a group commit that adds them to the topic's log. Entries of *bulk
+jobs* lie in staged batches, and the append records how far each batch was moved. The inbox relay
+works in rounds. A round waits until all of its appends have ended. Otherwise the next round would
+read and submit the entries of an unfinished append again.
 """
 
 from __future__ import annotations
@@ -21,44 +24,48 @@ from escapement.storage.inbox.staged_batch import Advance
 
 @dataclass(slots=True, eq=False)
 class RelayedAppend:
-    """Entries of one target on their way into a log, as a ``Publication`` is for publishes."""
+    """The messages of an append of inbox entries, in the place of a producer's ``Publication``.
+
+    Args:
+      done: called when the messages are durable.
+    """
 
     batch: MessageBatch
     done: Callable[[], None]
     producer: None = None  # entries have no sequence numbers
 
     def committed(self, base_offset: int) -> None:
-        """Note that the entries are durable, beginning at ``base_offset``."""
+        """Report that the messages are durable; ``base_offset`` is the offset of the first."""
         del base_offset
         self.done()
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """The decoded entries of one inbox target."""
+    """The decoded entries of one inbox target that will be one append."""
 
     topic: Topic
-    of_jobs: bool = False
-    whole: bool = False  # whether the topic took all entries that were found
+    of_jobs: bool = False  # whether the entries are of bulk jobs
+    whole: bool = False  # whether it has all entries that were read for the target
     ids: list[int] = field(default_factory=list)
-    advances: dict[int, Advance] = field(default_factory=dict)  # the last, by staged batch
+    advances: dict[int, Advance] = field(default_factory=dict)  # last progress, by staged batch
     batches: list[MessageBatch] = field(default_factory=list)
     bodies: list[Buffer] = field(default_factory=list)  # the batches, encoded
     times: list[Times] = field(default_factory=list)
 
 
 class Submitted:
-    """Appends that are in progress or have ended, and their outcomes.
+    """The appends of one step of the relay, in progress or ended, and their outcomes.
 
     Args:
-      held: how many entries were left out for good.
+      held: how many entries were held, because they can never be moved.
     """
 
     def __init__(self, held: int) -> None:
         self.held = held
-        self.going: dict[int, Load] = {}  # by topic: in progress, or moved
-        self.moved = 0  # entries
-        self.moved_to: list[Load] = []
+        self.going: dict[int, Load] = {}  # in progress or moved, by topic id
+        self.moved = 0  # number of entries
+        self.moved_to: list[Load] = []  # those whose append succeeded
         self.refused: list[tuple[Load, EscapementError]] = []
         self._open = 0
         self._error: EscapementError | None = None
@@ -103,7 +110,12 @@ class Submitted:
             await self._done.wait()
 
     async def settled(self) -> None:
-        """Wait until all appends have ended. Raise an error that makes the round fail."""
+        """Wait until all appends have ended.
+
+        Raises:
+          StorageError, Busy, ShuttingDown: if an append failed with this error. The refusal of a
+            single append is in ``refused`` instead.
+        """
         await self.ended()
         if self._error is not None:
             raise self._error

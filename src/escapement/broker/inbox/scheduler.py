@@ -1,18 +1,21 @@
 """The scheduler: publishes each occurrence of each schedule exactly once.
 
-The records of all schedules are in memory, ordered by their next times. The timekeeper knows the
-first of these times; no schedule has a task of its own. When some schedules are due, one
-statement moves them forward and writes their occurrences into the inbox, as one entry for each
-topic. The inbox relay moves the entries into the topics. The records in memory move when the
-statement is durable.
+A *schedule* publishes the same message again and again; an *occurrence* is one of its times. The
+records of all schedules are in memory, ordered by their next occurrences. The timekeeper knows the
+first of these times; no schedule has a task of its own. When some schedules are due, one statement
+in a group commit moves each row of the table ``schedules`` to its next occurrence, and writes the
+passed occurrences into the inbox, as one entry for each topic. The inbox relay moves the entries
+into the topics. The records in memory follow when the statement is durable.
 
-Schedules leave time for other work, however many there are. A *turn* publishes a bounded number
-of occurrences for a bounded number of topics, and is followed by a rest
-(``BrokerLimits.schedule_...``). Occurrences that fall due during the rest are gathered.
+Schedules leave time for other work, however many there are. A *turn* publishes a bounded number of
+occurrences for a bounded number of topics, and is followed by a rest
+(``BrokerLimits.schedule_...``). The next turn publishes the occurrences that fall due during the
+rest.
 
-A message has the properties ``schedule`` (the full name) and ``occurrence_ms``. The source id of
-an entry is ``schedule/<id>/<Unix ms>`` of its first occurrence; no other entry has that
-occurrence. If the topic was deleted, the next occurrence creates it again, as a publish does.
+A message has the properties ``schedule`` (the full name of its schedule) and ``occurrence_ms``. The
+source id of an inbox entry is ``schedule/<id>/<Unix ms>`` of its first occurrence; no other entry
+has that occurrence. If the topic was deleted, the next occurrence creates it again, as a publish
+does.
 """
 
 from __future__ import annotations
@@ -59,10 +62,10 @@ from escapement.storage.inbox.schedule import (
 
 _logger = logging.getLogger(__name__)
 
-# A turn looks at this many times the schedules that it may publish, because some may be for a
-# topic that has to wait.
+# A turn examines up to this many times as many schedules as it may publish occurrences, because
+# some are for topics that have to wait for the next turn.
 _LOOK_AHEAD: Final = 4
-# An upper estimate of the bytes of an occurrence beside payload and key.
+# An upper estimate of the size of a published message without payload and key.
 _OCCURRENCE_BYTES: Final = 1_024
 # The pause before a retry while the database is unavailable.
 _RETRY_MS: Final = 1_000
@@ -72,7 +75,7 @@ class Scheduler:
     """The schedules of a broker, and the task that publishes their occurrences.
 
     Args:
-      schedules: the stored schedules.
+      schedules: the schedules in the database.
       on_next: called with the time at which :meth:`wake` must be called; None for never.
       on_posted: called when entries were written to the inbox.
     """
@@ -97,9 +100,9 @@ class Scheduler:
         self._on_posted = on_posted
         self._by_name: dict[str, Schedule] = {}
         self._by_id: dict[int, Schedule] = {}
-        self._counts: Counter[str] = Counter()  # schedules by namespace
-        self._order = SortedList()  # (next_ms, id) of those that are to be published
-        self._changing = trio.Lock()  # held while memory and database differ
+        self._counts: Counter[str] = Counter()  # number of schedules, by namespace
+        self._order = SortedList()  # (next_ms, id) of schedules that will publish again
+        self._changing = trio.Lock()  # held while memory and database may differ
         self._due = trio.Event()
         self._rest_until_ms = 0  # when the next turn may begin
         self._stopping = False
@@ -111,7 +114,11 @@ class Scheduler:
     # -- look-ups --------------------------------------------------------------
 
     def find(self, name: TopicName) -> Schedule:
-        """Return a schedule. Raises ``NotFound``."""
+        """Return the schedule of this name.
+
+        Raises:
+          NotFound: if there is none.
+        """
         found = self._by_name.get(name.full)
         if found is None:
             raise NotFound(f"there is no schedule {name.full}")
@@ -138,7 +145,14 @@ class Scheduler:
         missed: Missed,
         content: Content,
     ) -> Schedule:
-        """Create a schedule, and its topic if necessary. ``every_ms`` counts from now.
+        """Create a schedule, and its topic if necessary.
+
+        Args:
+          name: the full name of the schedule, which has the form of a topic name.
+          topic: the topic to publish to.
+          recurrence: the times to publish at. If it has ``every_ms``, the interval counts from now.
+          missed: how to treat occurrences that come too late.
+          content: payload and key of each message.
 
         Raises:
           InvalidRequest: the recurrence is invalid, or never due.
@@ -173,7 +187,7 @@ class Scheduler:
         return schedule
 
     def _check_room(self, namespace: NamespaceName) -> None:
-        """Raise ``LimitExceeded`` if no further schedule is allowed."""
+        """Raise ``LimitExceeded`` if the broker or the namespace may have no further schedule."""
         if len(self._by_name) >= self._limits.schedules:
             raise LimitExceeded(
                 f"the broker has its maximum of {len(self._by_name)} schedules; delete some first"
@@ -189,7 +203,8 @@ class Scheduler:
     async def set_paused(self, name: TopicName, paused: bool) -> Schedule:
         """Pause a schedule, or resume it with its first occurrence after now.
 
-        Raises ``NotFound``.
+        Raises:
+          NotFound: if there is no schedule of this name.
         """
         async with self._changing:
             old = self.find(name)
@@ -197,7 +212,8 @@ class Scheduler:
                 return old
             next_ms = old.next_ms
             if not paused:
-                # Also after the last published occurrence: the clock may have been set back since.
+                # If the clock was set back, the last published occurrence is later than now. The
+                # next one must come after it.
                 next_ms = old.recurrence.after(max(self._clock.now_ms(), old.last_ms or 0))
             await self._changes.durably(
                 lambda connection: set_paused(connection, old.id, paused, next_ms)
@@ -209,7 +225,11 @@ class Scheduler:
         return new
 
     async def delete(self, name: TopicName) -> None:
-        """Delete a schedule. Published occurrences stay. Raises ``NotFound``."""
+        """Delete a schedule; its published messages stay.
+
+        Raises:
+          NotFound: if there is no schedule of this name.
+        """
         async with self._changing:
             schedule = self.find(name)
             await self._changes.durably(lambda connection: delete_schedule(connection, schedule.id))
@@ -236,7 +256,7 @@ class Scheduler:
         self._due.set()
 
     def stop(self) -> None:
-        """Start no new turn."""
+        """Start no further turn, because the broker stops."""
         self._stopping = True
         self._tell()
 
@@ -261,7 +281,7 @@ class Scheduler:
         self._on_next(next_ms)
 
     async def _publish(self) -> None:
-        """Take a turn: publish some of the due occurrences."""
+        """Take a turn: write some of the due occurrences into the inbox."""
         async with self._changing:
             moves = self._plan(self._clock.now_ms())
             if not moves or self._stopping:
@@ -277,12 +297,15 @@ class Scheduler:
         self._on_posted()
 
     def _rest_ms(self, moves: list[Move]) -> int:
-        """Return the rest after a turn. It grows with the topics, as each costs an append."""
+        """Return how long to rest after a turn.
+
+        The rest grows with the number of topics, because each costs an append.
+        """
         topics = len({move.schedule.topic for move in moves})
         return max(self._limits.schedule_rest_ms, self._limits.schedule_topic_rest_ms * topics)
 
     def _move(self, moves: list[Move]) -> None:
-        """Apply moves that are durable."""
+        """Apply durable moves to the records in memory."""
         for move in moves:
             schedule = move.schedule
             schedule.next_ms, schedule.last_ms = move.next_ms, move.last_ms
@@ -292,10 +315,10 @@ class Scheduler:
         )
 
     def _plan(self, now_ms: int) -> list[Move]:
-        """Return what one turn publishes: the earliest due occurrences, as many as fit.
+        """Return the moves of one turn: the earliest due occurrences, within the limits of a turn.
 
-        If there are too many topics, the topics of the earliest schedules get all their due
-        occurrences.
+        A turn publishes to a limited number of topics, those of the earliest schedules. Schedules
+        for other topics wait for a later turn.
         """
         moves: list[Move] = []
         topics: set[str] = set()
@@ -316,7 +339,8 @@ class Scheduler:
                     schedule.recurrence, schedule.next_ms, now_ms, schedule.missed, max(fits, 1)
                 )
             except InvalidRequest as error:
-                # The recurrence was valid when the schedule was created, and at the start.
+                # It was valid at the start of the broker. A system update may have removed its
+                # time zone since.
                 self._give_up(schedule, str(error))
                 continue
             moves.append(Move(schedule, times, next_ms))
@@ -325,7 +349,7 @@ class Scheduler:
         return moves
 
     def _look_for_zone(self, schedule: Schedule) -> None:
-        """Report a missing time zone at the start, and not only when the schedule is due."""
+        """Report a missing time zone when the broker starts, not only when the schedule is due."""
         if schedule.next_ms is not None and not schedule.paused:
             try:
                 schedule.recurrence.zone()
@@ -333,15 +357,16 @@ class Scheduler:
                 self._give_up(schedule, str(error))
 
     def _give_up(self, schedule: Schedule, why: str) -> None:
-        """Report that a schedule publishes nothing any more."""
+        """Stop publishing a schedule, and report the reason."""
         self._order.discard((schedule.next_ms, schedule.id))
         _logger.error("schedule %s cannot continue: %s", schedule.name, why)
         self.problems[schedule.name] = why
 
     def _write(self, moves: list[Move], now_ms: int, connection: Connection) -> set[int]:
-        """Execute the statement. Return the ids of the schedules that it moved.
+        """Move the rows of schedules and write their inbox entries, inside a group commit.
 
-        Runs in a thread, and may run again.
+        Return the ids of the schedules that were moved: those whose row was as expected. Runs in a
+        thread, and may be repeated with another transaction.
         """
         contents = advance_schedules(self._engine.dialect, connection, moves)
         by_topic: dict[str, list[tuple[int, int, Schedule]]] = {}
