@@ -1,4 +1,4 @@
-"""A bulk write, from its plan to its report.
+"""A bulk write: the rows of a DataFrame, or of a stream's batch, become messages all at once.
 
 ::
 
@@ -6,9 +6,14 @@
     tasks   write_part       each attempt at a part stages its rows
     driver  commit | abandon
 
-For a stream, Spark asks the driver for one plan to run each batch, and for another plan to commit
-or abort it. The plan is sent to the tasks, so it has plain values only. For exactly-once, see
-storage/inbox/job.py.
+In the database, a bulk write is a *job* with a *series* and a *version* (storage/inbox/job.py).
+Spark divides the rows into *parts*, and may make several *attempts* at a part. An attempt *stages*
+messages: it stores them in the inbox, where no reader sees them. The commit names one attempt for
+each part and makes its messages visible. If this version or a later one of the series is committed
+already, nothing is added. So repeating a job does no harm.
+
+For a stream, each batch is a job. Spark asks the driver for one plan to run the batch, and for
+another plan to commit or abort it. The plan is sent to the tasks, so it has plain values only.
 """
 
 from __future__ import annotations
@@ -59,7 +64,7 @@ WRITE_OPTIONS: Final = (
 STREAM_OPTIONS: Final = (*WRITE_OPTIONS, "checkpointLocation", "queryName")
 # Options whose values differ between any two streams.
 _TELLING: Final = ("checkpointLocation", "txnAppId")
-# The name of a series, and of an attempt, must fit its database column.
+# The maximum length of the options that name the series, which must fit its database column.
 _MAX_NAME_CHARS: Final = 200
 
 
@@ -70,16 +75,16 @@ class Part:
     series: str
     version: int
     counted: Counted
-    by_topic: Mapping[str, int]  # messages
+    by_topic: Mapping[str, int]  # the number of messages for each topic
     size_bytes: int
-    began_s: float  # the driver's clock when the write was planned
+    began_s: float  # when the write was planned, by the driver's clock, in Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """The report of a committed write."""
 
-    job: str
+    job: str  # the series of the job
     version: int
     repeated: bool  # whether an earlier run committed the job, so that this one added nothing
     messages: int = 0
@@ -103,18 +108,18 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class BulkWrite:
-    """The plan of a write."""
+    """The plan of a bulk write."""
 
     address: LogAddress
     shape: Shape
-    topic: str  # for rows without a topic; "" if each row must have one
-    creates_topics: bool
-    series: str  # "" for a stream whose batches set it
+    topic: str  # the topic of rows without one; "" if each row must have one
+    creates_topics: bool  # whether messages may go to topics that do not exist yet
+    series: str  # "" in a stream's plan until ``of_batch`` sets it
     version: int
-    run: str  # the prefix of the names of its attempts
-    report: str | None
-    began_s: float  # when it was planned, Unix seconds
-    start_ms: int  # delays count from here, by the database's clock
+    run: str  # the prefix of the names of all attempts of this plan
+    report: str | None  # the path of the file for the report
+    began_s: float  # when the write was planned, in Unix seconds
+    start_ms: int  # the time from which delays count, by the database's clock
     max_delay_ms: int  # times later than this after ``start_ms`` are refused
     null_times: str  # whether a null time is refused, or means now
 
@@ -172,15 +177,22 @@ class BulkWrite:
             return replace(self, start_ms=now_ms)
 
     def of_batch(self, series: str, version: int) -> BulkWrite:
-        """Return the plan of a stream's batch. A series given by an option takes precedence."""
+        """Return the plan of one batch of a stream.
+
+        Args:
+          series: the series of the job, unless the option txnAppId gives one.
+          version: the number of the batch.
+        """
         return replace(self, series=self.series or series, version=version)
 
     def admit(self, connection: Connection, topic: str, timed: bool) -> str:
-        """Return the full name of a topic, after a check that it takes these messages.
+        """Check that a topic takes messages of this write, and return its full name.
+
+        Args:
+          timed: whether some of the messages have due times or delays.
 
         Raises:
-          NotFound: if the topic does not exist and ``creates_topics`` is false, or its namespace
-            does not exist.
+          NotFound: if the topic or its namespace does not exist, and ``creates_topics`` is false.
           DelaysDisabled: if the messages have times and the namespace has delays disabled.
           InvalidRequest: if the name is not valid.
         """
@@ -203,7 +215,7 @@ class BulkWrite:
         return name.full
 
     def enter(self, transactions: Transactions) -> Job:
-        """Return the job of this plan. Create the job if it does not exist."""
+        """Return the job of this plan from the database. Create the job if it does not exist."""
         assert self.series, "a stream's plan has no job before its batch is set"
         return transactions.run(
             lambda connection: job.enter(transactions.engine, connection, self.series, self.version)
@@ -226,7 +238,7 @@ def _run_of(options: Options) -> str:
 
 
 def _name(options: Options, of_stream: bool) -> tuple[str, int]:
-    """Return the series and version of the job, from the options or generated."""
+    """Return the series and version of the job, as the options give them or as new names."""
     job_id, application = options.text("jobId"), options.text("txnAppId")
     version = options.number("txnVersion", least=0)
     for name in (job_id, application):
@@ -253,8 +265,10 @@ def _name(options: Options, of_stream: bool) -> tuple[str, int]:
 def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) -> Part:
     """Stage the rows of a part as one attempt; runs in a task.
 
+    Stages nothing if the job is committed already.
+
     Raises:
-      EscapementError: if the attempt failed. Its staged batches are given up.
+      EscapementError: if the attempt failed. Its staged messages are abandoned.
     """
     from escapement.pipeline.sink.rows import RowReader
 
@@ -293,7 +307,7 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
 
 @contextmanager
 def _named(rows: Rows) -> Iterator[None]:
-    """Add the first affected row to an error about the topic of these rows."""
+    """Name the first affected row in an error about the topic of these rows."""
     try:
         yield
     except (DelaysDisabled, InvalidRequest, NotFound) as error:
@@ -304,8 +318,10 @@ def _named(rows: Rows) -> Iterator[None]:
 def commit(plan: BulkWrite, parts: Sequence[Part]) -> Report:
     """Make all staged messages of these parts visible at once; runs in the driver.
 
+    Also writes the report to a file, if the plan names one.
+
     Raises:
-      StagingLost: if some staged messages were given up meanwhile. Nothing was added.
+      StagingLost: if some staged messages were abandoned meanwhile. Nothing was added.
     """
     with closing(Transactions(plan.address.engine())) as transactions:
         entered = plan.enter(transactions)
@@ -345,9 +361,9 @@ def _check_report(file: Path) -> None:
 
 
 def _keep(report: Report, file: Path) -> None:
-    """Write the report. A failure is only printed, because the job is committed by then.
+    """Write the report to a file. Print an error instead of raising it.
 
-    A job that seemed to fail would be run again.
+    The job is committed by then. An exception would make it look failed, and it would be run again.
     """
     try:
         file.write_text(json.dumps(asdict(report), indent=1) + "\n", "utf-8")
@@ -360,9 +376,12 @@ def _keep(report: Report, file: Path) -> None:
 
 
 def abandon(plan: BulkWrite, attempts: Iterable[str] = ()) -> None:
-    """Give up what the plan's attempts and the named attempts have staged; runs in the driver.
+    """Abandon the messages that some attempts have staged for the plan's job; runs in the driver.
 
-    Errors are ignored: the broker's upkeep gives up the rest later.
+    Ignores errors, because the broker abandons the rest later.
+
+    Args:
+      attempts: the names of attempts to abandon besides those of the plan itself.
     """
     with closing(Transactions(plan.address.engine())) as transactions, suppress(EscapementError):
         entered, dialect = plan.enter(transactions), transactions.engine.dialect
@@ -375,11 +394,14 @@ def abandon(plan: BulkWrite, attempts: Iterable[str] = ()) -> None:
 
 
 def abandon_batch(plan: BulkWrite, version: int, parts: Sequence[Part]) -> None:
-    """Abandon a stream's batch; runs in the driver.
+    """Abandon the messages that tasks have staged for one batch of a stream; runs in the driver.
 
-    Only tasks know the id of the query, and with it the series of the job. If no part has
-    finished, the job is found by what attempts with the prefix of this plan have staged. That
-    finds nothing if the prefix is random.
+    The series of the job may contain the id of the query, which only tasks know. So the finished
+    parts give the series. If no part has finished, the database is searched for jobs for which
+    attempts with this plan's prefix have staged messages. If the prefix is random, none is found.
+
+    Args:
+      version: the number of the batch.
     """
     if parts:
         names = [part.counted.attempt for part in parts]

@@ -1,7 +1,7 @@
 """An encoder of message properties: from columns of names and values to msgpack maps.
 
-numpy writes the names and values of all maps at once. The decoder is
-:mod:`~escapement.pipeline.maps`. No I/O.
+numpy writes the names and values of all maps at once. In msgpack, a *head* before each map and
+each string gives its type and length. :mod:`~escapement.pipeline.maps` decodes. No I/O.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from escapement.message import Blobs, Bools, Int64s, UInt8s, copy_strings
 
+# The first bytes of heads: of maps, of strings, and the single byte of a null value.
 _FIXMAP, _MAP16 = 0x80, 0xDE
 _FIXSTR, _STR8, _STR16, _STR32 = 0xA0, 0xD9, 0xDA, 0xDB
 _NIL: Final = 0xC0
@@ -20,12 +21,13 @@ MOST_ENTRIES: Final = 65_535
 
 
 def encode_maps(counts: Int64s, names: Blobs, values: Blobs, absent: Bools | None = None) -> Blobs:
-    """Encode a map for each of ``counts``. An empty map becomes an empty string.
+    """Encode one map for each entry of ``counts``. An empty map becomes an empty string.
 
     Args:
-      counts: how many entries each map has; at most ``MOST_ENTRIES``.
-      names, values: UTF-8 text; the entries of all maps, concatenated.
-      absent: true for each null value.
+      counts: the number of entries of each map; at most ``MOST_ENTRIES``.
+      names: the names of the entries of all maps, one map after the other; UTF-8.
+      values: the values of these entries; UTF-8.
+      absent: true for each null value; None if no value is null.
     """
     entries = len(names)
     assert entries == len(values) == int(counts.sum()), "columns of unequal length"
@@ -56,7 +58,7 @@ def encode_maps(counts: Int64s, names: Blobs, values: Blobs, absent: Bools | Non
 
 
 def _interleaved(names: Blobs, values: Blobs) -> Blobs:
-    """Return name, value, name, value, and so on."""
+    """Return one column with the first name, its value, the second name, its value, and so on."""
     both = Blobs.concat([names, values])
     rows = np.arange(2 * len(names)).reshape(2, -1).T.ravel()
     return both.take(rows)

@@ -1,6 +1,6 @@
 """Conversion of a DataFrame's rows, as Arrow record batches, into batches of messages.
 
-Columns are converted as a whole. Single rows are only looked at to name them in an error.
+Columns are converted as a whole. The code looks at single rows only to name them in an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from escapement.pipeline.sink.shape import NULL_IS_REFUSED, Shape
 from escapement.pipeline.sink.staging import MAX_MESSAGE_BYTES
 
 _BYTES: Final = pa.large_binary()
-# How many characters of a key an error shows.
+# The maximum number of characters of a key that an error shows.
 _SHOWN_KEY_CHARS: Final = 100
 
 
@@ -40,13 +40,17 @@ class Rows(NamedTuple):
 
     topic: str
     batch: MessageBatch
-    at_ms: Int64s | None  # NO_TIME for at once; None if all are at once
-    partition: int  # Spark's number
-    rows_before: int  # rows in earlier record batches of the partition
-    places: Int64s | None  # the row numbers in the record batch; None for all rows
+    at_ms: Int64s | None  # NO_TIME for a message due at once; None if all are due at once
+    partition: int  # Spark's number of the partition
+    rows_before: int  # the number of rows in earlier record batches of the partition
+    places: Int64s | None  # the indexes of the rows in the record batch; None for all rows
 
     def first(self, *, timed: bool = False) -> str:
-        """Describe the first of these rows, or the first with a time, by its number."""
+        """Return text such as "row 3 of partition 0" for the first row.
+
+        Args:
+          timed: whether to name the first row that has a time instead.
+        """
         at = 0
         if timed:
             assert self.at_ms is not None, "no row has a time"
@@ -56,11 +60,12 @@ class Rows(NamedTuple):
 
 
 class RowReader:
-    """Reads record batches of one shape.
+    """Converts the record batches of one partition into messages.
 
     Args:
+      shape: the columns of the record batches.
       topic: the topic of rows without one; "" if each row must have one.
-      start_ms: the instant that delays are counted from.
+      start_ms: the time from which delays count, in Unix milliseconds.
       max_delay_ms: times later than this after ``start_ms`` are refused.
       null_times: ``NULL_IS_REFUSED`` or ``NULL_IS_NOW``.
       partition: Spark's number of the partition, which errors name.
@@ -85,12 +90,14 @@ class RowReader:
         self._rows_before = 0  # rows in earlier record batches
 
     def read(self, rows: pa.RecordBatch) -> Iterator[Rows]:
-        """Yield the messages of a record batch by topic. Batches must be in the order of rows.
+        """Convert a record batch, and yield its messages grouped by topic.
+
+        Call this method for the record batches of the partition in their order.
 
         Raises:
           InvalidRequest: if rows have an invalid value. The error names the first such row.
-          DelayTooLong: if times are too far in the future. The inbox relay would never move an
-            inbox entry with such a time, nor the other messages of the entry.
+          DelayTooLong: if times are too far in the future. The broker would refuse such a message,
+            and with it all messages that are stored in the same inbox entry.
         """
         if not rows.num_rows:
             return
@@ -143,21 +150,25 @@ class RowReader:
             )
 
     def _refuse(self, wrong: Bools, why: str) -> None:
-        """Raise ``InvalidRequest`` if any row is wrong."""
+        """Raise ``InvalidRequest``, for the reason ``why``, if any row is ``wrong``."""
         if wrong.any():
             raise InvalidRequest(f"{self._named(wrong)} {why}")
 
     def _named(self, wrong: Bools, more: str = "") -> str:
-        """Describe how many rows are wrong, and the first one, with ``more`` about it."""
+        """Return text with the count of wrong rows and the number of the first, then ``more``."""
         count, first = int(np.count_nonzero(wrong)), self._rows_before + int(np.argmax(wrong)) + 1
         place = f"row {first} of partition {self._partition}{more}"
         return f"{count} row{'s' * (count > 1)} (the first is {place})"
 
     def _refuse_null(self, rows: pa.RecordBatch, name: str, given: Bools) -> None:
-        """Refuse null times, unless they mean now.
+        """Raise ``InvalidRequest`` if a time is null, unless the user chose that null means now.
 
-        Spark turns times that it cannot parse into null. If such messages were delivered at once,
-        that could be far too early.
+        Spark turns times that it cannot parse into null. Delivering such messages at once could be
+        far too early.
+
+        Args:
+          name: the name of the column with the times.
+          given: false for each null time.
         """
         if self._null_times == NULL_IS_REFUSED and not given.all():
             named = self._named(~given, _key_shown(self._shape, rows, int(np.argmin(given))))
@@ -182,7 +193,7 @@ class RowReader:
         elif name == "delay":
             at_ms = _milliseconds(column) + self._start_ms
         else:
-            # Limited, so that the sum does not overflow 64 bits: that would be a time in the past.
+            # Delays are limited, because a sum that overflows 64 bits would be a time in the past.
             delays_ms = np.minimum(_integers(column.cast(pa.int64()), 0), MAX_DURATION_MS)
             at_ms = delays_ms + self._start_ms
         too_far = given & (at_ms > self._start_ms + self._max_delay_ms)
@@ -192,7 +203,7 @@ class RowReader:
                 f"{self._named(too_far)} due later than the maximum delay of {most} from now. If"
                 " the broker accepts longer delays (its --max-delay), set the option maxDelay"
             )
-        # Times before 1970 are due at once, as all times in the past.
+        # Times before 1970 become 0. Messages with any time in the past are due at once.
         return np.where(given, np.maximum(at_ms, 0), NO_TIME)
 
     def _payloads(self, column: pa.Array) -> Blobs:
@@ -215,7 +226,7 @@ class RowReader:
         counts = np.where(present(column), np.diff(bounds), 0)
         self._refuse(counts > MOST_ENTRIES, f"with more than {MOST_ENTRIES:,} properties")
         low, high = int(bounds[0]), int(bounds[-1])
-        if int(counts.sum()) != high - low:  # null maps may still have entries
+        if int(counts.sum()) != high - low:  # in Arrow, even null maps may have entries
             entries = np.repeat(present(column), np.diff(bounds))
             keep = longs(np.flatnonzero(entries) + low)
             names, values = column.keys.take(keep), column.items.take(keep)
@@ -248,7 +259,7 @@ def _milliseconds(column: pa.Array) -> Int64s:
 
 
 def _key_shown(shape: Shape, rows: pa.RecordBatch, place: int) -> str:
-    """Return text about the key of a row, for an error; empty if the row has no key."""
+    """Return text that names the key of a row, for an error; empty if the row has no key."""
     if "key" not in shape.places:
         return ""
     key = rows.column(shape.places["key"]).cast(_BYTES)[place].as_py() or b""
@@ -264,7 +275,7 @@ def _key_shown(shape: Shape, rows: pa.RecordBatch, place: int) -> str:
 
 
 def _blobs(column: pa.Array, name: str) -> Blobs:
-    """Return a column of text or bytes without copying them. A null becomes empty."""
+    """Convert an Arrow column of text or bytes, without copying them. Null becomes empty."""
     if column.null_count:
         column = column.fill_null(b"" if pa.types.is_binary(column.type) else "")
     column = column.cast(_BYTES)

@@ -78,6 +78,7 @@ class Shape:
 
 
 def _fits(kind: str, wanted: tuple[str, ...]) -> bool:
-    # Every interval of days to seconds is accepted; years and months have no fixed length.
+    # Every interval type of days, hours, minutes and seconds fits. Years and months do not, because
+    # they have no fixed length.
     exact = wanted == (_INTERVAL,) and kind.startswith("interval ")
     return kind in wanted or (exact and not {"year", "month"} & set(kind.split()))

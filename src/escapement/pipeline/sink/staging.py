@@ -1,9 +1,11 @@
 """Staging of one attempt at one part of a bulk job: from messages to inbox entries.
 
-Messages are gathered by target until they fill an inbox entry, and entries until they fill a
-transaction. A transaction may be run twice (storage/inbox/job.py), so it is retried while the
-database is away. One transaction is written in a thread while the next is gathered. The memory is
-bounded by ``BUFFER_BYTES``, one batch, and two transactions.
+To *stage* messages is to store them in the database without making them visible yet. A *target* is
+the full name of a topic. An *inbox entry* is a batch of messages for one target. Messages are
+gathered by target until they fill an inbox entry, and entries are gathered until they fill a
+transaction. A thread writes one transaction while the next is gathered. Repeating a transaction
+does no harm (storage/inbox/job.py), so it is retried while the database cannot be reached. The
+memory is bounded by ``BUFFER_BYTES``, one batch, and two transactions.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from escapement.storage.inbox.entry import (
 )
 from escapement.storage.inbox.job import Attempt, Counted, Tally
 
-# The target size of an inbox entry. The broker moves an entry in one group commit: larger entries
-# delay other publishers, and smaller ones have a higher commit cost per message.
+# The target size of an inbox entry. The broker moves an entry into the topic's log in one commit.
+# Larger entries delay other publishers. Smaller ones have a higher commit cost per message.
 ENTRY_BYTES: Final = 2 << 20
 # The least size of a transaction, except the last: each COMMIT costs an fsync.
 TRANSACTION_BYTES: Final = 4 << 20
@@ -43,7 +45,7 @@ MAX_MESSAGE_BYTES: Final = MAX_ENTRY_BYTES - 64
 
 @dataclass(slots=True)
 class _Gathered:
-    """Messages of one target that are not in an inbox entry yet."""
+    """The gathered messages of one target that are not in an inbox entry yet."""
 
     batches: list[MessageBatch] = field(default_factory=list)
     at_ms: list[Int64s] = field(default_factory=list)
@@ -54,11 +56,12 @@ class _Gathered:
 class Stager:
     """Stages the messages of one attempt. Blocking; for one thread.
 
-    Call ``finish``, or ``close`` to give the attempt up.
+    Call ``finish`` at the end, or ``close`` to end without staging the rest.
 
     Args:
-      admit: called for each topic before its first messages are gathered. Returns the full name
-        of the topic, or raises an error if the topic does not take the messages.
+      admit: called for each topic before its first messages are gathered, with the name of the
+        topic and whether the messages have times. Returns the full name of the topic, or raises an
+        error if the topic does not take the messages.
     """
 
     def __init__(
@@ -74,17 +77,20 @@ class Stager:
         self._entry_bytes = 0
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
-        self.tallies: dict[str, Tally] = {}  # of each target, including entries to be written
+        # The totals of each target, including entries that are not written yet.
+        self.tallies: dict[str, Tally] = {}
 
     def add(self, topic: str, batch: MessageBatch, at_ms: Int64s | None) -> None:
-        """Stage messages for a topic, whose name may be short; ``at_ms`` as in ``Times``.
+        """Stage messages for a topic. None may be larger than ``MAX_MESSAGE_BYTES``.
 
-        Messages must not be larger than ``MAX_MESSAGE_BYTES``.
+        Args:
+          topic: the name of the topic, in full or without the default tenant and namespace.
+          at_ms: due times; ``NO_TIME`` for a message due at once. None if all are due at once.
         """
         timed = at_ms is not None and bool((at_ms != NO_TIME).any())
         target = self._names.get((topic, timed))
         if target is None:
-            self._await_written()  # ``admit`` uses the same connection
+            self._await_written()  # ``admit`` uses the connection of the writing thread
             target = self._names[topic, timed] = self._admit(topic, timed)
         gathered = self._gather(
             target, batch, np.full(len(batch), NO_TIME) if at_ms is None else at_ms
@@ -105,7 +111,7 @@ class Stager:
         return gathered
 
     def finish(self) -> Counted:
-        """Stage the rest of the messages, and return the counts for the commit."""
+        """Stage the rest of the messages. Return the attempt with its count, for the commit."""
         self._close_all()
         self._write()
         self._await_written()
@@ -122,7 +128,12 @@ class Stager:
             self._close(target, whole=True)
 
     def _close(self, target: str, *, whole: bool) -> None:
-        """Put gathered messages of a target into inbox entries: all, or those in full entries."""
+        """Put the gathered messages of a target into inbox entries.
+
+        Args:
+          whole: whether to put all messages into entries. If false, messages that would not fill
+            an entry stay gathered.
+        """
         gathered = self._gathered.pop(target)
         self._gathered_bytes -= gathered.size_bytes
         batch = MessageBatch.concat(gathered.batches)
@@ -158,7 +169,7 @@ class Stager:
             self._write()
 
     def _write(self) -> None:
-        """Start to write the inbox entries, after the previous ones are written."""
+        """Start a transaction for the inbox entries, when the previous transaction has ended."""
         inbox_entries, self._entries = self._entries, []
         self._entry_bytes = 0
         if not inbox_entries:
@@ -172,7 +183,7 @@ class Stager:
         self._writing = self._thread.submit(self._transactions.run, stage)
 
     def _await_written(self) -> None:
-        """Wait for the current write, and raise its error if it failed."""
+        """Wait for the transaction in the thread, and raise its error if it failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

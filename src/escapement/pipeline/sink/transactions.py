@@ -1,6 +1,6 @@
-"""Transactions of a bulk job on its own connection, retried when the database fails.
+"""Transactions of a bulk job over a connection of its own, retried when the database fails.
 
-Transactions must be repeatable: after a COMMIT without a reply, the transaction runs again.
+If a COMMIT gets no reply, its transaction runs again. So a second run must do no harm.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from escapement.storage.engine.transaction import transaction
 
 T = TypeVar("T")
 
-# The maximum time of retries: enough for a restart or a fail-over of the server. After that, a task
-# fails instead of hanging.
+# Transactions are retried for this long, which is enough for a restart or a fail-over of the
+# database server. After that, the task fails instead of hanging.
 _TIMEOUT_S: Final = 60.0
 _FIRST_PAUSE_S: Final = 0.05
 _LAST_PAUSE_S: Final = 2.0
@@ -32,10 +32,10 @@ class Transactions:
         self.in_doubt = False  # whether a COMMIT had no reply, so that its transaction ran again
 
     def run(self, statement: Callable[[Connection], T]) -> T:
-        """Run ``statement`` in a transaction, and return its result when that is durable.
+        """Run ``statement`` in a transaction, and return its result after the COMMIT.
 
         Raises:
-          StorageUnavailable: if the database was away for too long.
+          StorageUnavailable: if the database could not be reached for too long, or is read-only.
         """
         deadline_s = time.monotonic() + _TIMEOUT_S
         pause_s = _FIRST_PAUSE_S

@@ -1,7 +1,8 @@
 """The adapters of Spark's interfaces for writes, batch and streaming, over a bulk write.
 
-The driver creates a writer and sends it to the tasks as a pickle. For the commit, Spark sends it
-to a process beside the driver; for a stream, that process creates a new writer.
+The driver creates a writer, and Spark sends it to the tasks as a pickle. A process beside the
+driver makes the commit. For a batch write, Spark sends the writer to it. For a stream, that process
+creates a new writer.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from escapement.pipeline.sink.bulk_write import BulkWrite, Part, Report
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The local properties by which Spark tells a task its query and batch.
+# Names of properties of a Spark task: the id of its streaming query, and the number of the batch.
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 
 
 @dataclass
 class StagedPart(WriterCommitMessage):
-    """The message of a task to the commit."""
+    """The message in which a task sends the result of its part to the commit."""
 
     part: Part
 
@@ -61,7 +62,8 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """The writer of ``df.writeStream.format("escapement")``.
 
-    Each batch is a job, in one series for the query.
+    Each batch is a bulk job. The series of the job belongs to the query, and its version is the
+    number of the batch.
     """
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
@@ -82,13 +84,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         parts = _parts(messages)
-        if parts:  # a batch without parts has no messages
+        if parts:  # without parts, the batch has no messages
             report = bulk_write.commit(self._plan.of_batch(parts[0].series, batchId), parts)
             if report.messages or report.repeated:  # print nothing for empty batches
                 _say(report)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        # There may be no parts. Then the id of the query is unknown.
+        # Without a finished task, this process has no parts and does not know the id of the query.
         bulk_write.abandon_batch(self._plan, batchId, _parts(messages))
 
 
