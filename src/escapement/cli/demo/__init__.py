@@ -1,1 +1,1 @@
-"""`escapement demo`: schedule, kill the broker, recover, deliver on time."""
+"""`escapement demo`: schedule messages, kill the broker, recover, and deliver on time."""

@@ -2,9 +2,9 @@
 
 The demo runs a real broker process on SQLite in a temporary directory, with real connections
 and three consumers of one shared subscription. It schedules messages, kills the broker with
-SIGKILL while messages are pending and more are being sent, and starts it again. The ledger
-checks the promises: a message with a receipt arrives, a message whose acknowledgement is
-confirmed never arrives again, and no message is early.
+SIGKILL while messages are pending and more are being sent, and starts it again. The ledger checks
+the promises: a message with a receipt arrives, a message whose acknowledgement is confirmed never
+arrives again, and no message is early.
 """
 
 from __future__ import annotations
@@ -38,17 +38,23 @@ _CONSUMERS: Final = 3
 # Short, so that the demo uses several partitions of the delayed index.
 _GRANULARITY_MS: Final = 2000
 
-_KILL_AT: Final = 0.4  # as a share of the time over which messages are due
-_DOWN_S: Final = 0.7  # long enough to be noticed, and for data on the wire to arrive
+# When the broker is killed, as a share of the time over which the first messages are due.
+_KILL_AT: Final = 0.4
+# How long the broker stays down: long enough to be noticed, and for data on the wire to arrive.
+_DOWN_S: Final = 0.7
+# The trickle: a few messages at a time, sent until this share of the time over which the first
+# messages are due. It continues while the broker is down.
 _TRICKLE_UNTIL: Final = 0.7
 _TRICKLE_EVERY_S: Final = 0.1
 _TRICKLE_MESSAGES: Final = 8
 _TRICKLE_DELAY_MS: Final = 2500
+# The shortest delay of the first messages.
 _SOONEST_MS: Final = 500
-# A message not delivered this long after the last one was due counts as lost.
+# A message that has not arrived this long after the last due time counts as lost.
 _TIMEOUT_S: Final = 15.0
-# Time for a duplicate to arrive.
+# How long the demo runs on when all messages have arrived, so that a duplicate could arrive.
 _LINGER_S: Final = 0.5
+# Clients reconnect quickly, so that the outage is short.
 _SETTINGS: Final = Settings(reconnect_first_s=0.05, reconnect_longest_s=0.1)
 # Consumers reconnect at most this long after the broker is back.
 _RECONNECT_MS: Final = 300
@@ -81,7 +87,7 @@ _RECONNECT_MS: Final = 300
 @click.option(
     "--svg",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Also write the end of the run to this file, as a picture.",
+    help="Also write the last picture and the figures to this file, as an SVG.",
 )
 def demo(messages: int, seconds: float, svg: Path | None) -> None:
     """Schedule messages, kill the broker, restart it, and see each message arrive on time."""
@@ -100,11 +106,11 @@ class Demo:
     """One run of the demo.
 
     Args:
-      host: the broker, not started.
+      host: the broker, which the demo starts.
       messages: how many messages to schedule at first.
-      seconds: the time over which they are due.
-      patience_s: how long to wait at the end before overdue messages count as lost.
-      svg: the file for a picture of the end, if any.
+      seconds: the time over which these messages are due.
+      timeout_s: how long after this time messages that have not arrived count as lost.
+      svg: the file to which the last picture is written; None for no file.
     """
 
     def __init__(
@@ -167,7 +173,7 @@ class Demo:
             await broker.admin("subscriptions.create", topic=_TOPIC, subscription=_SUBSCRIPTION)
 
     async def _schedule(self) -> None:
-        """Schedule the messages, half of them by delay and half by time."""
+        """Schedule the first messages, half of them by delay and half by time."""
         longest_ms = int(self._seconds * 1000)
         delays_ms = self._rng.integers(_SOONEST_MS, longest_ms, self._messages)
         began_ms = _now_ms()
@@ -179,7 +185,7 @@ class Demo:
         self._step(f"{self._messages:,} messages are stored, due over {self._seconds:g} s")
 
     async def _trickle(self) -> None:
-        """Send a few messages at a time, also while the broker is down."""
+        """Send the trickle, also while the broker is down."""
         rounds = int(self._seconds * _TRICKLE_UNTIL / _TRICKLE_EVERY_S)
         async with connect(self._host.url, settings=_SETTINGS) as broker:
             async with await broker.producer(_TOPIC) as producer:
@@ -242,7 +248,7 @@ class Demo:
                 acks.start_soon(self._acknowledge, batch, numbers)
 
     async def _acknowledge(self, batch: Batch, numbers: list[int]) -> None:
-        # A broker that dies before it answers has not promised anything.
+        # Without an answer, the acknowledgement is not confirmed: the message may arrive again.
         with suppress(Disconnected):
             await batch.ack(durable=True)
             self._ledger.acknowledged(numbers)

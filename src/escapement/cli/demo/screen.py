@@ -1,6 +1,7 @@
 """The output of the demo: its steps, and a picture of due and arrived messages.
 
-On a terminal the picture is live. Elsewhere the steps are printed as they happen.
+The picture has a row of bars for due messages and one for arrived messages. On a terminal the
+picture is live. Elsewhere the steps are printed as they happen.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from rich.text import Text
 from escapement.cli.demo.ledger import Arrival, Ledger, Outage
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
-_COLUMNS: Final = 56  # with its labels, it fits a terminal of 80 columns
+_COLUMNS: Final = 56  # bars in a row: with its label, a row fits a terminal of 80 columns
 _SVG_COLUMNS: Final = 80
-_LATEST: Final = 6
+_LATEST: Final = 6  # the number of latest arrivals in the picture
 _FRAMES_PER_SECOND: Final = 10
 
 
@@ -52,7 +53,7 @@ class Screen:
             self._console.print(self._picture())
 
     def step(self, at_s: float, what: str, style: str = "") -> None:
-        """Show a step of the demo."""
+        """Show a step of the demo, which happened ``at_s`` seconds after its beginning."""
         line = Text(f"{at_s:5.1f} s  {what}", style)
         self._steps.append(line)
         if not self._console.is_terminal:
@@ -121,7 +122,7 @@ class Screen:
         self._console.print(self._verdict(outage))
 
     def save_svg(self, file: Path, outage: Outage | None) -> None:
-        """Write the last picture and the verdict of this run as an SVG."""
+        """Write the last picture and the verdict of this run to ``file``, as an SVG."""
         recorder = Console(
             file=io.StringIO(),
             record=True,
