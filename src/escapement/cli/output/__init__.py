@@ -1,1 +1,1 @@
-"""How commands print messages, tables and bars."""
+"""The output of commands: messages, tables and bar charts."""

@@ -1,7 +1,8 @@
 """A bar chart of the messages that fall due, with a line for each time span.
 
-With a capacity, a mark in each line shows how many messages can be handled in that span.
-Messages beyond the capacity are left over for the next span, as they would be for the consumers.
+A chart may show the *capacity* of each span, the number of messages that consumers can handle in
+it, as a mark in the bar. Messages beyond the capacity are *left over*: consumers handle them in the
+next spans, before or beside the messages that fall due there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from escapement.cli.output.table import console, counted
 from escapement.spans import Spans
 
 _BAR_WIDTH: Final = 50
-# This many empty spans in a row, or more, are drawn as one line.
+# At least this many spans in a row without messages are drawn as one line.
 _EMPTY_SPANS: Final = 3
 _DAY_MS: Final = 86_400_000
 
@@ -28,9 +29,10 @@ def draw(
     """Print the chart.
 
     Args:
-      counts: how many messages fall due in each span; not all 0.
-      pattern: the ``strftime`` format of a span's beginning.
-      capacities: how many messages can be handled in each span.
+      spans: the time spans.
+      counts: the number of messages that fall due in each span; not empty.
+      pattern: the ``strftime`` format in which the beginning of a span is shown.
+      capacities: the capacity of each span; None for a chart without capacities.
     """
     behind = [0] * len(counts) if capacities is None else left_over(counts, capacities)
     most = max(*counts, *(capacities or ()), 0)
@@ -62,7 +64,7 @@ def draw(
 
 
 def left_over(counts: Sequence[int], capacities: Sequence[int]) -> list[int]:
-    """Return the backlog at the end of each span, given the capacity of each."""
+    """Return the number of messages that are left over at the end of each span."""
     found = []
     waiting = 0
     for count, capacity in zip(counts, capacities, strict=True):
@@ -72,7 +74,10 @@ def left_over(counts: Sequence[int], capacities: Sequence[int]) -> list[int]:
 
 
 def _bar(count: int, capacity: int | None, most: int) -> Text:
-    """Return a bar with a mark at the capacity; the part beyond the mark is red."""
+    """Return a bar for ``count`` messages, with a mark at the capacity.
+
+    The part beyond the mark is red. A bar for ``most`` messages has the full width.
+    """
     length = min(-(-count * _BAR_WIDTH // most), _BAR_WIDTH) if most else 0
     cells = "█" * length + " " * (_BAR_WIDTH - length)
     if capacity is None:
@@ -91,9 +96,10 @@ def _verdict(counts: Sequence[int], capacities: Sequence[int], behind: Sequence[
 
 
 def _named_at(spans: Spans, span: int) -> datetime:
-    """Return the moment that names a span: its beginning, or the middle of a day.
+    """Return the time by which the chart labels a span: its beginning, or the middle of a day.
 
-    After a change of the clocks, a day may begin an hour earlier, on the date before.
+    A span of a day has 24 hours. After a change to or from summer time it may begin at 23:00 of the
+    day before, but its middle has the right date.
     """
     within_ms = spans.by_ms // 2 if spans.by_ms >= _DAY_MS else 0
     return datetime.fromtimestamp((spans.begins_ms(span) + within_ms) / 1000).astimezone()

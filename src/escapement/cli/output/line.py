@@ -29,7 +29,12 @@ def print_json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
 
 
 def body(payload: bytes, size_bytes: int | None = None) -> dict[str, str]:
-    """Return a payload, or the first part of one of ``size_bytes``, as text or as base64."""
+    """Return the JSON field of a payload: ``payload`` if it is UTF-8, else ``payload_base64``.
+
+    Args:
+      payload: the payload, or its beginning.
+      size_bytes: the size of the whole payload; None if ``payload`` is whole.
+    """
     is_whole = size_bytes is None or len(payload) == size_bytes
     try:
         return {"payload": getincrementaldecoder("utf-8")().decode(payload, is_whole)}
@@ -43,7 +48,7 @@ def text(payload: bytes) -> str:
 
 
 def plain(message: Row) -> dict[str, Any]:
-    """Return the fields that every message has, as values for ``print_json``."""
+    """Return the fields that delivered and read messages share, as values for ``print_json``."""
     return {"id": str(message.id), **body(message.payload)} | {
         "key": message.key,
         "properties": message.properties,
@@ -53,7 +58,7 @@ def plain(message: Row) -> dict[str, Any]:
 
 
 def _named(value: Any) -> Any:
-    """Return the value with text as the keys of all mappings: properties may have other keys."""
+    """Return ``value`` with all keys of mappings as text. Keys of properties may be other types."""
     if isinstance(value, Mapping):
         return {n if isinstance(n, str) else repr(n): _named(v) for n, v in value.items()}
     return [_named(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,9 +1,9 @@
 """Tables of plain values, with readable durations, times and sizes.
 
-The unit in a name decides how its value is written: ``_at_ms`` and ``_until_ms`` are times,
+The end of a field's name decides how its value is written: ``_at_ms`` and ``_until_ms`` are times,
 ``_in_ms`` is the rough time left, ``_ms`` is a duration, ``_bytes`` is a size. Columns are
-separated only by spaces. If the output is not a terminal, they are never cut, so that it can be
-searched and piped.
+separated only by spaces. If the output is not a terminal, columns are never cut, so that programs
+can search it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.text import Text
 from escapement.durations import format as duration_text
 from escapement.storage.catalog.rule import FOREVER_MS
 
-# The width of output that is not a terminal: wider than any table.
+# The width, in characters, of output that is not a terminal: wider than any table.
 _NO_EDGE: Final = 10_000
 _SPANS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 _UNITS: Final = ("_at_ms", "_ms", "_bytes")
@@ -38,7 +38,7 @@ def counted(count: int, what: str) -> str:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
-    """Print a table with a line for each row, or ``empty`` if there are no rows."""
+    """Print a table with one line for each row, or the text ``empty`` if ``rows`` is empty."""
     to = console()
     if not rows:
         to.print(Text(empty))
@@ -53,7 +53,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty:
 
 
 def print_record(record: Mapping[str, Any]) -> None:
-    """Print a record, with a line for each of its values."""
+    """Print a record, with one line for each field."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -61,7 +61,7 @@ def print_record(record: Mapping[str, Any]) -> None:
         title = _title(name)
         stem = name.removesuffix("_bytes") + "_"
         if stem != name + "_" and any(other.startswith(stem) for other in record if other != name):
-            title = name.replace("_", " ")  # keep the unit: another field has the same stem
+            title = name.replace("_", " ")  # keep the unit: another field begins like this one
         table.add_row(title, Text(_cell(name, value)))
     console().print(table)
 
@@ -97,7 +97,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _roughly(span_ms: int) -> str:
-    """Return a span in its two largest units; below a second, exactly."""
+    """Return a duration in its two largest units, such as ``2h 5m``; below a second, in full."""
     if span_ms < 1000:
         return duration_text(span_ms)
     left = span_ms
