@@ -1,1 +1,1 @@
-"""What commands take: options, values, and the connection to a broker."""
+"""The input of commands: options, parsers of their values, and the connection to a broker."""

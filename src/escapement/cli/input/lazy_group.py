@@ -1,7 +1,7 @@
 """A command group that imports only the command that is called.
 
-Imports take most of a command's start: numpy, trio, the whole broker. Packages that only some
-commands need, such as Spark, need not be installed for the others.
+Importing numpy, trio and the broker takes most of a command's start-up time. Packages that only
+some commands need, such as Spark, need not be installed for the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 
 from escapement.interrupt import leaving_at_once
 
-# For each command: the module that defines it under its name, and its one-line help.
+# For each command: the module that defines it under its own name, and its one-line help.
 Table = Mapping[str, tuple[str, str]]
 
 _NO_NAMES: Final[Mapping[str, str]] = {}
@@ -24,8 +24,8 @@ class LazyGroup(click.Group):
     """A command group that imports a command when it is called.
 
     Args:
-      table: the commands.
-      also: the command of each alias.
+      table: the module and the help of each command.
+      also: for each alias, the name of its command.
     """
 
     def __init__(

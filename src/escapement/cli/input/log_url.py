@@ -1,6 +1,6 @@
 """The URL of the log as the value of an option.
 
-This is a module of its own because it imports the storage.
+This parser has a module of its own, so that other parsers do not import the storage package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from escapement.storage.engine.address import MysqlAddress
 
 
 def log_url(text: str) -> str:
-    """Check and return the URL. Errors do not show it, because it may contain a password."""
+    """Check the URL of a log and return it. Errors do not show it: it may contain a password."""
     try:
         MysqlAddress.parse(text)
     except InvalidRequest as error:

@@ -21,9 +21,10 @@ kind_option = click.option(
 
 
 def output_option(form: str, meaning: str) -> Callable[[Command], Command]:
-    """Return the option ``-o``, which selects the output: ``form``, for people, or json.
+    """Return a decorator that adds the option ``-o``, which selects how to print the result.
 
     Args:
+      form: the name of the output for people, which is the default. The other output is json.
       meaning: the help of the option.
     """
     return click.option(
@@ -37,5 +38,5 @@ def output_option(form: str, meaning: str) -> Callable[[Command], Command]:
 
 
 def parquet_option(meaning: str) -> Callable[[Command], Command]:
-    """Return the option ``--parquet``, the path of a job's result; ``meaning`` is its help."""
+    """Return a decorator that adds ``--parquet``, the path of a job's result, with this help."""
     return click.option("--parquet", metavar="PATH", help=meaning)

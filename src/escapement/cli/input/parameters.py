@@ -25,17 +25,17 @@ _BYTES_OF: Final = {None: 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3
 
 
 class FlagOrVariable(click.Option):
-    """An option that may come from the environment; its errors name the source of the value."""
+    """An option that may come from the environment. Its errors name the flag or the variable."""
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         assert self.name is not None
         if ctx is not None and ctx.get_parameter_source(self.name) is _ENVIRONMENT:
             return f"the environment variable {self.envvar}"
-        return click.Parameter.get_error_hint(self, ctx)  # without the variable's name
+        return click.Parameter.get_error_hint(self, ctx)  # names only the flag
 
 
 def duration_ms(text: str) -> int:
-    """Return ``500ms``, ``30s``, ``5m``, ``1h``, ``3d`` or ``2w`` in milliseconds."""
+    """Parse a duration such as ``500ms``, ``30s``, ``5m``, ``1h``, ``3d`` or ``2w``."""
     try:
         return parse(text)
     except InvalidRequest as error:
@@ -43,7 +43,7 @@ def duration_ms(text: str) -> int:
 
 
 def positive_duration_ms(text: str) -> int:
-    """Return a duration of at least a millisecond."""
+    """Parse a duration of at least one millisecond."""
     found_ms = duration_ms(text)
     if found_ms == 0:
         raise click.BadParameter("the duration is too short: give at least 1ms.")
@@ -51,7 +51,7 @@ def positive_duration_ms(text: str) -> int:
 
 
 def size_bytes(*, least: str) -> Callable[[str], int]:
-    """Return a parser of sizes such as ``64MiB`` or plain bytes, at least ``least``."""
+    """Return a parser of sizes such as ``64MiB`` or ``4096`` that refuses sizes below ``least``."""
 
     def read(text: str) -> int:
         found, bound = _bytes(text), _bytes(least)
@@ -66,7 +66,7 @@ def size_bytes(*, least: str) -> Callable[[str], int]:
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Return ``host``, ``host:port`` or ``[address]:port`` as a pair."""
+    """Parse ``host``, ``host:port`` or ``[address]:port`` into the pair of host and port."""
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
@@ -78,12 +78,12 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def host_and_port_text(host: str, port: int) -> str:
-    """Return the text that ``host_and_port`` parses into this pair."""
+    """Return the text that ``host_and_port`` parses into ``host`` and ``port``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def moment(text: str) -> datetime:
-    """Return an ISO 8601 time that has an offset from UTC."""
+    """Parse an ISO 8601 time, which must have an offset from UTC."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -98,7 +98,7 @@ def moment(text: str) -> datetime:
 
 
 def name_and_value(text: str) -> tuple[str, str]:
-    """Return the name and value of a property ``NAME=VALUE``."""
+    """Parse a message property ``NAME=VALUE`` into its name and value."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
@@ -106,7 +106,7 @@ def name_and_value(text: str) -> tuple[str, str]:
 
 
 def place(text: str) -> Where:
-    """Return where a subscription begins: latest, earliest, an offset, or a time."""
+    """Parse where a subscription begins: latest, earliest, an offset, or a time."""
     if text in ("latest", "earliest"):
         return text
     if text.isascii() and text.isdigit() and len(text) < 19:
@@ -120,7 +120,7 @@ def place(text: str) -> Where:
 
 
 def check_span(due_from: datetime | None, due_until: datetime | None) -> None:
-    """Raise ``UsageError`` if ``due_until`` is not later than ``due_from``."""
+    """Raise ``UsageError`` if both times are given and ``due_until`` is not the later one."""
     if due_from is not None and due_until is not None and due_until <= due_from:
         raise click.UsageError("--until must be later than --from.")
 

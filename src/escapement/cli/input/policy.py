@@ -1,7 +1,7 @@
 """Policies on the command line: an option for each field, and readable values.
 
-Both are derived from the rules of the fields. ``ack_wait_ms`` becomes ``--ack-wait``. The value
-``default`` resets a field. The printed values explain what 0 means.
+Both are made from the rule of each field, which defines its valid values and their meaning. Field
+``ack_wait_ms`` becomes option ``--ack-wait``. The value ``default`` resets a field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from escapement.storage.catalog.rule import Rule
 
 Function = Callable[..., Any]
 
-# Options of durations have no unit in their name: the unit is part of the value.
+# The suffix of fields that are durations. Their options omit it: the unit is part of the value.
 _DURATION: Final = "_ms"
 _DEFAULT: Final = "default"
 
@@ -29,10 +29,11 @@ def policy_options(
 ) -> Callable[[Function], Function]:
     """Return a decorator that adds an option for each field of a policy.
 
-    The command gets the given values as ``policy``.
+    The command gets the given values as ``policy``. There, None resets a field.
 
     Args:
-      changing: at least one option is required.
+      policy: the class of the policy.
+      changing: whether at least one option is required.
     """
 
     def decorate(function: Function) -> Function:
@@ -66,7 +67,7 @@ def policy_options(
 
 
 def policy_printer(policy: type[Policy]) -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that prints a record, with the fields of the policy in words."""
+    """Return a function that prints a record, and the fields of ``policy`` in it in words."""
     names = policy.names()
 
     def show(record: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The connection of a command to a broker: its address, and one connection per command.
 
-Ctrl-C cancels a command as a whole. As a plain ``KeyboardInterrupt`` it could hit any task, such
-as the connection's, and the command would only see a lost connection.
+Ctrl-C cancels the command as a whole. A plain ``KeyboardInterrupt`` could be raised in any task,
+such as the connection's, and the command would only see a lost connection.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 
 
 def broker_address(text: str) -> tuple[str, int]:
-    """Parse ``host:port``, or the URL that applications write: ``escapement://host:port``."""
+    """Parse ``host:port``, or the URL that applications use, ``escapement://host:port``."""
     return host_and_port(text.removeprefix("escapement://"))
 
 
 def broker_option(command: Command) -> Command:
-    """Add ``--broker``, passed as ``at_broker``; by default ESCAPEMENT_BROKER or this machine."""
+    """Add the option ``--broker``. The command gets its host and port as ``at_broker``."""
     return click.option(
         "--broker",
         "at_broker",
@@ -61,7 +61,7 @@ def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]
 
 
 async def until_interrupted(work: Callable[[], Awaitable[Result]]) -> Result:
-    """Run ``work`` and return its result; Ctrl-C cancels it and raises ``KeyboardInterrupt``."""
+    """Run ``work`` and return its result. Ctrl-C cancels it and raises ``KeyboardInterrupt``."""
     with trio.open_signal_receiver(signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on, signals, nursery.cancel_scope)

@@ -13,7 +13,8 @@ from escapement.cli.input.parameters import positive_duration_ms
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _MINUTE_MS: Final = 60_000
-# The length of a span, the default of --for, and the ``strftime`` format of its beginning.
+# For each --by: the length of a span, the default of --for, and the ``strftime`` format in which
+# the beginning of a span is shown.
 LENGTHS: Final = {
     "minute": (_MINUTE_MS, 60 * _MINUTE_MS, "%a %d %b %H:%M"),
     "hour": (60 * _MINUTE_MS, 24 * 60 * _MINUTE_MS, "%a %d %b %H:%M"),
@@ -39,13 +40,16 @@ _OPTIONS = (
 
 
 def span_options(command: Command) -> Command:
-    """Add the arguments ``by``, a key of ``LENGTHS``, and ``within_ms``, which may be None."""
+    """Add the options --by and --for.
+
+    The command gets ``by``, a key of ``LENGTHS``, and ``within_ms``, None if --for is not given.
+    """
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def midnight_ms() -> int:
-    """Return when today began, by this machine's current offset from UTC."""
+    """Return the time at which today began, by this machine's current offset from UTC."""
     midnight = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
     return int(midnight.timestamp() * 1000)
