@@ -1,6 +1,6 @@
-"""`escapement admin`: namespaces, topics, subscriptions, groups, the inbox, jobs and the broker.
+"""`escapement admin`: commands that manage a running broker.
 
-Each has a group of commands, in a file of its own.
+Each kind of thing, such as topics, has a group of commands, in a file of its own.
 """
 
 from __future__ import annotations

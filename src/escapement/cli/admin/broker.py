@@ -1,4 +1,4 @@
-"""`escapement admin broker`: the broker itself."""
+"""`escapement admin broker`: figures and settings of the broker itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def broker_stats(admin: AdminCommand) -> None:
     "--table-parallelism",
     type=click.IntRange(1, MOST_PARALLELISM),
     required=True,
-    help="Tables of the log: the broker starts a new generation with this many at once.",
+    help="Number of tables of the log. The broker at once starts a new generation with them.",
 )
 def update_broker(admin: AdminCommand, table_parallelism: int) -> None:
     """Change how the broker stores its log, while it runs.

@@ -1,7 +1,7 @@
 """The `escapement admin` group, and the base of its commands.
 
-Each command asks the broker for one verb. With ``-o json`` it prints the whole answer, otherwise
-a table, which may leave fields out.
+A command sends *verbs*, such as ``topics.create``, to the broker and prints the answers. With
+``-o json`` it prints the whole answer, otherwise a table, which may leave fields out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import click
 
 from escapement.cli.input.remote import DEFAULT_BROKER, broker_address, with_broker
 
+# The prefix under which click's context keeps the group's options for its commands.
 _META: Final = "escapement.admin"
 
 topic_argument = click.argument("topic")
@@ -22,18 +23,23 @@ subscription_argument = click.argument("subscription")
 
 
 class AdminCommand:
-    """A client of the broker's admin verbs that prints the answers."""
+    """A client that sends admin verbs to the broker and prints the answers.
+
+    Args:
+      at: the host and port of the broker.
+      output: ``table`` or ``json``.
+    """
 
     def __init__(self, at: tuple[str, int], output: str) -> None:
         self._at = at
         self._output = output
 
     def answer(self, verb: str, **arguments: Any) -> Any:
-        """Carry out ``verb`` and return the broker's answer."""
+        """Send ``verb`` to the broker and return its answer."""
         return with_broker(self._at, lambda broker: broker.admin(verb, **arguments))
 
     def ask(self, verb: str, show: Callable[[Any], None], **arguments: Any) -> None:
-        """Carry out ``verb`` and print the answer, as JSON or with ``show``."""
+        """Send ``verb`` to the broker and print its answer, as JSON or with ``show``."""
         self.tell(self.answer(verb, **arguments), show)
 
     def tell(self, answer: Any, show: Callable[[Any], None]) -> None:
@@ -45,7 +51,11 @@ class AdminCommand:
 
 
 def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add --broker and -o to the group or, as a ``leaf``, to a command, which overrides it."""
+    """Return a decorator that adds the options --broker and -o.
+
+    Args:
+      leaf: true for a command. The options of a command default to those of the group.
+    """
 
     def near(name: str) -> Any:
         return (lambda: click.get_current_context().meta[f"{_META}.{name}"]) if leaf else None
@@ -84,7 +94,13 @@ def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]
 def verb(
     group: click.Group, name: str, *examples: str
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Return a decorator that adds a command to ``group``, called with an ``AdminCommand``."""
+    """Return a decorator that makes a function the command ``name`` of ``group``.
+
+    The function gets an ``AdminCommand`` before its own arguments.
+
+    Args:
+      examples: the arguments of each example in the command's help.
+    """
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @_options(leaf=True)

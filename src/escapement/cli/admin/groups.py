@@ -36,7 +36,7 @@ _group_argument = click.argument("group")
 @verb(groups, "list", "shop/eu/orders")
 @topic_argument
 def list_groups(admin: AdminCommand, topic: str) -> None:
-    """List the groups of a topic, and how many subscriptions each waits for."""
+    """List the groups of a topic, and how many subscriptions each closed group waits for."""
 
     def show(rows: list[dict[str, Any]]) -> None:
         for row in rows:

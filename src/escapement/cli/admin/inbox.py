@@ -1,4 +1,8 @@
-"""`escapement admin inbox`: the entries that wait to be moved to the logs of their topics."""
+"""`escapement admin inbox`: entries of the inbox.
+
+An entry is a batch of messages in the database that the broker has yet to move to the log of its
+topic.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ _INBOX_COLUMNS: Final = (
 
 @click.group()
 def inbox() -> None:
-    """Manage the inbox: messages on their way to topics, stored without a connection."""
+    """Manage the inbox: stored messages that the broker has yet to move to their topics."""
 
 
 @verb(inbox, "list")

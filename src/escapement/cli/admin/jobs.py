@@ -1,4 +1,4 @@
-"""`escapement admin jobs`: bulk jobs, which write many messages into topics."""
+"""`escapement admin jobs`: bulk jobs, which write many messages to topics without the broker."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def jobs() -> None:
 
 @verb(jobs, "list")
 def list_jobs(admin: AdminCommand) -> None:
-    """Show bulk jobs, the newest first, and why they wait.
+    """Show bulk jobs, the newest first, and why their messages wait.
 
     Messages of an uncommitted job are only staged. They are deleted when the job is aborted, or
     when it has staged nothing for 3 days: `staged at` is the time of its last batch. Messages
-    of a committed job are moved into their topics in the background: `adopted` says how many
-    have been moved, `held` how many inbox entries can never be moved.
+    of a committed job are moved into their topics in the background: `adopted` is the number of
+    messages moved so far, `held` the number of inbox entries that can never be moved.
     """
     admin.ask("jobs.list", lambda rows: print_rows(rows, _JOB_COLUMNS, "no jobs"))

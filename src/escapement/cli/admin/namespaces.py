@@ -44,7 +44,7 @@ def get_namespace(admin: AdminCommand, namespace: str) -> None:
 def update_namespace(admin: AdminCommand, namespace: str, policy: dict[str, Any]) -> None:
     """Change the policy of a namespace.
 
-    Only the options given change; the value "default" resets one. Takes effect at once.
+    Only the given options change; the value "default" resets an option. Takes effect at once.
     """
     admin.ask("namespaces.update", _print, namespace=namespace, policy=policy)
 
@@ -60,7 +60,7 @@ def create_namespace(admin: AdminCommand, namespace: str) -> None:
 
 
 @verb(namespaces, "delete", "shop/eu", "shop/eu --force --dry-run")
-@click.option("--force", is_flag=True, help="Also delete the topics and schedules in it.")
+@click.option("--force", is_flag=True, help="Also delete its topics, and the schedules in it.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @_namespace
 def delete_namespace(admin: AdminCommand, namespace: str, force: bool, dry_run: bool) -> None:
@@ -85,7 +85,7 @@ def delete_namespace(admin: AdminCommand, namespace: str, force: bool, dry_run: 
     "granularity_ms",
     type=positive_duration_ms,
     metavar="DURATION",
-    help="Time span of a partition of the delayed index; unchanged if not given, 5m at first.",
+    help="Time span of a partition of the delayed index; unchanged if not given, 5m when created.",
 )
 @click.option(
     "-t",
@@ -93,7 +93,7 @@ def delete_namespace(admin: AdminCommand, namespace: str, force: bool, dry_run: 
     "tick_ms",
     type=positive_duration_ms,
     metavar="DURATION",
-    help="How late a message may be; unchanged if not given, 10ms at first.",
+    help="How late a message may be; unchanged if not given, 10ms when created.",
 )
 @_namespace
 def enable_delayed_message(
@@ -117,6 +117,6 @@ def enable_delayed_message(
 def disable_delayed_message(admin: AdminCommand, namespace: str) -> None:
     """Refuse delayed messages in a namespace.
 
-    Pending messages keep their due times and are delivered then.
+    Pending messages keep their due times and are delivered when due.
     """
     admin.ask("namespaces.disable_delayed_message", _print, namespace=namespace)

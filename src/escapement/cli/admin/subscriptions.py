@@ -67,7 +67,7 @@ def update_subscription(
 ) -> None:
     """Change the policy of a subscription.
 
-    Only the options given change; the value "default" resets one. Takes effect at once.
+    Only the given options change; the value "default" resets an option. Takes effect at once.
     """
     admin.ask(
         "subscriptions.update",
@@ -94,9 +94,9 @@ def update_subscription(
     metavar="POSITION",
     default="latest",
     show_default=True,
-    help="Where it begins: latest, earliest (the first message kept), an offset, or a time such "
-    "as 2026-12-24T18:00Z. Latest and times refer to due times if it is shared, otherwise to "
-    "publish times.",
+    help="Where the subscription begins: latest, earliest (the first message in the log), an "
+    "offset, or a time such as 2026-12-24T18:00Z. Latest and times refer to due times if the "
+    "subscription is shared, otherwise to publish times.",
 )
 @policy_options(SubscriptionPolicy)
 @topic_argument
@@ -133,10 +133,10 @@ def create_subscription(
     "--time",
     type=moment,
     metavar="TIME",
-    help="Begin with messages due from this time on if it is shared, otherwise with messages "
-    "published from this time on.",
+    help="Begin with messages due from this time on if the subscription is shared, otherwise with "
+    "messages published from this time on.",
 )
-@click.option("--earliest", is_flag=True, help="Begin with the first message kept.")
+@click.option("--earliest", is_flag=True, help="Begin with the first message in the log.")
 @click.option("--latest", is_flag=True, help="Begin with messages from now on.")
 @topic_argument
 @subscription_argument
@@ -176,7 +176,7 @@ def _print_place(answer: dict[str, Any]) -> None:
 
 
 @verb(subscriptions, "delete", "shop/eu/orders billing")
-@click.option("--force", is_flag=True, help="Delete it even if consumers are connected.")
+@click.option("--force", is_flag=True, help="Delete it even if it has connected consumers.")
 @topic_argument
 @subscription_argument
 def delete_subscription(admin: AdminCommand, topic: str, subscription: str, force: bool) -> None:

@@ -14,7 +14,7 @@ from escapement.cli.output.table import print_record, print_rows
 from escapement.storage.catalog.policy import TopicPolicy
 
 _PRODUCER_COLUMNS: Final = ("name", "connected", "last_sequence")
-# The broker refuses more in one request.
+# The most topics that one request may create.
 _CREATED_AT_ONCE: Final = 10_000
 _print: Final = policy_printer(TopicPolicy)
 
@@ -69,7 +69,7 @@ def get_topic(admin: AdminCommand, topic: str) -> None:
 def update_topic(admin: AdminCommand, topic: str, policy: dict[str, Any]) -> None:
     """Change the policy of a topic.
 
-    Only the options given change; the value "default" resets one. Takes effect at once.
+    Only the given options change; the value "default" resets an option. Takes effect at once.
     """
     admin.ask("topics.update", _print, topic=topic, policy=policy)
 
@@ -98,7 +98,7 @@ def create_topics(admin: AdminCommand, file: TextIO, subscription: str | None) -
 
 
 @verb(topics, "delete", "shop/eu/orders")
-@click.option("--force", is_flag=True, help="Delete it even if consumers are connected.")
+@click.option("--force", is_flag=True, help="Delete it even if it has connected consumers.")
 @topic_argument
 def delete_topic(admin: AdminCommand, topic: str, force: bool) -> None:
     """Delete a topic with its subscriptions and all of its messages."""
