@@ -22,9 +22,9 @@ from escapement.pipeline.session import session
       escapement pipeline archive --to s3a://bucket/archive --log mysql://db/escapement
       escapement pipeline archive shop/eu/orders --to /mnt/archive --older-than 7d
 
-    Run it regularly, with the same --to. It may be interrupted and run again. To make the log
-    keep messages until they are archived: escapement admin namespaces update TENANT/NAMESPACE
-    --archive yes
+    Run it regularly, with the same --to. It may be interrupted and run again. It archives only
+    topics of namespaces whose log keeps messages until they are archived: escapement admin
+    namespaces update TENANT/NAMESPACE --archive yes
     """
 )
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
@@ -40,7 +40,7 @@ from escapement.pipeline.session import session
     "older_than_ms",
     type=duration_ms,
     metavar="DURATION",
-    help="Only messages published longer ago.  [default: the namespace's retention]",
+    help="Only messages published longer ago than this.  [default: the namespace's retention]",
 )
 @output_option("table", "How to print the result.")
 @source_options
@@ -51,10 +51,10 @@ def archive(
     output: str,
     **where: str | None,
 ) -> None:
-    """Archive finished messages of TOPICs, or of all topics to be archived, as Parquet.
+    """Archive finished messages of TOPICs, or of all namespaces with --archive yes, as Parquet.
 
-    A message is finished when no subscription is to get it any more. After it is written and
-    read back, the log may delete it.
+    A message is finished when no subscription will get it any more. After it is written and read
+    back, the log may delete it.
     """
 
     def show(progress: Progress) -> None:

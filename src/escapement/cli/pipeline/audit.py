@@ -1,4 +1,4 @@
-"""`escapement pipeline audit`: count log, cursors and index again."""
+"""`escapement pipeline audit`: compare the messages in log, cursors and index."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FINDINGS = 3
 @output_option("table", "How to print the result.")
 @source_options
 def audit(topics: tuple[str, ...], index: str | None, output: str, **where: str | None) -> None:
-    """Count the messages of TOPICs, or of all topics, again and report what does not add up."""
+    """Recount the messages of TOPICs, or of all topics, and report what does not add up."""
     config = AuditConfig(given(topics, **where), topics, index)
     with session("audit") as spark, refusals():
         found = run(spark, config)

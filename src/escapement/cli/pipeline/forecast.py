@@ -31,7 +31,7 @@ from escapement.pipeline.session import session
 @click.option(
     "--capacity",
     type=click.IntRange(min=1),
-    help="Messages a second that can be handled, of all these topics together.",
+    help="Messages per second that consumers can handle, for all TOPICs together.",
 )
 @parquet_option("Where to write the forecast, topic by topic; must not exist yet.")
 @output_option("bars", "How to print the forecast.")

@@ -1,4 +1,4 @@
-"""The command group of the pipeline's jobs."""
+"""The group `escapement pipeline` of the jobs that work directly on the log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 from escapement.cli.input.lazy_group import LazyGroup
 from escapement.errors import InvalidRequest
 
+# For each job: the module that defines its command, and its one-line help.
 _JOBS: Final = {
     "archive": ("escapement.cli.pipeline.archive", "Archive finished messages as Parquet."),
     "audit": (
@@ -28,12 +29,12 @@ _JOBS: Final = {
         "Rebuild a broker's delayed index from its log.",
     ),
 }
-# The packages of the Spark extra.
+# The packages that the extra ``escapement[spark]`` installs.
 _OF_THE_EXTRA: Final = ("pyspark", "pyarrow", "pandas")
 
 
 class _Jobs(LazyGroup):
-    """The jobs, most of which need Spark."""
+    """The group of jobs. Without Spark, a job that needs it fails with a one-line error."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         try:

@@ -8,13 +8,13 @@ from typing import Final
 
 import click
 
-# The time between two changes of the line.
+# The shortest time between two changes of the line.
 _PERIOD_S: Final = 0.2
 _CLEAR: Final = "\r\x1b[K"
 
 
 class ProgressLine:
-    """A changing line on stderr; nothing if stderr is not a terminal."""
+    """A line on stderr that shows a changing text. Use it only while ``wants`` is true."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -22,11 +22,11 @@ class ProgressLine:
 
     @property
     def wants(self) -> bool:
-        """Whether it is time for a new text."""
+        """Whether stderr is a terminal and it is time to show a new text."""
         return self._shown and time.monotonic() >= self._next_s
 
     def tell(self, text: str) -> None:
-        """Replace the line with ``text``."""
+        """Show ``text`` in place of the text before."""
         self._next_s = time.monotonic() + _PERIOD_S
         click.echo(_CLEAR + text, err=True, nl=False)
 

@@ -55,7 +55,7 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
 @click.option(
     "--password-file",
     type=click.Path(),
-    help="File with the password; with Spark, on every machine.",
+    help="File with the database password; with Spark, on every machine.",
 )
 @click.option(
     "--engine",
@@ -87,9 +87,10 @@ def rebuild(
     """Rebuild the delayed index of a broker from its log, while no broker runs.
 
     Use it after the loss of a disk, or for a new broker. The broker then starts faster: it
-    reads only the part of the log written since. The job replaces DIRECTORY/index and does not
-    change the log. It changes nothing until it ends, so it may be interrupted and run again.
-    On a Spark cluster, the driver and all workers must see the directory.
+    reads only the part of the log written since the rebuild. The job replaces the folder `index`
+    of the data directory and does not change the log. It changes nothing until it ends, so it
+    may be interrupted and run again. On a Spark cluster, the driver and all workers must see the
+    data directory.
     """
     begun_s, line = time.monotonic(), ProgressLine()
 
@@ -112,7 +113,10 @@ def rebuild(
 
 
 def _needs_spark(engine: str | None, master: str | None) -> bool:
-    """Return whether a Spark session is needed, if only to find out its master."""
+    """Return whether the job needs a Spark session.
+
+    Under spark-submit, only the session knows the master, which decides the default engine.
+    """
     if engine is not None:
         return engine == "spark"
     if master is not None:
@@ -129,7 +133,7 @@ def _counts(progress: Progress, seconds: float) -> str:
 
 
 def _share(progress: Progress) -> str:
-    # The log's size does not count rows written since the last checkpoint.
+    # Show no share over 100 %: ``log_bytes`` leaves out rows written since the last checkpoint.
     if progress.read_bytes >= progress.log_bytes:
         return ""
     return f"{100 * progress.read_bytes // progress.log_bytes} %  "

@@ -1,4 +1,4 @@
-"""The options that tell a job where the log is, shared by all jobs."""
+"""The options that tell a Spark job where the log is, and the errors of such a job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from escapement.pipeline.options import LogAddress, Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# A failure of Java: the outermost error follows a line of Python's, the innermost is the last.
+# Spark reports a failure of Java as lines of text. The first line is from Python. The second has
+# the outermost error, after ``_OUTERMOST``. Each line after ``_CAUSE`` has the cause of the error
+# before it.
 _CAUSE: Final = "Caused by: "
 _OUTERMOST: Final = ": "
-# Errors about a path that Java cannot write to.
+# How the names of Java's errors about files begin, such as a path that cannot be written to.
 _IO: Final = ("java.io.", "java.nio.file.", "org.apache.hadoop.")
 _OPTIONS = (
     click.option(
@@ -45,16 +47,22 @@ _OPTIONS = (
 
 
 def source_options(command: Command) -> Command:
-    """Add ``url``, ``data``, ``user`` and ``passwordFile``, as the data source names them."""
+    """Add the options --log, --data, --user and --password-file to ``command``.
+
+    Their arguments have the names that the Spark data source uses for these options.
+    """
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def given(topics: Sequence[str], **options: str | None) -> dict[str, str]:
-    """Check the topic names and the location of the log, and return the options that were given.
+    """Check the topic names and the location of the log, and return the options that are not None.
 
-    Call it before starting a session, which takes seconds.
+    Call it before starting a Spark session, which takes seconds.
+
+    Args:
+      options: the options of ``source_options``.
 
     Raises:
       InvalidRequest: if the options do not name a log, or a topic name is invalid.
@@ -68,9 +76,10 @@ def given(topics: Sequence[str], **options: str | None) -> dict[str, str]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Reduce our own refusals, and errors that stop Java, to one line out of Spark's report.
+    """Turn expected errors in the block, which Spark reports at length, into one line each.
 
-    Any other exception keeps its traceback: it may be our bug.
+    These are the errors that escapement raises in a Spark task, and failures of Java, such as a
+    directory that it cannot write to. Other exceptions keep their traceback: each may be a bug.
     """
     try:
         yield
