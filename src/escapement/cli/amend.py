@@ -1,4 +1,8 @@
-"""`escapement cancel`, `reschedule` and `run-now`: change messages already published."""
+"""`escapement cancel`, `reschedule` and `run-now`: change messages already published.
+
+The messages are *selected* by id, by dedup key, or by filters such as ``--key``. The outcome of
+each message is one of those in ``AmendStatus``.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,7 @@ _FILTERS: Final = (
         "--dry-run", is_flag=True, help="Print how many messages would be tried; change nothing."
     ),
 )
+# The outcomes of messages that were not changed, in words.
 _WORDS: Final = {
     AmendStatus.UNKNOWN: "unknown",
     AmendStatus.DELIVERED: "delivered",
@@ -68,7 +73,7 @@ _WORDS: Final = {
 
 
 def _which_option(command: Command) -> Command:
-    """Add the arguments that select messages, passed to the command as ``which``."""
+    """Add arguments that select messages to ``command``, which gets them as ``which``."""
 
     @wraps(command)
     def wrapped(
@@ -101,7 +106,7 @@ def _which_option(command: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class _Which:
-    """A choice of messages of a topic: by id, by dedup key, or by filter."""
+    """A selection of messages of a topic: by id, by dedup key, or by filters."""
 
     ids: Sequence[str]
     keys: Sequence[str]
@@ -113,11 +118,18 @@ class _Which:
 
     @property
     def by_name(self) -> bool:
-        """Whether the messages are named by id or by dedup key."""
+        """Whether the messages are selected one by one, by id or by dedup key."""
         return bool(self.ids or self.keys)
 
     async def find(self, broker: Broker, topic: str, ids: Sequence[int]) -> Selection:
-        """Return the messages at ``ids``, with the dedup keys, or that match the filters now."""
+        """Return the selected messages of ``topic``. Filters select pending messages.
+
+        Args:
+          ids: the offsets in ``self.ids``.
+
+        Raises:
+          NotFound: if no message has one of the dedup keys.
+        """
         if self.ids:
             return Selection(TopicName.parse(topic).full, np.array(ids, np.int64))
         if self.keys:
@@ -147,8 +159,13 @@ def _amend(
     done: str,
     act: Callable[[Broker, Selection], Awaitable[Outcomes]],
 ) -> None:
-    """Find the messages, change them a part at a time, and print the outcome."""
-    ids = _offsets(topic, which.ids)  # parsed before connecting; `-` reads standard input once
+    """Find the selected messages, change them a part at a time, and print the outcomes.
+
+    Args:
+      done: the outcome of a message that was changed, in words.
+      act: changes a part of the selected messages.
+    """
+    ids = _offsets(topic, which.ids)  # before connecting; an id of `-` reads standard input
 
     async def work(broker: Broker) -> Outcomes | int:
         found = await which.find(broker, topic, ids)

@@ -17,7 +17,7 @@ from escapement.client.consuming.batch import Message
 from escapement.client.consuming.inbox import Inbox
 from escapement.client.delivery_times import Where
 
-# The most messages buffered in this process; more would only delay other consumers.
+# The most messages buffered in this process. More would only keep them from other consumers.
 _PERMITS: Final = 1000
 
 
@@ -79,7 +79,7 @@ def _key_range(text: str) -> tuple[int, int] | str:
     metavar="DURATION",
     help="With --then nack or release: redeliver after this long instead.",
 )
-@output_option("text", "Print only payloads, or whole messages.")
+@output_option("text", "Print only payloads (text), or whole messages (json).")
 @broker_option
 def consume(
     topic: str,
@@ -95,7 +95,7 @@ def consume(
 ) -> None:
     """Print the messages of SUBSCRIPTION on TOPIC as they come due.
 
-    Both are created if they do not exist. Ctrl-C stops the command.
+    The topic and the subscription are created if they do not exist. Ctrl-C stops the command.
     """
     if again_ms is not None and then == "ack":
         raise click.UsageError("--again-in needs --then nack or --then release.")

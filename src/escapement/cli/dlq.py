@@ -27,7 +27,7 @@ _COLUMNS: Final = (
     "size_bytes",
     "payload",
 )
-# The most dead letters that the broker moves at once.
+# The most dead letters that the broker moves in one request.
 _STEP: Final = 10_000
 
 _topic = click.argument("topic")
@@ -56,9 +56,9 @@ def dlq() -> None:
     """List, redrive and purge dead letters.
 
     A subscription with a limit on deliveries (escapement admin subscriptions update TOPIC
-    SUBSCRIPTION --max-deliveries 10) copies messages that failed this often to its dead-letter
-    topic. Use --in for the dead letters of a deleted subscription, or of one that now has
-    another dead-letter topic.
+    SUBSCRIPTION --max-deliveries 10) copies each message that fails its last delivery to the
+    subscription's dead-letter topic. Use --in for the dead letters of a deleted subscription, or
+    of a subscription that now has another dead-letter topic.
     """
 
 
@@ -138,7 +138,7 @@ def show(
 
 
 def _moving(command: Command) -> Command:
-    """Add the arguments that select dead letters, passed to the command as ``dead_letters``."""
+    """Add arguments that select dead letters to ``command``, which gets them as ``dead_letters``."""
 
     @wraps(command)
     def wrapped(
@@ -161,7 +161,7 @@ def _moving(command: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class _DeadLetters:
-    """A choice of dead letters of a subscription: those at some offsets, or all."""
+    """The dead letters of a subscription that a command changes: those at ``offsets``, or all."""
 
     topic: str
     subscription: str
@@ -171,7 +171,7 @@ class _DeadLetters:
 
     @property
     def named(self) -> dict[str, Any]:
-        """The arguments of the broker's verbs."""
+        """The arguments that select these dead letters in the broker's admin verbs."""
         return {
             "topic": self.topic,
             "subscription": self.subscription,
@@ -216,7 +216,13 @@ def purge(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -
 def _move(
     at: tuple[str, int], dead_letters: _DeadLetters, output: str, verb: str, answer: str, done: str
 ) -> None:
-    """Carry out a verb in steps, and print how many dead letters it moved."""
+    """Redrive or purge dead letters in steps, or only count them, and print how many there were.
+
+    Args:
+      verb: ``redrive`` or ``purge``.
+      answer: the name of the number in the broker's answer and in the JSON output.
+      done: what happened to the dead letters, in words.
+    """
 
     async def ask(broker: Broker) -> int:
         moved, step = 0, _STEP

@@ -1,8 +1,9 @@
 """The command `escapement`: its subcommands and its exit codes.
 
-    0    success (for `serve`: the broker was told to stop, and stopped)
+    0    success; for `serve`, the broker has stopped on request
     1    failure: one line on stderr says why
     2    invalid command line
+    3    `pipeline audit` has found something that does not add up
     130  interrupted
 
 An ``EscapementError`` is printed as one line without a traceback. Any other exception is a bug
@@ -23,8 +24,9 @@ from escapement.cli.input.lazy_group import LazyGroup
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
-# The output device may be full. This is not a bug.
+# Errors of a full output device. They are printed as one line, because they are not a bug.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+# For each command: the module that defines it, and its one-line help.
 _COMMANDS: Final = {
     "admin": ("escapement.cli.admin", "Manage namespaces, topics and subscriptions."),
     "bench": ("escapement.bench.command", "Measure a broker on this machine, over TCP."),
@@ -51,12 +53,12 @@ _COMMANDS: Final = {
     "run-now": ("escapement.cli.amend", "Make messages not yet delivered due now."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
 }
-# Aliases. Applications call `produce` ``send``.
+# Aliases of commands. In the client library, `produce` is called ``send``.
 _ALSO: Final = {"send": "produce"}
 
 
 class _Commands(LazyGroup):
-    """The subcommands. If several tasks of a command fail, one error is reported."""
+    """The group of all commands. If several tasks of a command fail, it reports one error."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with leaving_at_once():
@@ -105,7 +107,7 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader closed the pipe. Discard the output that is left in the buffer.
+        # The program that reads the output has exited. Discard the buffered output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

@@ -37,8 +37,8 @@ def message() -> None:
 
     ID is an offset. Instead of TOPIC and ID, an id as printed by `escapement produce` works too.
 
-    The state is to_be_fired (not yet due) or fired. Once the message is done for every
-    subscription, the state is acked, lapsed or cancelled. The table shows the message's state
+    The state of a message is to_be_fired (not yet due) or fired (due). Once every subscription
+    is done with it, the state is acked, lapsed or cancelled. The table shows the message's state
     for each subscription.
 
     A lapsed message expired, or was dropped by a quota, before its first delivery. A message

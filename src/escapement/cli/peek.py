@@ -19,6 +19,7 @@ from escapement.client.administration.peeking import Peeking, Upcoming
 from escapement.client.broker import Broker
 from escapement.client.delivery_times import at_ms
 
+# The time between two lines of progress.
 _REPORT_S: Final = 1.0
 
 
@@ -107,7 +108,7 @@ def peek(
 
 
 async def _report(peeking: Peeking) -> None:
-    """Print the progress: finding a rare message among millions takes a while."""
+    """Print regularly how many messages were examined: a rare match among millions takes time."""
     while True:
         await trio.sleep(_REPORT_S)
         click.echo(f"looked at {peeking.looked:,} messages", err=True)

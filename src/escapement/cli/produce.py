@@ -20,7 +20,7 @@ from escapement.errors import LimitExceeded
 from escapement.message import DEFAULT_PRIORITY, MAX_PRIORITY
 from escapement.protocol.limits import MAX_FRAME_BYTES
 
-# The command prints why messages wait after this time.
+# The time between two checks whether sent messages wait for something.
 _WAIT_S: Final = 2.0
 # The size of a read from a file or pipe: some thousand lines make a good batch.
 _READ_BYTES: Final = 256 * 1024
@@ -142,7 +142,7 @@ def produce(
 
 
 async def say_why(producer: Producer) -> None:
-    """Print to stderr why messages wait, once for each reason, if it takes a while."""
+    """Print to stderr what sent messages wait for, once for each reason."""
     said = None
     while True:
         await trio.sleep(_WAIT_S)
@@ -153,9 +153,9 @@ async def say_why(producer: Producer) -> None:
 
 
 async def _lines(source: BinaryIO) -> AsyncIterator[list[bytes]]:
-    """Yield the lines of a file as they arrive, some at a time, without line ends."""
+    """Yield lists of the lines of ``source`` as they arrive, without line ends."""
     begun = b""
-    # Read without the buffered reader, whose lock would outlive an interrupt.
+    # Read the file descriptor: after an interrupt, a buffered reader would stay locked.
     number = source.fileno()
     while piece := await trio.to_thread.run_sync(
         os.read, number, _READ_BYTES, abandon_on_cancel=True

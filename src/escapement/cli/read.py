@@ -9,6 +9,7 @@ from escapement.cli.input.remote import broker_option, with_broker
 from escapement.cli.output.line import plain, print_json, print_payload
 from escapement.client.broker import Broker
 
+# The most messages that one request reads.
 _PAGE_MESSAGES = 1000
 
 
@@ -33,7 +34,7 @@ _PAGE_MESSAGES = 1000
     help="Offset to begin with.",
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
-@output_option("text", "Print only payloads, or whole messages.")
+@output_option("text", "Print only payloads (text), or whole messages (json).")
 @broker_option
 def read(
     topic: str, start: int, count: int | None, output: str, at_broker: tuple[str, int]

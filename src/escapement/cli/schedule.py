@@ -42,9 +42,13 @@ def schedule() -> None:
 
 
 def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Return a decorator that adds a command to the group.
+    """Return a decorator that makes a function the command ``escapement schedule NAME``.
 
-    The function gets a callable that asks the broker, and the output format.
+    The function gets two arguments before its own: a callable that sends an admin verb to the
+    broker and returns the answer, and the output format.
+
+    Args:
+      examples: the arguments of each example in the command's help.
     """
     lines = "\n".join(f"  escapement schedule {name} {one}".rstrip() for one in examples)
 
@@ -111,7 +115,8 @@ _name = click.argument("name")
     type=click.Choice(MISSED),
     default="last",
     show_default=True,
-    help="Which occurrences to publish if the broker is more than a minute late for them.",
+    help="Which occurrences to publish if the broker is more than a minute late for them, such "
+    "as after an outage.",
 )
 def create(
     ask: Ask,
@@ -164,7 +169,7 @@ def list_schedules(ask: Ask, output: str, namespace: str | None) -> None:
 @_command("show", "report")
 @_name
 def show(ask: Ask, output: str, name: str) -> None:
-    """Show a schedule and its next ten times."""
+    """Show a schedule and the times of its next ten occurrences."""
     found = ask("schedules.get", schedule=name)
     if output == "json":
         _print(found, output)
@@ -187,7 +192,7 @@ def pause(ask: Ask, output: str, name: str) -> None:
 @_command("resume", "report")
 @_name
 def resume(ask: Ask, output: str, name: str) -> None:
-    """Resume a schedule with its next occurrence from now on."""
+    """Resume a paused schedule, from its next occurrence on."""
     _print(ask("schedules.resume", schedule=name), output)
 
 
@@ -199,7 +204,7 @@ def delete(ask: Ask, output: str, name: str) -> None:
 
 
 def _zone(name: str | None) -> tzinfo:
-    """Return the zone to show times in: UTC if this machine does not know the schedule's."""
+    """Return the time zone of this name; UTC for None or a name that this machine does not know."""
     try:
         return ZoneInfo(name) if name else UTC
     except (KeyError, ValueError, OSError):

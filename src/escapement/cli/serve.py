@@ -1,7 +1,7 @@
-"""`escapement serve`: a broker in this process, until it is told to stop.
+"""`escapement serve`: run a broker in this process until SIGTERM or Ctrl-C.
 
-Stdout gets one line, for the program that started the process, when connections are accepted.
-Everything else goes to stderr.
+When the broker accepts connections, it prints one line to stdout, which a program that started it
+can wait for. The log of the process goes to stderr.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from escapement.storage.engine.sqlite import FILE_NAME
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _LEVELS: Final = ("debug", "info", "warning", "error")
-# With less memory, a single protocol frame would not fit.
+# The least memory of the index. A single protocol frame would not fit into less.
 _LEAST_INDEX_MEMORY: Final = "16MiB"
 
 
@@ -107,13 +107,13 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     "--table-parallelism",
     type=click.IntRange(1, MOST_PARALLELISM),
     envvar="ESCAPEMENT_TABLE_PARALLELISM",
-    help="Tables of the log, from its next generation on; unchanged if not given, 4 at first.",
+    help="Tables in each new generation of the log; unchanged if not given, 4 in a new log.",
 )
 @_option(
     "--max-commits-per-second",
     type=click.FloatRange(0, min_open=True),
     envvar="ESCAPEMENT_MAX_COMMITS_PER_SECOND",
-    help="I/O budget: a busy broker commits larger groups instead; no limit by default.",
+    help="I/O budget: a busy broker at this limit commits larger groups. No limit by default.",
 )
 @_option(
     "--index-memory",
@@ -172,16 +172,17 @@ def serve(
     )
     host, port = listen
     config = ServerConfig(data, log_url, host, port, broker)
-    # The objects that exist by now stay. Without them, a garbage collection is some 30 ms shorter.
+    # The objects that exist by now live as long as the process. Excluding them makes each garbage
+    # collection some 30 ms shorter.
     gc.collect()
     gc.freeze()
     trio.run(partial(serve_until_stopped, config, _Announcement(_where(config))))
 
 
 class _Announcement:
-    """The line that says that the broker is ready, printed once.
+    """A callback that prints that the broker is ready, only on its first call.
 
-    The broker becomes ready again after it has repaired itself.
+    The server calls it whenever a broker becomes ready, again after the broker was repaired.
     """
 
     def __init__(self, log: str) -> None:
