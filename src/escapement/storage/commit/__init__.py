@@ -1,1 +1,1 @@
-"""The commit pipeline: items, group commits, lanes and their writers. Begin with ``commit.py``."""
+"""The commit pipeline, which makes changes durable in group commits. Begin with ``commit.py``."""

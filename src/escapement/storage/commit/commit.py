@@ -1,22 +1,23 @@
 """The commit pipeline, which makes everything durable in group commits.
 
-Publishes, acknowledgements, attempts and catalog changes share transactions. The pipeline
-has a few *lanes* (storage/commit/lane.py). Each lane is a task with a database connection.
-A topic belongs to one lane, ``topic_id % lanes``, so its groups commit in order. Lanes
-commit concurrently.
+An *item* (storage/commit/items.py) is something to make durable: published messages,
+acknowledgements, attempts, or SQL statements such as a change of the catalog. A *group commit*, or
+group, is one transaction for many items. The pipeline has a few *lanes* (storage/commit/lane.py).
+Each lane is a task with a database connection and a queue of items. A topic belongs to one lane,
+``topic_id % lanes``, so its groups commit in order. Lanes commit concurrently.
 
-The way of a message: ``submit(Append)`` → a group of its lane, which assigns its offset and
-its ``due_ms`` → COMMIT → ``on_commit(group)``. Invariants:
+The way of a message: ``submit(Append)`` → a group of its lane, which assigns its offset and its
+``due_ms`` → COMMIT → ``on_commit(group)``. Invariants:
 
-- ``on_commit`` is called exactly once for each durable group, synchronously, and for the
-  groups of a lane in order. It is never called for a group that is not durable (invariant 1).
-- An append ends in exactly one of ``on_commit`` or its ``fail``.
-- Offsets of a topic are assigned without gaps. An offset is assigned again only if it
-  certainly did not become durable.
-- Nothing is written once another broker has the lease's epoch (invariant 8).
+- ``on_commit`` is called exactly once for each durable group, synchronously, and for the groups of
+  a lane in order. It is never called for a group that is not durable (invariant 1).
+- For each append, either ``on_commit`` is called with its group, or its ``fail``, and never both.
+- Offsets of a topic are assigned without gaps. An offset is assigned again only if it certainly did
+  not become durable.
+- Nothing is written after another broker has taken the lease (invariant 8).
 
-The number of lanes may change from one start to the next: the journal is read by epoch
-first (storage/journal/journal.py), and each start has its own epoch.
+The number of lanes may change from one start of the broker to the next: the journal is read by
+epoch first (storage/journal/journal.py), and each start has its own epoch.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from escapement.storage.lease import Lease, Recorded
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.log import Log
 
-# Lanes overlap their waits for the disk. On few cores, more lanes gain nothing.
+# Lanes wait for the database's disk at the same time. On few cores, more lanes gain nothing.
 DEFAULT_LANES: Final = 4
-# Bodies waiting for commit, over all lanes: about a second of work for a fast disk.
+# Limit of the bytes that wait for commit in all lanes: about a second of work for a fast disk.
 DEFAULT_WAITING_BYTES: Final = 64 << 20
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ T = TypeVar("T")
 class CommitPipeline:
     """The commit pipeline. Open the topics, start ``run`` in a nursery, then submit items.
 
-    All methods belong to the event loop's thread.
+    Call all methods in the event loop's thread.
     """
 
     def __init__(
@@ -72,10 +73,14 @@ class CommitPipeline:
         """Create a pipeline that has not started.
 
         Args:
-          journal_ends: ``State.journal_ends`` of ``load_state``.
-          on_state: is called when the state of the database changes, but not when the
-            pipeline ends.
-          max_commits_per_second: limits the groups of all lanes together; None for no limit.
+          run: makes the blocking calls to the database.
+          on_commit: is called with each durable group.
+          journal_ends: by lane, the position of the last entry in the journal.
+          on_state: is called when :attr:`state` changes, but not when the pipeline ends.
+          max_lanes: limit of lanes. The engine may have a lower limit.
+          max_waiting_bytes: limit of the bytes that wait for commit. Beyond it, appends are refused
+            with ``Busy``.
+          max_commits_per_second: limit for all lanes together; None for no limit.
         """
         count = max(1, min(max_lanes, engine.max_lanes))
         recorded = Recorded(engine, lease)
@@ -109,27 +114,28 @@ class CommitPipeline:
 
     @property
     def state(self) -> State:
-        """The worst state of any lane."""
+        """Whether the database accepts writes: the worst state of any lane."""
         return self._state
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of appends and inbox entries that are neither durable nor failed."""
+        """Size of the appends, restatements and inbox entries that wait for commit."""
         return sum(lane.body_bytes for lane in self._lanes)
 
     @property
     def waiting_acks(self) -> int:
-        """Number of acknowledged offsets that are not durable yet, which limits dispatch."""
+        """Number of acknowledged offsets that are not durable yet. The broker limits them."""
         return sum(lane.ack_count for lane in self._lanes)
 
     def check_acks(self, count: int, most: int) -> None:
-        """Check that ``count`` more acknowledgements or cancellations can be stored.
+        """Check that ``count`` more acknowledgements or cancellations may be submitted.
 
         Args:
-          most: how many may wait for the database.
+          most: limit of acknowledged offsets that wait for commit, including these.
 
         Raises:
-          StorageReadOnly, StorageUnavailable: they cannot be stored now.
+          StorageReadOnly: if the database is read-only.
+          StorageUnavailable: if too many acknowledgements wait for commit.
         """
         if self._state is State.READ_ONLY:
             raise StorageReadOnly("the database is read-only; try again later")
@@ -140,29 +146,32 @@ class CommitPipeline:
 
     @property
     def has_room(self) -> bool:
-        """Whether the pipeline accepts an append now."""
+        """Whether the bytes that wait for commit are below their limit, so appends are accepted."""
         return self.waiting_bytes < self._max_waiting_bytes
 
     # -- topics ----------------------------------------------------------------
 
     def open_topic(self, topic_id: int, next_offset: int) -> None:
-        """Accept appends to the topic, beginning at ``next_offset``."""
+        """Accept appends to a topic from now on. The first message gets ``next_offset``."""
         assert topic_id not in self._next_offsets, f"topic {topic_id} is open"
         self._next_offsets[topic_id] = next_offset
 
     def shut_topic(self, topic_id: int, next_offset: int) -> None:
-        """Accept no appends until the topic is opened again. No item of it may be queued."""
+        """Accept no appends to a topic until it is opened again, because it becomes passive.
+
+        No item of the topic may wait for commit. ``next_offset`` must be the topic's next offset.
+        """
         assert self._next_offsets.pop(topic_id) == next_offset
 
     def topics(self) -> set[int]:
-        """Return the ids of topics with an item that is queued or being written."""
+        """Return the ids of the topics with items that wait for commit."""
         return {id for lane in self._lanes for id in lane.topics()}
 
     def close_topic(self, topic_id: int) -> None:
-        """Accept no more appends to the topic. Its queued appends fail with ``NotFound``.
+        """Accept no more appends to a topic. Its queued appends fail with ``NotFound``.
 
-        Call this before submitting the statement that deletes the topic. Then a group that
-        is being written commits before the delete, and no append can follow the delete.
+        Call this before submitting the statement that deletes the topic. Then a group that is being
+        written commits before the deletion, and no append can follow the deletion.
         """
         del self._next_offsets[topic_id]
         self._lane(topic_id).close_topic(topic_id)
@@ -170,12 +179,13 @@ class CommitPipeline:
     # -- submitting ------------------------------------------------------------
 
     def submit(self, item: Append | Restate | Acks | Attempts) -> None:
-        """Queue ``item`` for its topic's next group. O(1).
+        """Queue an item for the next group of its topic's lane. O(1).
 
         Raises:
-          Busy: an append while there is no room (see :meth:`room`).
-          StorageUnavailable: an append while the database does not answer.
-          StorageReadOnly: an append or acks while the database is read-only.
+          Busy: if the item is an append and there is no room (see :meth:`room`).
+          StorageUnavailable: if the item is an append or a restatement and the database does not
+            answer.
+          StorageReadOnly: if the database is read-only. Attempts are accepted even then.
         """
         if isinstance(item, Append):
             assert item.topic_id in self._next_offsets, f"topic {item.topic_id} is not open"
@@ -187,12 +197,18 @@ class CommitPipeline:
         self._lane(item.topic_id).submit(item)
 
     def doubt(self, error: StorageReadOnly) -> None:
-        """Treat the database as read-only until a lane's probe succeeds."""
+        """Treat the database as read-only, because another part of the broker got this error.
+
+        Each idle lane then connects again, which shows whether the database accepts writes.
+        """
         for lane in self._lanes:
             lane.doubt(error)
 
     async def room(self) -> None:
-        """Wait until there is room. An item submitted before the next await is accepted."""
+        """Wait until the bytes that wait for commit are below their limit.
+
+        An append that the caller submits before its next await is not refused as ``Busy``.
+        """
         await trio.lowlevel.checkpoint()
         while not self.has_room:
             await self._waiters.park()
@@ -200,13 +216,16 @@ class CommitPipeline:
     async def transact(
         self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
     ) -> T:
-        """Run ``statement`` in a group's transaction and return its result once durable.
+        """Run a function in the transaction of a group, and return its result after the commit.
 
-        The statement runs after the items of ``topic_id`` that are queued now. It runs in a
-        thread, may run more than once, and must only use the connection. If it raises, only
-        its own changes are rolled back, and the exception is raised here. If the caller is
-        cancelled, the statement may or may not have run. ``forgets`` names an event group
-        that the topic forgets in the same transaction.
+        If the caller is cancelled, the function may run later, or may have run.
+
+        Args:
+          statement: the function, which executes SQL statements. It runs in a thread, may run more
+            than once, and must only use the connection. If it raises, only its own changes are
+            rolled back, and the exception is raised here.
+          topic_id: run after the items of this topic that are queued now.
+          forgets: name of an event group of the topic that the function deletes.
         """
         wait = CommitWait()
         item = Statement(topic_id, statement, wait.end, wait.end, forgets=forgets)
@@ -218,17 +237,17 @@ class CommitPipeline:
         return value  # type: ignore[no-any-return]
 
     def writes_to(self, generation: Generation) -> bool:
-        """Return whether a group is under way that writes to this generation of the log."""
+        """Return whether any lane is writing a group to this generation of the log."""
         return any(lane.writes_to(generation) for lane in self._lanes)
 
     # -- running ---------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Commit groups until cancelled. "Started" when every lane has tried to connect.
+        """Commit groups until cancelled. Report "started" when each lane has tried to connect.
 
         Raises:
-          LeaseLost: another broker has taken over; nothing more was or will be written.
-          StorageError: any error that is neither an outage nor a conflict.
+          LeaseLost: if another broker has taken the lease. Nothing was written after that.
+          StorageError: if the database reports an error that waiting or repeating cannot solve.
         """
         try:
             async with trio.open_nursery() as nursery:
@@ -236,7 +255,7 @@ class CommitPipeline:
                     await nursery.start(lane.work)
                 task_status.started()
         except BaseExceptionGroup as group:
-            # Only the first lane to fail has the cause; its failure made the others raise.
+            # The first lane that failed has the cause. Its failure cancelled the other lanes.
             errors = group.subgroup(Exception)
             if errors is None:
                 raise
@@ -245,7 +264,7 @@ class CommitPipeline:
             self._waiters.unpark_all()
 
     async def drain(self) -> None:
-        """Wait until no item is queued or being written. An outage delays it: use a timeout."""
+        """Wait until no item waits for commit. Use a timeout, because an outage delays it."""
         await trio.lowlevel.checkpoint()
         while not all(lane.idle for lane in self._lanes):
             await self._waiters.park()
@@ -254,7 +273,10 @@ class CommitPipeline:
         return self._lanes[topic_id % len(self._lanes)]
 
     def _changed(self) -> None:
-        """Note that a lane made progress or changed its state."""
+        """Wake the tasks that wait for progress, and report a change of the pipeline's state.
+
+        A lane calls this when it has made progress or its state has changed.
+        """
         self._waiters.unpark_all()
         state = max((lane.state for lane in self._lanes), key=lambda state: state.value)
         if state is not self._state:

@@ -1,11 +1,11 @@
 """A group commit, and how a lane forms it from the submitted items.
 
-Pure: forming a group assigns offsets and fixes ``due_ms``. It does no I/O and reads no
-clock. It loops over batches, never over messages.
+A *group commit*, or group, is one transaction for many items (storage/commit/items.py). Forming a
+group assigns the offsets of new messages and fixes their due times. The items of a lane keep the
+order in which they were submitted. All appends of one topic in a group become one row of the log,
+or several if the row would be too large (:mod:`~escapement.storage.commit.group_rows`).
 
-The items of a lane keep the order in which they were submitted. All appends of one topic in
-a group become one row of the log. They are split only if the row would grow too large
-(:mod:`~escapement.storage.commit.group_rows`).
+Pure code: it does no I/O and reads no clock. It loops over batches, never over messages.
 """
 
 from __future__ import annotations
@@ -42,20 +42,24 @@ _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
 
 @dataclass(slots=True, eq=False)
 class TopicGroup:
-    """The appends of one topic in a group: offsets ``base_offset ... + len(due_ms)``."""
+    """The appends of one topic in a group commit.
+
+    Their messages have consecutive offsets, beginning with ``base_offset``, and the due times
+    ``due_ms``.
+    """
 
     topic_id: int
     base_offset: int
     due_ms: Int64s
     appends: list[Append]
-    base_offsets: list[int]  # of each append
+    base_offsets: list[int]  # offset of the first message of each append
 
     @property
     def end_offset(self) -> int:
         return self.base_offset + len(self.due_ms)
 
     def members(self) -> list[Member]:
-        """Return the offsets of the messages that belong to an event group, by event group."""
+        """Return, for each event group, the offsets of the new messages that belong to it."""
         found: dict[str, list[Int64s]] = {}
         for append, base in zip(self.appends, self.base_offsets, strict=True):
             for group, rows in append.members:
@@ -63,7 +67,7 @@ class TopicGroup:
         return [Member(group, np.concatenate(parts)) for group, parts in found.items()]
 
     def keys(self, accepted_at_ms: int) -> KeyTable | None:
-        """Return the dedup keys of the messages, or None if they have none."""
+        """Return the dedup keys of the new messages, or None if no message has one."""
         found = [
             (append.digests, base)
             for append, base in zip(self.appends, self.base_offsets, strict=True)
@@ -82,19 +86,22 @@ class TopicGroup:
 
 @dataclass(slots=True, eq=False)
 class Restated:
-    """A restatement in a group, and the due times that it sets; int64[n]."""
+    """A restatement of earlier messages in a group, and the due times that it gives to them."""
 
     item: Restate
     due_ms: Int64s
 
 
 class Moved(NamedTuple):
-    """The restatements of one topic, concatenated; int64[n] each."""
+    """The messages of one topic that the restatements of a group state again.
 
-    offsets: Int64s  # distinct, in no order
+    Columns of int64 with an element for each message.
+    """
+
+    offsets: Int64s  # distinct, in any order
     due_ms: Int64s
-    stale_ms: Int64s
-    bases: Int64s
+    stale_ms: Int64s  # the previous due times
+    bases: Int64s  # the key of the restatement's log row
 
     @classmethod
     def of(cls, moved: Sequence[Restated]) -> Moved:
@@ -109,7 +116,7 @@ class Moved(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """One group commit; ``on_commit`` receives it when it is durable."""
+    """One group commit. The pipeline passes it to ``on_commit`` when it is durable."""
 
     lane: int
     position: JournalPosition
@@ -119,10 +126,10 @@ class Group:
     restated: list[Restated] = field(default_factory=list)
     acks: list[Acks] = field(default_factory=list)
     attempts: list[Attempts] = field(default_factory=list)
-    inbox_entries: list[InboxEntry] = field(default_factory=list)  # of the acks, in their order
+    inbox_entries: list[InboxEntry] = field(default_factory=list)  # those of ``acks``
     statements: list[Statement] = field(default_factory=list)
-    log_bytes: int = 0  # size of its rows in the log, set when they are encoded
-    lags: list[Lag] = field(default_factory=list)  # lags of its acks, set when it is encoded
+    log_bytes: int = 0  # size of the group's log rows; set by ``encode_group``
+    lags: list[Lag] = field(default_factory=list)  # lag of ``acks``; set by ``encode_group``
 
     @property
     def seq(self) -> int:
@@ -130,24 +137,24 @@ class Group:
 
     @property
     def body_bytes(self) -> int:
-        """Size of its appends, restatements and inbox entries."""
+        """Size of the appends, restatements and new inbox entries of the group."""
         appends = sum(item.size_bytes for item in self.log_items)
         return appends + sum(inbox_entry.size_bytes for inbox_entry in self.inbox_entries)
 
     @property
     def log_items(self) -> list[Append | Restate]:
-        """The submitted items that write rows of the log."""
+        """The appends and restatements of the group, which write rows of the log."""
         appends: list[Append | Restate] = [a for topic in self.topics for a in topic.appends]
         return appends + [restated.item for restated in self.restated]
 
     @property
     def refusable(self) -> list[Refusable]:
-        """The submitted items that fail if the group is not written."""
+        """The items of the group that fail if it is not written. The other items stay queued."""
         return [*self.log_items, *self.statements]
 
     @property
     def items(self) -> Iterator[Item]:
-        """All submitted items of the group."""
+        """All items of the group."""
         return chain(self.refusable, self.acks, self.attempts)
 
     @property
@@ -157,7 +164,10 @@ class Group:
 
     @property
     def advances(self) -> list[Advance]:
-        """The progress of staged batches whose entries move into the log; one for each batch."""
+        """The progress of staged batches whose entries move into the log with this group.
+
+        There is one for each staged batch.
+        """
         appends = (append for topic in self.topics for append in topic.appends)
         return joined(one for append in appends for one in append.advances)
 
@@ -174,7 +184,15 @@ def form_group(
     generation: Generation,
     next_offsets: dict[int, int],
 ) -> Group:
-    """Form the group of ``items``, and move ``next_offsets`` of its topics forward.
+    """Form a group from items, and assign the offsets of its new messages.
+
+    Args:
+      items: in the order in which they were submitted.
+      lane: the number of the lane.
+      seq: the number of the group in its lane's journal.
+      accepted_at_ms: the time from which delays count.
+      generation: the generation of the log to write to.
+      next_offsets: by topic id, the next free offset. It is moved past the new messages.
 
     Complexity: O(items + messages), the messages in numpy.
     """

@@ -1,4 +1,8 @@
-"""Encoding of a group commit: the rows of the log and the entry of the journal. Pure."""
+"""Encoding of a group commit as rows of the log and an entry of the journal.
+
+A group commit (storage/commit/group.py) writes one row of the log for each of its topics, and one
+journal entry with everything else. Pure code: it does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,17 @@ from escapement.storage.journal.entry import (
 from escapement.storage.log.log_row import Restating, encode_row
 from escapement.storage.log.log_table import NewRow, RowKey
 
-# A row must fit a packet of the database (16 MiB by default) with room to spare. Only a
-# group with a body of several megabytes comes near this limit.
+# Limit of the size of a log row, which must fit into a packet of the database, 16 MiB by default.
+# Only a group with batches of several megabytes reaches this limit.
 MAX_ROW_BYTES: Final = 8 << 20
 
 
 def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
-    """Return the rows that make ``group`` durable. Copies all bodies once: run it in a thread."""
+    """Return the log rows and the journal entry of a group commit.
+
+    Also sets ``log_bytes`` and ``lags`` of the group. It copies all messages once, so run it in a
+    thread.
+    """
     rows = [row for topic in group.topics for row in _encode_topic(group, topic)]
     rows += [_encode_restated(group, restated) for restated in group.restated]
     group.log_bytes = sum(len(row.data) for row in rows)
@@ -55,7 +63,7 @@ def _encode_topic(group: Group, topic: TopicGroup) -> list[NewRow]:
     rows = []
     first = 0
     while first < len(appends):
-        # One row takes at least one body, and as many as fit.
+        # Put one batch into a row, and as many of the next ones as fit.
         size, end = 0, first
         while end < len(appends):
             size += appends[end].size_bytes
@@ -141,7 +149,10 @@ def _grouped(group: Group) -> list[Grouped]:
 
 
 def _producers(group: Group) -> list[ProducerMark]:
-    """Return the last append of each named producer. Its appends are in sequence order."""
+    """Return the progress of each named producer after this group.
+
+    The appends of a producer are in the order of their sequences, so the last one decides.
+    """
     marks: dict[int, ProducerMark] = {}
     for topic in group.topics:
         for append, base in zip(topic.appends, topic.base_offsets, strict=True):

@@ -1,7 +1,14 @@
-"""The items of a group commit, as they are submitted to the commit pipeline.
+"""The items that are submitted to the commit pipeline.
 
-Each item names its topic and its size, and most have a callback for failure. Groups are
-formed in :mod:`~escapement.storage.commit.group`.
+An *item* is something to make durable: published messages (:class:`Append`), rescheduled or
+relocated ones (:class:`Restate`), acknowledgements (:class:`Acks`), counted attempts
+(:class:`Attempts`), or SQL statements (:class:`Statement`). Each item names its topic and its size.
+The items that wait together become one *group commit*, a transaction that
+:mod:`~escapement.storage.commit.group` forms.
+
+Appends, restatements and statements fail while the database accepts no writes. Then the pipeline
+calls their ``fail``. Acknowledgements and attempts stay queued until they are durable. The field
+``context`` is for the submitter, who finds it in the group after the commit.
 """
 
 from __future__ import annotations
@@ -22,20 +29,22 @@ from escapement.storage.inbox.staged_batch import Advance
 
 
 def _ignore(error: EscapementError) -> None:
-    """Ignore the failure of an append that has no waiter."""
+    """Ignore a failure. This is the ``fail`` of items whose submitter does not set one."""
 
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """A batch for the log. ``fail`` is called once if the batch will not become durable.
+    """A batch of messages to append to the log of a topic.
 
-    ``entry_ids`` are the inbox entries that the batch was read from. The same transaction
-    deletes them. For inbox entries of bulk jobs, ``advances`` gives the new progress of their
-    staged batches instead. ``digests`` are the messages' dedup keys, V16[count]. ``members``
-    maps rows of the batch to event groups.
+    ``body`` is the encoded batch. ``fail`` is called once if the batch will not become durable.
+    ``entry_ids`` are the ids of the inbox entries that the batch was read from. The same
+    transaction deletes them. For inbox entries of bulk jobs, ``advances`` is the new progress of
+    their staged batches instead. ``digests`` are the digests of the messages' dedup keys,
+    V16[count]. ``members`` are the rows of the batch that belong to event groups.
 
-    If all messages of a batch are stored already, the batch has no messages and no body. It
-    records its producer's progress, and is confirmed after all items submitted before it.
+    If all messages of a published batch are stored already, ``count`` is 0 and ``body`` is empty.
+    Such an append records the progress of its producer. It is confirmed after all items submitted
+    before it, which may include the duplicates of its messages.
     """
 
     topic_id: int
@@ -59,10 +68,12 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class Restate:
-    """Earlier messages with new times, or with unchanged times if ``times`` is None.
+    """A restatement: a log row that states earlier messages of a topic again.
 
-    ``fail`` is called once if the restatement will not become durable. ``base_offset`` is the
-    negative key of its row, never used before. ``offsets`` ascend.
+    It gives the messages new times (they were rescheduled), or the same times if ``times`` is None
+    (they are relocated to a newer part of the log). ``base_offset`` is the key of the row: a
+    negative number that the topic has never used before. ``offsets`` are those of the messages,
+    ascending. ``fail`` is called once if the restatement will not become durable.
     """
 
     topic_id: int
@@ -84,12 +95,13 @@ class Restate:
 
 @dataclass(slots=True, eq=False)
 class Acks:
-    """Offsets that a subscription acknowledged. They stay queued until they are durable.
+    """Offsets of messages that a subscription acknowledged, or of cancelled messages.
 
-    ``inbox_entries`` are inbox entries that the acknowledgement causes (a dead letter, a
-    follow-up). They become durable with it. If ``subscription_id`` is the negative id of the
-    topic, the offsets are cancelled messages. ``timing`` covers acknowledgements of consumers
-    only. ``lapsed`` are those of the offsets that expired or were dropped before delivery.
+    For cancelled messages, ``subscription_id`` is the negative id of the topic. ``inbox_entries``
+    are inbox entries that the acknowledgements cause, such as dead letters. They become durable in
+    the same transaction. ``timing`` has the delivery times of messages that consumers acknowledged,
+    from which the lag is counted. ``lapsed`` are those of ``offsets`` that expired or were dropped
+    before any delivery.
     """
 
     topic_id: int
@@ -112,7 +124,11 @@ class Acks:
 
 @dataclass(slots=True, eq=False)
 class Attempts:
-    """Attempts counted for messages of a subscription. They stay queued until durable."""
+    """Delivery attempts of messages that a subscription has not acknowledged.
+
+    The columns have the offset of each message, its number of deliveries with flags, the time of
+    its next attempt, and its due time.
+    """
 
     topic_id: int
     subscription_id: int
@@ -128,7 +144,12 @@ class Attempts:
 
 @dataclass(slots=True, eq=False)
 class Statement:
-    """A function to run in the group's transaction. It may run more than once."""
+    """A function that executes SQL statements in the transaction of a group commit.
+
+    ``run`` is called in a thread, and again if the transaction is repeated. Its result is in
+    ``value``. An exception that it raises is in ``error``, and rolls back only its own changes.
+    ``settle`` is called after the commit, or ``fail`` if the group was not committed.
+    """
 
     topic_id: int
     run: Callable[[Connection], Any]
@@ -137,9 +158,9 @@ class Statement:
     value: Any = None
     error: Exception | None = None
     size_bytes: int = 0
-    forgets: str = ""  # an event group of the topic that the statement deletes
+    forgets: str = ""  # name of an event group that the statement deletes; "": none
 
 
-# Items that fail if the database accepts no writes. The others stay queued.
+# The items that fail while the database accepts no writes. The others stay queued.
 Refusable = Append | Restate | Statement
 Item = Refusable | Acks | Attempts

@@ -1,25 +1,25 @@
-"""One lane of the commit pipeline: a queue, a task, and one group at a time.
+"""One lane of the commit pipeline: a queue of items, and the task that commits them in groups.
 
-The lane decides which items form the next group, and how to handle a failure.
-storage/commit/writer.py does the writing and is called through ``run``. Submitting is
-synchronous, and so is everything after a COMMIT: ``on_commit`` is called once for each
-group, in order.
+An *item* (storage/commit/items.py) is something to make durable, such as published messages or
+acknowledgements. A *group* is one transaction for many items. A lane writes one group at a time. It
+decides which items form the next group, and how to handle a failure. It makes the blocking calls to
+:class:`~escapement.storage.commit.writer.Writer` through ``run``. Submitting is synchronous, and so
+is everything after a COMMIT: ``on_commit`` is called once for each group, in order.
 
 How a lane handles failures of the database:
 
-- **Connection lost before COMMIT was sent.** Nothing of the group is stored. The lane
-  reconnects once immediately, because a connection that was cut while idle is not an outage.
-  If that works, it writes the same group again. If not, the lane is *down*: the group's
-  appends and statements fail with a retryable error, ``next_offset`` moves back, and its
-  acks, attempts and inbox entries stay queued. The lane refuses new appends until a probe
-  succeeds.
-- **Connection lost while waiting for the reply to COMMIT.** The group is neither confirmed
-  nor failed. The lane assigns none of its offsets again before it has read back whether the
-  group is stored. If it is not, the lane writes it again: no publisher has seen a failure.
-- **Read-only.** As in the first case, but acks are refused as well. A lane that is not
-  writing learns of it from another part of the broker (``doubt``).
+- **Connection lost before COMMIT was sent.** Nothing of the group is stored. The lane reconnects
+  once immediately, because a connection that was cut while idle is not an outage. If that works, it
+  writes the same group again. If not, the lane is *down*: the group's appends and statements fail
+  with a retryable error, ``next_offset`` moves back, and its acks, attempts and inbox entries stay
+  queued. The lane refuses new appends until a *probe*, an attempt to connect, succeeds.
+- **Connection lost while waiting for the reply to COMMIT.** The group is neither confirmed nor
+  failed. The lane assigns none of its offsets again before it has read back whether the group is
+  stored. If it is not, the lane writes it again: no publisher has seen a failure.
+- **Database is read-only.** The lane handles this as a lost connection, but refuses acks as well. A
+  lane that is not writing learns of it from another part of the broker (``doubt``).
 - **Deadlock or lock timeout.** The lane writes the same group again.
-- Any other error, and the loss of the lease, ends the lane with that error.
+- **Any other error, and the loss of the lease.** The lane ends with that error.
 """
 
 from __future__ import annotations
@@ -52,27 +52,28 @@ from escapement.storage.log.log import Log
 
 logger = logging.getLogger(__name__)
 
-# Target size of a group. Beyond about 1 MB the fixed cost of a COMMIT no longer shows, but
-# the wait of the items after it does.
+# Target size of a group. In larger groups the fixed cost of a COMMIT is negligible, but the items
+# of the next group wait longer.
 GROUP_BYTES: Final = 1 << 20
-# Statements in one group. Each needs several round trips, which delay the group's appends.
+# Limit of statements in one group. Each needs several round trips, which delay the group's appends.
 GROUP_STATEMENTS: Final = 64
-# The first probes after a failure come quickly: most outages are a restart.
+# Pauses between attempts to reach the database: the first, and the longest. They double. The first
+# is short, because most outages are a restart of the server.
 FIRST_PROBE_S: Final = 0.05
 LAST_PROBE_S: Final = 2.0
 
 
 class State(enum.Enum):
-    """Whether writes succeed. A greater value is a worse state."""
+    """Whether the database accepts the writes of a lane. A greater value is a worse state."""
 
     UP = 0
-    DOWN = 1
+    DOWN = 1  # the database cannot be reached
     READ_ONLY = 2
     ENDED = 3  # the lane never writes again
 
 
 class Lane:
-    """A queue of items and the task that commits them. For the event loop's thread."""
+    """One lane of the commit pipeline. Call all methods in the event loop's thread."""
 
     def __init__(
         self,
@@ -90,8 +91,9 @@ class Lane:
     ) -> None:
         self.number = number
         self.state = State.DOWN
-        self.body_bytes = 0  # of appends and inbox entries, queued or being written
-        self.ack_count = 0  # offsets, queued or being written
+        # Size of the appends, restatements and inbox entries that are queued or being written.
+        self.body_bytes = 0
+        self.ack_count = 0  # acknowledged offsets that are queued or being written
         self._last_seq = last_seq
         self._writer = writer
         self._log = log
@@ -113,23 +115,25 @@ class Lane:
         return not self._queue and self._group is None
 
     def topics(self) -> set[int]:
-        """Return the ids of topics with an item that is queued or being written."""
+        """Return the ids of the topics with items that are queued or being written."""
         found = {item.topic_id for item in self._queue}
         if (group := self._group) is not None:
             found.update(item.topic_id for item in group.items)
         return found
 
     def writes_to(self, generation: Generation) -> bool:
-        """Return whether a group is under way that writes to this generation of the log."""
+        """Return whether the lane is writing a group to this generation of the log."""
         return self._group is not None and self._group.generation.id == generation.id
 
     def submit(self, item: Item) -> None:
-        """Queue ``item`` for the next group.
+        """Queue an item for the next group.
+
+        Attempts are always accepted, because they record events that have happened.
 
         Raises:
-          StorageUnavailable, StorageReadOnly: appends and statements unless the lane is up,
-            acks while it is read-only. Attempts are always accepted, because they record
-            events that have happened.
+          StorageUnavailable: if the lane is down or has ended, and the item is an append, a
+            restatement or a statement.
+          StorageReadOnly: if the database is read-only and the item is not attempts.
         """
         if self.state is not State.UP and (
             isinstance(item, Refusable)
@@ -145,9 +149,9 @@ class Lane:
         self._wake.set()
 
     def doubt(self, error: StorageReadOnly) -> None:
-        """Treat the database as read-only until a probe succeeds.
+        """Treat the database as read-only until an attempt to connect succeeds.
 
-        This does not apply while a group is being written: its write detects the state.
+        Has no effect while a group is being written, because that finds out by itself.
         """
         if self.state is State.UP and self._group is None:
             self._go_down(error)
@@ -162,7 +166,7 @@ class Lane:
             self._fail(gone, NotFound("the topic was deleted"))
 
     async def work(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Commit groups until cancelled. "Started" after the first attempt to connect."""
+        """Commit groups until cancelled. Report "started" after the first attempt to connect."""
         error: EscapementError = ShuttingDown("the broker is stopping")
         try:
             await self._try_connect()
@@ -215,7 +219,7 @@ class Lane:
         return self._group
 
     async def _commit(self, group: Group) -> None:
-        """Write ``group`` until it is durable or an outage fails it."""
+        """Write a group, and repeat that until it is durable or an outage makes it fail."""
         tries = 0
         pause_s = FIRST_PROBE_S
         while True:
@@ -228,7 +232,7 @@ class Lane:
                 logger.warning("lane %d: %s; retrying", self.number, error)
             except StorageUnavailable as error:
                 if self._unknown:
-                    # The group is neither confirmed nor failed. Fail the items after it now.
+                    # This group stays neither confirmed nor failed. Fail the queued items now.
                     self._go_down(error)
                 elif tries or isinstance(error, StorageReadOnly):
                     self._give_back(group, error)
@@ -236,14 +240,14 @@ class Lane:
             else:
                 self._finish(group)
                 return
-            # Retry the first time at once: usually only the connection broke.
+            # The first retry is immediate, because usually only the connection broke.
             if tries:
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PROBE_S)
             tries += 1
 
     async def _write(self, group: Group) -> None:
-        """Write ``group``, unless reading back shows that it is durable already."""
+        """Write a group once. Skip that if an earlier COMMIT without a reply has stored it."""
         if not self._writer.connected:
             await self._run(self._writer.connect)
         if self._unknown and await self._run(self._writer.is_durable, group):
@@ -252,7 +256,7 @@ class Lane:
         await self._run(self._writer.write, group)
 
     def _finish(self, group: Group) -> None:
-        """Complete a durable ``group`` in one synchronous step."""
+        """Report a durable group to the submitters of its items, in one synchronous step."""
         self._group = None
         self._unknown = False
         self._last_seq = group.seq
@@ -266,12 +270,13 @@ class Lane:
         self._on_change()
 
     def _give_back(self, group: Group, error: StorageUnavailable) -> None:
-        """Requeue the acks and attempts of ``group``, which is not stored, and fail the rest."""
+        """Give up a group that is not stored. Queue its acks and attempts again, fail the rest."""
         self._group = None
         for topic in group.topics:
             if topic.topic_id in self._next_offsets:
                 self._next_offsets[topic.topic_id] = topic.base_offset
-        # Attempts come first: a cancellation must not overtake the attempts before it.
+        # Attempts go first: cancellations are among the acks, and must not become durable before
+        # the attempts that came before them.
         self._queue.extendleft(reversed([*group.attempts, *group.acks]))
         self._go_down(error)
         self._fail(group.refusable, error)
@@ -292,14 +297,18 @@ class Lane:
 
     async def _until_up(self) -> None:
         if self.state is not State.UP and self._writer.connected:
-            await self._run(self._writer.disconnect)  # connecting again is the probe
+            # Connecting again shows whether the database accepts writes.
+            await self._run(self._writer.disconnect)
         pause_s = FIRST_PROBE_S
         while not (self.state is State.UP or await self._try_connect()):
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PROBE_S)
 
     def _go_down(self, error: StorageUnavailable) -> None:
-        """Fail queued appends and statements, and refuse new ones until the lane is up."""
+        """Note that the database accepts no writes, and fail the queued appends and statements.
+
+        New ones are refused until the lane is up.
+        """
         self._why = error
         refused = [item for item in self._queue if isinstance(item, Refusable)]
         self._queue = deque(item for item in self._queue if not isinstance(item, Refusable))
@@ -326,7 +335,7 @@ class Lane:
         self._on_change()
 
     def _abandon(self, error: EscapementError) -> None:
-        """End the lane and fail all appends and statements that it holds."""
+        """End the lane. Fail all appends and statements that are queued or being written."""
         self.state, self._why = State.ENDED, StorageUnavailable(f"commits have ended: {error}")
         if (group := self._group) is not None:
             self._group = None

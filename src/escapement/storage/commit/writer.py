@@ -1,16 +1,18 @@
-"""The blocking half of a lane: one database connection and the writes through it.
+"""The blocking half of a lane of the commit pipeline: its connection, and the writing of groups.
 
-Everything here runs in a thread, one call at a time. It decides nothing and knows no event
-loop. A group is one transaction, in this order: delete moved inbox entries, run statements,
-insert new inbox entries, check the lease, record the progress of staged batches, insert log
-rows and the journal row, COMMIT. From the lease check on, all statements are sent together.
-So a group of messages and acknowledgements waits for the database twice: for these
-statements, and for the COMMIT, which is sent only after the lease check has passed. The steps
-before them follow a lease check of their own. A group that has such steps records the
-progress of staged batches there as well.
+Everything here runs in a thread, one call at a time. The lane (storage/commit/lane.py) decides what
+to call. A *group* is a group commit: one transaction, which writes in this order:
 
-If a method raises, nothing of the group was committed. The exception is ``OutcomeUnknown``:
-then :meth:`Writer.is_durable` finds out.
+1. Delete inbox entries that move to the log, run the submitted statements, insert new inbox
+   entries. This step begins with a lease check of its own. A group without any of these skips it.
+2. Check the lease, record the progress of staged batches, insert the log rows and the journal row.
+   All of this is sent together, and waits for the database once. If the group has step 1, the
+   progress of staged batches is recorded there.
+3. COMMIT. It is sent only after the lease check has passed.
+
+So a group of messages and acknowledgements waits for the database twice. If a method raises, the
+group is not committed, with one exception: after ``OutcomeUnknown`` it may be, and
+:meth:`Writer.is_durable` finds out.
 """
 
 from __future__ import annotations
@@ -33,33 +35,34 @@ logger = logging.getLogger(__name__)
 
 
 class Writer:
-    """The connection of one lane, created once and reconnected as often as needed."""
+    """The database connection of one lane. It is opened again whenever it was lost."""
 
     def __init__(self, engine: Engine, lease: Lease, recorded: Recorded) -> None:
         self._engine = engine
         self._lease = lease
         self._recorded = recorded
         self._connection: Connection | None = None
-        self._last_id = 0  # of the previous connection, which the server may still have open
+        # Id of the previous connection, which the server may still have open; 0: none.
+        self._last_id = 0
 
     @property
     def connected(self) -> bool:
         return self._connection is not None
 
     def connect(self) -> None:
-        """Connect, and prove that the connection can write for this lease.
+        """Connect to the database, if not connected, and check that it accepts this owner's writes.
 
         Raises:
           StorageUnavailable, StorageReadOnly, TransactionAborted: try again later.
-          LeaseLost: another broker has the lease; trying again is of no use.
+          LeaseLost: another broker has the lease, so do not try again.
         """
         if self._connection is None:
             try:
                 self._connection = self._connect_once()
             except TransactionAborted:
-                # The previous connection hangs in a transaction that holds the lease row.
-                # It is killed only when needed: after a restart of the server its id may
-                # belong to another connection.
+                # The previous connection hangs in a transaction that locks the lease row. Kill it
+                # only now that this is known: after a restart of the server its id may belong to
+                # another connection.
                 if not self._last_id:
                     raise
                 logger.warning("killing our previous connection %d", self._last_id)
@@ -76,7 +79,13 @@ class Writer:
         return connection
 
     def write(self, group: Group) -> None:
-        """Make ``group`` durable."""
+        """Write a group in one transaction and commit it.
+
+        Raises:
+          OutcomeUnknown: the COMMIT got no reply; see :meth:`is_durable`.
+          LeaseLost: another broker has the lease.
+          StorageUnavailable, StorageReadOnly, TransactionAborted: try again later.
+        """
         connection = self._open
         try:
             connection.begin()
@@ -93,9 +102,12 @@ class Writer:
             raise
 
     def _prepare(self, connection: Connection, group: Group) -> None:
-        """Make the changes that need round trips of their own, after a lease check."""
+        """Check the lease, then make the changes of a group that come before its log rows.
+
+        These are inbox entries, the progress of staged batches, and submitted statements.
+        """
         check(self._engine, connection, self._lease)
-        # Before the statements: one may delete the topic, and with it its staged batches.
+        # This goes before the statements: one may delete the topic with its staged batches.
         if ids := group.entry_ids:
             inbox.remove(connection, ids)
         if advances := group.advances:
@@ -108,10 +120,10 @@ class Writer:
     def _insert(
         self, connection: Connection, group: Group, advances: Sequence[staged_batch.Advance]
     ) -> None:
-        """Lock and check the lease and write log and journal in one round trip.
+        """Check the lease and insert the group's log rows and journal row, all sent together.
 
         Args:
-          advances: progress of staged batches to record in the same round trip.
+          advances: progress of staged batches to record at the same time.
         """
         rows, entry = encode_group(group)
         entry_step = journal.insertion(
@@ -130,23 +142,25 @@ class Writer:
                 [lease_step, *staged_batch_steps, *log_steps, entry_step]
             )
         except DuplicateKey:
-            check(self._engine, connection, self._lease)  # a new lease holder may own the rows
+            # Another broker that has taken the lease may have written rows with these keys.
+            check(self._engine, connection, self._lease)
             raise
         if len(found) <= len(advances):
-            check(self._engine, connection, self._lease)  # a row is missing: the lease's?
+            # A row is missing: that of the lease or that of a staged batch.
+            check(self._engine, connection, self._lease)
         answer(self._lease, found[:1])
         staged_batch.check_advanced(advances, found[1:])
 
     def is_durable(self, group: Group) -> bool:
-        """Return whether ``group``, whose COMMIT got no reply, is durable.
+        """Return whether a group whose COMMIT got no reply is durable.
 
-        The transaction that wrote it has ended: it held the lease row in share mode, and
-        connecting has changed that row since. While this broker has the lease, no other broker
-        deletes journal rows, and this broker trims only entries that it knows. So the result
-        of reading is final.
+        It is if the journal has the group's row. The result is final, because the transaction that
+        wrote the row has ended: it locked the lease row in share mode, and connecting again has
+        changed that row since. While this broker has the lease, no other broker deletes journal
+        rows, and this broker deletes only rows of groups that it knows to be durable.
 
-        A server may show a commit before it has reached the disk. So a row that is found is
-        changed slightly and committed again, which puts everything before it on disk.
+        A server may show a commit before it is on disk. So a row that is found is changed slightly
+        and committed again, which puts both commits on disk.
         """
         connection = self._open
         key = (self._lease.bundle_id, group.lane, group.seq)
@@ -166,7 +180,7 @@ class Writer:
         return found is not None
 
     def disconnect(self) -> None:
-        """Close the connection; the server rolls back its open transaction."""
+        """Close the connection. The server rolls back its open transaction."""
         if self._connection is not None:
             self._last_id = self._connection.id
             self._connection.close()
@@ -179,7 +193,11 @@ class Writer:
 
 
 def _run(connection: Connection, statement: Statement) -> None:
-    """Run a statement so that its failure rolls back its own changes only."""
+    """Run a submitted statement, and store its result in it.
+
+    If the statement raises, only its own changes are rolled back, and the exception is stored.
+    Errors of the connection, the transaction or the lease are raised.
+    """
     connection.execute("SAVEPOINT statement")
     statement.value = statement.error = None
     try:
