@@ -1,1 +1,4 @@
-"""The named objects: namespaces, topics, subscriptions and producers, active or passive."""
+"""The named objects of a broker: namespaces, topics, subscriptions and producers.
+
+Begin with ``registry.py``.
+"""

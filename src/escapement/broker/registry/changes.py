@@ -15,12 +15,16 @@ from escapement.storage.engine.base import Connection
 
 T = TypeVar("T")
 
-# The pause between two steps of slow work, so that commits come first.
+# The pause between two steps of slow work, in which waiting group commits get their turn.
 _BREATH_S: Final = 0.05
 
 
 class Transact(Protocol):
-    """A function that runs a statement in a transaction. It returns when that is durable."""
+    """A function that runs a statement in a transaction, and returns when that is durable.
+
+    ``topic_id`` names the topic that the statement changes, if it changes one. ``forgets`` names a
+    group of that topic that the statement deletes.
+    """
 
     async def __call__(
         self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
@@ -28,7 +32,7 @@ class Transact(Protocol):
 
 
 async def step_by_step(transact: Transact, step: Callable[[Connection], bool]) -> None:
-    """Run short transactions, with pauses, until one reports that nothing is left."""
+    """Repeat a step in short transactions, with pauses, until it returns False: nothing is left."""
     more = True
     while more:
         more = await transact(step)
@@ -44,7 +48,7 @@ class Changes:
 
     @asynccontextmanager
     async def alone(self, name: str) -> Any:
-        """Hold the lock of a name, so that its changes happen one after the other."""
+        """Hold the lock of a name, so that changes of the named object do not overlap."""
         lock = self._locks.setdefault(name, trio.Lock())
         try:
             async with lock:
@@ -56,10 +60,11 @@ class Changes:
     async def durably(
         self, statement: Callable[[Connection], T], *, topic_id: int = 0, forgets: str = ""
     ) -> T:
-        """Change the database. A cancellation takes effect only afterwards.
+        """Run a statement in a transaction, and return its result once it is durable.
 
-        The caller must enter a durable change in memory too, or the broker would not know it until
-        the next start. An outage ends the wait with an error, so the wait is never long.
+        A cancellation takes effect only afterwards: the caller must make the same change in memory,
+        or the broker would not know of it until the next start. If the database is unavailable,
+        this raises an error, so the wait is never long.
         """
         with trio.CancelScope(shield=True):
             value: T = await self._transact(statement, topic_id=topic_id, forgets=forgets)

@@ -1,4 +1,9 @@
-"""Namespaces: groups of topics of a tenant, with settings for delays and a policy."""
+"""Namespaces: groups of topics of a tenant, with delay settings and a policy.
+
+The delay settings are the *tick*, at whose multiples delayed messages fall due, and the
+*granularity*, the time span of one partition of the delayed index. A namespace that is being
+deleted with everything in it is *condemned*: the broker creates nothing in it any more.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +28,10 @@ from escapement.storage.inbox.schedule import has_schedules
 
 MIN_TICK_MS: Final = 1
 MAX_TICK_MS: Final = 3_600_000
-# Ten weeks. Larger windows would be hard to plan.
+# Ten weeks. A topic reads at most one partition of the index into its timing wheel at a time, and
+# longer reads would be hard to plan.
 MAX_GRANULARITY_MS: Final = 10 * 7 * 86_400_000
-# The namespace of topics that are named by one word.
+# The namespace of topics whose names have only one part, such as "orders".
 DEFAULT_NAME: Final = NamespaceName(DEFAULT_TENANT, DEFAULT_NAMESPACE)
 
 
@@ -33,6 +39,7 @@ class Namespaces:
     """All namespaces of a broker.
 
     Args:
+      changes: makes changes durable, one at a time for each namespace.
       in_use: returns whether a namespace has topics.
       on_change: awaited after the settings of a namespace have changed.
     """
@@ -68,19 +75,19 @@ class Namespaces:
         return (namespace for _, namespace in sorted(self._by_name.items()))
 
     def find(self, name: NamespaceName) -> Namespace:
-        """Return a namespace. Raises ``NotFound``."""
+        """Return the namespace of this name. Raises ``NotFound``."""
         found = self._by_name.get(name.full)
         if found is None:
             raise NotFound(f"there is no namespace {name.full}; create it first")
         return found
 
     def policy(self, name: NamespaceName) -> NamespacePolicy:
-        """Return the policy of a namespace; the defaults if it does not exist."""
+        """Return the policy of a namespace; the default policy if it does not exist."""
         found = self._by_name.get(name.full)
         return NamespacePolicy() if found is None else found.policy
 
     def full_name(self, namespace_id: int) -> str:
-        """Return the full name of a namespace."""
+        """Return the full name, such as ``shop/eu``, of the namespace with this id."""
         return self._names[namespace_id]
 
     async def create(self, name: NamespaceName) -> Namespace:
@@ -98,7 +105,7 @@ class Namespaces:
             return namespace
 
     async def ensure(self, name: NamespaceName) -> Namespace:
-        """Return a namespace. Create it with the defaults if it does not exist."""
+        """Return the namespace of this name; create it with default settings if necessary."""
         found = self._by_name.get(name.full)
         if found is not None:
             return found
@@ -115,13 +122,19 @@ class Namespaces:
         granularity_ms: int | None = None,
         tick_ms: int | None = None,
     ) -> Namespace:
-        """Change the delay settings of a namespace; takes effect at once. P2, P4.
+        """Change the delay settings of a namespace; they take effect at once. P2, P4.
 
         The default namespace is created if necessary.
 
+        Args:
+          enabled: whether messages may be sent with a delay.
+          granularity_ms: the new granularity; None or 0 keeps the present one.
+          tick_ms: the new tick; None or 0 keeps the present one.
+
         Raises:
           NotFound: if the namespace does not exist.
-          InvalidRequest: if granularity and tick do not fit each other.
+          InvalidRequest: if the tick or the granularity is out of range, or if the tick is longer
+            than the granularity.
         """
         if name == DEFAULT_NAME:
             await self.ensure(name)
@@ -145,7 +158,10 @@ class Namespaces:
             return new
 
     async def update(self, name: NamespaceName, changes: Mapping[str, Any]) -> Namespace:
-        """Change a namespace's policy; takes effect at once.
+        """Change a namespace's policy; the change takes effect at once.
+
+        Args:
+          changes: the new values, by the names of the policy's fields.
 
         Raises:
           NotFound: if the namespace does not exist.
@@ -174,9 +190,10 @@ class Namespaces:
             )
 
     async def condemn(self, name: NamespaceName) -> int:
-        """Begin to delete a namespace with everything in it, durably. Return its id.
+        """Mark a namespace durably for deletion with everything in it. Return its id.
 
-        Raises ``NotFound``.
+        From then on the broker creates nothing in it. :mod:`~escapement.broker.deletion` does the
+        deletion. Raises ``NotFound``.
         """
         async with self._changes.alone(name.full):
             namespace = self.find(name)

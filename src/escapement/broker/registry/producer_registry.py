@@ -1,4 +1,8 @@
-"""The producers of all topics, by name: those of an active topic are in its ``producers``."""
+"""The producers of all topics, by name.
+
+An active topic, which has a runtime (:class:`~escapement.broker.topic.topic.Topic`), has its
+producers in ``Topic.producers``. The registry has the producers of passive topics.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +30,15 @@ class ProducerRegistry:
         self._clock = clock
         self._changes = changes
         self._check_there = check_there
-        self._waiting: dict[int, dict[str, Producer]] = {}  # of passive topics, by id and name
+        self._waiting: dict[int, dict[str, Producer]] = {}  # by passive topic's id, and name
 
     def load(self, records: Iterable[ProducerRecord]) -> None:
-        """Enter the stored producers, at the start."""
+        """Add the producers that the database has, when the broker starts."""
         for record in records:
             self._waiting.setdefault(record.topic_id, {})[record.name] = Producer.of(record)
 
     def enter(self, topic: Topic) -> None:
-        """Give a topic that becomes active its producers."""
+        """Move the producers of a topic that becomes active into its runtime."""
         topic.producers.update(self._waiting.pop(topic.id, {}))
 
     def leave(self, topic_id: int, producers: dict[str, Producer]) -> None:
@@ -45,14 +49,17 @@ class ProducerRegistry:
     async def open(
         self, topic: Topic, name: str, epoch: int, settled: Callable[[Producer], Awaitable[None]]
     ) -> tuple[Producer, int]:
-        """Return the producer of a name, and the epoch under which it is held from now on.
+        """Return the producer of a name, and the epoch under which the caller holds the name.
+
+        A producer that does not exist is created. Its *epoch* grows each time a connection takes
+        its name over. A connection that reconnects gives the epoch that it had, and keeps it.
 
         Args:
-          epoch: -1 to take the name over, or the epoch under which it was held.
-          settled: waits until no batch of the producer is in progress.
+          epoch: the epoch that a reconnecting holder of the name had; -1 to take the name over.
+          settled: waits until no batch of the producer is in the commit pipeline.
 
         Raises:
-          ProducerFenced: if the name has a newer epoch than the one given.
+          ProducerFenced: if another connection has taken the name over since ``epoch``.
           NotFound: if the topic was deleted.
         """
         async with self._changes.alone(f"{topic.name.full}\nproducer\n{name}"):
@@ -75,7 +82,10 @@ class ProducerRegistry:
             return producer, record.epoch
 
     def forget(self, ids: set[int], active: Iterable[Topic]) -> list[int]:
-        """Forget those of these producers that no connection holds. Return their ids."""
+        """Remove the producers with these ids that are not in use; return the ids of those removed.
+
+        A producer is in use while a connection holds its name, or a batch of it waits for commit.
+        """
         forgotten = []
         for by_name in chain((topic.producers for topic in active), self._waiting.values()):
             for producer in list(by_name.values()):

@@ -1,8 +1,9 @@
 """The registry of named objects: topics and subscriptions, with namespaces and producers.
 
-The records of all of them are in memory. A topic has a runtime, a
-:class:`~escapement.broker.topic.topic.Topic`, only while it is in use. A passive topic is a record
-of some hundred bytes, so there may be many (broker/topic/passive_topics.py).
+The *records* of all named objects are in memory: their ids, names and policies. An *active* topic
+also has a *runtime*, a :class:`~escapement.broker.topic.topic.Topic` with its subscriptions. A
+*passive* topic has none. It takes little memory, so there may be many passive topics
+(broker/topic/passive_topics.py).
 
 The registry finds objects by name. It changes them first in the database and then in memory
 (:mod:`changes <escapement.broker.registry.changes>`).
@@ -43,12 +44,13 @@ class Registry:
     """All named objects of a broker.
 
     Args:
+      transact: runs a statement in a transaction, and returns when that is durable.
       make_topic: creates the runtime of a topic.
       on_active: called with a topic that became active.
-      on_policy: called with a topic whose settings, or those of a subscription, have changed. It
-        may have work now, or other wake-up times.
+      on_policy: called with a topic after a change of its policy, of its namespace's settings or of
+        a subscription's policy. The topic may have work to do now, or other wake-up times.
       auto_create: whether topics are created at their first use.
-      forgotten_until_ms: messages that were due by then may have left the index.
+      forgotten_until_ms: returns the due time up to which messages may have left the index.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Registry:
         self.topics: dict[str, TopicRecord] = {}
         self.active: dict[int, Topic] = {}
         self._names: dict[int, str] = {}  # full names by topic id
+        # Records by topic id and subscription name.
         self._subscriptions: dict[int, dict[str, SubscriptionRecord]] = {}
 
     def load(
@@ -83,13 +86,17 @@ class Registry:
         subscriptions: Iterable[SubscriptionRecord],
         producers: Iterable[ProducerRecord],
     ) -> None:
-        """Enter the stored objects, at the start."""
+        """Add the named objects that the database has, when the broker starts.
+
+        Args:
+          condemned: the ids of namespaces that are being deleted with everything in them.
+        """
         self.namespaces.load(namespaces, condemned)
         for topic in topics:
             self._enter_topic(topic)
         for subscription in subscriptions:
             if subscription.topic_id not in self._names:
-                continue  # its topic was deleted, and it is being freed
+                continue  # its topic was deleted; its rows are freed in the background
             by_name = self._subscriptions.setdefault(subscription.topic_id, {})
             by_name[subscription.name] = subscription
         self.producers.load(producers)
@@ -100,7 +107,7 @@ class Registry:
         self._names[record.id] = full
 
     def enter(self, topic: TopicRecord, subscription: SubscriptionRecord | None) -> None:
-        """Enter a topic that was created, and its subscription."""
+        """Add a passive topic that was created durably, and its subscription if it has one."""
         self._enter_topic(topic)
         if subscription is not None:
             self._subscriptions[topic.id] = {subscription.name: subscription}
@@ -126,11 +133,11 @@ class Registry:
         return record
 
     def topic(self, name: TopicName) -> Topic:
-        """Return the runtime of a topic, created if necessary. Raises ``NotFound``."""
+        """Return a topic's runtime; create it if the topic is passive. Raises ``NotFound``."""
         return self.activate(self.topic_record(name).id)
 
     def activate(self, topic_id: int) -> Topic:
-        """Return the runtime of a topic that exists, created if necessary."""
+        """Return the runtime of an existing topic; create it if the topic is passive."""
         topic = self.active.get(topic_id)
         if topic is None:
             name = TopicName.parse(self._names[topic_id])
@@ -147,7 +154,10 @@ class Registry:
         return topic
 
     def passivated(self, remains: Remains) -> None:
-        """Update the records of a topic that became passive and was taken out of ``active``."""
+        """Update the records of a topic that became passive, with its subscriptions and producers.
+
+        The caller has removed the topic from ``active``.
+        """
         full = self._names[remains.topic_id]
         self.topics[full] = replace(self.topics[full], next_offset=remains.next_offset)
         for record in remains.records:
@@ -155,7 +165,7 @@ class Registry:
         self.producers.leave(remains.topic_id, remains.producers)
 
     async def activate_governed(self) -> None:
-        """Activate the passive topics with a limit that acts without clients: a TTL or a quota."""
+        """Activate the passive topics with a time to live or a quota, which act without clients."""
         for topic_id in [id for id in self._subscriptions if id not in self.active]:
             if topic_id in self._names and self._is_governed(topic_id):
                 self.activate(topic_id)
@@ -165,30 +175,34 @@ class Registry:
         return is_governed(self.record(topic_id).policy, self.namespace_of(topic_id).policy)
 
     def record(self, topic_id: int) -> TopicRecord:
-        """Return the record of a topic that exists."""
+        """Return the record of the existing topic with this id."""
         return self.topics[self._names[topic_id]]
 
     def subscriptions_of(self, topic_id: int) -> Iterable[SubscriptionRecord]:
-        """Return the records of a topic's subscriptions."""
+        """Return the records of all subscriptions of a topic."""
         return self._subscriptions.get(topic_id, {}).values()
 
     def exists(self, topic_id: int) -> bool:
-        """Return whether a topic of this id exists."""
+        """Return whether a topic with this id exists."""
         return topic_id in self._names
 
     def namespace_of(self, topic_id: int) -> Namespace:
-        """Return the namespace of a topic that exists."""
+        """Return the namespace of the existing topic with this id."""
         return self.namespaces.find(TopicName.parse(self._names[topic_id]).in_namespace)
 
     def all_subscriptions(self) -> Iterable[SubscriptionRecord]:
-        """Return the records of all subscriptions."""
+        """Return the records of the subscriptions of all topics, active or passive."""
         for by_name in self._subscriptions.values():
             yield from by_name.values()
 
     # -- topics ---------------------------------------------------------------------
 
     async def ensure_topic(self, name: TopicName) -> Topic:
-        """Return the topic, created at its first use if that is allowed. Raises ``NotFound``."""
+        """Return the topic; create it if it does not exist and the settings allow that.
+
+        Raises:
+          NotFound: if the topic does not exist and must not be created.
+        """
         if name.full not in self.topics:
             if not self._auto_create:
                 raise NotFound(
@@ -217,7 +231,15 @@ class Registry:
             return self.activate(record.id)
 
     async def update_topic(self, name: TopicName, changes: Mapping[str, Any]) -> TopicRecord:
-        """Change a topic's policy; takes effect at once. Raises as ``Namespaces.update``."""
+        """Change a topic's policy; the change takes effect at once.
+
+        Args:
+          changes: the new values, by the names of the policy's fields.
+
+        Raises:
+          NotFound: if the topic does not exist.
+          InvalidRequest: if a change is invalid; nothing has changed.
+        """
         async with self._changes.alone(name.full):
             old = self.topic_record(name)
             new = replace(old, policy=old.policy.updated(changes))
@@ -234,9 +256,10 @@ class Registry:
             return new
 
     async def delete_topic(self, topic: Topic) -> None:
-        """Delete a topic and its inbox target from the catalog, but not a later topic of its name.
+        """Delete a topic and its inbox target from the catalog.
 
-        Raises ``NotFound``.
+        Raises:
+          NotFound: if the topic was deleted, even if a new topic has its name.
         """
         full = topic.name.full
         async with self.alone(topic):
@@ -269,11 +292,15 @@ class Registry:
         policy: SubscriptionPolicy,
         serve: Callable[[SubscriptionRecord], None],
     ) -> None:
-        """Make a subscription durable, then serve it.
+        """Create a subscription in the database, then serve it.
+
+        Args:
+          position: where the subscription begins.
+          serve: creates the runtime of the subscription from its record.
 
         Raises:
-          AlreadyExists: if the topic has one of this name.
-          InvalidRequest: if the position lies past the log's end.
+          AlreadyExists: if the topic has a subscription of this name.
+          InvalidRequest: if the position lies past the log's end, or the policy is invalid.
         """
         async with self.alone(topic):
             check_policy(topic.name, name, kind, policy, policy.names())
@@ -298,7 +325,11 @@ class Registry:
         position: Position,
         serve: Callable[[SubscriptionRecord], None],
     ) -> None:
-        """Make a subscription begin elsewhere. A new record replaces the old one.
+        """Replace a subscription by a new one of the same name that begins at ``position``.
+
+        Args:
+          kind: the kind that the caller saw; a subscription of another kind is a later one.
+          serve: replaces the runtime of the subscription, given the new record.
 
         Raises:
           NotFound: if the topic has no subscription of this name and kind.
@@ -306,7 +337,7 @@ class Registry:
         """
         async with self.alone(topic):
             old = self.subscription_record(topic, name)
-            if old.kind != kind:  # a new subscription of that name: the seek is not for it
+            if old.kind != kind:  # a later subscription of that name; the seek is not for it
                 raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
             now_ms = self._clock.now_ms()
             until_ms = self._forgotten_until_ms()
@@ -323,7 +354,11 @@ class Registry:
         statement: Callable[[Connection], SubscriptionRecord],
         serve: Callable[[SubscriptionRecord], None],
     ) -> None:
-        """Make a subscription's record durable, then serve it. Meanwhile nothing is forgotten."""
+        """Make a subscription's record durable, then serve it.
+
+        Meanwhile the index and the log keep all messages of the topic: the subscription may want
+        them.
+        """
         topic.retention.begin_subscribing()
         try:
             record = await self._changes.durably(statement, topic_id=topic.id)
@@ -333,7 +368,7 @@ class Registry:
             topic.retention.end_subscribing()
 
     def subscription_record(self, topic: Topic, name: str) -> SubscriptionRecord:
-        """Return the record of a subscription, as it began. Raises ``NotFound``."""
+        """Return the record of the subscription of this name. Raises ``NotFound``."""
         record = self._subscriptions.get(topic.id, {}).get(name)
         if record is None:
             raise NotFound(f"{topic.name.full} has no subscription {name}")
@@ -342,9 +377,15 @@ class Registry:
     async def update_subscription(
         self, topic: Topic, name: str, changes: Mapping[str, Any]
     ) -> SubscriptionRecord:
-        """Change a subscription's policy; takes effect at once, for its consumers too.
+        """Change a subscription's policy; the change takes effect at once, for its consumers too.
 
-        Raises as ``Namespaces.update``, and ``Conflict`` if it would shorten a consumer's ack_wait.
+        Args:
+          changes: the new values, by the names of the policy's fields.
+
+        Raises:
+          NotFound: if the topic has no subscription of this name.
+          InvalidRequest: if a change is invalid; nothing has changed.
+          Conflict: if the change would shorten the ack wait of a consumer; nothing has changed.
         """
         async with self._changes.alone(topic.name.full):
             old = self.subscription_record(topic, name)
@@ -363,14 +404,16 @@ class Registry:
             return new
 
     async def delete_subscription(self, topic: Topic, name: str) -> None:
-        """Delete the subscription of this name, but not one that is created meanwhile.
+        """Delete the subscription of this name.
 
-        Raises ``NotFound``.
+        Raises:
+          NotFound: if it does not exist, or another request deletes it first, even if a new
+            subscription has its name then.
         """
         meant = self.subscription_record(topic, name)
         async with self._changes.alone(topic.name.full):
             record = self.subscription_record(topic, name)
-            if record.origin_id != meant.origin_id:  # a seek keeps this id
+            if record.origin_id != meant.origin_id:  # a seek replaces the record but keeps this id
                 raise NotFound(f"the subscription {name} of {topic.name.full} was deleted")
             await self._changes.durably(
                 lambda connection: catalog.delete_subscription(connection, record.id),
@@ -380,7 +423,11 @@ class Registry:
 
     @asynccontextmanager
     async def alone(self, topic: Topic) -> AsyncIterator[None]:
-        """Hold the topic's lock: it and its subscriptions exist and stay. Raises ``NotFound``."""
+        """Hold the topic's lock, so that no request deletes it or changes its subscriptions.
+
+        Raises:
+          NotFound: if the topic was deleted.
+        """
         async with self._changes.alone(topic.name.full):
             self._check_there(topic)
             yield

@@ -1,7 +1,7 @@
 """The creation of many topics at once: some thousand a second, over one connection.
 
-Each step is one statement of a group commit. The new topics are passive. A topic gets its runtime
-at its first use.
+The topics are created in steps. Each step runs as one statement in a group commit. The new topics
+are passive: a topic gets its runtime, its objects in memory, at its first use.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from escapement.errors import AlreadyExists
 from escapement.names import NamespaceName, TopicName, check_name
 from escapement.storage.catalog.topic_batch import create_topics
 
-# Topics in one statement. Other items of the lane wait about 10 ms for it.
+# The number of topics that one statement creates. Other items of its commit lane wait about 10 ms
+# for it.
 _STEP_TOPICS: Final = 500
 
 
 class TopicBatches:
-    """The requests to create many topics."""
+    """Carries out requests to create many topics."""
 
     def __init__(self, registry: Registry, changes: Changes, clock: Clock) -> None:
         self._registry = registry
@@ -31,7 +32,7 @@ class TopicBatches:
         self._clock = clock
 
     async def create(self, names: Sequence[TopicName], subscription: str | None) -> list[TopicName]:
-        """Create those topics that do not exist. Return their names.
+        """Create the topics of these names that do not exist. Return the names of the new topics.
 
         Args:
           subscription: the name of a shared subscription that each new topic gets; it begins
@@ -39,7 +40,7 @@ class TopicBatches:
 
         Raises:
           Conflict: if a namespace is being deleted; some topics may have been created.
-          StorageUnavailable: some topics may have been created.
+          StorageUnavailable: if the database cannot be reached; some topics may have been created.
         """
         if subscription is not None:
             check_name("subscription", subscription)
@@ -72,7 +73,8 @@ class TopicBatches:
                     )
                 )
             except AlreadyExists:
-                # Another request is creating one of them: it is entered when that is durable.
+                # Another request has just created one of these topics, and will enter it in the
+                # registry. Look again which topics are missing.
                 await trio.lowlevel.checkpoint()
                 continue
             for topic, record in records:
