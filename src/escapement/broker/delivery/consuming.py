@@ -1,7 +1,8 @@
 """The operations of consumers: subscribe, acknowledge, nack, extend, release, leave.
 
-Each operation is one synchronous step on a subscription, and then wakes the pump. Only creating,
-seeking and deleting a subscription waits, until the change is durable.
+Each operation is one synchronous step on a subscription. It then wakes the pump, the task that
+sends messages. Only creating, seeking and deleting a subscription waits, until the change is
+durable. A *seek* makes a subscription begin again at another position.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class Consuming:
     """The operations of consumers on all subscriptions.
 
     Args:
-      ack_wait_ms: of shared consumers, if neither they nor their subscription set one.
-      on_change: called with a topic whose timers may have changed.
+      ack_wait_ms: the ack wait of a consumer of a shared subscription, if neither the consumer nor
+        the subscription's policy sets one.
+      on_change: called with a topic whose next wake-up time may have changed.
       on_sought: called with a topic after a seek of one of its subscriptions.
     """
 
@@ -89,21 +91,30 @@ class Consuming:
     ) -> ConsumerHandle:
         """Create a consumer of a subscription; create the subscription if it does not exist.
 
-        The consumer gets no messages before :meth:`joined`, which must follow without an await in
-        between.
+        The consumer gets no messages before :meth:`joined`, which the caller must call without an
+        await in between.
+
+        Args:
+          position: where the subscription begins if it is created.
+          ack_wait_ms: the consumer's ack wait; 0 for that of the subscription.
+          wire_id: the id by which the consumer's connection knows it.
+          outlet: the session, which sends the consumer's messages.
+          key_range: the keys that the consumer wants; None for all.
 
         Raises:
           Conflict: if the subscription is of another kind, if it is exclusive and has a consumer,
             or if another consumer has some of the keys.
           InvalidRequest: if a key range is given and the subscription is not shared, or if the ack
             wait is longer than the subscription's ``max_backoff``.
+          NotFound: if the topic does not exist and must not be created.
         """
         if key_range is not None and kind != "shared":
             raise InvalidRequest(f"a key range is for shared subscriptions, not {kind} ones")
         topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
         subscription = await self._ensure(topic, name, kind, position)
         if ack_wait_ms:
-            # Wait for a policy that is being stored: otherwise it could shorten this wait later.
+            # Wait until a changed policy of the subscription is stored. It could otherwise make
+            # this ack wait invalid after the check.
             async with self._registry.alone(topic):
                 subscription = topic.find(name)
                 check_ack_wait(topic.name, name, ack_wait_ms, subscription.record.policy)
@@ -166,7 +177,12 @@ class Consuming:
         """Begin a subscription again at ``position``; its consumers stay.
 
         A new subscription replaces the old one: no message is acknowledged, and attempts count from
-        1. In-flight messages of the old one are taken back. Raises as ``create``, and ``NotFound``.
+        1. Messages that are in flight are taken back from their consumers.
+
+        Raises:
+          NotFound: if the topic has no subscription of this name.
+          InvalidRequest: if the position is past the log's end.
+          StorageUnavailable: if the log must be read for the position and cannot be.
         """
         kind = topic.find(name).record.kind
         position = await self._place(topic, kind, position)
@@ -175,7 +191,7 @@ class Consuming:
         )
 
     def _sought(self, topic: Topic, record: SubscriptionRecord) -> None:
-        """Serve the new subscription, whose record is durable, instead of the old one."""
+        """Replace a subscription's runtime after a seek, whose new record is durable."""
         old = topic.subscription(record.name)
         assert old is not None, "a seek and a delete are never under way together"
         new = self._activation.replace_subscription(topic, old, record)
@@ -185,7 +201,10 @@ class Consuming:
         self._on_sought(topic)
 
     async def _place(self, topic: Topic, kind: Kind, position: Position) -> Position:
-        """Return the position as an offset if it is a time and the kind uses the arrival order."""
+        """Return ``position``; turn a time into an offset unless the subscription is shared.
+
+        Exclusive and failover subscriptions deliver in the order of offsets and ignore due times.
+        """
         if kind == "shared" or position.kind != "time":
             return position
         end_offset = topic.next_offset
@@ -194,18 +213,18 @@ class Consuming:
         )
 
     def joined(self, handle: ConsumerHandle) -> None:
-        """Begin to serve the consumer."""
+        """Add the consumer that ``subscribe`` created to its subscription, and serve it."""
         handle.subscription.join(handle.consumer)
         self.wake(handle)
 
     def close(self, handle: ConsumerHandle) -> None:
-        """Remove a consumer; its in-flight messages go to others at once."""
+        """Remove a consumer; its in-flight messages are ready for other consumers at once."""
         handle.subscription.leave(handle.consumer, self._clock.now_ms())
         self.wake(handle)
         self._on_change(handle.topic)
 
     def wake(self, handle: ConsumerHandle) -> None:
-        """Wake the pump: the consumer may get more messages."""
+        """Wake the pump, because the consumer may get more messages."""
         self._pump.wake_subscription(handle.topic, handle.subscription)
 
     # -- acknowledgements ------------------------------------------------------
@@ -213,10 +232,15 @@ class Consuming:
     def acknowledge(
         self, handle: ConsumerHandle, offsets: Int64s, done: Callable[[int], None] | None
     ) -> None:
-        """Take acknowledgements; call ``done`` with how many took effect, once durable.
+        """Acknowledge messages; they are not delivered again to this subscription.
+
+        Args:
+          done: called with the number of newly acknowledged messages when they are durable.
 
         Raises:
-          StorageReadOnly, StorageUnavailable: if they cannot be stored now; send them again.
+          StorageReadOnly: if the database accepts no writes; the client must send them again.
+          StorageUnavailable: if too many acknowledgements wait for the database; the client must
+            send them again.
         """
         self._pipeline.check_acks(len(offsets), 2 * self._limits.unwritten_acks)
         handle.subscription.acknowledge(offsets, done, at_ms=self._clock.now_ms())
@@ -225,7 +249,11 @@ class Consuming:
     def negative_acknowledge(
         self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int | None
     ) -> int:
-        """Take negative acknowledgements; return how many messages the consumer held."""
+        """Give failed messages back, to be retried; return how many were in flight to the consumer.
+
+        Args:
+          delay_ms: the wait before the retry; None for the consumer's back-off.
+        """
         count = handle.subscription.negative_acknowledge(
             handle.consumer, offsets, delay_ms, self._clock.now_ms()
         )
@@ -234,11 +262,17 @@ class Consuming:
         return count
 
     def extend(self, handle: ConsumerHandle, offsets: Int64s, wait_ms: int) -> int:
-        """Extend the ack wait of messages; return how many of them the consumer holds."""
+        """Move the ack deadlines of messages to ``wait_ms`` from now.
+
+        Returns how many of the messages are in flight to the consumer.
+        """
         return handle.subscription.extend(handle.consumer, offsets, wait_ms, self._clock.now_ms())
 
     def release(self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int) -> int:
-        """Take messages back without counting an attempt; return how many the consumer held."""
+        """Give back messages that the consumer did not try, without counting an attempt.
+
+        Returns how many of the messages were in flight to the consumer.
+        """
         count = handle.subscription.release(
             handle.consumer, offsets, delay_ms, self._clock.now_ms()
         )
@@ -249,7 +283,7 @@ class Consuming:
     # -- deleting --------------------------------------------------------------
 
     async def delete(self, topic: Topic, name: str) -> None:
-        """Delete a subscription and tell its consumers. Raises ``NotFound``."""
+        """Delete a subscription, and close its consumers with an error. Raises ``NotFound``."""
         await self._registry.delete_subscription(topic, name)
         subscription = topic.subscription(name)
         if subscription is not None:
@@ -257,7 +291,7 @@ class Consuming:
             self.dismiss(topic, subscription, gone)
 
     def dismiss(self, topic: Topic, subscription: Subscription, error: EscapementError) -> None:
-        """Stop serving a deleted subscription, and tell its consumers why."""
+        """Stop serving a deleted subscription, and close its consumers with ``error``."""
         topic.remove(subscription.record.name)
         self._activation.subscriptions.pop(subscription.record.id, None)
         for consumer in list(subscription.consumers):

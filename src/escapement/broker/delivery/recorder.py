@@ -1,9 +1,9 @@
-"""Records deliveries: that a message was delivered, and how often. Q2, V4.
+"""Records in the database how often each in-flight message was delivered. Q2, V4.
 
-A delivery waits for no commit. If a consumer has held a message for a moment and has not
-acknowledged it, the attempt goes into a group commit. A message that is acknowledged at once, as
-most are, costs nothing. After a kill -9 the next broker knows all deliveries except those of the
-last ``2 * AFTER_MS`` and the duration of a commit.
+A delivery waits for no commit. If a message is still in flight ``AFTER_MS`` after it was sent, its
+delivery attempt is recorded with the next group commit. A message that is acknowledged sooner, as
+most are, costs no record. After a kill -9 the next broker knows all deliveries, except those within
+the last ``2 * AFTER_MS`` plus the duration of a commit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import trio
 from escapement.broker.subscription.subscription import Subscription
 from escapement.clock import Clock
 
-# A delivery is recorded after this time at the earliest, and twice this time at the latest.
+# A delivery is recorded at the earliest this long after the message was sent, and at the latest
+# twice as long after.
 AFTER_MS: Final = 10
 
 
@@ -24,7 +25,7 @@ class Recorder:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._holding: set[Subscription] = set()
+        self._holding: set[Subscription] = set()  # those that may have unrecorded deliveries
         self._idle = trio.lowlevel.ParkingLot()
 
     def sent(self, subscription: Subscription) -> None:

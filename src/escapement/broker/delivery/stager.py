@@ -1,9 +1,13 @@
-"""Reads messages ahead of their frames, for subscriptions that do not deliver in index order.
+"""Reads messages into memory before they are sent, for subscriptions with priorities or key order.
 
-:mod:`~escapement.broker.subscription.priorities.staged` decides which messages a subscription
-should have in memory, and which of them fit. This module only reads. Each read is a single call. A
-read that returned to the event loop after each piece would wait for its turn each time, behind all
-outgoing frames, and deliveries would then wait for the read.
+Such subscriptions do not deliver in the order of the index, so the messages of one frame are far
+apart on disk. Messages that were read ahead are *staged*.
+:mod:`~escapement.broker.subscription.priorities.staged` keeps them, and decides which messages a
+subscription should have in memory and which of them fit. This module only reads.
+
+A read has several pieces, but is a single call in a thread. If it returned to the event loop after
+each piece, it would wait for its turn each time, behind all outgoing frames, and deliveries would
+wait for the read.
 """
 
 from __future__ import annotations
@@ -25,28 +29,29 @@ from escapement.storage.index import DelayedIndex
 from escapement.storage.index.columns import assemble
 from escapement.storage.index.plan import Fetch, Plan
 
-# A piece has about this many bytes, by the recent mean size, and at most this many rows. It is
-# spread over some twenty tables and blocks, and reading each of them has a cost.
+# A piece of a read has about this many bytes, by the recent mean size of a message, and at most
+# this many messages. Pieces must not be small: a piece comes from some twenty tables and blocks of
+# the index, and reading from each has a cost of its own.
 _PIECE_BYTES: Final = 4 * 1024 * 1024
 _PIECE_ROWS: Final = 65_536
 
 
 class _Read(NamedTuple):
-    """The result of a read: rows and messages, piece by piece, and the rows that did not fit."""
+    """The result of a read, piece by piece."""
 
-    left: Rows
-    found: list[Rows]
-    batches: list[MessageBatch]
+    left: Rows  # messages that were not read, because there was no more room
+    found: list[Rows]  # the messages that were read, of each piece
+    batches: list[MessageBatch]  # their contents, of each piece
 
 
 class Stager:
-    """The reader of staged messages."""
+    """Reads messages ahead for all subscriptions."""
 
     def __init__(self, index: DelayedIndex, limits: BrokerLimits, run: Run) -> None:
         self._index = index
         self._limits = limits
         self._run = run
-        self._staged: WeakSet[Staged] = WeakSet()  # those that are not empty
+        self._staged: WeakSet[Staged] = WeakSet()  # those that may have messages
 
     async def read(
         self,
@@ -55,13 +60,16 @@ class Stager:
         found: Rows | None = None,
         plan: Plan | None = None,
     ) -> None:
-        """Read the messages that are worth staging.
+        """Read messages ahead that a subscription will deliver soon, as far as there is room.
 
         Args:
-          found: as for ``DueSubscription.to_stage``.
-          plan: the plan that found them, which may know where they are.
+          found: the messages that become ready next. None for ready messages that the subscription
+            expects to be read ahead.
+          plan: the plan of the index by which ``found`` was found. It may know where the messages
+            are stored.
         """
-        # The index keeps nothing for a subscription that was deleted or sought.
+        # The index may have removed the messages of a subscription that was deleted, or that a seek
+        # replaced.
         if topic.shared.get(subscription.record.name) is not subscription:
             return
         rows = subscription.to_stage(found, self._room_bytes, topic.sizes.mean_bytes)
@@ -72,7 +80,7 @@ class Stager:
         else:
             read = await self._fetch(topic, subscription, rows)
         if read.batches:
-            # Concatenate here: the thread would allocate fresh memory each time.
+            # Concatenate in the event loop, because the thread would allocate new memory each time.
             batch = MessageBatch.concat(read.batches)
             topic.sizes.saw(batch)
             subscription.staged.put(Rows.concat(read.found), batch)
@@ -81,7 +89,8 @@ class Stager:
             subscription.staged.expect(read.left)
 
     async def _fetch(self, topic: Topic, subscription: SharedSubscription, rows: Rows) -> _Read:
-        # Pin everything now and read it in pieces, because sizes are known only after reading.
+        # Pin the sources of all messages now. Read them in pieces, because their sizes are known
+        # only after the read, and there may be room for only some of them.
         step = topic.sizes.frame_messages(_PIECE_ROWS, _PIECE_BYTES)
         pieces = [rows.pick(slice(at, at + step)) for at in range(0, rows.height, step)]
         fetches = [self._index.fetch(topic.id, part.due_ms, part.offsets) for part in pieces]
@@ -94,7 +103,7 @@ class Stager:
 
 
 def _read_located(plan: Plan, rows: Rows, room_bytes: int) -> _Read:
-    """Read the messages that the plan found, until the room is used up. Blocking."""
+    """Read messages whose places the plan knows, until ``room_bytes`` are used up. Blocking."""
     found: list[Rows] = []
     batches: list[MessageBatch] = []
     left = np.ones(rows.height, bool)
@@ -111,7 +120,12 @@ def _read_located(plan: Plan, rows: Rows, room_bytes: int) -> _Read:
 def _read_fetches(
     pieces: Sequence[Rows], fetches: Sequence[Fetch], unfilled: tuple[int, int], room_bytes: int
 ) -> _Read:
-    """Read pieces, each with its fetch, until the room is used up. Blocking."""
+    """Read pieces, each with its fetch, until ``room_bytes`` are used up. Blocking.
+
+    Args:
+      unfilled: the range of offsets of messages that may be missing in the index, because they are
+        still being read from the log.
+    """
     found: list[Rows] = []
     batches: list[MessageBatch] = []
     read = 0

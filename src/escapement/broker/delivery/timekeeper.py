@@ -1,8 +1,9 @@
 """The one task that waits for time to pass, for all topics together.
 
-Each topic sets the time of its next work, and so do all schedules together. The task sleeps until
-the first of those times, and at most ``max_sleep_s``, so that it notices a jump of the wall clock.
-An idle topic has no entry and costs nothing.
+For each topic it is told when the topic next has work. The recurring schedules have one such time
+in common, under an id that no topic has. The task sleeps until the first of these times, but at
+most ``max_sleep_s``, so that it notices a jump of the wall clock. A topic without work to come has
+no entry and costs nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ class Timekeeper:
     """The timers of all topics. Scheduling costs O(log topics).
 
     Args:
-      clock: tells the time.
-      on_wake: called with a topic id and the time, synchronously.
-      on_step_back: called with the time when the wall clock went back.
+      on_wake: called with a topic id and the current time when the topic has work.
+      on_step_back: called with the current time when the wall clock was set back.
       max_sleep_s: the longest sleep.
     """
 
@@ -37,13 +37,13 @@ class Timekeeper:
         self._on_step_back = on_step_back
         self._max_sleep_s = max_sleep_s
         self._seen_ms = clock.now_ms()
-        self._wakes: dict[int, int] = {}  # topic id -> when
-        self._order = SortedList()  # the same as (when, topic id)
+        self._wakes: dict[int, int] = {}  # the time to wake each topic, by topic id
+        self._order = SortedList()  # the same times, as pairs (time, topic id)
         self._sleeps_until_ms = 0
-        self._earlier = trio.Event()
+        self._earlier = trio.Event()  # set to end the sleep for an earlier time
 
     def schedule(self, topic_id: int, wake_ms: int | None) -> None:
-        """Wake a topic at ``wake_ms``, and at no other time; None for never."""
+        """Set the time to wake a topic, in place of the one set before; None for never."""
         known = self._wakes.get(topic_id)
         if known == wake_ms:
             return
@@ -58,7 +58,7 @@ class Timekeeper:
             self._earlier.set()
 
     def next_wake_ms(self) -> int | None:
-        """Return the time of the next wake-up, for clocks that jump there."""
+        """Return the time of the next wake-up, for test clocks that jump there; None for never."""
         return int(self._order[0][0]) if self._order else None
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class Timekeeper:
             if now_ms < self._seen_ms:
                 self._on_step_back(now_ms)
             self._seen_ms = now_ms
-            # Wake each topic once per round: it may ask to be woken again at once, to check
+            # Wake each topic only once per round. It may set the present time again, to check later
             # whether another task has made progress.
             for topic_id in [id for _, id in self._order.irange(maximum=(now_ms + 1,))]:
                 self.schedule(topic_id, None)
