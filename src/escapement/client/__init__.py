@@ -1,1 +1,4 @@
-"""The client: one implementation for trio and asyncio, built on anyio."""
+"""The async client: one implementation for trio and asyncio, built on anyio.
+
+Begin with ``connect.py`` and ``broker.py``. The blocking client is ``escapement.sync``.
+"""

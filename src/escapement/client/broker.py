@@ -1,4 +1,4 @@
-"""The class ``Broker``: the operations of a client on a broker."""
+"""The class ``Broker``: a client of a broker, with a method for each operation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from escapement.traits import KeyRange
 
 
 class Broker:
-    """A client of a broker, created by ``connect``, that reconnects when needed."""
+    """A client of a broker, created by ``connect``. It reconnects when the connection is lost."""
 
     def __init__(self, line: Line, welcome: wire.Welcome) -> None:
         self._line = line
@@ -47,7 +47,11 @@ class Broker:
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        """The limits that the broker announced on the first connection."""
+        """The limits that the broker announced when the client connected first.
+
+        The keys are ``max_frame_bytes``, ``max_batch_messages``, ``max_batch_bytes`` and
+        ``max_delay_ms``.
+        """
         return self._welcome.limits
 
     @property
@@ -68,23 +72,30 @@ class Broker:
         max_in_flight_bytes: int = 64 * 1024 * 1024,
         send_timeout: Delay = (30, "s"),
     ) -> Producer:
-        """Open a producer for a topic, creating the topic if it does not exist.
+        """Open a producer, which sends messages to a topic.
+
+        If the topic does not exist, the broker creates it, unless it is configured not to.
 
         Args:
-          topic: ``tenant/namespace/name``, or ``name`` in public/default.
-          name: the name of the producer, which makes publishing exactly-once across restarts.
-            A new producer of the name continues at its ``next_sequence`` and fences the
-            earlier one. Without a name, publishing is exactly-once for the life of this
-            object.
-          serializer: how to convert values to bytes; see ``escapement.client.serializers``.
+          topic: the name of the topic: ``tenant/namespace/name``, or ``name`` for a topic in
+            public/default.
+          name: the name of the producer. With a name, publishing is exactly-once across
+            restarts of the application: a new producer with the same name continues at
+            ``next_sequence``, and the broker refuses further messages of the earlier one
+            (``ProducerFenced``). Without a name, publishing is exactly-once for the life of
+            this object.
+          serializer: how to convert values to bytes: bytes, str, ``JSON``, ``MSGPACK`` or a pair
+            of functions.
           linger: the longest time to collect messages for the next batch while another batch
             is unanswered.
-          max_batch_messages, max_batch_bytes: the bounds of a batch, within the limits of the
-            broker. A single message may exceed ``max_batch_bytes``, up to the broker's limit.
+          max_batch_messages, max_batch_bytes: the bounds of a batch. Lower limits of the broker
+            replace them. A single message may be larger than ``max_batch_bytes``, up to the
+            broker's limit.
           max_in_flight_messages, max_in_flight_bytes: the bounds of messages without a
             receipt. Sending waits while one of them is reached.
-          send_timeout: the longest wait for a receipt. After it the send fails, and the
-            message may or may not be stored, unless the error tells.
+          send_timeout: the longest wait for a receipt. After it, sending the message fails. With
+            the error ``Disconnected`` the message may or may not be stored, and with any other
+            error it is not stored.
 
         Raises:
           InvalidRequest: if an argument is not valid. Nothing is sent.
@@ -117,28 +128,34 @@ class Broker:
         name: str = "",
         key_range: KeyRange = None,
     ) -> AsyncIterator[Inbox]:
-        """Open a consumer of a subscription, creating the subscription if it does not exist.
+        """Open a consumer of a subscription, which is created if it does not exist.
 
-        When the block ends, the client sends all acknowledgements, and the broker redelivers
-        the remaining messages at once.
+        Use it with ``async with``. When the block ends, the client waits until the broker has
+        answered the acknowledgements, and the consumer leaves the subscription. The broker then
+        redelivers the messages that are not acknowledged.
 
         Args:
-          topic: as for ``producer``.
+          topic: the name of the topic, as for ``producer``.
           subscription: the name of the subscription.
-          kind: shared, exclusive or failover.
-          position: where a new subscription begins: latest, earliest, an offset, or an aware
-            datetime. A datetime selects messages due from then on (shared), or accepted from
-            then on (exclusive and failover).
-          permits: the size of the delivery buffer in messages. Messages that the application
-            has received do not count.
-          ack_wait: how long a message may stay unacknowledged before the broker redelivers
-            it; None is the setting of the subscription. The broker refuses a time longer than
-            the subscription's ``max_backoff``.
-          serializer: how to convert payloads to values; see ``escapement.client.serializers``.
-          name: the name of this consumer, shown in the broker's administration.
-          key_range: for a shared subscription, receive only messages whose keys have a slot
-            in ``(first, last)`` (``escapement.slot_of``), or in a range that the subscription
-            assigns ("auto"). Messages without a key go to any consumer.
+          kind: shared, exclusive or failover. Only shared subscriptions deliver by due time. The
+            others deliver at once, in the order in which the messages were published.
+          position: where a new subscription begins. "latest" selects messages that are
+            published or become due from now on, "earliest" all messages in the log, and an
+            offset the messages from it on. An aware datetime selects messages due from then on
+            and all that are published from now on (shared), or messages that the broker accepted
+            from then on (exclusive and failover).
+          permits: the size of the delivery buffer: how many messages the broker may send before
+            the application receives them.
+          ack_wait: how long a received message may stay unacknowledged before the broker
+            redelivers it; None selects the setting of the subscription. The broker refuses a
+            time longer than the subscription's ``max_backoff``.
+          serializer: how to convert payloads to values: bytes, str, ``JSON``, ``MSGPACK`` or a
+            pair of functions.
+          name: the name of this consumer, which the broker shows to administrators.
+          key_range: which keys of a shared subscription this consumer receives. ``(first, last)``
+            selects the keys whose slot lies in this range (see ``escapement.slot_of``), and
+            "auto" lets the broker assign a range. Messages without a key go to any consumer. None
+            selects the keys that are in no other consumer's range.
 
         Raises:
           InvalidRequest: if an argument is not valid. Nothing is sent.
@@ -165,19 +182,26 @@ class Broker:
 
     @property
     def groups(self) -> Groups:
-        """The groups of messages, which publish a follow-up at group completion."""
+        """Requests about message groups, for which the broker publishes a message when finished."""
         return Groups(self.admin)
 
     @property
     def schedules(self) -> Schedules:
-        """The recurring schedules of the broker."""
+        """Requests about recurring schedules, by which the broker publishes again and again."""
         return Schedules(self.admin)
 
     async def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
-        """Return the ids of messages by their dedup keys, or None for an unknown key.
+        """Look up messages by their dedup keys.
 
-        A key is known from the moment its message is durable, for the length of the topic's
-        dedup window (``dedup_window_ms``).
+        The broker knows a dedup key from the moment its message is durable, for the length of
+        the topic's dedup window (``dedup_window_ms``).
+
+        Args:
+          topic: the name of the topic, as for ``producer``.
+          dedup: one dedup key, or several.
+
+        Returns:
+          The id of the message with each key, in order; None for an unknown key.
 
         Raises:
           InvalidRequest: if a key is not valid.
@@ -195,33 +219,38 @@ class Broker:
         key: str | None = None,
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
-        """Cancel messages for every subscription that has not received them yet.
+        """Cancel messages for all subscriptions to which they have not been delivered yet.
 
-        The outcome is final, also across crashes. A message that is ``done`` is never
-        delivered to these subscriptions. A message that is ``DELIVERED`` had been delivered to
-        every subscription. A message that is ``OVER`` will be delivered to no subscription,
-        and some may never have received it. A subscription in ``handed`` had received the
-        message before; it keeps the message, with its retries.
+        The status of each message is final, even if the broker crashes:
 
-        After an unclean stop of the broker, messages that were due before its restart may have
-        been delivered. They count as delivered until they are acknowledged: a message that all
-        subscriptions may have received is ``DELIVERED``. Cancelling a cancelled message
-        changes nothing.
+        - ``DONE``: the message will never be delivered to these subscriptions.
+        - ``DELIVERED``: it had been delivered to all subscriptions that get it. Nothing has
+          changed.
+        - ``OVER``: no subscription will receive it, and some may never have received it, because
+          it expired or was dropped. Nothing has changed.
+        - ``UNKNOWN``: the topic has no such message, or does not know the dedup key.
+
+        A subscription to which the message had been delivered is named in ``handed``. It keeps
+        the message, and may redeliver it. Cancelling a cancelled message changes nothing.
+
+        After a broker has stopped uncleanly, it is not known whether it had delivered the
+        messages that were due by then. Until they are acknowledged, they count as delivered.
 
         Args:
-          what: ids, receipts (of ``send`` and ``send_many``) or delivered messages of one
-            topic, one or several; a result of ``select``; or offsets, also as an int64 array.
-          topic: the topic of offsets, keys and dedup keys, as for ``producer``.
-          key: instead of ``what``, all messages with this key that are pending during the
-            search. Messages published in the meantime are not included.
-          dedup: instead of ``what``, the dedup keys of the messages, which are known for the
-            length of the topic's dedup window.
+          what: messages of one topic, one or several: their ids, their receipts (of ``send`` and
+            ``send_many``), delivered messages, a result of ``select``, or offsets, also as an
+            int64 array.
+          topic: the topic, as for ``producer``. It is needed with offsets, ``key`` and ``dedup``.
+          key: instead of ``what``, all pending messages with this key. Messages that are
+            published during the call may not be included.
+          dedup: instead of ``what``, one or several dedup keys of messages. The broker knows
+            them for the length of the topic's dedup window.
 
         Raises:
-          InvalidRequest: if these are not messages of one topic. Nothing is sent.
+          InvalidRequest: if the arguments do not name messages of one topic. Nothing is sent.
           NotFound: if the topic does not exist.
-          EscapementError: if the broker refuses, or does not answer in time. If there are more
-            than 32,768 messages, some may be cancelled.
+          EscapementError: if the broker refuses, or does not answer in time. More than 32,768
+            messages are sent in several requests, so some may be cancelled then.
         """
         return await amend(self._line, what, topic, key, dedup, wire.Cancel)
 
@@ -237,15 +266,17 @@ class Broker:
     ) -> Selection:
         """Select the pending messages that match, to count, cancel or reschedule them.
 
-        Selecting changes nothing: ``len`` of the result serves as a dry run. Pass the result
-        to ``cancel`` or ``reschedule``. The broker searches page by page. A search by time
-        reads only the index; a search by key or properties reads the messages.
+        Selecting changes nothing. ``len`` of the result is the number of messages that match.
+        Pass the result to ``cancel``, ``reschedule`` or ``run_now``. The broker searches page by
+        page. A search by time reads only the index, and is fast. A search by key or properties
+        also reads messages.
 
         Args:
-          topic: as for ``producer``.
+          topic: the name of the topic, as for ``producer``.
           due_from, due_until: only messages due at or after ``due_from``, and before
             ``due_until``.
-          key, properties: as for ``peek``.
+          key: only messages with this key.
+          properties: only messages with all of these properties, as for ``peek``.
           progress: called with the number of messages found, after each page but the last.
 
         Raises:
@@ -265,20 +296,22 @@ class Broker:
         key: str | None = None,
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
-        """Change the due time of messages, for every shared subscription yet to receive them.
+        """Change the due time of messages, for all subscriptions that have not received them yet.
 
-        The outcome is final, as with ``cancel``: a message that is ``done`` is delivered at its
-        new time and not at the old one. A cancelled message stays cancelled (``CANCELLED``).
-        Exclusive and failover subscriptions ignore due times, as always.
+        The statuses are as for ``cancel``, and just as final. A message whose status is ``DONE``
+        is delivered at its new time and not at the old one. A cancelled message stays cancelled
+        (``CANCELLED``). Exclusive and failover subscriptions ignore due times.
 
         Args:
-          what, topic, key, dedup: as for ``cancel``.
-          delay, at: exactly one of them, as for ``Producer.send``. A time in the past means
-            now.
+          what, topic, key, dedup: name the messages, as for ``cancel``.
+          delay: the new delay, counted from the moment the broker accepts the request; see
+            ``Producer.send``.
+          at: the new due time, instead of ``delay``. A time in the past means now.
 
         Raises:
           InvalidRequest: if the messages or the time are not valid. Nothing is sent.
-          NotFound, DelaysDisabled, DelayTooLong: if the broker refuses. Nothing has changed.
+          NotFound, DelaysDisabled, DelayTooLong: if the topic does not exist, or its namespace
+            does not allow the delay. Nothing has changed.
           EscapementError: if the broker refuses, or does not answer in time. Some messages may
             be rescheduled; the others keep their due times.
         """
@@ -296,7 +329,10 @@ class Broker:
         key: str | None = None,
         dedup: str | Sequence[str] | None = None,
     ) -> Outcomes:
-        """Make messages due now; otherwise as ``reschedule``."""
+        """Make messages due now, for all subscriptions that have not received them yet.
+
+        Args and errors are as for ``cancel``, and the outcomes as for ``reschedule``.
+        """
         request = partial(wire.Reschedule, delay_ms=NO_TIME, at_ms=NO_TIME)
         return await amend(self._line, what, topic, key, dedup, request)
 
@@ -311,16 +347,17 @@ class Broker:
     ) -> Reading:
         """Read the messages of a topic by offset, without a subscription.
 
-        Iterate over the pages with ``async for page in ...``. A page has columns (``offsets``,
-        ``due_ms``, ``published_ms``, ``values()``) and can be iterated for single messages.
-        Reading is in order and repeatable: messages appear as they were published, also if
-        they were acknowledged or cancelled since.
+        Iterate over the pages with ``async for page in ...``. A page has its messages in columns
+        (``offsets``, ``due_ms``, ``published_ms``, ``values()``). Iterate over a page to get
+        single messages. The messages are ordered by offset and are as they were published, even
+        if they were acknowledged, rescheduled or cancelled since. So reading can be repeated.
 
         Args:
-          topic: as for ``producer``.
-          start, stop: the range of offsets, without ``stop``. None is the end of the log at
-            the time of the first page.
-          serializer: as for ``consumer``.
+          topic: the name of the topic, as for ``producer``.
+          start: the first offset to read.
+          stop: the offset at which to stop; it is not read. None stops at the end that the log
+            has when the first page is read.
+          serializer: how to convert payloads to values, as for ``consumer``.
           page_messages: the most messages in a page.
 
         Raises, also during iteration:
@@ -340,22 +377,22 @@ class Broker:
         offset: int | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Peeking:
-        """Show the pending messages of a topic in the delivery order, without consuming them.
+        """Show the pending messages of a topic, next due first, without consuming them.
 
         Iterate with ``async for message in ...``. A message is pending if it is not yet due,
-        or if a shared subscription has not acknowledged it. The broker searches page by page,
-        so a search for few among many messages takes a while but does not delay other
-        clients. A message rescheduled between two pages may appear twice, or not at all.
+        or if a shared subscription has not acknowledged it. The broker searches page by page. So
+        a search for a few among many messages may take long, but does not delay other clients. A
+        message that is rescheduled between two pages may appear twice, or not at all.
 
         Args:
-          topic: as for ``producer``.
-          count: stop after this number of messages.
+          topic: the name of the topic, as for ``producer``.
+          count: stop after this number of messages; None shows all.
           due_from, due_until: only messages due at or after ``due_from``, and before
             ``due_until``.
           key: only messages with this key.
           offset: only the message with this offset.
-          properties: only messages with all of these properties. A str also matches other
-            values with the same text.
+          properties: only messages with all of these properties. A value that is a str also
+            matches a number or another value with the same text.
 
         Raises, also during iteration:
           InvalidRequest: if an argument is not valid.
@@ -365,11 +402,11 @@ class Broker:
         return Peeking(self.admin, topic, sought, count)
 
     async def show(self, message: One, topic: str | None = None) -> MessageHistory:
-        """Return the history of a message, and its state in each subscription.
+        """Return when a message was published and is due, and its state in each subscription.
 
         Args:
-          message: the id, the receipt or the message, or its offset in ``topic``.
-          topic: the topic of an offset, as for ``producer``.
+          message: the id of the message, its receipt, the delivered message, or its offset.
+          topic: the topic, as for ``producer``. It is needed with an offset.
 
         Raises:
           InvalidRequest: if the arguments do not name a message.
@@ -389,10 +426,10 @@ class Broker:
         """Count the messages of a topic that become due in each span of time.
 
         Args:
-          topic: as for ``producer``.
+          topic: the name of the topic, as for ``producer``.
           by: the length of each span. There may be at most 20,000 spans.
-          within: how far to look ahead.
-          origin: a time at which one of the spans begins; None is midnight in UTC.
+          within: how far to look ahead from now.
+          origin: a time at which one of the spans begins; None selects midnight in UTC.
 
         Raises:
           InvalidRequest: if an argument is not valid.
@@ -415,16 +452,17 @@ class Broker:
         until: datetime | None = None,
         duration: Delay | None = None,
     ) -> None:
-        """Pause deliveries of a topic, or to one of its subscriptions.
+        """Pause the deliveries of a topic, or of one of its subscriptions.
 
-        Publishing continues. Consumers may acknowledge the messages they have received.
-        Without ``until`` and ``duration`` the pause lasts until ``resume``.
+        Publishing continues. Consumers may acknowledge the messages that they have received. At
+        most one of ``until`` and ``duration`` may be given. Without both, the pause lasts until
+        ``resume`` is called.
 
         Args:
-          topic: as for ``producer``.
-          subscription: the subscription to pause; None pauses the topic.
-          until: when deliveries resume automatically, an aware datetime.
-          duration: or how long the pause lasts.
+          topic: the name of the topic, as for ``producer``.
+          subscription: the subscription to pause; None pauses the whole topic.
+          until: the time at which deliveries resume by themselves, an aware datetime.
+          duration: how long the pause lasts, instead of ``until``.
 
         Raises:
           InvalidRequest: if an argument is not valid. Nothing is sent.
@@ -440,19 +478,32 @@ class Broker:
         )
 
     async def resume(self, topic: str, subscription: str | None = None) -> None:
-        """Resume deliveries of a topic, or to one of its subscriptions.
+        """End the pause of a topic, or of one of its subscriptions.
 
-        A topic and its subscriptions are paused independently. A subscription gets messages
-        only if neither is paused.
+        A topic and its subscriptions are paused independently. A subscription delivers messages
+        only while neither the topic nor the subscription is paused.
+
+        Args:
+          topic: the name of the topic, as for ``producer``.
+          subscription: the subscription to resume; None resumes the topic.
+
+        Raises:
+          NotFound: if the topic or the subscription does not exist.
         """
         await self.admin("dispatch.resume", topic=topic, subscription=subscription)
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
-        """Send an administrative request by name, and return its answer as plain values.
+        """Send an administrative request by name, and return the broker's answer.
 
-        If the connection is lost, idempotent requests are sent again on the next one: those
-        that read something, such as ``get``, ``list`` and ``peek``, and those that set a
-        state, such as ``update`` and ``pause``.
+        If the connection is lost before the answer arrives, idempotent requests are sent again
+        on the next connection. These are requests that read something, such as ``topics.get``,
+        and requests that set a state, such as ``dispatch.pause``.
+
+        Args:
+          verb: the name of the request, such as ``topics.stats``. The protocol's documentation
+            lists all verbs.
+          arguments: the arguments of the request, by name. They must be plain values: None,
+            numbers, str, bytes, lists and maps.
 
         Raises:
           Disconnected: if no answer arrives. The request may or may not have taken effect.

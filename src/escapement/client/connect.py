@@ -1,4 +1,4 @@
-"""The function ``connect``, which keeps a connection to a broker."""
+"""The function ``connect``, which connects a client to a broker and keeps it connected."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ async def connect(
     stream_factory: StreamFactory | None = None,
     settings: Settings | None = None,
 ) -> AsyncIterator[Broker]:
-    """Connect to a broker, and stay connected until the block ends.
+    """Connect to a broker, and stay connected until the ``async with`` block ends.
 
-    When the connection is lost, the client reconnects, and its producers and consumers
-    continue. When the block ends without an error, it waits for unanswered publishes and
-    acknowledgements; when it ends with an exception, it does not.
+    When the connection is lost, the client reconnects, and its producers and consumers continue.
+    When the block ends without an error, the client waits until the broker has answered all
+    publishes and acknowledgements, for at most ``close_timeout_s`` of the settings. When the block
+    raises an exception, the client does not wait.
 
     Args:
-      url: ``escapement://host:port``.
-      name: the name of this client, shown in the broker's administration.
-      stream_factory: an async callable that returns an anyio byte stream, used instead of a
+      url: the address of the broker, ``escapement://host:port``. Without ``:port`` the port is
+        7650.
+      name: a name for this client, which it sends to the broker. Brokers do not use it yet.
+      stream_factory: an async callable that returns an anyio byte stream, to use instead of a
         TCP connection to ``url``.
       settings: the timeouts of the client.
 
     Raises:
-      InvalidRequest: if the url is not valid.
+      InvalidRequest: if ``url`` is not the address of a broker.
       Disconnected: if the first attempt to connect fails.
       EscapementError: if the broker refuses the connection.
     """
@@ -55,12 +57,12 @@ async def connect(
                 yield Broker(line, link.welcome)
                 await _finish(line)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
-                failure = error  # raised below, outside the exception group of the tasks
+                failure = error  # raised below, so that it is not wrapped in an exception group
             finally:
                 line.close(Disconnected("the connection was closed by this side"))
             tasks.cancel_scope.cancel()
     finally:
-        # Raised even if this task is cancelled in the meantime; otherwise the error is lost.
+        # Raise it even if this task was cancelled in the meantime. Otherwise it would be lost.
         if failure is not None:
             raise failure
 
@@ -76,8 +78,8 @@ def _tcp(address: Address) -> Callable[[], Any]:
         try:
             return await anyio.connect_tcp(address.host, address.port)
         except OSError as error:
-            # After one attempt, the cause has more detail; after several, the cause is a group
-            # with less detail.
+            # If one IP address was tried, the cause of the error has more detail. If several were
+            # tried, the cause is an exception group, and the error itself has more detail.
             cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
             raise OSError(f"{address}: {cause.strerror or cause}") from error
 

@@ -1,4 +1,8 @@
-"""Checks and encodings of a message's key, properties, priority and group."""
+"""Checks of a message's key, properties, priority and group, and their conversion to bytes.
+
+The functions for one message return bytes. The functions for many messages return columns, which
+the protocol uses for a batch. An argument that is not valid raises ``InvalidRequest``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from escapement.names import check_name
 
 
 def key(text: str | None) -> bytes:
-    """Return a key as bytes, empty for None. Raises ``InvalidRequest``."""
+    """Return a message's key in UTF-8, empty for None. Raises ``InvalidRequest``."""
     if text is None:
         return b""
     if not isinstance(text, str):
@@ -27,31 +31,51 @@ def key(text: str | None) -> bytes:
 
 
 def group(name: str | None) -> bytes:
-    """Return the name of a group as bytes, empty for None. Raises ``InvalidRequest``."""
+    """Return the name of a message group as bytes, empty for None. Raises ``InvalidRequest``."""
     return b"" if name is None else check_name("group", name).encode()
 
 
 def several(what: str, values: Any) -> Any:
-    """Return ``values``. Raises ``InvalidRequest`` unless it is a list with a value per message."""
+    """Return ``values`` if it is a list or another collection, but no string.
+
+    Args:
+      what: the name of the argument, for the error message.
+
+    Raises:
+      InvalidRequest: if it is anything else.
+    """
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
         raise InvalidRequest(f"{what} must be a list, not {type(values).__name__}")
     return values
 
 
 def column(what: str, values: Any, encode: Callable[[Any], bytes]) -> Blobs | None:
-    """Return a list with a value or None per message as a column. Raises ``InvalidRequest``."""
+    """Return the values of many messages as a column of byte strings, or None if there are none.
+
+    Args:
+      what: the name of the argument, for error messages.
+      values: None, or a list with one value or None per message.
+      encode: converts one value, or None, to bytes.
+
+    Raises:
+      InvalidRequest: if ``values`` is not a list, or a value is not valid.
+    """
     return None if values is None else Blobs.of([encode(value) for value in several(what, values)])
 
 
 def as_map(properties: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return properties as a new dict. Raises ``InvalidRequest``."""
+    """Return a message's properties as a new dict, empty for None. Raises ``InvalidRequest``."""
     if properties is not None and not isinstance(properties, Mapping):
         raise InvalidRequest(f"properties must be a map, not {type(properties).__name__}")
     return dict(properties or {})
 
 
 def properties(values: Mapping[str, Any] | None) -> bytes:
-    """Return properties as a msgpack map, empty if there are none. Raises ``InvalidRequest``."""
+    """Return a message's properties as a msgpack map, or no bytes if there are no properties.
+
+    Raises:
+      InvalidRequest: if ``values`` is not a map from str to values that msgpack can encode.
+    """
     if not values:
         return b""
     named = as_map(values)
@@ -60,12 +84,12 @@ def properties(values: Mapping[str, Any] | None) -> bytes:
     try:
         packed: bytes = msgpack.packb(named)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"properties must have plain values: {error}") from None
+        raise InvalidRequest(f"msgpack cannot encode the value of a property: {error}") from None
     return packed
 
 
 def check_priority(priority: int) -> None:
-    """Raise ``InvalidRequest`` unless the value is a valid priority."""
+    """Raise ``InvalidRequest`` unless ``priority`` is an integer from 0 to 255."""
     if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
         raise InvalidRequest(
             f"a priority must be an integer from 0 to {MAX_PRIORITY}, not {priority!r}"
@@ -73,7 +97,15 @@ def check_priority(priority: int) -> None:
 
 
 def priorities(values: Any, count: int) -> npt.NDArray[np.uint8] | None:
-    """Return the priorities of ``count`` messages, given as one for all or as one each."""
+    """Return the priorities of a batch of messages as a column, or None if ``values`` is None.
+
+    Args:
+      values: one integer for all messages, or one integer per message.
+      count: the number of messages.
+
+    Raises:
+      InvalidRequest: if a priority is not an integer from 0 to 255.
+    """
     if values is None:
         return None
     column = np.asarray(values)

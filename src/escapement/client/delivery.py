@@ -1,8 +1,11 @@
-"""Received messages in columns, and rows, which are views of one message.
+"""Received messages in columns, and the *rows* of these columns, each of which is one message.
 
-A row is created when the application iterates, and decodes a column only on access: unused
-fields cost nothing. The classes here do not acknowledge messages, because the async client
-(``batch``) and the sync client (``escapement.sync``) do so in different ways.
+A *column* has one field of all messages, such as their due times. A row is an object for one
+message. It is created when the application iterates over the columns, and it reads a field from
+its column only when the application asks for the field. So unused fields cost nothing.
+
+The classes here are the base of the async client (``escapement.client.consuming.batch``) and of
+the blocking client (``escapement.sync``), which add methods to acknowledge messages.
 """
 
 from __future__ import annotations
@@ -22,18 +25,23 @@ AnyRow = TypeVar("AnyRow", bound="Row", covariant=True)
 
 
 class Origin(Protocol):
-    """The source of messages: their topic, and the deserializer of their payloads."""
+    """The consumer or reader that received messages, which knows their topic and serializer."""
 
     @property
-    def topic(self) -> str: ...
+    def topic(self) -> str:
+        """The full name of the topic."""
+        ...
 
-    def loads(self, payload: bytes) -> Any: ...
+    def loads(self, payload: bytes) -> Any:
+        """Convert a payload to a value, with the serializer that the application chose."""
+        ...
 
 
 class Columns(Generic[AnyRow]):
-    """Messages in columns of equal height, and a sequence of rows.
+    """Messages of one topic in columns. As a sequence, it has one row object per message.
 
-    ``offsets`` and ``due_ms`` (Unix milliseconds) are int64 columns.
+    ``offsets`` and ``due_ms`` (Unix milliseconds) are int64 columns. ``messages`` has the columns
+    of payloads, keys, properties, priorities and groups.
     """
 
     __slots__ = ("_lists", "_origin", "due_ms", "messages", "offsets")
@@ -63,7 +71,7 @@ class Columns(Generic[AnyRow]):
         return map(self._view, range(len(self)))
 
     def _view(self, row: int) -> AnyRow:
-        """Return one row."""
+        """Return the object for the message in this row."""
         raise NotImplementedError
 
     @property
@@ -73,16 +81,16 @@ class Columns(Generic[AnyRow]):
 
     @property
     def payloads(self) -> Blobs:
-        """The payloads as one column."""
+        """The payloads of all messages, as one column of byte strings."""
         return self.messages.payloads
 
     def values(self) -> list[Any]:
-        """Return the deserialized values of all messages."""
+        """Return the values of all messages: their payloads, converted by the serializer."""
         loads = self._origin.loads
         return [loads(payload) for payload in self._strings("payloads")]
 
     def _strings(self, name: str) -> list[bytes]:
-        """Return a column of strings of the batch as a list, decoded on the first access."""
+        """Return the column ``name`` of ``messages`` as a list of byte strings, made only once."""
         try:
             return self._lists[name]
         except KeyError:
@@ -91,7 +99,7 @@ class Columns(Generic[AnyRow]):
 
 
 class Delivery(Columns[AnyRow]):
-    """Delivered messages in columns of equal height.
+    """Messages that the broker delivered to a consumer, in columns.
 
     In addition to the columns of ``Columns`` there are ``attempts`` (uint16, counted from 1)
     and ``redelivered`` (bool).
@@ -114,20 +122,20 @@ class Delivery(Columns[AnyRow]):
 
     @property
     def attempts(self) -> npt.NDArray[np.uint16]:
-        """The number of deliveries of each message, including this one."""
+        """The number of deliveries of each message that count as attempts, including this one."""
         if self._attempts is None:
             self._attempts = np.ones(len(self), np.uint16)
         return self._attempts
 
     @property
     def redelivered(self) -> npt.NDArray[np.bool_]:
-        """Whether each message may have been delivered before."""
+        """Whether each message may have been delivered before; after a crash possibly in error."""
         if self._redelivered is None:
             return np.zeros(len(self), np.bool_)
         return self._redelivered.astype(np.bool_)
 
     def rest(self, row: int) -> Self:
-        """Return the messages from ``row`` on as a batch."""
+        """Return a delivery of the messages from ``row`` on, without copying."""
         if row == 0:
             return self
         return type(self)(
@@ -141,7 +149,7 @@ class Delivery(Columns[AnyRow]):
 
 
 class Row:
-    """One message, as a view of columns that are decoded on access."""
+    """One message: a row of columns, whose fields are read from the columns on access."""
 
     __slots__ = ("_columns", "_row")
 
@@ -151,12 +159,12 @@ class Row:
 
     @property
     def value(self) -> Any:
-        """The deserialized payload."""
+        """The value of the message: its payload, converted by the serializer."""
         return self._columns._origin.loads(self.payload)
 
     @property
     def payload(self) -> bytes:
-        """The payload as bytes."""
+        """The payload of the message as bytes."""
         return self._columns._strings("payloads")[self._row]
 
     @property
@@ -167,12 +175,12 @@ class Row:
 
     @property
     def properties(self) -> dict[str, Any]:
-        """The properties of the message; bytes that are not valid UTF-8 appear as ``\\xff``."""
+        """The properties of the message. Bytes that are not valid UTF-8 appear as ``\\xff``."""
         return read_properties(self._columns._strings("properties")[self._row])
 
     @property
     def priority(self) -> int:
-        """The priority of the message; lower goes first."""
+        """The priority of the message, 0 to 255. Lower numbers are delivered first."""
         column = self._columns.messages.priorities
         return DEFAULT_PRIORITY if column is None else int(column[self._row])
 
@@ -184,7 +192,7 @@ class Row:
 
     @property
     def id(self) -> MessageId:
-        """The permanent id of the message."""
+        """The permanent id of the message: its topic and offset."""
         return MessageId(self._columns.topic, self.offset)
 
     @property
@@ -194,12 +202,12 @@ class Row:
 
     @property
     def due_ms(self) -> int:
-        """The due time in Unix milliseconds."""
+        """The due time of the message in Unix milliseconds."""
         return self._columns.due_ms.item(self._row)
 
     @property
     def deliver_at(self) -> datetime:
-        """The due time as a datetime in UTC."""
+        """The due time of the message as a datetime in UTC."""
         return moment(self.due_ms)
 
     def __repr__(self) -> str:
@@ -207,7 +215,7 @@ class Row:
 
 
 class DeliveredRow(Row):
-    """One delivered message, as a view of a delivery."""
+    """One message that the broker delivered to a consumer: a row of a ``Delivery``."""
 
     __slots__ = ()
 
@@ -215,7 +223,7 @@ class DeliveredRow(Row):
 
     @property
     def attempt(self) -> int:
-        """The number of deliveries of the message, including this one."""
+        """The number of deliveries of the message that count as attempts, including this one."""
         column = self._columns._attempts
         return 1 if column is None else int(column[self._row])
 
@@ -223,7 +231,7 @@ class DeliveredRow(Row):
     def redelivered(self) -> bool:
         """Whether the message may have been delivered before.
 
-        After a crash this may be True although it was not.
+        After a crash of the broker, this may be True although the message was not delivered.
         """
         column = self._columns._redelivered
         return column is not None and bool(column[self._row])

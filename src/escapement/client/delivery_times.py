@@ -1,8 +1,8 @@
 """Conversion of delays, times and positions to the integers of the protocol.
 
-A *delay* counts from the moment the broker accepts the message, so the client's clock does
-not matter. A *time* is an aware datetime. Both are rounded up to a millisecond, so that a
-message is never early. Arguments are checked here, before anything is sent.
+A *delay* counts from the moment the broker accepts the message, so the client's clock does not
+matter. A *time* is an aware datetime. Both are rounded up to a whole millisecond, so that a message
+is never early. The arguments of the application are checked here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from escapement.errors import InvalidRequest, NaiveDatetime
 from escapement.message import NO_TIME, NO_TIMES, Int64s, Times
 from escapement.position import EARLIEST, LATEST, Position
 
-# "latest", "earliest", an offset, or an aware datetime.
+# A position in a topic: "latest", "earliest", an offset, or an aware datetime.
 Where = str | int | datetime
-# A timedelta, ``(3, "minutes")``, or text as in settings: "3m".
+# A delay: a timedelta, a pair such as ``(3, "minutes")``, or a text such as "3m".
 Delay = timedelta | tuple[int | float, str] | str
 
 
@@ -56,11 +56,14 @@ def at_ms(at: datetime) -> int:
 
 
 def position(where: Where) -> Position:
-    """Return the start position for latest, earliest, an offset, or an aware datetime.
+    """Return the position of a subscription that an application gives as ``where``.
+
+    Args:
+      where: "latest", "earliest", an offset, or an aware datetime.
 
     Raises:
       NaiveDatetime: if the datetime has no time zone.
-      InvalidRequest: if ``where`` is not a position.
+      InvalidRequest: if ``where`` is anything else.
     """
     if isinstance(where, datetime):
         return Position("time", at_ms(where))
@@ -76,7 +79,11 @@ def position(where: Where) -> Position:
 
 
 def one(delay: Delay | None, at: datetime | None) -> tuple[int, int]:
-    """Return ``(delay_ms, at_ms)`` of one message, each ``NO_TIME`` if it is not given."""
+    """Return ``(delay_ms, at_ms)`` for one message, with ``NO_TIME`` for each that is None.
+
+    Raises:
+      InvalidRequest: if both are given, or one is not valid.
+    """
     if delay is None and at is None:
         return NO_TIME, NO_TIME
     if delay is not None and at is not None:
@@ -91,13 +98,13 @@ def column(values: Any, read: Callable[[Any], int], count: int) -> Int64s | None
     """Return the delays or times of ``count`` messages as a column; int64[count].
 
     Args:
-      values: one value for all, a list with a value or None per message, or an array of
-        integer milliseconds.
+      values: one value for all messages, a list with a value or None per message, or an array
+        of integer milliseconds.
       read: converts one value to milliseconds.
       count: the number of messages.
 
     Raises:
-      InvalidRequest: if a value is not valid, or there are not ``count``.
+      InvalidRequest: if a value is not valid, or the number of values is not ``count``.
     """
     if values is None:
         return None
@@ -113,7 +120,15 @@ def column(values: Any, read: Callable[[Any], int], count: int) -> Int64s | None
 
 
 def times(delays: Any, ats: Any, count: int) -> Times:
-    """Return the delays or times of a batch; see ``column``."""
+    """Return the delays or the times of a batch of ``count`` messages, as columns.
+
+    Args:
+      delays, ats: None, or values as for ``column``. At most one of them may be given.
+      count: the number of messages.
+
+    Raises:
+      InvalidRequest: if both are given, or a value is not valid.
+    """
     if delays is None and ats is None:
         return NO_TIMES
     if delays is not None and ats is not None:
@@ -131,5 +146,5 @@ def _milliseconds(values: npt.NDArray[Any]) -> Int64s:
 
 
 def moment_or_none(at_ms: int | None) -> datetime | None:
-    """Return ``moment`` of a time that may be absent."""
+    """Return the datetime, in UTC, of a time in Unix milliseconds; None for None."""
     return None if at_ms is None else moment(at_ms)

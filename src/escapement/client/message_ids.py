@@ -1,4 +1,7 @@
-"""Conversion of ids, receipts, messages or offsets to a topic and a column of offsets."""
+"""Conversion of the messages that an application names to a topic and a column of offsets.
+
+An application may name messages by ids, receipts, delivered messages, selections, or offsets.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,32 @@ from escapement.message import Int64s, MessageId
 from escapement.names import TopicName
 from escapement.protocol.limits import MAX_INT64
 
+# The ways to name one message, and to name one or several.
 One = MessageId | Receipt | Row | int
 What = One | Receipts | Columns[Row] | Selection | Int64s | Iterable[One]
 
 
 def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
-    """Return the full name of the topic, and the offsets in it; int64[n].
+    """Return the full name of the messages' topic, and the offsets of the messages; int64[n].
 
     Args:
-      what: ids, receipts or delivered messages of one topic, or offsets.
-      topic: the topic of offsets. If it is given, ids must be of this topic too.
+      what: ids, receipts or delivered messages of one topic, a selection, or offsets.
+      topic: the topic of the messages, which may be None unless ``what`` is offsets. Ids of
+        another topic are an error.
 
     Raises:
-      InvalidRequest: if ``what`` does not name messages, if the topic is not given, or if
-        there are several topics.
+      InvalidRequest: if ``what`` does not name messages of exactly one topic, or a receipt has
+        no message id.
     """
     topics = {TopicName.parse(topic).full} if topic is not None else set()
     if isinstance(what, Receipts | Columns | Selection):
         topics.add(what.topic)
         found = what.offsets
         if len(found) and found.min() < 0:
-            raise InvalidRequest("one of the messages has no known id")
+            raise InvalidRequest(
+                "a receipt of a duplicate has no message id: leave it out, or name the message by"
+                " its dedup key"
+            )
     elif isinstance(what, np.ndarray):
         if what.ndim != 1 or what.dtype.kind not in "iu":
             raise InvalidRequest("offsets must be a one-dimensional array of integers")
@@ -56,9 +64,14 @@ def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
 
 
 def name_message(what: One, topic: str | None) -> tuple[str, int]:
-    """Return the full name of the topic, and the offset of one message.
+    """Return the full name of one message's topic, and the message's offset.
 
-    Args and errors are as for ``name_messages``.
+    Args:
+      what: the id, the receipt, the delivered message, or the offset.
+      topic: the topic of an offset; see ``name_messages``.
+
+    Raises:
+      InvalidRequest: if the arguments do not name one message.
     """
     if not isinstance(what, MessageId | Receipt | Row | Integral):
         raise InvalidRequest(f"{what!r} is not a message: pass an id, a receipt or a message")
@@ -76,7 +89,10 @@ def _each(what: Any) -> Iterable[Any]:
 def _id(one: Any) -> MessageId | int:
     if isinstance(one, Receipt | Row):
         if one.id is None:
-            raise InvalidRequest("the message of a receipt has no known id")
+            raise InvalidRequest(
+                "a receipt of a duplicate has no message id: leave it out, or name the message by"
+                " its dedup key"
+            )
         return one.id
     if isinstance(one, MessageId):
         return one

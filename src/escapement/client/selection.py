@@ -1,4 +1,7 @@
-"""Selections of pending messages, to count, cancel or reschedule them."""
+"""Selections: the offsets of pending messages that match, to count, cancel or reschedule them.
+
+A message is pending if it is not yet due, or a shared subscription has not acknowledged it.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from escapement.names import TopicName
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """A selection of messages of one topic, in the delivery order.
+    """The offsets of selected messages of one topic, ordered by due time.
 
-    Messages published after the selection are not included.
+    ``Broker.select`` creates it. Messages published after that are not included.
     """
 
     topic: str
@@ -29,7 +32,10 @@ class Selection:
         return len(self.offsets)
 
     def parts(self) -> Iterator[Selection]:
-        """Split the selection into parts of one request each, so that callers show progress."""
+        """Split the selection into parts small enough for one request each.
+
+        A caller that cancels or reschedules the parts one by one can show its progress.
+        """
         for low in range(0, len(self), REQUEST_ROWS):
             yield Selection(self.topic, self.offsets[low : low + REQUEST_ROWS])
 
@@ -40,7 +46,16 @@ def criteria(
     key: str | None = None,
     properties: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of a request for the pending messages that match."""
+    """Return the arguments by which the verbs ``topics.peek`` and ``messages.select`` search.
+
+    Args:
+      due_from, due_until: only messages due at or after ``due_from``, and before ``due_until``.
+      key: only messages with this key.
+      properties: only messages with all of these properties.
+
+    Raises:
+      InvalidRequest: if a time has no time zone, or ``properties`` is not a map.
+    """
     return {
         "from_ms": None if due_from is None else delivery_times.at_ms(due_from) or None,
         "until_ms": None if due_until is None else max(1, delivery_times.at_ms(due_until)),
@@ -55,7 +70,14 @@ async def select(
     sought: dict[str, Any],
     progress: Callable[[int], None] | None = None,
 ) -> Selection:
-    """Select the pending messages that match ``criteria``; see ``escapement.Broker.select``."""
+    """Select the pending messages of a topic that match, page by page.
+
+    Args:
+      ask: sends a verb with its arguments to the broker.
+      topic: the name of the topic, in any form.
+      sought: what the messages must match, from ``criteria``.
+      progress: called with the number of messages found, after each page but the last.
+    """
     full = TopicName.parse(topic).full
     found: list[Int64s] = [np.zeros(0, np.int64)]
     after: list[int] | None = None

@@ -1,7 +1,7 @@
-"""Serializers, which convert values to payload bytes and back.
+"""Serializers, which convert the application's values to payloads (bytes) and back.
 
-A serializer is ``bytes`` (the default: values are bytes), ``str`` (UTF-8), ``JSON``,
-``MSGPACK``, or a pair of functions ``(dumps, loads)``, such as
+A serializer is ``bytes`` (the default: values are bytes and stay as they are), ``str`` (UTF-8),
+``JSON``, ``MSGPACK``, or a pair of functions ``(dumps, loads)``, such as
 ``(Order.SerializeToString, Order.FromString)`` for Protocol Buffers.
 """
 
@@ -53,10 +53,10 @@ MSGPACK: Final = Serializer(msgpack.packb, msgpack.unpackb)
 
 
 def serializer(choice: SerializerLike) -> Serializer:
-    """Return the serializer for ``choice``.
+    """Return the pair of functions for the application's ``choice`` of a serializer.
 
     Raises:
-      InvalidRequest: if ``choice`` is not a serializer.
+      InvalidRequest: if ``choice`` is none of the serializers in the docstring of this module.
     """
     if choice is bytes:
         return BYTES
@@ -65,5 +65,5 @@ def serializer(choice: SerializerLike) -> Serializer:
     if isinstance(choice, tuple) and len(choice) == 2 and all(map(callable, choice)):
         return Serializer(*choice)
     raise InvalidRequest(
-        f"{choice!r} is not a serializer: pass bytes, str, JSON, MSGPACK or a pair"
+        f"{choice!r} is not a serializer: pass bytes, str, JSON, MSGPACK or a pair of functions"
     )

@@ -1,4 +1,4 @@
-"""The timeouts of a client. Every wait of a client is bounded by one of them."""
+"""The timeouts of a client, which bound its waits for the broker."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ class Settings:
     The defaults suit a broker in the same region.
 
     Attributes:
-      connect_timeout_s: the longest time for one attempt to connect, with the handshake.
-      request_timeout_s: the longest wait for an answer to a request, or for acknowledgements
-        to become durable, with reconnecting. After it the call raises.
+      connect_timeout_s: the longest time for one attempt to connect, including the handshake.
+      request_timeout_s: the longest wait for the answer to a request, or for acknowledgements
+        to become durable, including the time to reconnect. After it the call raises
+        ``Disconnected``.
       close_timeout_s: the longest wait for the answers to publishes and acknowledgements when
-        a block ends without an error.
-      heartbeat_s: the interval of the heartbeat, by which client and broker check each other;
-        None sends none. The broker closes connections that are silent for 90 seconds.
+        the block of ``connect`` or of a consumer ends.
+      heartbeat_s: the interval of the heartbeat, by which client and broker check that the other
+        is alive. None sends no heartbeat. The broker closes connections that are silent for 90
+        seconds.
       heartbeat_timeout_s: the longest wait for an answer to the heartbeat. After it the client
         reconnects.
-      reconnect_first_s, reconnect_longest_s: the first and the longest bound of the random
-        wait between attempts to connect. The bound doubles. In the first minute of an outage
-        no wait is longer than a second.
+      reconnect_first_s, reconnect_longest_s: the client waits for a random time between two
+        attempts to connect, up to a bound. The bound is ``reconnect_first_s`` at first, and
+        doubles with each failure, up to ``reconnect_longest_s``. In the first minute of an
+        outage no wait is longer than a second.
     """
 
     connect_timeout_s: float = 10.0

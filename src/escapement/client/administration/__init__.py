@@ -1,1 +1,4 @@
-"""What a client asks of a broker besides producing and consuming."""
+"""Requests of a client besides producing and consuming: to look at messages and change them.
+
+The class ``Broker`` (in ``client/broker.py``) has a method for each of these requests.
+"""

@@ -1,8 +1,7 @@
-"""Cancelling and rescheduling messages.
+"""Requests to cancel or reschedule messages, and their outcomes.
 
-These requests are idempotent. If the connection is lost before the answer arrives, the
-request is sent again on the next connection. So the outcome is unknown only if no broker
-answers in time.
+These requests are idempotent. If the connection is lost before the answer arrives, the request is
+sent again on the next connection. So the outcome is unknown only if no broker answers in time.
 """
 
 from __future__ import annotations
@@ -29,14 +28,16 @@ async def amend(
     dedup: str | Sequence[str] | None,
     make: Callable[[int, str, Int64s], Command],
 ) -> Outcomes:
-    """Cancel or reschedule messages; see ``escapement.Broker.cancel``.
+    """Cancel or reschedule messages, and return the outcome for each.
 
     Args:
-      make: creates the request for a request id, the full name of the topic, and offsets.
+      line: the client's connection to the broker.
+      what, topic, key, dedup: name the messages, as for ``escapement.Broker.cancel``.
+      make: creates the command for a request id, the full name of the topic, and offsets.
     """
     name, offsets = await locate(line, what, topic, key, dedup)
     outcomes = []
-    # Offsets of -1 are ``UNKNOWN`` without a request.
+    # An offset of -1 stands for an unknown dedup key. Its outcome is ``UNKNOWN`` in any case.
     for part, answer in await ask_in_parts(
         line, offsets[offsets >= 0], lambda part, number: make(number, name, part)
     ):

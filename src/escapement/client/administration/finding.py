@@ -1,4 +1,7 @@
-"""Lookup of the messages that the arguments of a request name."""
+"""Lookup of the messages that a request names by their keys or dedup keys.
+
+``line`` is the client's connection to the broker, by which the lookup asks the broker.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,16 @@ from escapement.protocol import commands as wire
 
 
 async def find(line: Line, topic: str, keys: str | Sequence[str]) -> tuple[str, Int64s]:
-    """Return the full name of the topic, and the offset of each message, -1 if unknown.
+    """Look up messages by their dedup keys.
 
     Args:
+      line: the client's connection to the broker.
+      topic: the name of the topic, in any form.
       keys: one dedup key, or several.
+
+    Returns:
+      The full name of the topic, and the offset of the message with each dedup key; -1 if the
+      topic does not know the key.
 
     Raises:
       InvalidRequest: if a key is not a valid dedup key.
@@ -46,11 +55,18 @@ async def locate(
     key: str | None,
     dedup: str | Sequence[str] | None,
 ) -> tuple[str, Int64s]:
-    """Return the full name of the topic and the offsets; -1 for an unknown dedup key.
+    """Return the full topic name and the offsets of messages that are named in one of three ways.
+
+    Args:
+      line: the client's connection to the broker.
+      what: messages, ids, receipts or offsets.
+      topic: the topic, which may be None if ``what`` names it.
+      key: instead of ``what``, the key of messages. The pending messages with it are selected.
+      dedup: instead of ``what``, one or several dedup keys. The offset for an unknown one is -1.
 
     Raises:
-      InvalidRequest: unless the arguments name messages of one topic, by ``what``, ``key`` or
-        ``dedup``.
+      InvalidRequest: if the arguments do not name messages of one topic, in one of these ways.
+      NotFound: if the topic of a key or dedup key does not exist.
     """
     if key is not None:
         if what is not None or dedup is not None or topic is None or not key:

@@ -11,11 +11,11 @@ from escapement.clock import moment
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The number of messages that become due in each span of time.
+    """The number of messages of ``topic`` that become due in each span of time, such as each hour.
 
-    ``counts[i]`` messages become due in the span that begins at ``begins(i)`` and has the
-    length ``by``. The first span began before the request. Counted are the messages that
-    become due after the request and before ``until``.
+    ``counts[i]`` messages become due in the span that begins at ``begins(i)`` and has the length
+    ``by``. The first span begins at ``first``, which may be before the request. Only messages that
+    become due after the request and before ``until`` are counted.
     """
 
     topic: str
@@ -26,7 +26,7 @@ class Forecast:
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> Forecast:
-        """Return the forecast in an answer of the broker."""
+        """Return the forecast that the broker's answer to ``topics.forecast`` contains."""
         return cls(
             answer["topic"],
             moment(answer["until_ms"]),
@@ -37,9 +37,9 @@ class Forecast:
 
     @property
     def total(self) -> int:
-        """The number of messages in all spans."""
+        """The number of messages that become due in all spans together."""
         return sum(self.counts)
 
     def begins(self, span: int) -> datetime:
-        """Return the time when a span begins, in UTC."""
+        """Return the time in UTC at which the span with number ``span`` begins, counted from 0."""
         return self.first + span * self.by

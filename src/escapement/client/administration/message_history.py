@@ -15,20 +15,22 @@ from escapement.message import MessageId
 class SubscriptionStatus:
     """The state of a message in one subscription.
 
-    ``state`` is one of:
+    ``kind`` is the kind of the subscription: shared, exclusive or failover. ``attempts`` is the
+    number of deliveries that count as attempts. ``state`` is one of:
 
     - not covered: the start position of the subscription excludes the message.
     - pending: the message is not yet due.
-    - waiting: it is due, and not yet loaded for delivery.
-    - ready: it is loaded for delivery.
-    - in flight: it is delivered to ``consumer`` since ``since``, and redelivered at ``until``
-      at the latest.
-    - in retry: it is redelivered at ``until``.
-    - to be dead-lettered: it failed its last attempt.
-    - acknowledged: it was acknowledged, was dead-lettered, or expired or was dropped between
-      two attempts. The broker keeps no details, so ``attempts`` is None.
-    - lapsed: it expired, or a namespace quota dropped it, before its first delivery.
-    - cancelled.
+    - waiting: the message is due, and the broker has not loaded it for delivery yet.
+    - ready: the message is loaded, and is delivered when a consumer has room.
+    - in flight: the message was delivered to ``consumer`` at ``since``. If it is not
+      acknowledged, the broker redelivers it at ``until`` (None: not before the consumer leaves).
+    - in retry: an attempt failed, and the broker redelivers the message at ``until``.
+    - to be dead-lettered: the last allowed attempt failed, and the dead letter is not written
+      yet.
+    - acknowledged: a consumer acknowledged the message, or it was dead-lettered, or it expired
+      or was dropped after an attempt. The broker does not keep which, so ``attempts`` is None.
+    - lapsed: the message expired, or a backlog quota dropped it, before its first delivery.
+    - cancelled: the message was cancelled before it was delivered to the subscription.
     """
 
     subscription: str
@@ -42,12 +44,13 @@ class SubscriptionStatus:
 
 @dataclass(frozen=True, slots=True)
 class MessageHistory:
-    """A message, its history, and its state in each subscription.
+    """A message, and its state in each subscription.
 
-    ``payload`` holds the first 512 bytes. ``state`` is to_be_fired (not yet due) or fired
-    (due). Once every subscription that covers the message has finished it, ``state`` is acked
-    (a subscription has acknowledged it), lapsed (it expired or was dropped before its first
-    delivery) or cancelled.
+    ``payload`` has the first 512 bytes of the payload, and ``size_bytes`` is the size of the whole
+    payload. ``state`` is to_be_fired while the message is not yet due, and then fired. Once every
+    subscription that gets the message has finished it, ``state`` is the first of these that is
+    true for any subscription: acked (acknowledged), lapsed (expired or dropped before its first
+    delivery), cancelled.
     """
 
     id: MessageId
@@ -64,7 +67,7 @@ class MessageHistory:
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> MessageHistory:
-        """Return the history in an answer of the broker."""
+        """Return the history that the broker's answer to ``messages.show`` contains."""
         return cls(
             MessageId(answer["topic"], answer["offset"]),
             answer["state"],

@@ -1,4 +1,10 @@
-"""The outcomes of cancelling or rescheduling messages."""
+"""The outcomes of cancelling or rescheduling messages.
+
+A message that was already delivered to some subscriptions is changed only for the others. The
+outcome of each message has a status, and names the subscriptions in ``handed`` (handed over):
+those to which the message had been delivered before the request. After a broker has stopped
+uncleanly, ``handed`` also names subscriptions to which that broker may have delivered the message.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +24,12 @@ Bools = npt.NDArray[np.bool_]
 class Outcome:
     """The outcome of cancelling or rescheduling one message.
 
-    ``handed`` names the subscriptions that had received the message before, or may have
-    received it from a broker that stopped uncleanly. These subscriptions keep the message,
-    whatever the outcome for the others. An ``id`` with offset -1 stands for an unknown dedup
-    key.
+    Attributes:
+      id: the id of the message. Its offset is -1 if the request named an unknown dedup key.
+      status: what happened to the message.
+      handed: the names of the subscriptions to which the message had been delivered before the
+        request, or may have been by a broker that stopped uncleanly. The request does not
+        change the message for these subscriptions.
     """
 
     id: MessageId
@@ -35,9 +43,11 @@ class Outcome:
 
 
 class Outcomes:
-    """The outcomes of several messages in columns, in the order of the request.
+    """The outcomes for several messages, in columns, in the order of the request.
 
-    Iterate over them, or index them, for single outcomes.
+    ``statuses`` has the value of ``AmendStatus`` for each message. ``offsets`` has the offsets of
+    the messages in ``topic``, -1 for an unknown dedup key. Iterate over the outcomes, or index
+    them, to get single outcomes.
     """
 
     __slots__ = ("_handed", "offsets", "statuses", "topic")
@@ -56,7 +66,7 @@ class Outcomes:
 
     @classmethod
     def concat(cls, topic: str, parts: Sequence[Outcomes]) -> Outcomes:
-        """Return the parts as one object, in order."""
+        """Join the outcomes of several requests about messages of ``topic``, in order."""
         names = sorted({name for part in parts for name in part._handed})
         return cls(
             topic,
@@ -66,9 +76,14 @@ class Outcomes:
         )
 
     def among(self, offsets: Int64s) -> Outcomes:
-        """Return outcomes for ``offsets``, with ``UNKNOWN`` for each offset of -1.
+        """Return these outcomes with additional ones for unknown dedup keys.
 
-        These outcomes belong to the other offsets, in order.
+        Args:
+          offsets: the offsets of all messages of the request, with -1 for each unknown dedup
+            key. These outcomes belong to the offsets other than -1, in order.
+
+        Returns:
+          One outcome per offset. The status for an offset of -1 is ``UNKNOWN``.
         """
         there = offsets >= 0
         if there.all():
@@ -83,17 +98,17 @@ class Outcomes:
 
     @property
     def done(self) -> Bools:
-        """Whether each message was changed; bool[n]."""
+        """Whether each message was changed, for all subscriptions except those in ``handed``."""
         done: Bools = self.statuses == AmendStatus.DONE
         return done
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
-        """The names of the subscriptions that had, or may have, received some of the messages."""
+        """The names of the subscriptions that are in ``handed`` of at least one message."""
         return tuple(self._handed)
 
     def handed_to(self, subscription: str) -> Bools:
-        """Return whether a subscription had, or may have, received each message; bool[n]."""
+        """Return for each message whether ``subscription`` is in its ``handed``; bool[n]."""
         found = self._handed.get(subscription)
         return np.zeros(len(self), bool) if found is None else found
 

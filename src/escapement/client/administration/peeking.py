@@ -1,4 +1,7 @@
-"""The pending messages of a topic in the delivery order, page by page."""
+"""Peeking: reading the pending messages of a topic in the delivery order, page by page.
+
+The delivery order is by due time, then by offset. Peeking does not consume messages.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ _PAGE_MESSAGES: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """A pending message; ``payload`` holds the first 512 bytes."""
+    """A pending message of a topic.
+
+    ``payload`` has the first 512 bytes of the payload, and ``size_bytes`` is the size of the whole
+    payload.
+    """
 
     id: MessageId
     due_at: datetime
@@ -32,7 +39,7 @@ class Upcoming:
 class Peeking:
     """An async iterator over the pending messages of a topic, created by ``Broker.peek``.
 
-    ``looked`` counts the messages that the broker has examined.
+    ``looked`` counts the messages that the broker has examined, whether or not they matched.
     """
 
     def __init__(self, ask: Ask, topic: str, sought: dict[str, Any], count: int | None) -> None:

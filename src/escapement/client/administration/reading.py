@@ -1,7 +1,7 @@
-"""Reading of a topic by offset, page by page.
+"""Reading the messages of a topic by offset, page by page, without a subscription.
 
-The broker keeps no state for a reader. If a link is lost, the reader requests the same page
-again, and reading a range twice gives the same messages.
+The broker keeps no state for a reader. If the connection is lost, the reader requests the same page
+again on the next connection. Reading a range of offsets twice gives the same messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from escapement.protocol.limits import MAX_BATCH_MESSAGES
 
 
 class Reading:
-    """An async iterator over the pages of a topic, created by ``Broker.read``."""
+    """An async iterator over the messages of a topic in pages, created by ``Broker.read``."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Reading:
         while self._stop is None or self._next < self._stop:
             answer = await ask_again(self._line, self._request)
             assert isinstance(answer, wire.Page)
-            # Without a stop, read to the end of the log at the time of the first page.
+            # Without ``stop``, read to the end that the log had at the time of the first page.
             end = answer.end_offset
             self._stop = end if self._stop is None else min(self._stop, end)
             self._next = answer.next_offset
@@ -66,10 +66,10 @@ class Reading:
 
 
 class Page(Columns["Entry"]):
-    """A page of messages as they were published, in columns of equal height, by offset.
+    """Messages of a topic as they were published, in columns, ordered by offset.
 
-    ``published_ms`` (int64) is the time when the broker accepted each message, in Unix
-    milliseconds. Iterate over the page, or index it, for single messages.
+    ``published_ms`` (int64) has the time at which the broker accepted each message, in Unix
+    milliseconds. Iterate over the page, or index it, to get single messages.
     """
 
     __slots__ = ("published_ms",)
@@ -90,7 +90,7 @@ class Page(Columns["Entry"]):
 
 
 class Entry(Row):
-    """One message of a page, as it was published."""
+    """One message of a ``Page``, as it was published."""
 
     __slots__ = ()
 
@@ -98,10 +98,10 @@ class Entry(Row):
 
     @property
     def published_ms(self) -> int:
-        """The time when the broker accepted the message, in Unix milliseconds."""
+        """The time at which the broker accepted the message, in Unix milliseconds."""
         return self._columns.published_ms.item(self._row)
 
     @property
     def published_at(self) -> datetime:
-        """The time when the broker accepted the message, in UTC."""
+        """The time at which the broker accepted the message, as a datetime in UTC."""
         return moment(self.published_ms)

@@ -1,8 +1,9 @@
-"""Recurring schedules, by which the broker publishes a message repeatedly.
+"""Recurring schedules, by which the broker publishes a message again and again.
 
-They are available as ``Broker.schedules``. Times are aware datetimes in UTC. The message of
-an occurrence has the properties ``schedule``, the name of the schedule, and
-``occurrence_ms``, the time of the occurrence.
+They are available as ``Broker.schedules``. An *occurrence* is one of the times at which a schedule
+publishes. Its message has two properties: ``schedule``, the full name of the schedule, and
+``occurrence_ms``, the time of the occurrence in Unix milliseconds. Other times are aware datetimes
+in UTC.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from escapement.clock import moment
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule at the time of the request.
+    """A schedule, as it was when the broker answered.
 
-    ``state`` is active, paused, ended, or broken with the reason in ``problem``. ``coming``
-    has the next ten times, and is empty in the results of ``list``.
+    ``state`` is active, paused, ended, or broken, with the reason in ``problem``. ``next`` and
+    ``last`` are the times of the next occurrence and of the last one, and ``published`` is the
+    number of messages published. ``coming`` has the times of the next ten occurrences. It is
+    empty in the results of ``Schedules.list``. The other fields are as for ``Schedules.create``.
     """
 
     name: str
@@ -44,7 +47,7 @@ class Schedule:
 
 
 class Schedules:
-    """The recurring schedules of a broker; available as ``Broker.schedules``."""
+    """Requests about the recurring schedules of a broker; available as ``Broker.schedules``."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -68,22 +71,26 @@ class Schedules:
         Each occurrence is published exactly once.
 
         Args:
-          name: the name of the schedule, ``tenant/namespace/name``, or ``name`` in
+          name: the name of the schedule: ``tenant/namespace/name``, or ``name`` for one in
             public/default.
           topic: the topic, as for ``Broker.producer``.
-          value: a value that the serializer accepts.
-          cron: a cron expression of five fields, or six with seconds first, as in cronsim.
+          value: a value that the serializer accepts, the same for each message.
+          cron: a cron expression with five fields, or with six, of which the first is seconds.
+            The syntax is that of the library cronsim.
           timezone: the time zone of ``cron``, such as "Europe/Berlin".
-          every: instead of ``cron``, the interval from now on, at least a second.
+          every: instead of ``cron``, the interval between occurrences, counted from now. It must
+            be at least a second.
           until: the time after which nothing is published.
-          missed: how to treat occurrences that are more than a minute late: "skip" publishes
-            none of them, "last" the last one, "all" all.
+          missed: how to treat occurrences that the broker can publish only more than a minute
+            late, for example because it was down: "skip" publishes none of them, "last" only
+            the last one, "all" every one.
           key: the key of each message.
           serializer: how to convert ``value`` to bytes; see ``escapement.client.serializers``.
 
         Raises:
           InvalidRequest: if an argument is not valid.
-          AlreadyExists: if a schedule of this name exists.
+          AlreadyExists: if a schedule with this name exists.
+          LimitExceeded: if the namespace has too many schedules.
         """
         plain = await self._ask(
             "schedules.create",
@@ -100,24 +107,40 @@ class Schedules:
         return _schedule(plain)
 
     async def list(self, namespace: str | None = None) -> list[Schedule]:
-        """Return all schedules, or those of one namespace, ordered by name."""
+        """Return the schedules of a namespace, or of all namespaces, ordered by name."""
         found = await self._ask("schedules.list", namespace=namespace)
         return [_schedule(one) for one in found]
 
     async def get(self, name: str) -> Schedule:
-        """Return one schedule, with its next ten times. Raises ``NotFound``."""
+        """Return one schedule, with the times of its next ten occurrences.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+        """
         return _schedule(await self._ask("schedules.get", schedule=name))
 
     async def pause(self, name: str) -> Schedule:
-        """Pause a schedule until it is resumed. Raises ``NotFound``."""
+        """Pause a schedule: it publishes nothing until it is resumed.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+        """
         return _schedule(await self._ask("schedules.pause", schedule=name))
 
     async def resume(self, name: str) -> Schedule:
-        """Resume a schedule with the next occurrence after now. Raises ``NotFound``."""
+        """Resume a paused schedule. The occurrences during the pause are not published.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+        """
         return _schedule(await self._ask("schedules.resume", schedule=name))
 
     async def delete(self, name: str) -> None:
-        """Delete a schedule; the messages it published stay. Raises ``NotFound``."""
+        """Delete a schedule. The messages that it has published stay.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+        """
         await self._ask("schedules.delete", schedule=name)
 
 

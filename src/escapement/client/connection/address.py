@@ -17,7 +17,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read ``escapement://host``, with or without ``:port``.
+        """Parse the address of a broker: ``escapement://host:port``, or without ``:port``.
 
         Raises:
           InvalidRequest: if ``url`` has another form.

@@ -1,4 +1,8 @@
-"""The base class of producers and consumers, which opens them on every connection.
+"""The base class of producers and consumers, which opens them again after each reconnect.
+
+A client has one *line*, its lasting connection to a broker. A *link* is a single connection of the
+line, and the next link follows when it is lost. A producer or consumer is an *attachment* of the
+line. It must be opened on each link: the client sends a request, and the broker answers.
 
 ::
 
@@ -8,8 +12,9 @@
                          │
                          └── permanent refusal, closed ──▶ FAILED
 
-The object is opened on each new link, under the same id. After a retryable refusal it is
-opened again with back-off. A permanent refusal is raised in all current and later calls.
+The attachment has the same id on every link. If the broker refuses to open it with a retryable
+error, the client tries again after a back-off. Any other refusal is final: all current and later
+calls of the producer or consumer raise it.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from escapement.protocol.commands import Command
 
 
 class State(enum.Enum):
-    """The state of a producer or consumer, as drawn in the docstring of this module."""
+    """The state of a producer or consumer. The docstring of this module draws the transitions."""
 
     WAITING = enum.auto()
     OPENING = enum.auto()
@@ -38,51 +43,58 @@ class State(enum.Enum):
 
 
 class Attached(Attachment):
-    """The base class of ``Producer`` and ``Inbox``."""
+    """The base class of ``Producer`` and ``Inbox`` (a consumer), which keeps them open."""
 
     def __init__(self, line: Line) -> None:
         self.id = line.new_id()
         self.error: EscapementError | None = None
         self._line = line
         self._state = State.WAITING
-        self._opened = Promise()  # opened for the first time, or failed
-        self._room = Promise()  # no longer full, or failed
-        self._refusal: EscapementError | None = None
+        self._opened = Promise()  # settles when first opened, or when it fails for good
+        self._room = Promise()  # settles when ``_full`` becomes False, or when it fails for good
+        self._refusal: EscapementError | None = None  # the last retryable refusal
         self._retry = Retry()
 
     # -- for subclasses --------------------------------------------------------------
 
     @abstractmethod
     def _request(self, request_id: int) -> Command:
-        """Return the command that opens this object."""
+        """Return the command that opens this producer or consumer at the broker."""
 
     @abstractmethod
     def _closing(self, request_id: int) -> Command:
-        """Return the command that closes this object."""
+        """Return the command that closes this producer or consumer at the broker."""
 
     @abstractmethod
     def _ready(self, answer: Command) -> None:
-        """Handle that the broker has opened this object."""
+        """Start work on a new link: the broker has opened this object with ``answer``."""
 
     @abstractmethod
     def _work(self, now_s: float, ready: bool) -> float:
-        """Send pending commands if ``ready``; return the time for the next call."""
+        """Do the work that is due at ``now_s``, on the clock of the event loop.
+
+        Args:
+          ready: whether the broker has this object open, so that commands may be sent.
+
+        Returns:
+          When this method must be called next, on the same clock; infinity for never.
+        """
 
     @abstractmethod
     def _lost(self) -> None:
-        """Handle that this object is no longer open."""
+        """Prepare to be opened again: the link was lost, or the broker closed this object."""
 
     @abstractmethod
     def _fail(self, error: EscapementError) -> None:
-        """Handle that this object will never be open again."""
+        """Fail everything that waits with ``error``: this object will never be open again."""
 
     @property
     @abstractmethod
     def _full(self) -> bool:
-        """Whether too many requests are unanswered."""
+        """Whether callers must wait, because too many messages or acks are unanswered."""
 
     async def _have_room(self) -> None:
-        """Wait while too many requests are unanswered."""
+        """Wait until ``_full`` is False. Raises the error of an object that has failed."""
         self._check()
         while self._full:
             if self._room.settled:
@@ -91,7 +103,7 @@ class Attached(Attachment):
             self._check()
 
     def _made_room(self) -> None:
-        """Let waiting callers continue if requests were answered."""
+        """Let callers that wait in ``_have_room`` continue if ``_full`` is now False."""
         if not self._room.settled and not self._full:
             self._room.settle()
 
@@ -126,11 +138,11 @@ class Attached(Attachment):
     # -- state changes -----------------------------------------------------------------
 
     async def _wait_opened(self) -> None:
-        """Wait until this object is open for the first time.
+        """Wait until the broker has opened this object for the first time.
 
         Raises:
-          Disconnected: if the broker does not answer in time.
-          EscapementError: if the broker refuses.
+          Disconnected: if the broker does not answer within ``request_timeout_s``.
+          EscapementError: if the broker refuses to open it.
         """
         timeout_s = self._line.settings.request_timeout_s
         try:
@@ -143,7 +155,7 @@ class Attached(Attachment):
         self._check()
 
     def _unanswered(self) -> EscapementError:
-        """Return an error with the likely reason why the broker has not answered."""
+        """Return the error for a broker that did not answer in time, with the likely reason."""
         if self._line.link is None:
             return Disconnected("the broker cannot be reached")
         return Disconnected(
@@ -153,12 +165,12 @@ class Attached(Attachment):
 
     def _answered(self, answer: Answer) -> None:
         if self._state is State.FAILED:
-            # It was closed before it was open. The broker must close it too.
+            # This object was closed while it was being opened. The broker must close it, too.
             if not isinstance(answer, EscapementError):
                 self._line.request(self._closing, lambda _: None)
             return
         if self._state is State.WAITING:
-            return  # the link was lost in the meantime
+            return  # the link was lost before the answer arrived
         if not isinstance(answer, EscapementError):
             self._state = State.READY
             self._retry.succeeded()
@@ -169,7 +181,7 @@ class Attached(Attachment):
             self._refused(answer)
 
     def _refused(self, error: EscapementError) -> None:
-        """Open this object again later if the refusal is retryable, otherwise fail."""
+        """Open this object again after a back-off if ``error`` is retryable; otherwise fail it."""
         if error.retryable:
             self._refusal = error
             self._retry.failed(anyio.current_time())
@@ -179,7 +191,11 @@ class Attached(Attachment):
             self._failed(error)
 
     def _close(self, reason: str) -> Promise:
-        """Close this object; return a promise that settles when the broker has closed it too."""
+        """Close this object for good; later calls raise ``InvalidRequest`` with ``reason``.
+
+        Returns:
+          A promise that settles when the broker has closed it, too, or the link is lost.
+        """
         done = Promise()
         was, linked = self._state, self._line.link is not None
         self._failed(InvalidRequest(reason))

@@ -1,12 +1,15 @@
 """The line of a client: its lasting connection to a broker, across reconnects.
 
-Producers and consumers are *attachments* of the line. Two tasks run as long as the line. The
-first keeps a link up: it connects, dispatches incoming commands to the attachments, and
-reconnects. The second, the *pump*, calls each attachment that has work, at the time the
-attachment asked for. So lingering, back-off and timeouts need no tasks of their own.
+A *link* is a single connection of the line: it is *up* until it is lost, and then the line opens
+the next link. Producers and consumers are *attachments* of the line. Two tasks run as long as the
+line. The first keeps a link up: it connects, passes incoming commands to the attachments, and
+reconnects. The second, the *pump*, calls each attachment when the attachment has work to do: when
+it was woken, or at the time that it returned from its last call. So collecting messages for a
+batch, back-off and timeouts need no tasks of their own.
 
-Each request calls its callback exactly once: with the answer of the broker, or with an
-error, which is ``Disconnected`` if the link ended first.
+A request is a command with an id, which the broker answers. The callback of each request is called
+exactly once: with the answer of the broker, or with an error. The error is ``Disconnected`` if the
+link ended before the answer arrived.
 """
 
 from __future__ import annotations
@@ -31,33 +34,36 @@ Answer = Command | EscapementError
 
 
 class Attachment(ABC):
-    """The interface of a producer or consumer of a line."""
+    """The methods of a producer or consumer that the line calls."""
 
     id: int
 
     @abstractmethod
     def _linked(self) -> None:
-        """Handle that a link is up."""
+        """Begin to use the line's new link."""
 
     @abstractmethod
     def _unlinked(self) -> None:
-        """Handle that the link has ended."""
+        """Stop using the link, which has ended."""
 
     @abstractmethod
     def _pump(self, now_s: float) -> float:
-        """Do the work that is due; return the time for the next call."""
+        """Do the work that is due, and return when to call again (infinity: when woken).
+
+        Both times are on the clock of the event loop, in seconds.
+        """
 
     @abstractmethod
     def _heard(self, command: Command) -> None:
-        """Handle a command that is not an answer to a request."""
+        """Handle a command from the broker that is for this attachment and answers no request."""
 
     @abstractmethod
     async def flush(self) -> None:
-        """Wait until every request of this attachment is answered."""
+        """Wait until the broker has answered all publishes or acks of this attachment."""
 
     @abstractmethod
     def _failed(self, error: EscapementError) -> None:
-        """Handle that the line is closed for good."""
+        """Fail this attachment for good with ``error``, for example when the line is closed."""
 
 
 class Line:
@@ -86,10 +92,10 @@ class Line:
         return next(self._ids)
 
     def attach(self, attachment: Attachment) -> None:
-        """Add an attachment.
+        """Add a producer or consumer, which begins to use the current link.
 
         Raises:
-          Disconnected: if this side has closed the connection.
+          Disconnected: if the application has closed the line.
         """
         if self.closed is not None:
             raise copy(self.closed)
@@ -98,24 +104,29 @@ class Line:
             attachment._linked()
 
     def detach(self, attachment: Attachment) -> None:
-        """Remove an attachment; does nothing if it was removed before."""
+        """Remove a producer or consumer; does nothing if it was removed before."""
         self._attachments.pop(attachment.id, None)
         self._dirty.discard(attachment)
         self._agenda.pop(attachment, None)
 
     def wake(self, attachment: Attachment) -> None:
-        """Let the pump call an attachment soon; O(1)."""
+        """Let the pump call ``_pump`` of an attachment in its next turn; O(1)."""
         if attachment not in self._dirty and attachment.id in self._attachments:
             self._dirty.add(attachment)
             self._bell.set()
 
     def send(self, command: Command) -> None:
-        """Queue a command on the link, which must be up."""
+        """Queue a command for sending. The caller must know that a link is up."""
         assert self.link is not None
         self.link.send(command)
 
     def request(self, make: Callable[[int], Command], answer: Callable[[Answer], None]) -> None:
-        """Send the request that ``make`` creates for an id; call ``answer`` with the answer."""
+        """Send a request, and call ``answer`` with the broker's answer or with an error.
+
+        Args:
+          make: creates the command for a request id.
+          answer: called exactly once, and at once if there is no link.
+        """
         if self.link is None:
             answer(Disconnected("there is no connection to the broker"))
             return
@@ -128,14 +139,16 @@ class Line:
             answer(error)
 
     async def ask(self, make: Callable[[int], Command], until_s: float = inf) -> Command:
-        """Send a request and wait for its answer; without a link, wait for a link first.
+        """Send a request and wait for its answer. If no link is up, wait for one first.
 
-        The wait ends after ``request_timeout_s`` of the settings, and at ``until_s`` on the
-        clock of the event loop.
+        Args:
+          make: creates the command for a request id.
+          until_s: when the wait ends, on the clock of the event loop. It ends after
+            ``request_timeout_s`` of the settings in any case.
 
         Raises:
-          Disconnected: if no answer arrives in time or the link ends. The request may or may
-            not have taken effect.
+          Disconnected: if no answer arrives in time, or the link ends first. The request may
+            or may not have taken effect.
           EscapementError: if the broker refuses.
         """
         settled = Promise()
@@ -162,11 +175,11 @@ class Line:
     # -- connecting and closing ----------------------------------------------------
 
     async def connect(self) -> Link:
-        """Open a new link in one attempt; see ``Link.open``."""
+        """Open a new link in one attempt. Raises the errors of ``Link.open``."""
         return await Link.open(self._factory, self.name, self.settings.connect_timeout_s)
 
     async def keep(self, link: Link) -> None:
-        """Run this link and its successors until cancelled."""
+        """Run ``link`` until it ends, then reconnect and run the next link, until cancelled."""
         while True:
             try:
                 await link.run(
@@ -185,10 +198,10 @@ class Line:
             try:
                 return await self.connect()
             except EscapementError:
-                continue  # callers that wait for a link have their own time limits
+                continue  # callers that wait for a link have their own timeouts
 
     async def pump(self) -> None:
-        """Let attachments do their work when it is due, until cancelled."""
+        """Call ``_pump`` of attachments that were woken or whose time has come, until cancelled."""
         while True:
             self._bell = anyio.Event()
             now_s = anyio.current_time()
@@ -207,18 +220,18 @@ class Line:
                 await self._bell.wait()
 
     async def drain(self) -> None:
-        """Wait until every request of every attachment is answered."""
+        """Wait until the broker has answered all publishes and acks of all attachments."""
         for attachment in list(self._attachments.values()):
             await attachment.flush()
 
     async def say_goodbye(self) -> None:
-        """Send Goodbye, and wait until all queued commands are written."""
+        """Send the command Goodbye, and wait until all queued commands are written."""
         if self.link is not None:
             self.link.send(wire.Goodbye("done"))
             await self.link.written()
 
     def close(self, error: EscapementError) -> None:
-        """Fail all attachments and all waiting requests with ``error``."""
+        """Close the line for good: attachments, and callers waiting for a link, get ``error``."""
         self.closed = error
         for attachment in list(self._attachments.values()):
             attachment._failed(error)
@@ -226,7 +239,7 @@ class Line:
         self._linked.settle()
 
     def up(self, link: Link) -> None:
-        """Use a new link, and inform all attachments."""
+        """Make ``link`` the current link, and let all attachments begin to use it."""
         self.link = link
         self._retry.succeeded()
         self._linked.settle()
@@ -245,14 +258,14 @@ class Line:
     # -- incoming commands ---------------------------------------------------------
 
     def _dispatch(self, command: Command) -> None:
-        """Pass a command to the callback of its request, or to its producer or consumer."""
+        """Pass a received command to the callback of its request, or to its attachment."""
         number = getattr(command, "request_id", 0)
         id = getattr(command, "producer_id", 0) or getattr(command, "consumer_id", 0)
         if number:
             if (answer := self._answers.pop(number, None)) is not None:
                 answer(command.error() if isinstance(command, wire.Refused) else command)
         elif id:
-            # Ignore commands for an attachment that this side has closed.
+            # A producer or consumer that the application has closed is not found; ignore these.
             if (attachment := self._attachments.get(id)) is not None:
                 attachment._heard(command)
         elif isinstance(command, wire.Refused):

@@ -1,12 +1,12 @@
-"""One connection to a broker: reading, writing and the heartbeat.
+"""A link: one connection to a broker, with reading, writing and the heartbeat.
 
-A link carries commands between a stream and a dispatch function. It handles only the
-handshake and the heartbeat itself. A link is used for one connection; the line opens a new
-link after it ends.
+A link sends commands over a stream of bytes, such as a TCP connection, and passes received
+commands to a function, ``dispatch``. It handles only the handshake and the heartbeat itself. When
+a link ends, the client's line (see ``line``) opens a new one.
 
-Sending queues a command, and a separate task writes the queue. So sending never waits, and
-the commands queued during one write become the next write. The queue has no bound of its
-own: producers and consumers bound their unanswered commands.
+Sending queues a command, and a separate task writes the queue to the stream. So sending never
+waits, and the commands that are queued during one write become the next write. The queue has no
+bound of its own: producers and consumers bound their unanswered commands.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from escapement.protocol.commands import Command, Goodbye, Hello, Ping, Pong, Re
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
 
-# The most bytes of one read: as much as the kernel usually returns at once, and small enough
+# The most bytes to read at a time: about as much as the kernel returns at once, and small enough
 # for fast allocation.
 READ_BYTES: Final = 64 * 1024
-# Buffers are joined until they have this size, to get few writes.
+# Buffers to send are joined until they have this size, so that fewer writes are needed.
 WRITE_BYTES: Final = 256 * 1024
 
 
 class Stream(Protocol):
-    """The interface that a link needs of a connection; anyio's byte streams have it."""
+    """The methods of a byte stream that a link uses. The byte streams of anyio have them."""
 
     async def receive(self, max_bytes: int = ...) -> bytes: ...
 
@@ -43,7 +43,7 @@ class Stream(Protocol):
 
 StreamFactory = Callable[[], Awaitable[Stream]]
 
-# The exceptions of a stream that has ended, for any reason.
+# The exceptions that a stream raises when the connection has ended or cannot be opened.
 _ENDS: Final = (
     OSError,
     anyio.EndOfStream,
@@ -53,7 +53,7 @@ _ENDS: Final = (
 
 
 class Link:
-    """A connection to a broker after the handshake; created by ``open``."""
+    """A connection to a broker on which the handshake is done. ``Link.open`` creates it."""
 
     def __init__(self, stream: Stream, connection: Connection, welcome: Welcome) -> None:
         self.welcome = welcome
@@ -68,7 +68,12 @@ class Link:
 
     @classmethod
     async def open(cls, factory: StreamFactory, client: str, timeout_s: float) -> Link:
-        """Connect and do the handshake.
+        """Connect to the broker, do the handshake, and return the link.
+
+        Args:
+          factory: opens the byte stream.
+          client: the name of this client, which the broker shows.
+          timeout_s: the longest time for both steps.
 
         Raises:
           Disconnected: if the broker cannot be reached, or does not answer in time.
@@ -103,22 +108,23 @@ class Link:
                 raise Disconnected(f"the broker said goodbye: {event.reason}")
 
     def send(self, command: Command) -> None:
-        """Queue a command.
+        """Queue a command for sending, without waiting.
 
         Raises:
-          LocalProtocolError: if the protocol does not allow the command, or it is too large.
+          LocalProtocolError: if the protocol does not allow the command now, or the command is
+            larger than a frame.
         """
         self._outgoing += self._connection.send(command)
         self._bell.set()
 
     def end(self, error: EscapementError) -> None:
-        """End the link; if it is ended several times, the first error stays."""
+        """End the link because of ``error``. If it has an error already, it keeps that one."""
         self.error = self.error or error
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
 
     async def written(self) -> None:
-        """Wait until the stream has accepted all queued commands, or the link has ended."""
+        """Wait until all queued commands are written to the stream, or the link has ended."""
         while self._outgoing or not self._idle.is_set():
             await self._idle.wait()
 
@@ -128,9 +134,12 @@ class Link:
         heartbeat_s: float | None,
         heartbeat_timeout_s: float,
     ) -> None:
-        """Call ``dispatch`` with each incoming command until the link ends.
+        """Read and write until the link ends. Afterwards ``self.error`` has the reason.
 
-        Afterwards ``error`` is the reason.
+        Args:
+          dispatch: called with each received command, except those of the heartbeat and Goodbye.
+          heartbeat_s: the interval between two pings; None sends no pings.
+          heartbeat_timeout_s: the link ends if nothing arrives for this time after a ping.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -193,7 +202,7 @@ class Link:
 
 
 def _joined(buffers: list[Buffer]) -> Iterator[bytes]:
-    """Join buffers to pieces of about ``WRITE_BYTES``."""
+    """Join the buffers in order, and yield pieces of at least ``WRITE_BYTES``, except the last."""
     parts: list[Buffer] = []
     size = 0
     for buffer in buffers:

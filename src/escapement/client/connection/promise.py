@@ -1,7 +1,7 @@
 """A one-time event that any number of tasks may wait for.
 
-Code outside an event loop can settle it, because the event of the running loop is only
-created by the first waiter. Waiting for a settled promise executes no checkpoint.
+A promise can be created and settled without an event loop: it creates an event of the running
+loop only when a task waits for it. Waiting for a settled promise executes no checkpoint.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Promise:
         self._event: anyio.Event | None = None
 
     def settle(self) -> None:
-        """Mark the event as happened; does nothing the second time."""
+        """Mark the event as happened, and wake all waiting tasks. A second call does nothing."""
         self.settled = True
         if self._event is not None:
             self._event.set()
 
     async def wait(self) -> None:
-        """Wait until the event has happened."""
+        """Wait until the promise is settled."""
         if not self.settled:
             if self._event is None:
                 self._event = anyio.Event()

@@ -1,6 +1,8 @@
 """Requests that are sent again if the connection is lost before the answer arrives.
 
-Requests with a long column are split, so that the broker serves other clients in between.
+A request with a long column of offsets or digests is sent in parts, so that the broker serves
+other clients between the parts. A *verb* is the name of an administrative request, such as
+``topics.get``. *Line* is the client's lasting connection to a broker, across reconnects.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
 Dtype = TypeVar("Dtype", bound=np.generic)
-# A function such as ``Broker.admin``, which sends a verb with its arguments.
+# The type of ``Broker.admin``: a function that sends a verb with its arguments, and returns the
+# broker's answer.
 Ask = Callable[..., Awaitable[Any]]
 
-# Rows of a column in one request. The broker handles that many in a few milliseconds.
+# The most rows of a column in one request. The broker handles this many in a few milliseconds.
 REQUEST_ROWS: Final = 32_768
-# The endings of idempotent verbs, which read something or set a state. The other verbs create,
-# delete or move something: repeated, they would act twice or fail.
+# The last words of verbs that are idempotent: they read something or set a state, so they may be
+# sent twice. All other verbs create, delete or move something. They would act twice, or fail.
 _TWICE: Final = {
     "list", "get", "stats", "show", "count", "peek", "forecast", "select",
     "update", "enable_delayed_message", "disable_delayed_message", "pause", "resume", "close",
@@ -33,10 +36,15 @@ _TWICE: Final = {
 
 
 async def ask_again(line: Line, make: Callable[[int], Command]) -> Command:
-    """Send a request until it is answered, on as many connections as needed.
+    """Send a request, and send it again after each reconnect, until the broker answers.
+
+    Args:
+      make: creates the command for a request id.
 
     Raises:
-      Disconnected: if no answer arrives in time, or this side has closed the connection.
+      Disconnected: if no answer arrives within ``request_timeout_s``, or the application has
+        closed the line.
+      EscapementError: if the broker refuses.
     """
     deadline_s = anyio.current_time() + line.settings.request_timeout_s
     while True:
@@ -52,27 +60,38 @@ async def ask_in_parts(
     column: npt.NDArray[Dtype],
     make: Callable[[npt.NDArray[Dtype], int], Command],
 ) -> list[tuple[npt.NDArray[Dtype], Command]]:
-    """Send a column in as many requests as needed, one after the other, as ``ask_again``.
+    """Send a column in several requests, each with at most ``REQUEST_ROWS`` rows.
+
+    The requests are sent one after the other. Each is sent again after a reconnect.
+
+    Args:
+      make: creates the command for a part of the column and a request id.
 
     Returns:
-      The parts of the column, each with its answer.
+      The parts of the column, each with the broker's answer.
+
+    Raises:
+      The errors of ``ask_again``. The requests before the failed one have taken effect.
     """
     parts = [column[low : low + REQUEST_ROWS] for low in range(0, len(column), REQUEST_ROWS)]
     return [(part, await ask_again(line, partial(make, part))) for part in parts]
 
 
 async def ask_verb(line: Line, verb: str, /, **arguments: Any) -> Any:
-    """Return the broker's answer to a verb; send it again only if the verb is idempotent.
+    """Send a verb with its arguments, and return the broker's answer.
+
+    If the connection is lost, the request is sent again only if the verb is idempotent.
 
     Raises:
       Disconnected: if no answer arrives in time, or the connection is lost during a request
         that is not sent again.
+      EscapementError: if the broker refuses.
     """
 
     def make(number: int) -> Command:
         return wire.Admin(number, verb, arguments)
 
-    # A verb of a wrong type is also sent once; the command raises the error.
+    # If the verb is not a str, the command raises the error.
     twice = str(verb).rpartition(".")[2] in _TWICE
     answer = await (ask_again(line, make) if twice else line.ask(make))
     assert isinstance(answer, wire.AdminReply)

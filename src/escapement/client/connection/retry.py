@@ -1,8 +1,8 @@
-"""Back-off with full jitter: the waits between attempts of a client.
+"""Back-off with full jitter: how long a client waits before it tries something again.
 
-The wait is random between zero and a bound that doubles ("full jitter"). So clients that lost
-a broker together come back at different times. In the first minute of an outage the bound is
-below a second, because most outages are restarts.
+Each wait is random between zero and a bound, which doubles with each failure ("full jitter"). So
+clients that lost their broker at the same moment come back at different times. In the first minute
+of an outage the bound stays below a second, because most outages are restarts of the broker.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from math import inf
 from random import random
 from typing import Final
 
-# For retryable refusals of a connected broker. These waits are short, because a request is
-# cheap and a refused publish delays all publishes behind it. (``Settings`` has the waits
-# between connections.)
+# The first and the highest bound of the wait after a retryable refusal by a connected broker. They
+# are low, because a request is cheap, and a refused publish delays all publishes behind it.
+# (``Settings`` has the bounds for reconnecting.)
 FIRST_WAIT_S: Final = 0.05
 LONGEST_WAIT_S: Final = 1.0
-# The longest wait in the first EARLY_S of an outage. It is below a second, because connecting
-# and opening a producer take time as well.
+# The highest bound in the first EARLY_S of an outage. It is below a second, because connecting and
+# opening a producer take time as well.
 LONGEST_EARLY_WAIT_S: Final = 0.75
 EARLY_S: Final = 60.0
 
@@ -26,7 +26,8 @@ EARLY_S: Final = 60.0
 class Retry:
     """A back-off with full jitter, whose bound doubles from ``first_s`` to ``longest_s``.
 
-    ``at_s`` is the time of the next attempt on the clock of the event loop.
+    ``at_s`` is the earliest time of the next attempt, on the clock of the event loop. ``chance``
+    returns a random number from 0 to 1.
     """
 
     __slots__ = ("_bound_s", "_chance", "_failing_since_s", "_first_s", "_longest_s", "at_s")
@@ -45,12 +46,12 @@ class Retry:
         self.at_s = -inf
 
     def failed(self, now_s: float) -> None:
-        """Postpone the next attempt; several failures during one wait count as one."""
+        """Postpone the next attempt after a failure. Further failures before it are ignored."""
         if now_s >= self.at_s:
             self.at_s = now_s + self.next_s(now_s)
 
     def next_s(self, now_s: float) -> float:
-        """Return the seconds to wait after one more failure.
+        """Count one more failure, and return the seconds to wait before the next attempt.
 
         Args:
           now_s: the time of the failure on the clock of the event loop.
@@ -65,6 +66,6 @@ class Retry:
         return bound_s * self._chance()
 
     def succeeded(self) -> None:
-        """Reset the bound to ``first_s`` after a success."""
+        """Reset the bound to ``first_s``, because an attempt succeeded."""
         self._bound_s = self._first_s
         self._failing_since_s = None

@@ -1,1 +1,1 @@
-"""Consuming: messages in, acknowledgements out."""
+"""The consumer: it receives messages and acknowledges them. Begin with ``inbox.py``."""

@@ -1,13 +1,16 @@
 """The ack queue: a consumer's acknowledgements until they are durable.
 
-While no Ack is unanswered, acknowledgements are sent at once. Otherwise they are collected
-in one pending ack, until the earlier Ack is answered, ``LINGER_S`` has passed, or there are
-``MAX_ROWS`` rows. The broker answers every Ack. When the connection is lost, unanswered Acks
-are sent again on the next connection: the broker identifies a message by its offset,
-independent of the consumer.
+A *pending ack* is a group of acknowledged offsets that is sent to the broker as one Ack command.
+The broker answers each Ack when it is durable. While the *open* pending ack collects
+acknowledgements, earlier ones are *closed*: nothing is added to them any more.
 
-A pending ack (``PendingAck``) becomes one Ack command. A durable acknowledgement, whose caller
-needs the number of affected messages, gets a pending ack of its own.
+While no closed pending ack is unanswered, the open one is closed and sent at once. Otherwise it
+stays open until the earlier ones are answered, ``LINGER_S`` has passed, or it has ``MAX_ROWS``
+rows. A row is one offset, or one range of consecutive offsets. A caller that waits until its
+acknowledgement is durable, and needs the number of messages, gets a pending ack of its own.
+
+When the connection is lost, unanswered pending acks are sent again on the next connection. That is
+possible because the broker identifies a message by its offset, independent of the consumer.
 
 This module is pure: it takes the time as an argument and sends nothing.
 """
@@ -26,16 +29,22 @@ from escapement.client.connection.retry import Retry
 from escapement.errors import EscapementError
 from escapement.message import Int64s
 
-# The broker handles an Ack of this size in one or two milliseconds.
+# The most rows in a pending ack of single acknowledgements. The broker handles an Ack of this size
+# in one or two milliseconds.
 MAX_ROWS: Final = 65_536
-# Too short for users to notice, and longer than one turn of a busy event loop.
+# How long the open pending ack collects acknowledgements. Too short for users to notice, and longer
+# than one turn of a busy event loop.
 LINGER_S: Final = 0.005
-# With more unanswered rows than this, acknowledging waits. 8 MB, or at most twice that.
+# Callers that acknowledge must wait while this many rows are unanswered. An offset takes 8 bytes
+# and a range 16, so the queue takes 8 to 16 MB.
 MAX_UNANSWERED_ROWS: Final = 1_000_000
 
 
 class PendingAck(Promise):
-    """A pending ack: offsets, ranges, or both. It settles when it is durable or has failed."""
+    """Acknowledged offsets and ranges, to be sent as one Ack command.
+
+    The promise settles when the acknowledgement is durable, or has failed with ``error``.
+    """
 
     __slots__ = (
         "_columns",
@@ -51,9 +60,9 @@ class PendingAck(Promise):
 
     def __init__(self) -> None:
         super().__init__()
-        self.since_s = inf  # when the queue was first asked for it
+        self.since_s = inf  # when ``AckQueue.take`` first saw it open
         self.rows = 0
-        self.count = 0  # the number of messages that it acknowledged
+        self.count = 0  # the number of messages that the broker acknowledged because of it
         self.error: EscapementError | None = None
         self.sent = False
         self._ones = array("q")
@@ -62,6 +71,7 @@ class PendingAck(Promise):
         self._lasts = array("q")
 
     def add_one(self, offset: int) -> None:
+        """Add one offset."""
         self._ones.append(offset)
         self.rows += 1
 
@@ -75,13 +85,17 @@ class PendingAck(Promise):
             self.rows += rows
 
     def add_range(self, first: int, last: int) -> None:
-        """Add the offsets ``first .. last - 1``."""
+        """Add the range of offsets ``first .. last - 1``."""
         self._firsts.append(first)
         self._lasts.append(last)
         self.rows += 1
 
     def columns(self) -> tuple[Int64s | None, Int64s | None, Int64s | None]:
-        """Return ``offsets``, ``firsts`` and ``lasts`` for an Ack command."""
+        """Return the columns of an Ack command, each None if it is empty.
+
+        Returns:
+          The single offsets, the firsts of the ranges, and their ends (last offset + 1).
+        """
         parts = list(self._columns)
         if self._ones:
             parts.append(np.frombuffer(self._ones.tobytes(), np.int64))
@@ -97,8 +111,9 @@ class PendingAck(Promise):
 class AckQueue:
     """The ack queue of one consumer.
 
-    ``_pending_acks`` holds the closed pending acks, oldest first. Those that were sent on the
-    current connection and are not answered have ``sent`` set.
+    ``rows`` is the number of rows in all unanswered pending acks. ``_open`` is the open pending
+    ack, if any. ``_pending_acks`` holds the closed ones that are unanswered, oldest first. ``sent``
+    of a pending ack is True if it was sent on the current connection.
     """
 
     def __init__(self, retry: Retry) -> None:
@@ -109,34 +124,41 @@ class AckQueue:
 
     @property
     def full(self) -> bool:
-        """Whether acknowledging must wait for answers."""
+        """Whether callers must wait before they acknowledge more messages."""
         return self.rows >= MAX_UNANSWERED_ROWS
 
     @property
     def unsettled(self) -> list[PendingAck]:
-        """The pending acks that a flush must wait for."""
+        """All pending acks that are neither durable nor failed, the open one last."""
         return [*self._pending_acks, *([self._open] if self._open is not None else [])]
 
     def gathering(self) -> PendingAck:
-        """Return the open pending ack, creating it if needed; call ``added`` after adding."""
+        """Return the open pending ack, which is created if needed.
+
+        The caller adds offsets to it, and then calls ``added``.
+        """
         if self._open is None:
             self._open = PendingAck()
         return self._open
 
     def added(self, rows: int) -> None:
-        """Count rows that were added to the open pending ack, and close it if it is full."""
+        """Count ``rows`` that were added to the open pending ack, and close it if it is full."""
         self.rows += rows
         assert self._open is not None
         if self._open.rows >= MAX_ROWS:
             self._close()
 
     def put(self, pending_ack: PendingAck) -> None:
-        """Queue a complete pending ack."""
+        """Queue a pending ack that is closed already, because its caller waits for it alone."""
         self._pending_acks.append(pending_ack)
         self.rows += pending_ack.rows
 
     def take(self, now_s: float) -> tuple[list[PendingAck], float]:
-        """Return the pending acks to send now, and the time for the next call."""
+        """Return the pending acks to send at ``now_s``, and mark them as sent.
+
+        Returns:
+          The pending acks, and when to call again on the same clock (infinity: not by itself).
+        """
         if now_s < self._retry.at_s:
             return [], self._retry.at_s if self._pending_acks or self._open else inf
         gathering = self._open
@@ -150,13 +172,13 @@ class AckQueue:
         return found, inf if self._open is None else self._open.since_s + LINGER_S
 
     def answered(self, pending_ack: PendingAck, count: int) -> None:
-        """Settle a pending ack: it is durable and acknowledged ``count`` messages."""
+        """Settle a pending ack: the broker has acknowledged ``count`` messages, durably."""
         self._retry.succeeded()
         pending_ack.count = count
         self._settle(pending_ack)
 
     def refused(self, pending_ack: PendingAck, error: EscapementError, now_s: float) -> None:
-        """Handle a refusal: send the pending ack again later if retryable, otherwise fail it."""
+        """Send a refused pending ack again later if ``error`` is retryable; otherwise fail it."""
         if error.retryable:
             pending_ack.sent = False
             self._retry.failed(now_s)
@@ -165,13 +187,13 @@ class AckQueue:
             self._settle(pending_ack)
 
     def lost(self) -> None:
-        """Mark all pending acks as unsent, to be sent again on the next connection."""
+        """Mark all pending acks as unsent, because the connection is lost."""
         for pending_ack in self._pending_acks:
             pending_ack.sent = False
         self._retry.at_s = -inf
 
     def fail(self, error: EscapementError) -> None:
-        """Fail all pending acks with ``error``."""
+        """Settle all pending acks as failed with ``error``."""
         self._close()
         for pending_ack in list(self._pending_acks):
             pending_ack.error = error

@@ -1,4 +1,10 @@
-"""Delivered batches in columns, and delivered messages, which are views of one row."""
+"""Delivered batches in columns, and delivered messages, each of which is a view of one row.
+
+To *nack* a message (negative acknowledgement) reports a failure: the broker redelivers the message
+after a back-off, and the delivery counts as an attempt. To *release* a message returns it without
+counting the delivery as an attempt. The *ack deadline* is the time at which the broker redelivers
+a message that the consumer has not acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +21,16 @@ from escapement.message import Int64s
 
 
 class Holder(Origin, Protocol):
-    """The consumer that received a batch, and that acknowledges its messages."""
+    """The methods of the consumer that received a batch, by which its messages are acknowledged."""
 
     def _done(self, offset: int) -> PendingAck:
-        """Queue the acknowledgement of one message."""
+        """Queue the acknowledgement of the message at ``offset``, without waiting."""
 
     def _give_back(self, offsets: Int64s, delay: Delay | None) -> None:
-        """Queue the negative acknowledgement of messages."""
+        """Queue the negative acknowledgement of the messages at ``offsets``, without waiting."""
 
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
-        """Queue the release of messages."""
+        """Queue the release of the messages at ``offsets``, without waiting."""
 
     async def extend(self, offsets: Int64s, wait: Delay) -> int: ...
 
@@ -33,14 +39,14 @@ class Holder(Origin, Protocol):
     async def _have_room(self) -> None: ...
 
     async def _until_durable(self, pending_acks: Sequence[PendingAck]) -> None:
-        """Wait until the given pending acks are durable."""
+        """Wait until the given acknowledgements are durable. Raises the error of a failed one."""
 
 
 class Batch(Delivery["Message"]):
-    """A batch of delivered messages, in columns of equal height.
+    """A batch of delivered messages, in columns with one row per message.
 
-    ``offsets`` and ``due_ms`` are int64 columns. Iterate over the batch, or index it, for
-    single messages.
+    ``offsets`` and ``due_ms`` (Unix milliseconds) are int64 columns. Iterate over the batch, or
+    index it, to get single messages.
     """
 
     __slots__ = ()
@@ -51,24 +57,39 @@ class Batch(Delivery["Message"]):
         return Message(self, row)
 
     async def ack(self, *, durable: bool = False) -> int | None:
-        """Acknowledge all messages of the batch; see ``Inbox.ack``."""
+        """Acknowledge all messages of the batch.
+
+        Args, the result and errors are as for ``Inbox.ack``.
+        """
         return await self._origin.ack(self.offsets, durable=durable)
 
     async def nack(self, delay: Delay | None = None) -> None:
-        """Nack all messages of the batch; see ``Inbox.nack``."""
+        """Negatively acknowledge all messages of the batch, so that the broker redelivers them.
+
+        Args:
+          delay: the broker redelivers them after this delay; None selects the back-off of the
+            subscription.
+        """
         self._origin._give_back(self.offsets, delay)
 
     async def release(self, delay: Delay | None = None) -> None:
-        """Release all messages of the batch; see ``Inbox.release``."""
+        """Release all messages of the batch, so that this delivery does not count as an attempt.
+
+        Args:
+          delay: the broker redelivers them after this delay; None means at once.
+        """
         self._origin._hand_back(self.offsets, delay)
 
     async def extend(self, wait: Delay) -> int:
-        """Extend the ack deadline of all messages of the batch; see ``Inbox.extend``."""
+        """Extend the ack deadline of all messages of the batch to at least ``wait`` from now.
+
+        The result and errors are as for ``Inbox.extend``.
+        """
         return await self._origin.extend(self.offsets, wait)
 
 
 class Batches:
-    """An async iterator over delivered batches. Created by ``Inbox.batches``."""
+    """An async iterator over a consumer's delivered batches, created by ``Inbox.batches``."""
 
     def __init__(self, next_batch: Callable[[], Awaitable[Batch | None]]) -> None:
         self._next_batch = next_batch
@@ -109,21 +130,28 @@ class Message(DeliveredRow):
             await holder._until_durable([pending_ack])
 
     async def nack(self, delay: Delay | None = None) -> None:
-        """Nack the message: it is redelivered after ``delay``, or after the usual back-off."""
+        """Negatively acknowledge the message, so that the broker redelivers it.
+
+        Args:
+          delay: the broker redelivers it after this delay; None selects the back-off of the
+            subscription.
+        """
         self._columns._origin._give_back(np.array([self.offset], np.int64), delay)
 
     async def release(self, delay: Delay | None = None) -> None:
-        """Release the message: this delivery does not count as an attempt.
+        """Release the message, so that this delivery does not count as an attempt.
 
-        See ``Inbox.release``.
+        Args:
+          delay: the broker redelivers it after this delay; None means at once.
         """
         self._columns._origin._hand_back(np.array([self.offset], np.int64), delay)
 
     async def extend(self, wait: Delay) -> bool:
-        """Extend the ack deadline to at least ``wait`` from now; see ``Inbox.extend``.
+        """Extend the ack deadline of the message to at least ``wait`` from now.
 
         Returns:
-          False if the message is no longer in flight at this consumer.
+          Whether the message is still in flight at this consumer. If not, the broker may have
+          delivered it to another consumer.
         """
         return bool(await self._columns._origin.extend(np.array([self.offset], np.int64), wait))
 

@@ -1,10 +1,14 @@
-"""The delivery buffer of a consumer, and the permits that bound it.
+"""The delivery buffer: messages that a consumer has, and the application has not received yet.
 
-Each permit is in one of three states: granted to the broker, which may send a message for it
-(``_credit``); used by a message in the buffer; or used by a message that the application has
-received (``_taken``). When half of all permits are in the last state, they are granted to the
-broker again. So the broker does not run out of permits, and gets no command for every
-message.
+*Permits* bound the buffer. The broker needs a permit for each message that it sends. A consumer
+has a fixed number of permits, and each is in one of three states:
+
+- granted to the broker and not used yet (``_credit``);
+- used by a message in the buffer;
+- free again, because the application has received the message (``_taken``).
+
+When half of all permits are free, the consumer grants them to the broker again. So the broker does
+not run out of permits, and the consumer does not send a command for every message.
 
 This module is pure: it sends nothing.
 """
@@ -21,7 +25,7 @@ from escapement.message import Int64s
 
 
 class DeliveryBuffer:
-    """The delivery buffer of a consumer, with its permits."""
+    """The delivery buffer of one consumer, with the consumer's ``permits``."""
 
     __slots__ = ("_credit", "_permits", "_row", "_taken", "_waiting")
 
@@ -30,17 +34,18 @@ class DeliveryBuffer:
         self._credit = 0
         self._taken = 0
         self._waiting: deque[Batch] = deque()
-        self._row = 0  # of the first batch: the next message to take
+        self._row = 0  # the row of the next message in the first batch
 
     @property
     def empty(self) -> bool:
+        """Whether the buffer has no messages."""
         return not self._waiting
 
     def put(self, batch: Batch) -> None:
-        """Add a delivered batch.
+        """Add a delivered batch, which uses up one granted permit per message.
 
         Raises:
-          RemoteProtocolError: if the broker exceeded its permits.
+          RemoteProtocolError: if the batch has more messages than the broker has permits.
         """
         self._credit -= len(batch)
         if self._credit < 0:
@@ -51,7 +56,7 @@ class DeliveryBuffer:
             self._waiting.append(batch)
 
     def pop(self) -> Message | None:
-        """Remove and return the next message, or None; O(1)."""
+        """Remove and return the next message, or None if the buffer is empty; O(1)."""
         if not self._waiting:
             return None
         batch, row = self._waiting[0], self._row
@@ -63,7 +68,7 @@ class DeliveryBuffer:
         return Message(batch, row)
 
     def pop_batch(self) -> Batch | None:
-        """Remove and return the rest of the first batch, or None."""
+        """Remove and return the rest of the first batch, or None if the buffer is empty."""
         if not self._waiting:
             return None
         batch, self._row = self._waiting.popleft().rest(self._row), 0
@@ -76,7 +81,10 @@ class DeliveryBuffer:
         return np.concatenate(parts)[self._row :]
 
     def due_credit(self) -> int:
-        """Return the permits to grant to the broker now: 0, or at least half of all."""
+        """Return how many permits to grant to the broker again: 0, or at least half of all.
+
+        The buffer counts them as granted. The caller must send them.
+        """
         taken = self._taken
         if 2 * taken < self._permits:
             return 0
@@ -85,13 +93,16 @@ class DeliveryBuffer:
         return taken
 
     def grant_all(self) -> int:
-        """Discard the buffered messages; return the permits to grant, so that all are granted."""
+        """Discard the buffered messages, and return how many permits to grant to the broker.
+
+        With these, the broker has all permits of the consumer. The caller must send them.
+        """
         given = self._permits - self._credit
         self.clear()
         self._credit = self._permits
         return given
 
     def clear(self) -> None:
-        """Discard the buffered messages and all permits, when the connection has ended."""
+        """Discard the buffered messages and all granted permits, when the connection has ended."""
         self._waiting.clear()
         self._row = self._credit = self._taken = 0

@@ -1,12 +1,17 @@
-"""The receiving side of a consumer: deliveries, acknowledgements and closing.
+"""The class ``Inbox``, a consumer: it receives messages, acknowledges them, and closes.
 
-At most ``permits`` messages are in the delivery buffer (see ``delivery_buffer``).
-Acknowledgements go through the ack queue (see ``ack_queue``).
+Delivered messages wait in the *delivery buffer* until the application receives them. The buffer has
+at most ``permits`` messages (see ``delivery_buffer``). Acknowledgements are sent through the *ack
+queue* (see ``ack_queue``), and negative acknowledgements and releases through the *return queue*
+(see ``return_queue``).
 
-When a link is lost, the consumer discards its delivery buffer, and the broker redelivers the
-messages to any consumer of the subscription. The application can still acknowledge messages
-that it has received: the broker identifies a message by its offset, independent of the
-consumer.
+A *link* is one connection to the broker; after it is lost, the client connects again. When a link
+is lost, the consumer discards its delivery buffer, and the broker redelivers the messages to any
+consumer of the subscription. The application can still acknowledge messages that it has received:
+the broker identifies a message by its offset, independent of the consumer.
+
+A *seek* moves the subscription to another position. All earlier deliveries are then void, so the
+consumer discards its delivery buffer.
 
 Receiving takes messages from the delivery buffer without a checkpoint, except for every
 ``CHECKPOINT_EVERY``-th message, and waits while the buffer is empty.
@@ -46,20 +51,24 @@ from escapement.traits import KeyRange, check_key_range
 
 log = logging.getLogger("escapement.client")
 
-# A loop that never waits lets other tasks run this often. Receiving a message takes less than
-# a microsecond, so 64 of them are a short time. A checkpoint takes several microseconds.
+# A loop that receives messages without waiting lets other tasks run after this many messages.
+# Receiving a message takes less than a microsecond, so 64 of them take a short time. A checkpoint
+# takes several microseconds.
 CHECKPOINT_EVERY: Final = 64
 
 
 class Inbox(Attached):
     """A consumer of a subscription, created by ``Broker.consumer``.
 
-    Iterate over it to receive messages, in one task at a time. Any task may acknowledge.
+    Iterate over it to receive messages. Only one task may receive at a time, and any task may
+    acknowledge.
 
     Attributes:
       topic: the full name of the topic.
       subscription: the name of the subscription.
-      active: for a failover subscription, whether this consumer is the active one.
+      name: the name of this consumer, or "".
+      active: whether this consumer is the one that a failover subscription delivers to. Always
+        True for other subscriptions.
     """
 
     def __init__(
@@ -99,10 +108,10 @@ class Inbox(Attached):
         self._arrived = Promise()
         self._acks = AckQueue(Retry())
         self._returned = ReturnQueue()
-        self._untried: Int64s | None = None  # set on closing: messages left in the buffer
-        self._leaving = False  # grants no more permits
-        self._closed = False  # by this side
-        self.rewinds = 0  # the number of seeks that made deliveries void
+        self._untried: Int64s | None = None  # on closing: offsets of messages left in the buffer
+        self._leaving = False  # True from ``aclose`` on: the consumer grants no more permits
+        self._closed = False  # True after ``aclose``
+        self.rewinds = 0  # the number of seeks that made earlier deliveries void
 
     # -- receiving -------------------------------------------------------------------
 
@@ -110,7 +119,11 @@ class Inbox(Attached):
         return self
 
     async def __anext__(self) -> Message:
-        """Wait for the next message and return it. Iteration ends when the consumer is closed."""
+        """Wait for the next message and return it. The iteration ends when this consumer closes.
+
+        Raises:
+          EscapementError: if the broker has closed this consumer, or the connection is closed.
+        """
         message = await self.receive()
         if message is None:
             raise StopAsyncIteration
@@ -123,11 +136,14 @@ class Inbox(Attached):
           timeout_s: how long to wait, in seconds; None waits without limit.
 
         Returns:
-          The message, or None if none arrives in time or the consumer is closed.
+          The message, or None if none arrives in time or this consumer is closed by ``aclose``.
+
+        Raises:
+          EscapementError: if the broker has closed this consumer, or the connection is closed.
         """
         self._received += 1
         if self._received % CHECKPOINT_EVERY == 0:
-            # Before taking a message, so that a cancellation here does not lose one.
+            # The checkpoint comes before a message is taken, so a cancellation here loses none.
             await anyio.lowlevel.checkpoint()
         message = self._buffer.pop()
         if message is None:
@@ -138,19 +154,22 @@ class Inbox(Attached):
         return message
 
     def batches(self) -> Batches:
-        """Iterate over the messages in batches of columns: ``async for batch in ...``."""
+        """Return an async iterator over the messages in batches: ``async for batch in ...``."""
         return Batches(self.next_batch)
 
     async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """Wait for the next batch and return it.
+        """Wait for the next batch of messages and return it.
 
-        If single messages were received from a batch, the rest of that batch comes first.
+        If ``receive`` has returned some messages of a batch, this returns the rest of that batch.
 
         Args:
           timeout_s: how long to wait, in seconds; None waits without limit.
 
         Returns:
-          The batch, or None if none arrives in time or the consumer is closed.
+          The batch, or None if none arrives in time or this consumer is closed by ``aclose``.
+
+        Raises:
+          EscapementError: if the broker has closed this consumer, or the connection is closed.
         """
         await anyio.lowlevel.checkpoint()
         if self._buffer.empty:
@@ -161,7 +180,7 @@ class Inbox(Attached):
         return batch
 
     async def _some(self) -> None:
-        """Wait until the delivery buffer has messages or the consumer is closed."""
+        """Wait until the delivery buffer has messages, or this consumer is closed."""
         while self._buffer.empty and not self._closed:
             self._check()
             if self._arrived.settled:
@@ -181,29 +200,32 @@ class Inbox(Attached):
     async def ack(self, what: What, *, durable: bool = False) -> int | None:
         """Acknowledge messages, so that the subscription never delivers them again.
 
-        Without ``durable`` the call returns at once, and the acknowledgement is sent together
-        with others.
+        Without ``durable``, the call queues the acknowledgement, which is sent together with
+        others. It waits only while very many acknowledgements are unanswered.
 
         Args:
-          what: ids, messages or offsets, one or several, or an int64 array of offsets.
-          durable: wait until the acknowledgement is durable.
+          what: messages, their ids or their offsets, one or several; or an int64 array of
+            offsets.
+          durable: wait until the acknowledgement is durable, so that not even a crash of the
+            broker can undo it.
 
         Returns:
-          With ``durable``, the number of messages acknowledged by this call, without those
-          that already were; otherwise None.
+          With ``durable``, the number of messages that this call acknowledged, not counting
+          those that were acknowledged before. Otherwise None.
 
         Raises:
-          InvalidRequest: if ``what`` does not name messages of this topic; nothing happens.
+          InvalidRequest: if ``what`` does not name messages of this topic. Nothing is sent.
           Disconnected: with ``durable``, if no answer arrives in time. The client continues
-            to send the acknowledgement; ``flush_acks`` waits for it again.
+            to send the acknowledgement, and ``flush_acks`` waits for it again.
+          EscapementError: with ``durable``, if the broker refuses.
         """
         offsets = self._named(what)
         return await self._acknowledge(lambda pending_ack: pending_ack.add(offsets), durable)
 
     async def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
-        """Acknowledge the messages from offset ``first`` to ``last``, both included.
+        """Acknowledge the messages with offsets from ``first`` to ``last``, both included.
 
-        Args, returns and errors are as for ``ack``.
+        ``durable``, the result and errors are as for ``ack``.
         """
         if not 0 <= first <= last:
             raise InvalidRequest(f"{first} to {last} is not a range of offsets")
@@ -214,38 +236,46 @@ class Inbox(Attached):
     async def nack(self, what: What, delay: Delay | None = None) -> None:
         """Negatively acknowledge (nack) messages, so that the broker redelivers them.
 
-        If the connection is lost first, they are redelivered at once.
+        The call does not wait. If the connection is lost before the nack is sent, the broker
+        redelivers the messages without regard to ``delay``.
 
         Args:
-          what: as for ``ack``.
-          delay: redeliver after this delay; None is the usual back-off.
+          what: the messages, as for ``ack``.
+          delay: the broker redelivers them after this delay; None selects the back-off of the
+            subscription.
         """
         self._give_back(self._named(what), delay)
 
     async def release(self, what: What, delay: Delay | None = None) -> None:
-        """Release messages, so that this delivery does not count as an attempt.
+        """Release messages: the broker redelivers them without counting this delivery.
 
-        The broker redelivers them to any consumer, marked as redelivered.
+        Use it for messages that the application has not tried to process. The delivery does not
+        count as an attempt. The next delivery goes to any consumer and is marked as redelivered.
 
         Args:
-          what: as for ``ack``.
-          delay: redeliver after this delay; None is at once.
+          what: the messages, as for ``ack``.
+          delay: the broker redelivers them after this delay; None means at once.
         """
         self._hand_back(self._named(what), delay)
 
     async def extend(self, what: What, wait: Delay) -> int:
         """Extend the ack deadline of messages to at least ``wait`` from now.
 
-        The broker does not redeliver them earlier. A later deadline stays.
+        The broker redelivers a message that is not acknowledged before its ack deadline. A
+        deadline that is later already stays.
+
+        Args:
+          what: the messages, as for ``ack``.
+          wait: the time that the application still needs.
 
         Returns:
-          The number of these messages that are still in flight at this consumer. The others
-          may have been delivered to another consumer. 0 if the connection is lost, which ends
-          all deliveries to this consumer.
+          How many of these messages are still in flight at this consumer. The broker may have
+          delivered the others to another consumer. If the connection is lost, the result is 0,
+          because all deliveries to this consumer have ended.
 
         Raises:
           InvalidRequest: if an argument is not valid. Nothing is sent.
-          Disconnected: if the broker does not answer in time. The deadline may or may not be
+          Disconnected: if the broker does not answer in time. The deadlines may or may not be
             extended.
         """
         offsets, wait_ms = self._named(what), delivery_times.delay_ms(wait)
@@ -264,20 +294,26 @@ class Inbox(Attached):
         return answer.count
 
     async def seek(self, position: Where) -> None:
-        """Move the subscription to a position: latest, earliest, an offset, or a datetime.
+        """Move the subscription to another position, to skip messages or to receive them again.
 
-        The effect is that of deleting the subscription and creating it at the new position,
-        except that its settings and consumers stay. The earlier deliveries of all its
-        consumers are void, and their delivery buffers are discarded. Attempts count from 1
-        again. If a message was received before the seek and is acknowledged after it, the
-        acknowledgement counts.
+        A seek has the effect of deleting the subscription and creating it at the new position,
+        except that its settings and consumers stay. The earlier deliveries to all its consumers
+        are void, and the consumers discard their delivery buffers. Attempts count from 1 again.
+        The acknowledgement of a message that was received before the seek still counts if it is
+        sent after the seek.
+
+        Args:
+          position: latest, earliest, an offset, or an aware datetime, as for
+            ``Broker.consumer``.
 
         Raises:
           InvalidRequest: if the position is not valid, or an offset past the end of the log.
           Disconnected: if no answer arrives. The seek may or may not have taken effect.
+          EscapementError: if the broker refuses.
         """
         where = str(delivery_times.position(position))
-        await self._until_answered(self._acks.unsettled)  # earlier acks apply before the seek
+        # Acknowledgements that were queued before the seek must take effect before it.
+        await self._until_answered(self._acks.unsettled)
         await ask_verb(
             self._line,
             "subscriptions.seek",
@@ -287,21 +323,21 @@ class Inbox(Attached):
         )
 
     async def flush(self) -> None:
-        """Wait until all earlier acknowledgements are durable or refused."""
+        """Wait without limit until all queued acknowledgements are durable or refused."""
         for pending_ack in self._acks.unsettled:
             await pending_ack.wait()
 
     async def flush_acks(self) -> None:
-        """Wait until all earlier acknowledgements are durable.
+        """Wait until all acknowledgements that were queued before this call are durable.
 
         Raises:
-          EscapementError: the error of the first refused acknowledgement.
+          EscapementError: the error of the first of these that the broker refused.
           Disconnected: if some are not answered in time. The client continues to send them.
         """
         await self._until_durable(self._acks.unsettled)
 
     async def _until_durable(self, pending_acks: Sequence[PendingAck]) -> None:
-        """Wait until the given pending acks are durable; errors as for ``flush_acks``."""
+        """Wait until the given pending acks are durable. Raises the errors of ``flush_acks``."""
         await self._until_answered(pending_acks)
         for pending_ack in pending_acks:
             if pending_ack.error is not None:
@@ -322,7 +358,7 @@ class Inbox(Attached):
         _, offsets = name_messages(what, self.topic)
         if len(offsets) > MAX_ACK_ROWS:
             raise InvalidRequest(
-                f"{len(offsets)} messages in one call are more than {MAX_ACK_ROWS}"
+                f"{len(offsets)} messages are too many for one call: pass at most {MAX_ACK_ROWS}"
             )
         return offsets
 
@@ -341,7 +377,7 @@ class Inbox(Attached):
         return pending_ack.count
 
     def _done(self, offset: int) -> PendingAck:
-        """Queue the acknowledgement of one message, without waiting."""
+        """Queue the acknowledgement of the message at ``offset``, without waiting."""
         pending_ack = self._acks.gathering()
         pending_ack.add_one(offset)
         self._acks.added(1)
@@ -349,12 +385,12 @@ class Inbox(Attached):
         return pending_ack
 
     def _give_back(self, offsets: Int64s, delay: Delay | None) -> None:
-        """Queue the negative acknowledgement of messages, without waiting."""
+        """Queue the negative acknowledgement of the messages at ``offsets``, without waiting."""
         delay_ms = BACK_OFF if delay is None else delivery_times.delay_ms(delay)
         self._return(wire.Nack, offsets, delay_ms)
 
     def _hand_back(self, offsets: Int64s, delay: Delay | None) -> None:
-        """Queue the release of messages, without waiting."""
+        """Queue the release of the messages at ``offsets``, without waiting."""
         self._return(wire.Release, offsets, 0 if delay is None else delivery_times.delay_ms(delay))
 
     def _return(self, kind: ReturnKind, offsets: Int64s, delay_ms: int) -> None:
@@ -363,12 +399,13 @@ class Inbox(Attached):
             self._line.wake(self)
 
     async def aclose(self) -> None:
-        """Wait for the answers to acknowledgements, then leave the subscription.
+        """Wait until acknowledgements are answered, then leave the subscription.
 
-        The broker redelivers the messages that are not acknowledged. For those that the
-        application has not received, the delivery does not count as an attempt. If this call
-        is cancelled, the consumer leaves without waiting for answers; then deliveries that
-        have not arrived yet count as attempts.
+        The wait ends after ``close_timeout_s`` of the settings. The broker redelivers the
+        messages that are not acknowledged. For messages that the application has not received,
+        the delivery does not count as an attempt. If this call is cancelled, the consumer leaves
+        at once, and messages that the broker has sent and that have not arrived yet count as
+        attempts.
         """
         if self.error is not None:
             return
@@ -386,7 +423,7 @@ class Inbox(Attached):
             await done.wait()
 
     async def _halt(self) -> None:
-        """Stop deliveries, and wait until those already sent by the broker have arrived."""
+        """Stop deliveries, and wait until all messages that the broker has sent have arrived."""
         self._leaving = True
         if self._state is State.READY:
             with suppress(EscapementError):
@@ -422,7 +459,8 @@ class Inbox(Attached):
         if not ready:
             return inf
         pending_acks, again_s = self._acks.take(now_s)
-        # While acknowledgements are collected, nacks and releases are collected as well.
+        # Nacks and releases wait while acknowledgements are being collected, so that these are
+        # collected as well.
         if again_s > now_s + LINGER_S:
             self._send_back()
         for pending_ack in pending_acks:

@@ -1,4 +1,9 @@
-"""The nacks and releases of a consumer until they are sent: offsets by command and delay."""
+"""The return queue: messages that a consumer gives back to the broker, until the client sends them.
+
+A *nack* (negative acknowledgement) reports that processing failed. A *release* returns a message
+without counting the delivery as an attempt. Both name messages by offset, and have a delay after
+which the broker redelivers the messages.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,12 @@ from escapement.protocol.limits import MAX_ACK_ROWS
 
 ReturnKind = type[Nack] | type[Release]
 
-# The delay of a nack without a delay: the back-off of the subscription.
+# The delay of a nack for which the subscription's back-off decides when to redeliver.
 BACK_OFF: Final = -1
 
 
 class ReturnQueue:
-    """A queue of nacks and releases, which collects offsets with the same delay."""
+    """The nacks and releases to send, with one column of offsets per command and delay."""
 
     __slots__ = ("_columns",)
 
@@ -26,11 +31,21 @@ class ReturnQueue:
         self._columns: dict[tuple[ReturnKind, int], list[Int64s]] = {}
 
     def add(self, kind: ReturnKind, offsets: Int64s, delay_ms: int) -> None:
-        """Queue offsets for redelivery after ``delay_ms``, or after the back-off if it is -1."""
+        """Queue the nack or release of messages.
+
+        Args:
+          kind: the command to send, ``Nack`` or ``Release``.
+          offsets: the offsets of the messages.
+          delay_ms: when to redeliver them; ``BACK_OFF`` selects the subscription's back-off.
+        """
         self._columns.setdefault((kind, delay_ms), []).append(offsets)
 
     def take(self) -> Iterator[tuple[ReturnKind, Int64s, int]]:
-        """Remove all offsets; return them with their delays, in columns that fit a frame."""
+        """Remove all nacks and releases, and yield them as commands to send.
+
+        Each is a triple of the kind of command, a column of offsets that fits a frame, and the
+        delay in milliseconds.
+        """
         columns, self._columns = self._columns, {}
         for (kind, delay_ms), parts in columns.items():
             offsets = np.concatenate(parts)
@@ -38,5 +53,8 @@ class ReturnQueue:
                 yield kind, offsets[low : low + MAX_ACK_ROWS], delay_ms
 
     def clear(self) -> None:
-        """Discard all offsets: the broker redelivers these messages without a request."""
+        """Discard all nacks and releases, because the broker redelivers the messages anyway.
+
+        It does so when the connection is lost, and after a seek.
+        """
         self._columns.clear()

@@ -1,1 +1,1 @@
-"""Producing: values in, receipts out."""
+"""The producer: it sends messages and returns receipts. Begin with ``producer.py``."""

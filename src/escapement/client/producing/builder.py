@@ -14,7 +14,8 @@ Sent = TypeVar("Sent")
 class MessageBuilder(Generic[Sent]):
     """A builder of one message, created by ``Producer.message``.
 
-    Each step returns the builder; ``send`` sends the message.
+    Each method sets one part of the message and returns the builder, so that calls can be chained.
+    ``send`` sends the message.
     """
 
     def __init__(self, send: Callable[..., Sent], value: Any) -> None:
@@ -24,7 +25,7 @@ class MessageBuilder(Generic[Sent]):
         self._properties: dict[str, Any] = {}
 
     def delay_at(self, amount: int | float | timedelta, unit: str | None = None) -> Self:
-        """Deliver the message after a delay: ``delay_at(3, "minutes")``.
+        """Set the delay before delivery, for example ``delay_at(3, "minutes")``.
 
         The delay counts from the moment the broker accepts the message.
         """
@@ -32,7 +33,7 @@ class MessageBuilder(Generic[Sent]):
         return self
 
     def schedule_at(self, at: datetime) -> Self:
-        """Deliver the message at this time, an aware datetime."""
+        """Set the time of delivery, an aware datetime."""
         self._options["at"] = at
         return self
 
@@ -47,20 +48,26 @@ class MessageBuilder(Generic[Sent]):
         return self
 
     def priority(self, priority: int) -> Self:
-        """Set the priority, 0 to 255; of messages due together, the lower goes first."""
+        """Set the priority, 0 to 255. Of several due messages, the lowest number goes first."""
         self._options["priority"] = priority
         return self
 
     def dedup(self, key: str) -> Self:
-        """Set the dedup key: store the message only if the key is not in the dedup window."""
+        """Set the dedup key. The broker stores only the first message with a key for some time.
+
+        This time is the topic's dedup window; see ``Producer.send``.
+        """
         self._options["dedup"] = key
         return self
 
     def group(self, name: str) -> Self:
-        """Make the message a member of a group."""
+        """Make the message a member of the group ``name``; see ``Groups``."""
         self._options["group"] = name
         return self
 
     def send(self) -> Sent:
-        """Send the message and return the result of ``Producer.send``."""
+        """Send the message with ``Producer.send`` and return its result.
+
+        In the async client this is a coroutine, which must be awaited for the receipt.
+        """
         return self._send(self._value, properties=self._properties, **self._options)

@@ -1,4 +1,4 @@
-"""Groups of messages, and the follow-up that is published at group completion.
+"""Groups of messages, and the follow-up message that the broker publishes when a group is finished.
 
 ::
 
@@ -6,10 +6,11 @@
         await producer.submit(row, group="import-7")
     await producer.close_group("import-7", "workers", FollowUp(b"import 7 is done", "reports"))
 
-A message joins a group of its topic by naming the group. Closing the group for a
-subscription ends its membership and sets the follow-up. The broker publishes the follow-up
-exactly once, when the subscription has finished all messages of the group. A message is
-finished when it is acknowledged, dead-lettered, expired or cancelled.
+A message joins a group of its topic when the producer sends it with the name of the group. The
+application then *closes* the group for a subscription, and gives the *follow-up*. From then on no
+message can join. The broker publishes the follow-up exactly once, when the subscription has
+finished all messages of the group. This is the *completion* of the group for the subscription. A
+message is finished when it is acknowledged, dead-lettered, expired or cancelled.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from escapement.names import TopicName
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """The message to publish at group completion, with the fields of ``Producer.send``.
+    """A message that the broker publishes to ``topic`` when a group is complete.
 
-    ``delay`` counts from the publication of the follow-up. ``serializer`` is as for
-    ``Broker.producer``.
+    The other fields are as for ``Producer.send``. ``delay`` counts from the publication of the
+    follow-up. ``serializer`` converts ``value`` to bytes, as for ``Broker.producer``.
     """
 
     value: Any
@@ -47,7 +48,11 @@ class FollowUp:
     serializer: SerializerLike = bytes
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments for the broker's request. Raises ``InvalidRequest``."""
+        """Return this follow-up as arguments of the request ``groups.close``.
+
+        Raises:
+          InvalidRequest: if a field is not valid.
+        """
         content.check_priority(self.priority)
         delay_ms, at_ms = delivery_times.one(self.delay, self.at)
         return {
@@ -63,11 +68,12 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True)
 class GroupCompletion:
-    """The state of a group's completion for one subscription, at the time of the request.
+    """The completion of a group for one subscription, as it was when the broker answered.
 
-    ``state`` is *waiting* while the subscription has ``remaining`` unfinished messages, then
-    *fired*, or *void* if the subscription was deleted first. ``topic`` is the topic of the
-    follow-up.
+    ``state`` is *waiting* while the subscription has ``remaining`` unfinished messages of the
+    group, and *fired* once the follow-up is published. It is *void* if the subscription was
+    deleted before that. ``topic`` is the topic of the follow-up. ``closed`` and ``fired`` are the
+    times when the group was closed and the follow-up was published.
     """
 
     subscription: str
@@ -80,7 +86,11 @@ class GroupCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group at the time of the request; ``state`` is *open* or *closed*."""
+    """A message group, as it was when the broker answered.
+
+    ``state`` is *open* or *closed*. ``messages`` is the number of messages in the group.
+    ``completions`` has an entry for each subscription for which the group was closed.
+    """
 
     topic: str
     name: str
@@ -90,7 +100,7 @@ class Group:
 
 
 class Groups:
-    """The groups of topics; available as ``Broker.groups``."""
+    """Requests about the message groups of topics; available as ``Broker.groups``."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -98,12 +108,21 @@ class Groups:
     async def close(self, topic: str, group: str, subscription: str, then: FollowUp) -> Group:
         """Close a group, and publish ``then`` when the subscription has finished its messages.
 
-        Publishing to a closed group raises ``GroupClosed``. Repeating the call with the same
-        arguments changes nothing, even from another process. A group may be closed for
-        several subscriptions, each with its own follow-up. An empty group is complete at
-        once. Messages that the subscription never receives count as finished. After a seek,
-        the subscription must finish all messages of the group again, unless the follow-up was
-        already published.
+        Sending a message to a closed group raises ``GroupClosed``. Repeating the call with the
+        same arguments changes nothing, even from another process. A group may be closed for
+        several subscriptions, each with its own follow-up. An empty group is complete at once.
+        Messages that the subscription never receives count as finished. If the subscription is
+        moved by a seek before the follow-up is published, it must finish all messages of the
+        group again.
+
+        Args:
+          topic: the topic of the group, as for ``Broker.producer``.
+          group: the name of the group.
+          subscription: the subscription whose messages must be finished.
+          then: the follow-up.
+
+        Returns:
+          The group with all its completions.
 
         Raises:
           InvalidRequest: if an argument is not valid.
@@ -125,15 +144,23 @@ class Groups:
         )
 
     async def list(self, topic: str) -> list[Group]:
-        """Return the groups of a topic, ordered by name. Raises ``NotFound``."""
+        """Return the groups of a topic, ordered by name.
+
+        Raises:
+          NotFound: if the topic does not exist.
+        """
         return [_group(one) for one in await self._ask("groups.list", topic=topic)]
 
     async def get(self, topic: str, group: str) -> Group:
-        """Return one group. Raises ``NotFound``."""
+        """Return one group of a topic.
+
+        Raises:
+          NotFound: if the topic or the group does not exist.
+        """
         return _group(await self._ask("groups.get", topic=topic, group=group))
 
     async def delete(self, topic: str, group: str) -> None:
-        """Delete a group. Its messages stay; follow-ups not yet published never will be.
+        """Delete a group, but not its messages. Its follow-ups are never published after that.
 
         Raises:
           NotFound: if the topic or the group does not exist.

@@ -1,22 +1,26 @@
-"""The messages of a producer until they are durable: batching, numbering and resending.
+"""The outbox: the messages of a producer until they are durable or have failed.
 
-Single messages are collected in an open *publish request* (``Draft``). When it is closed, it
-becomes one Publish command (``PublishRequest``). A publish request that is sent becomes durable (a
-receipt) or is refused for good. Otherwise it is sent again, in the order of sequences, until
-its deadline.
+A *publish request* is a batch of messages that is sent as one Publish command. Single messages are
+collected in an open publish request, the *draft*. When the draft is closed, its columns are made
+and nothing is added to it any more. A publish request is *settled* when the broker's receipt says
+that it is durable, or when it has failed: the broker refuses it with an error that is not
+retryable, or its deadline passes. Until then it is sent again after each retryable refusal and
+after each reconnect.
 
-Batching follows Nagle's rule with a bound. While no publish request is unanswered, a message
-is sent at once, that is, when the pump runs, so that messages of many tasks share a request.
-Otherwise messages are collected until the earlier requests are answered, ``linger_s`` has
-passed, or the request is full.
+The messages of a producer are numbered; the number is called *sequence*. Publish requests are sent
+in the order of their sequences. Each carries the sequence of the message before its first
+(``after``). So the broker never stores a request if it has refused the request before it (see
+``Publish``).
 
-Each publish request carries the sequence of its predecessor (``after``), so that the broker
-never stores a request whose predecessor it has refused (see ``Publish``).
+Batching follows Nagle's rule with a bound. While no publish request is unanswered, a message is
+sent the next time the client's pump runs, so that messages of many tasks share a request.
+Otherwise messages are collected until the earlier requests are answered, ``linger_s`` has passed,
+or the draft is full.
 
-This module is pure: it takes the time as an argument and sends nothing. Invariants:
-``_requests`` holds exactly the closed publish requests that are not settled, in order; the
-first ``_under_way`` of them are sent and unanswered; ``messages`` and ``size_bytes`` count
-these and the open one.
+This module is pure: it takes the time as an argument and sends nothing. Invariants: ``_requests``
+has exactly the closed publish requests that are not settled, in order. The first ``_under_way`` of
+them are sent and unanswered. ``messages`` and ``size_bytes`` count all unsettled messages, with
+those of the draft.
 """
 
 from __future__ import annotations
@@ -32,17 +36,18 @@ from escapement.dedup import Digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, LimitExceeded
 from escapement.message import Int64s, MessageBatch, Times, UInt8s, cuts
 
-# The size of a message beside its bytes: lengths, times, a dedup key, list entries.
+# The size of a message besides its payload, key, properties and group: their lengths, the times,
+# the digest of the dedup key, and entries of Python lists.
 _ROW_BYTES: Final = 48
 
 
 class Outbox:
-    """The unsettled messages of one producer."""
+    """The messages of one producer that are neither durable nor failed."""
 
     def __init__(self, bounds: Bounds, retry: Retry) -> None:
         self.bounds = bounds
         self.next_sequence = 0
-        self.stored = -1  # the last sequence known to be durable
+        self.stored = -1  # the highest sequence that is known to be durable
         self.messages = 0
         self.size_bytes = 0
         self._draft: Draft | None = None
@@ -52,12 +57,12 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        """Whether all messages are settled."""
+        """Whether all messages are durable or have failed."""
         return not self._requests and self._draft is None
 
     @property
     def full(self) -> bool:
-        """Whether further messages must wait for receipts."""
+        """Whether callers must wait for receipts before they add more messages."""
         return (
             self.messages >= self.bounds.in_flight_messages
             or self.size_bytes >= self.bounds.in_flight_bytes
@@ -65,14 +70,14 @@ class Outbox:
 
     @property
     def last(self) -> PublishRequest | None:
-        """The newest publish request, or None; a flush waits for it."""
+        """The newest unsettled publish request, for which a flush waits; None if there is none."""
         if self._draft is not None:
             return self._draft.request
         return self._requests[-1] if self._requests else None
 
     @property
     def refusal(self) -> EscapementError | None:
-        """The last retryable refusal of the oldest publish request, or None."""
+        """The latest retryable error by which the broker refused the oldest publish request."""
         return self._requests[0].refusal if self._requests else None
 
     # -- adding messages -----------------------------------------------------------
@@ -80,11 +85,21 @@ class Outbox:
     def add(
         self, message: NewMessage, sequence: int | None, now_s: float
     ) -> tuple[PublishRequest, int]:
-        """Add one message; return its publish request and its row there; O(1).
+        """Add one message to the draft; O(1).
+
+        Args:
+          message: the message.
+          sequence: its number, or None for the next one.
+          now_s: the time on the clock of the event loop.
+
+        Returns:
+          The publish request that has the message, and the message's row in it. If a message
+          with this number is durable already, the request is settled.
 
         Raises:
           LimitExceeded: if the message is larger than the broker accepts.
-          InvalidRequest: if ``sequence`` has been used for another message.
+          InvalidRequest: if ``sequence`` has been used for a message that is not known to be
+            durable.
         """
         size = _ROW_BYTES + len(message.payload) + len(message.key)
         size += len(message.properties) + len(message.group)
@@ -118,11 +133,24 @@ class Outbox:
         now_s: float,
         dedup: Digests | None = None,
     ) -> list[PublishRequest]:
-        """Add a batch; return its publish requests, several if the limits require it.
+        """Add a batch, which closes the draft.
+
+        Args:
+          batch: the messages.
+          times: their delays or delivery times.
+          sequence: the number of the first message, or None for the next number.
+          now_s: the time on the clock of the event loop.
+          dedup: the digests of their dedup keys.
+
+        Returns:
+          The publish requests that have the messages, in order: several if the batch is larger
+          than one request may be. If all messages are durable already, it is one settled
+          request.
 
         Raises:
           LimitExceeded: if a message is larger than the broker accepts.
-          InvalidRequest: if ``sequence`` has been used for another message.
+          InvalidRequest: if ``sequence`` has been used for messages that are not known to be
+            durable.
         """
         runs = self._runs(batch)
         number, settled = self._number(sequence, len(batch))
@@ -142,9 +170,10 @@ class Outbox:
         return requests
 
     def _number(self, sequence: int | None, count: int) -> tuple[int, PublishRequest | None]:
-        """Return the number of the next message.
+        """Assign numbers to ``count`` messages, and return the number of the first one.
 
-        If all messages are stored already, return their settled publish request as well.
+        If messages with these numbers are durable already, no numbers are assigned, and the
+        second result is a settled publish request for the messages. Otherwise it is None.
         """
         number = self.next_sequence if sequence is None else sequence
         if number < self.next_sequence:
@@ -160,7 +189,7 @@ class Outbox:
         return number, None
 
     def _runs(self, batch: MessageBatch) -> list[tuple[int, int]]:
-        """Return the runs of rows of a batch that are sent together."""
+        """Return the bounds ``(low, high)`` of the rows of each publish request for a batch."""
         most, most_bytes = self.bounds.batch_messages, self.bounds.batch_bytes
         if len(batch) <= most and batch.size_bytes <= most_bytes:
             return [(0, len(batch))]
@@ -181,9 +210,11 @@ class Outbox:
     # -- sending -------------------------------------------------------------------
 
     def take(self, now_s: float) -> tuple[list[tuple[PublishRequest, int]], float]:
-        """Return the publish requests to send now, and the time for the next call.
+        """Return the publish requests to send at ``now_s``, and mark them as sent.
 
-        Each request is paired with its ``after``.
+        Returns:
+          The requests, each with its ``after``: the sequence of the message before its first.
+          Then the time at which to call again, on the same clock (infinity: not by itself).
         """
         if now_s < self._retry.at_s:
             return [], inf if self.empty else self._retry.at_s
@@ -215,7 +246,11 @@ class Outbox:
         offsets: Int64s | None = None,
         repeated: UInt8s | None = None,
     ) -> None:
-        """Settle the publish request from ``sequence`` on as durable; ignore an unknown one."""
+        """Settle the publish request that begins at ``sequence`` as durable.
+
+        The other arguments are the fields of the Receipt command. A receipt for an unknown
+        request is ignored.
+        """
         request = self._find(sequence)
         if request is not None:
             self._retry.succeeded()
@@ -224,12 +259,12 @@ class Outbox:
             request.settle(base_offset, duplicate, offsets, repeated)
 
     def refused(self, sequence: int, error: EscapementError, now_s: float) -> None:
-        """Handle the refusal of a publish request: resend it later if retryable, or fail it.
+        """Send a refused publish request again later if ``error`` is retryable; otherwise fail it.
 
-        The broker also refuses the requests sent after it (``sequence_gap``), so they are
-        marked unsent without waiting for these refusals. If such a refusal arrives after a
-        request was resent, the request is sent once more; the broker recognises the
-        repetition by its sequence.
+        ``sequence`` is that of its first message. After a retryable error, the broker also
+        refuses the requests that were sent after this one (``sequence_gap``). So they are marked
+        as unsent at once. If the refusal of such a request arrives only after the request was
+        sent again, it is sent once more. The broker recognises the repetition by its sequence.
         """
         request = self._find(sequence)
         if request is None or not request.sent:
@@ -249,15 +284,15 @@ class Outbox:
         for request in self._requests:
             if request.sent:
                 request.sent = False
-                request.refusal = None  # it may be stored or not
+                request.refusal = None  # it is not known whether the broker has stored it
         self._under_way = 0
         self._retry.at_s = -inf
 
     def resume(self, last_sequence: int) -> None:
-        """Continue on a new connection; the broker has stored up to ``last_sequence``.
+        """Continue on a new connection: the broker has stored the messages up to ``last_sequence``.
 
-        Publish requests that are stored settle as duplicates with unknown offsets. A request
-        that is stored in part is trimmed.
+        Publish requests that the broker has stored settle as durable, as duplicates with unknown
+        offsets. If it has stored the first messages of a request, these are removed from it.
         """
         assert not self._under_way, "resumed without having lost the connection"
         self.stored = last_sequence
@@ -273,7 +308,11 @@ class Outbox:
                 self.size_bytes -= before[1] - request.size_bytes
 
     def expire(self, now_s: float) -> float:
-        """Fail the publish requests past their deadline; return the next deadline."""
+        """Fail the publish requests whose deadline is not later than ``now_s``.
+
+        Returns:
+          The next deadline; infinity if no message is unsettled.
+        """
         while self._requests and self._requests[0].deadline_s <= now_s:
             request = self._requests[0]
             self._remove(request)
@@ -286,7 +325,7 @@ class Outbox:
         return inf if last is None else last.deadline_s
 
     def fail(self, error: EscapementError) -> None:
-        """Fail all publish requests with ``error``."""
+        """Settle all publish requests as failed with ``error``."""
         self._close()
         for request in list(self._requests):
             self._remove(request)

@@ -1,8 +1,9 @@
-"""A producer, which sends messages and returns receipts.
+"""The class ``Producer``, which sends messages to a topic and returns receipts.
 
 A receipt means that the message is durable. A message is stored once, even if connections are
-lost. Messages of one producer are stored in the order in which they were sent. The outbox
-implements these promises; the producer exchanges its publish requests with the broker.
+lost. Messages of one producer are stored in the order in which they were sent. The *outbox* (see
+``outbox``) implements these promises: it collects messages in batches, the publish requests. The
+producer sends these to the broker, and passes the broker's answers to the outbox.
 """
 
 from __future__ import annotations
@@ -67,12 +68,18 @@ class Producer(Attached):
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next message. It starts after the last stored message."""
+        """The number (*sequence*) that the next message gets.
+
+        A new producer continues after the last message that the broker has stored under its name.
+        """
         return self._outbox.next_sequence
 
     @property
     def waits_for(self) -> EscapementError | None:
-        """The retryable error that delays the oldest unsettled message, or None."""
+        """The error because of which the oldest message without a receipt is delayed, or None.
+
+        The client continues to send the message.
+        """
         if self._outbox.empty:
             return None
         if self._line.link is None:
@@ -96,30 +103,37 @@ class Producer(Attached):
     ) -> Receipt:
         """Send one message and wait until it is durable.
 
-        Concurrent sends of several tasks share one batch.
+        If several tasks send at the same time, their messages share one batch.
 
         Args:
           value: a value that the serializer accepts.
-          delay: the delay before delivery, counted by the broker from when it accepts the
+          delay: the delay before delivery, counted from the moment the broker accepts the
             message: a timedelta, ``(3, "minutes")``, or ``"3m"``.
-          at: or the delivery time, an aware datetime; a time in the past means now.
-          key: a key for the application, also used by key ranges of subscriptions.
-          properties: a small map of plain values for the application.
-          priority: 0 to 255. Shared subscriptions get the due message with the lowest number
-            first.
+          at: the time of delivery, instead of ``delay``: an aware datetime. A time in the past
+            means now.
+          key: a text for the application. Subscriptions may deliver the messages of a key in
+            order, and consumers may choose ranges of keys.
+          properties: a small map from str to values that msgpack can encode, for the
+            application.
+          priority: 0 to 255. Of several due messages, a shared subscription delivers the one
+            with the lowest number first.
           dedup: a dedup key. If several messages, from any producers, have the same key within
-            the topic's dedup window (``dedup_window_ms``, 10 minutes), only the first is
-            stored. The receipts of the others have its id, and ``duplicate`` is True. This
-            also holds if the first was cancelled: a retry does not restore a cancelled
-            message. To send it after all, use another key, or reschedule the first message
-            instead of cancelling it.
+            the topic's dedup window (``dedup_window_ms``, 10 minutes by default), the broker
+            stores only the first. The receipts of the others have the id of the first, and
+            ``duplicate`` is True. This also holds if the first was cancelled, so sending a
+            cancelled message again does not restore it. To send it after all, use another key,
+            or reschedule the first message instead of cancelling it.
           group: the name of the message's group in the topic; see ``Groups``.
-          sequence: the number of the message, if the application numbers its messages. If
-            that message is stored already, ``duplicate`` of the receipt is True.
+          sequence: the number of the message, if the application numbers its messages. Numbers
+            must increase. If the number is not above the last one that the broker has stored
+            for this producer, the message is not stored, and ``duplicate`` of the receipt is
+            True.
 
         Raises:
           InvalidRequest: if an argument is not valid. Nothing is sent.
           Disconnected: if no receipt arrives in time. The message may or may not be stored.
+          ProducerFenced: if a newer producer with the same name has taken over. The message may
+            or may not be stored.
           EscapementError: if the broker refuses. The message is not stored.
         """
         pending = await self.submit(
@@ -148,10 +162,18 @@ class Producer(Attached):
         group: str | None = None,
         sequence: int | None = None,
     ) -> Pending:
-        """Send one message without waiting for its receipt; ``await`` the result for it.
+        """Send one message without waiting for its receipt.
 
-        The call waits only while too many messages are unanswered. Args and errors are as for
+        The call waits only while too many messages are unanswered. The arguments are those of
         ``send``.
+
+        Returns:
+          An object to ``await`` for the receipt. Awaiting it raises the errors of ``send``.
+
+        Raises:
+          InvalidRequest: if an argument is not valid. Nothing is sent.
+          LimitExceeded: if the message is larger than the broker accepts.
+          EscapementError: if this producer is closed or has failed.
         """
         payload = self._serializer.dumps(value)
         delay_ms, at_ms = delivery_times.one(delay, at)
@@ -184,27 +206,30 @@ class Producer(Attached):
         groups: str | Sequence[str | None] | None = None,
         sequence: int | None = None,
     ) -> Receipts:
-        """Send messages as one batch, or as several if the limits require it.
+        """Send messages as one batch, and wait until all are durable.
+
+        A batch that is larger than the broker accepts is sent in several requests.
 
         Args:
           values: a list of values that the serializer accepts.
-          delay: one delay for all; a list with a delay or None per message; or an int64 array
-            of milliseconds.
-          at: or one time for all; a list with a time or None per message; or an int64 array
-            of Unix milliseconds.
+          delay: one delay for all messages; a list with a delay or None per message; or an
+            int64 array of milliseconds.
+          at: the time of delivery, instead of ``delay``: one time for all messages; a list with
+            a time or None per message; or an int64 array of Unix milliseconds.
           keys: a list with a key or None per message.
           properties: a list with a map or None per message.
-          priorities: one priority for all, or a list with one per message.
+          priorities: one priority for all messages, or a list with one per message.
           dedup: a list with a dedup key or None per message; see ``send``.
-          groups: one group for all, or a list with a group or None per message; see ``send``.
+          groups: one group for all messages, or a list with a group or None per message; see
+            ``send``.
           sequence: the number of the first message; see ``send``.
 
         Returns:
           One receipt per message, in columns.
 
         Raises:
-          The errors of ``send``. If the limits split the batch, a part may be stored. To
-          complete it, send the batch again with the same ``sequence``.
+          The errors of ``send``. If the batch was sent in several requests, some of them may
+          be stored. To store the others, send the batch again with the same ``sequence``.
         """
         count = len(content.several("values", values))
         dumps = self._serializer.dumps
@@ -230,11 +255,14 @@ class Producer(Attached):
         dedup: Sequence[str | None] | None = None,
         sequence: int | None = None,
     ) -> Receipts:
-        """Send a batch of columns, which is the fastest way to publish.
+        """Send a batch of columns, and wait until all messages are durable.
+
+        This is the fastest way to publish, because no object is made for a single message.
 
         Args:
-          batch: the columns of the messages, with serialized payloads.
-          times: the delivery times, if any.
+          batch: the columns of the messages. The payloads are bytes: the serializer is not
+            used.
+          times: the delays or delivery times of the messages; None delivers them at once.
           dedup: a list with a dedup key or None per message; see ``send``.
           sequence: the number of the first message; see ``send``.
 
@@ -266,23 +294,26 @@ class Producer(Attached):
         return Receipts.of(self.topic, requests)
 
     def message(self, value: Any) -> MessageBuilder[Coroutine[Any, Any, Receipt]]:
-        """Return a builder that describes a message step by step, and then sends it."""
+        """Return a builder with which to describe a message step by step and then send it."""
         return MessageBuilder(self.send, value)
 
     async def close_group(self, group: str, subscription: str, then: FollowUp) -> Group:
-        """Close a group of the topic after all earlier sends; see ``Groups.close``."""
+        """Wait for all messages sent before, then close a group of this producer's topic.
+
+        Args, the result and errors are as for ``Groups.close``.
+        """
         await self.flush()
         groups = Groups(partial(ask_verb, self._line))
         return await groups.close(self.topic, group, subscription, then)
 
     async def flush(self) -> None:
-        """Wait until all messages sent before are durable or have failed."""
+        """Wait until all messages that were sent before this call are durable or have failed."""
         last = self._outbox.last
         if last is not None:
             await last.wait()
 
     async def aclose(self) -> None:
-        """Wait for the outstanding receipts, then close the producer."""
+        """Wait until all messages are durable or have failed, then close this producer."""
         await self.flush()
         if self.error is None:
             done = self._close("this producer is closed")

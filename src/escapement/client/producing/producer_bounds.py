@@ -1,4 +1,4 @@
-"""The bounds of a producer's batches and in-flight messages."""
+"""The bounds of a producer's batches, and of its messages without a receipt (*in flight*)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Final
 from escapement.errors import InvalidRequest
 from escapement.protocol import limits
 
-# More than the size of a body's header.
+# Room for the header of a body, the encoding of a batch. The header is shorter.
 _BODY_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds that the user chose; ``within`` applies the limits of the broker."""
+    """The bounds of one producer, as the application chose them in ``Broker.producer``."""
 
     linger_s: float
     batch_messages: int
@@ -23,11 +23,15 @@ class Bounds:
     in_flight_messages: int
     in_flight_bytes: int
     send_timeout_s: float
-    # The largest single message. A message over ``batch_bytes`` is sent alone.
+    # The size of the largest message that may be sent. A message larger than ``batch_bytes`` is
+    # sent as a batch of its own.
     message_bytes: int = limits.MAX_FRAME_BYTES
 
     def within(self, broker: Mapping[str, Any]) -> Bounds:
-        """Return these bounds, lowered to the limits of a broker.
+        """Return these bounds, lowered where the broker's limits are lower.
+
+        Args:
+          broker: the limits that the broker announced, by name.
 
         Raises:
           InvalidRequest: if a bound is below 1, so that nothing could ever be sent.

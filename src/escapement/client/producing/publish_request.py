@@ -1,8 +1,11 @@
 """Publish requests: the messages of one Publish command, until they are settled.
 
-While single messages are added, the request is a ``Draft`` with lists of Python values.
-Closing it turns the lists into columns. The sender of a message keeps the publish request and
-the message's row in it, and waits for the whole request.
+A publish request *settles* when its messages are durable, or when it has failed. While single
+messages are added to it, it is open: a ``Draft`` has its messages as Python objects. Closing the
+draft turns them into columns. The task that sends a message keeps the publish request and the
+message's row in it, and waits until the request settles.
+
+The messages of a producer are numbered; a message's number is its *sequence*.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ from escapement.message import (
 
 
 class PublishRequest(Promise):
-    """A publish request. It settles when its messages are durable, or it has failed.
+    """A batch of messages to publish, whose promise settles when it is durable or has failed.
 
-    A durable request has ``offsets``, -1 where unknown, and ``duplicates``, True where the
-    message was stored before, for each message that was added.
+    ``error`` is the reason if it has failed. Otherwise ``offsets`` has the offset of each message
+    (-1 if unknown), and ``duplicates`` is True for each message that was stored before.
     """
 
     __slots__ = (
@@ -59,23 +62,24 @@ class PublishRequest(Promise):
         self.deadline_s = deadline_s
         self.count = 0
         self.size_bytes = 0
-        self.known = 0  # the number of leading rows that were trimmed as stored already
+        self.known = 0  # the number of first messages that ``trim`` has removed
         self.times = NO_TIMES
         self.body = b""
         self.dedup: Digests | None = None
         self.sent = False
-        self.refusal: EscapementError | None = None  # the last refusal; None if it may be stored
+        # The last retryable refusal, or None if the broker may have stored the messages.
+        self.refusal: EscapementError | None = None
         self.error: EscapementError | None = None
 
     @property
     def last_sequence(self) -> int:
-        """The number of the last message."""
+        """The sequence of the last message of this request."""
         return self.sequence + self.count - 1
 
     def fill(
         self, batch: MessageBatch, times: Times, dedup: Digests | None, size_bytes: int
     ) -> None:
-        """Set the messages."""
+        """Set the messages of this request, with their times and digests of dedup keys."""
         self.count = len(batch)
         self.size_bytes = size_bytes
         self.times = times
@@ -83,7 +87,7 @@ class PublishRequest(Promise):
         self.body = batch.encode()
 
     def trim(self, rows: int) -> None:
-        """Remove the first ``rows`` messages, which are stored already."""
+        """Remove the first ``rows`` messages, which the broker has stored already."""
         assert 0 < rows < self.count
         rest = MessageBatch.decode(self.body).part(rows, self.count)
         times = self.times.take(slice(rows, None))
@@ -99,11 +103,15 @@ class PublishRequest(Promise):
         offsets: Int64s | None = None,
         repeated: UInt8s | None = None,
     ) -> None:
-        """Settle the request as durable.
+        """Settle this request as durable, with the fields of the broker's Receipt.
 
-        The offsets are the column ``offsets`` if it is given. Otherwise they are consecutive
-        from ``base_offset`` on, or unknown if that is -1. ``repeated`` says which messages
-        were stored before; without it, ``duplicate`` says so of all.
+        Args:
+          base_offset: the offset of the first message, if the offsets are consecutive; -1 if
+            they are unknown. It is ignored if ``offsets`` is given.
+          duplicate: whether all messages were stored before. It is ignored if ``repeated`` is
+            given.
+          offsets: the offset of each message, -1 if it is unknown.
+          repeated: 1 for each message that was stored before.
         """
         if offsets is None:
             end_offset = base_offset + self.count
@@ -118,14 +126,14 @@ class PublishRequest(Promise):
         super().settle()
 
     def fail(self, error: EscapementError) -> None:
-        """Settle the request as failed with ``error``."""
+        """Settle this request as failed with ``error``."""
         self.error = error
         self.body = b""
         super().settle()
 
 
 class NewMessage(NamedTuple):
-    """A message to publish, in the form of the protocol."""
+    """A message to publish, with its fields encoded for the protocol."""
 
     payload: bytes
     key: bytes = b""
@@ -138,7 +146,7 @@ class NewMessage(NamedTuple):
 
 
 class Draft:
-    """A publish request to which messages can be added."""
+    """An open publish request, to which messages can be added."""
 
     __slots__ = ("_messages", "next_sequence", "request", "since_s", "size_bytes")
 
@@ -150,14 +158,17 @@ class Draft:
         self._messages: list[NewMessage] = []
 
     def add(self, message: NewMessage, size_bytes: int) -> int:
-        """Add a message and return its row."""
+        """Add a message of ``size_bytes``, and return its row in the publish request."""
         self._messages.append(message)
         self.next_sequence += 1
         self.size_bytes += size_bytes
         return len(self._messages) - 1
 
     def close(self) -> PublishRequest:
-        """Return the publish request with its columns, without those that no message uses."""
+        """Return the publish request with the messages, in columns.
+
+        A column that would have only default values, such as empty keys, is left out.
+        """
         payloads, keys, properties, priorities, groups, delays, ats, dedup = zip(
             *self._messages, strict=True
         )

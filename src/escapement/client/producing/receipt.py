@@ -17,9 +17,10 @@ from escapement.message import Bools, Int64s, MessageId
 class Receipt:
     """A confirmation that one message is durable.
 
-    ``duplicate`` is True if the message was stored before: either by an earlier attempt whose
-    receipt was lost, or as another message with the same dedup key, and then ``id`` is the id
-    of that message. The ``id`` of a duplicate may be unknown (None).
+    ``id`` is the permanent id of the message. ``duplicate`` is True if the broker had stored it
+    before: either this message, by an earlier request whose receipt was lost, or another message
+    with the same dedup key. In the second case ``id`` is that of the other message. The id of a
+    duplicate may be unknown, and is then None.
     """
 
     id: MessageId | None
@@ -27,18 +28,18 @@ class Receipt:
 
 
 class Receipts:
-    """The receipts of a batch, in columns.
+    """The receipts of a batch of messages, in columns.
 
-    ``offsets`` has the offset of each message, -1 if it is unknown. ``duplicates`` is True for
-    each message that was stored before. Iterate over the receipts, or index them, for single
-    receipts.
+    ``offsets`` has the offset of each message in ``topic``, or -1 if it is unknown. ``duplicates``
+    is True for each message that the broker had stored before (see ``Receipt``). Iterate over the
+    receipts, or index them, to get single receipts.
     """
 
     __slots__ = ("duplicates", "offsets", "topic")
 
     @classmethod
     def of(cls, topic: str, requests: list[PublishRequest]) -> Receipts:
-        """Return the receipts of settled publish requests, in order."""
+        """Return the receipts of all messages in durable publish requests, in order."""
         return cls(
             topic,
             np.concatenate([request.offsets for request in requests]),
@@ -64,7 +65,7 @@ class Receipts:
 
 
 class Pending(NamedTuple):
-    """A sent message without a receipt yet; ``await`` it for the receipt."""
+    """A message that is sent, and has no receipt yet. ``await`` it to get the receipt."""
 
     topic: str
     request: PublishRequest
