@@ -2,11 +2,12 @@
 
 Manifests in the database name the files of an archive (storage/archive_record.py). A message is
 read from a file only if the log no longer has it, so each message is read once. The log is
-preferred because its row has more information. Manifests and Parquet statistics have bounds of
-offsets and times, by which whole files and row groups are skipped.
+preferred because its row has more information. The reader skips whole files by the bounds of
+offsets and times in their manifest. It skips row groups, the sections of a Parquet file, by the
+bounds of offsets in the file's statistics.
 
-The reading process opens files through pyarrow's file systems. It must have whatever these need
-to find their credentials.
+The reading process opens files through pyarrow's file systems, which must find their credentials
+there.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from escapement.storage.engine.base import Connection
 # The bounds of one part, which one task reads.
 _MOST_MESSAGES: Final = 1_000_000
 _MOST_FILES: Final = 64
-# The bounds of one record batch; the size is that of the uncompressed data in the file.
+# The bounds of one record batch: the size of its data in the file before compression, and its rows.
 _STEP_BYTES: Final = 8 << 20
 _MOST_ROWS: Final = 1 << 17
-# A dictionary stores repeated values once, so the size in the file says little about the size in
-# memory of these columns. A batch with such a column has at most this many rows.
+# The maximum of rows in a record batch with a dictionary-encoded column of long values. Such a
+# column may be much larger in memory than in the file, which stores repeated values once.
 _MOST_REPEATED: Final = 1 << 12
 _LONG: Final = frozenset({"key", "properties", "payload"})
 # Spark's names of file systems for which pyarrow has another name.
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}
-# Columns that are compared with a range of the selection, and the attribute with that range.
+# Columns of times that a selection bounds, each with the attribute of the selection for its range.
 _RANGES: Final = (("published_at", "published"), ("deliver_at", "due"))
 
 
@@ -51,14 +52,15 @@ class ArchivedPart:
     """Files of one topic that one task reads, and the selection of their messages."""
 
     topic: str
-    files: tuple[tuple[str, ArchivedFile], ...]  # each with its root
+    files: tuple[tuple[str, ArchivedFile], ...]  # each with the root directory of its archive
     selection: Selection
     live: Int64s  # offsets that the log still has, which are not read from files; ascending
-    statuses: MessageStatuses | None  # given if states are those of one subscription
+    # If given, states and attempts are those of one subscription, instead of those in the files.
+    statuses: MessageStatuses | None
 
     @property
     def messages(self) -> int:
-        """An upper bound of its messages."""
+        """The number of messages in all files, an upper bound of the number of selected ones."""
         return sum(file.messages for _, file in self.files)
 
 
@@ -70,7 +72,12 @@ def archived_parts(
     live: Int64s,
     statuses: MessageStatuses | None,
 ) -> list[ArchivedPart]:
-    """Return the parts with the archived messages of a selection, except the ``live`` ones."""
+    """Return the parts with all archived messages of a selection, divided among tasks.
+
+    Args:
+      live: offsets that the log still has, which are not read from files; ascending.
+      statuses: the data for the states and attempts of one subscription, or None.
+    """
     span = selection.offsets
     files: list[tuple[str, ArchivedFile]] = []
     for record in archive_record.records(connection, topic_id, span.low, span.high):
@@ -96,10 +103,13 @@ def read_archived(part: ArchivedPart, schema: Any) -> Iterator[Any]:
 
 @contextmanager
 def opened(root: str, file: ArchivedFile) -> Iterator[tuple[Any, str]]:
-    """Open a file. Yield it as a seekable stream, and its path for error messages.
+    """Open an archive file. Yield it as a seekable stream, and its path for error messages.
+
+    Args:
+      root: the root directory of the archive, as a URI in Spark's notation.
 
     Raises:
-      InvalidRequest: if pyarrow cannot open it.
+      InvalidRequest: if pyarrow cannot open the file.
     """
     system, base = _system(root)
     path = f"{base}/{file.path}"
@@ -113,7 +123,7 @@ def opened(root: str, file: ArchivedFile) -> Iterator[tuple[Any, str]]:
 
 @lru_cache(maxsize=16)
 def _system(root: str) -> tuple[Any, str]:
-    """Return the file system and the root's path in it. Paths have no escape sequences."""
+    """Return pyarrow's file system for an archive's root, and the path of the root in it."""
     from pyarrow import fs
 
     local = local_path(root)
@@ -162,7 +172,11 @@ def _read(
 
 
 def _rows_at_once(group: Any, needed: Set[str]) -> int:
-    """Return how many of a row group's rows make a record batch."""
+    """Return the number of a row group's rows that a record batch may have.
+
+    Args:
+      needed: the names of the columns to read.
+    """
     rows = max(_STEP_BYTES * int(group.num_rows) // max(int(group.total_byte_size), 1), 1)
     columns = map(group.column, range(group.num_columns))
     repeats = any(
@@ -173,7 +187,7 @@ def _rows_at_once(group: Any, needed: Set[str]) -> int:
 
 
 def _may_have(group: Any, selection: Selection) -> bool:
-    """Return whether a row group may have selected offsets, by its statistics."""
+    """Return whether a row group may have selected offsets, by its Parquet statistics."""
     for at in range(group.num_columns):
         column = group.column(at)
         if column.path_in_schema == "offset" and column.statistics is not None:
@@ -183,7 +197,7 @@ def _may_have(group: Any, selection: Selection) -> bool:
 
 
 def _batches(part: ArchivedPart, batch: Any, schema: Any) -> Iterator[Any]:
-    """Yield one record batch of the selected messages, or none if no message is selected."""
+    """Yield one record batch with the selected messages of ``batch``, or nothing if it has none."""
     offsets = arrow.values_of(batch.column("offset"), np.int64)
     span = part.selection.offsets
     wanted: Bools = (offsets >= span.low) & (offsets < span.high)

@@ -42,7 +42,7 @@ _OPERATORS: Final = {
 
 
 class BatchReader(DataSourceReader):
-    """Reads one DataFrame."""
+    """The reader of one ``spark.read.format("escapement").load()``."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_types(schema)
@@ -61,12 +61,12 @@ class BatchReader(DataSourceReader):
 
 
 class _Pushing:
-    """The ``pushFilters`` method, which uses filters as hints to read less.
+    """The ``pushFilters`` method of a reader, which uses filters as hints to read less.
 
-    If push-down is disabled, Spark refuses readers that override ``pushFilters``. It detects them
-    by comparing the method with that of the base class. This reader returns every filter, so
-    Spark evaluates them all and results do not depend on push-down. ``__func__`` makes the
-    comparison succeed.
+    The method returns every filter, so Spark evaluates all filters again, and results do not
+    depend on push-down. But if push-down is disabled, Spark refuses readers that override
+    ``pushFilters``. It compares ``pushFilters.__func__`` with the method of the base class. The
+    attribute ``__func__`` of this class makes the two equal.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -89,7 +89,12 @@ class _Pushing:
 def read_partition(
     address: LogAddress, columns: Sequence[tuple[str, bool]], partition: InputPartition
 ) -> Iterator[Any]:
-    """Yield the record batches of a partition, which may have no parts."""
+    """Yield the messages of a Spark partition as record batches; runs in a task.
+
+    Args:
+      columns: the column names of the user's schema, and whether each is nullable.
+      partition: its value is a sequence of parts, or None for no parts.
+    """
     parts: Sequence[Part | ArchivedPart] = partition.value or ()
     keep_memory()
     schema = arrow_schema([(name.lower(), nullable) for name, nullable in columns])
@@ -108,12 +113,17 @@ def _batches(address: LogAddress, part: Part | ArchivedPart, schema: Any) -> Ite
 
 
 def columns_of(schema: StructType) -> list[tuple[str, bool]]:
-    """Return the column names of the schema, and whether each is nullable."""
+    """Return each column's name in a schema, and whether the column is nullable."""
     return [(field.name, field.nullable) for field in schema.fields]
 
 
 def check_types(schema: StructType) -> None:
-    """Raise ``InvalidRequest`` for an unknown column, or one with another type."""
+    """Check the schema that the user gives for a read.
+
+    Raises:
+      InvalidRequest: if a column is unknown, has another type than messages have, is wrongly
+        declared NOT NULL, or is named twice.
+    """
     names = [name.lower() for name in schema.fieldNames()]
     for field in schema.fields:
         name = field.name.lower()

@@ -1,6 +1,7 @@
 """The status of a topic's messages: the state and the number of attempts of each, in columns.
 
-For one subscription, states are named as by ``escapement message show``:
+An attempt is a delivery of the message to a consumer. For one subscription, a message has one of
+the states that ``escapement message show`` shows:
 
     =============  ==================================================================
     not covered    the subscription starts after this message
@@ -14,12 +15,13 @@ For one subscription, states are named as by ``escapement message show``:
     cancelled      cancelled before its first delivery
     =============  ==================================================================
 
-For the topic as a whole, a message is ``acked``, ``lapsed`` or ``cancelled`` if it is finished for
-every subscription that covers it: the first of these states that it has for any of them.
-Otherwise it is ``fired`` if it is due or has an attempt, else ``to_be_fired``. Q2.
+For the topic as a whole, a message is finished if it is acknowledged, lapsed or cancelled for every
+subscription that covers it. Then its state is ``acked`` if any of them has acknowledged it, else
+``lapsed`` if it lapsed for any of them, else ``cancelled``. A message that no subscription covers
+is finished only if it is cancelled. A message that is not finished is ``fired`` if it is due or has
+an attempt, else ``to_be_fired`` (promise Q2 in docs/features.md).
 
-Pure, except that :class:`MessageStatuses` is cut from a topic's state
-(storage/state/topic_state.py).
+This module does no I/O. Its data comes from the state of a topic (storage/state/topic_state.py).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ STATES: Final = (
 )
 _TO_BE_FIRED, _FIRED, _ACKED, _CANCELLED = range(4)
 _NOT_COVERED, _PENDING, _WAITING, _IN_RETRY, _ACKNOWLEDGED, _LAPSED = range(4, 10)
-# The number of attempts of acknowledged messages, for which no count is kept.
+# Stands for the number of attempts of an acknowledged message, because the broker keeps no count.
 NO_COUNT: Final = -1
 
 
@@ -57,10 +59,10 @@ NO_COUNT: Final = -1
 class MessageStatuses:
     """The data that determines the status of some messages of a topic."""
 
-    now_ms: int
+    now_ms: int  # when the topic's state was read, by the database's clock
     cancelled: OffsetSet
     subscriptions: list[SubscriptionState]
-    one: bool  # whether states are those of the only subscription, not of the topic
+    one: bool  # true for the states in the only subscription given, false for those in the topic
 
     @classmethod
     def of(
@@ -72,11 +74,12 @@ class MessageStatuses:
         *,
         forgotten: bool = False,
     ) -> MessageStatuses:
-        """Return the data for the messages ``[low, high)``.
+        """Return the data for the messages with offsets ``[low, high)``.
 
         Args:
-          subscription: a subscription for its states; None for the states of the topic.
-          forgotten: whether the log has forgotten the messages. Then lapsed messages are not known.
+          subscription: the subscription whose states are wanted; None for states in the topic.
+          forgotten: whether the log has forgotten the messages. Then it is not known which of the
+            acknowledged messages lapsed.
 
         Raises:
           NotFound: if the subscription does not exist.

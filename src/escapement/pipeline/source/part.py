@@ -2,6 +2,11 @@
 
 The driver cuts all parts of a topic out of one state and sends them to the tasks. So all tasks of
 a query read the topic as of the same moment, even if a broker changes it meanwhile.
+
+A row of the log *first states* the messages of one commit. A later row *restates* messages that
+were rescheduled. It also restates messages that were relocated, so that the log can forget their
+first row. The *beginning* of the log is the first offset that the log still has in the row that
+first stated it.
 """
 
 from __future__ import annotations
@@ -19,10 +24,11 @@ from escapement.pipeline.source.message_status import MessageStatuses
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.topic_state import TopicState
 
-# Default bounds of a part: at most some hundred megabytes of small messages, and enough work to
-# be worth the start of a task.
+# Default bounds of the number of messages in a part: at most some hundred megabytes of small
+# messages, and enough messages to be worth the start of a task.
 MOST_RECORDS: Final = 1_000_000
 FEWEST_RECORDS: Final = 50_000
+# By default, a topic has at most this many parts, unless ``MOST_RECORDS`` requires more.
 _PARTS: Final = 8
 # Columns that need the state of subscriptions.
 STATUS_COLUMNS: Final = frozenset({"state", "attempt"})
@@ -30,56 +36,54 @@ STATUS_COLUMNS: Final = frozenset({"state", "attempt"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """The messages of a range that were rescheduled or relocated; columns."""
+    """Messages that were rescheduled or relocated, as columns of equal length."""
 
     offsets: Int64s  # ascending
-    due_ms: Int64s
+    due_ms: Int64s  # the current due times
     bases: Int64s  # the key of the row that restated each message last
 
     @classmethod
     def of(cls, state: TopicState, offsets: Int64s) -> Moved:
-        """Return these messages of a topic, which all are rescheduled or relocated."""
+        """Return the messages at ``offsets``, all of which were rescheduled or relocated."""
         due_ms = state.moves.current(offsets, np.zeros(len(offsets), np.int64))
         return cls(offsets.copy(), due_ms, state.moves.bases(offsets))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """The messages ``offsets`` of a topic, with their state when the query was planned.
-
-    The log had ``[begin_offset, ...)`` in the rows that first stated these messages. It has
-    earlier messages only in rows that restate them.
-    """
+    """A range of a topic's offsets, with the state of its messages when the query was planned."""
 
     topic: str
     topic_id: int
     offsets: Span
-    selection: Selection
-    begin_offset: int
-    moved: Moved
-    statuses: MessageStatuses | None
-    fail_on_loss: bool
-    with_archives: bool = False  # messages forgotten meanwhile are read from the archive
+    selection: Selection  # the task leaves out messages that are not in this selection
+    begin_offset: int  # the beginning of the log; earlier messages are only in restating rows
+    moved: Moved  # the messages of the range that were rescheduled or relocated
+    statuses: MessageStatuses | None  # None if no column needs states or attempts
+    fail_on_loss: bool  # whether it is an error if the log forgets messages of the part meanwhile
+    with_archives: bool = False  # whether messages forgotten meanwhile are read from the archive
     # For the archive job: if given, only finished messages that are not in this set are read.
     archived: OffsetSet | None = None
 
     @property
     def first_stated(self) -> int:
-        """The number of its messages in rows that first stated them."""
+        """The number of the part's messages in rows that first state them."""
         return max(self.offsets.high - max(self.offsets.low, self.begin_offset), 0)
 
     @property
     def messages(self) -> int:
-        """An upper bound of its messages."""
+        """An upper bound of the number of messages that the part yields."""
         return self.first_stated + len(self.moved.offsets)
 
 
 def parts_of_each(
     states: Sequence[tuple[TopicState, Selection]], together: int | None
 ) -> list[int | None]:
-    """Distribute the number of parts ``together`` over topics, in proportion to their messages.
+    """Return how many parts each topic is to have, in proportion to its messages; at least one.
 
-    Each topic gets at least one part; None for each topic if ``together`` is None.
+    Args:
+      together: the number of parts of all topics. If it is None, the result has None for each
+        topic.
     """
     if together is None:
         return [None] * len(states)
@@ -88,7 +92,7 @@ def parts_of_each(
 
 
 def _stated_first(state: TopicState, selection: Selection) -> int:
-    """Return how many selected messages the log has in rows that first stated them."""
+    """Return the number of selected messages that the log has in rows that first state them."""
     wanted = selection.offsets & Span(state.begin_offset, state.end_offset)
     return max(wanted.high - wanted.low, 0)
 
@@ -107,8 +111,13 @@ def cut(
     """Return the parts of the selected messages of one topic, in arrival order.
 
     Args:
-      least_parts: the least number of parts, as far as there are as many messages; None for a
-        good number.
+      columns: the names of the columns to read.
+      subscription: the subscription whose states and attempts are read; None for the topic's.
+      least_parts: the least number of parts, if there are that many messages; None to derive the
+        number of parts from the number of messages.
+      most_records: the maximum of messages in a part; None for ``MOST_RECORDS``.
+      fail_on_loss: as in :class:`Part`.
+      with_archives: as in :class:`Part`.
 
     Raises:
       NotFound: if the subscription does not exist.
@@ -117,7 +126,8 @@ def cut(
         state.subscription(subscription)
     wanted = selection.offsets & Span(0, state.end_offset)
     earlier = stated_again(state, wanted.low, min(wanted.high, state.begin_offset))
-    # The log has few messages from before its beginning. They go to the first part.
+    # Few messages from before the log's beginning are still in the log, in restating rows. All of
+    # them go to the first part.
     start = min(max(wanted.low, state.begin_offset), wanted.high)
     if start >= wanted.high and not len(earlier):
         return []
@@ -150,7 +160,11 @@ def cut_unarchived(
 ) -> list[Part]:
     """Return parts that cover all finished messages that are not archived, in arrival order.
 
-    Parts may also contain other messages, which the task leaves out.
+    Parts may also cover other messages, which the task leaves out.
+
+    Args:
+      archived: the offsets that are archived already.
+      most_records: the maximum of offsets in a part.
     """
     high = min(selection.offsets.high, state.end_offset)
     first = min(selection.offsets.low, high)
@@ -178,7 +192,7 @@ def cut_unarchived(
 
 
 def stated_again(state: TopicState, low: int, high: int) -> Int64s:
-    """Return the offsets of ``[low, high)`` that the log has in restating rows; ascending.
+    """Return the offsets in ``[low, high)`` that the log has in restating rows; ascending.
 
     The range must lie before the log's beginning.
     """

@@ -1,6 +1,7 @@
 """The plan of a batch read: from the user's options to parts, and to the parts of each task.
 
-Runs in the driver, or in a Python process beside it.
+A *part* is a range of a topic's offsets (part.py), or some files of an archive
+(archived_reading.py). A plan runs in the driver, or in a Python process beside it.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ P = TypeVar("P", Part, Part | ArchivedPart)
 
 
 class ReadPlan:
-    """What batches and streams have in common: options, and the division into parts and tasks."""
+    """The base of batch and streaming plans: common options, and division into parts and tasks."""
 
     def __init__(self, options: Options, known: Iterable[str], columns: Sequence[str]) -> None:
-        """Raises ``InvalidRequest`` if an option is not one of the known ones, or not valid."""
+        """Raises ``InvalidRequest`` if an option is not among ``known``, or not valid."""
         options.check(known)
         self.address = LogAddress.of(options)
         self.topics = selection.topics(options)
@@ -74,7 +75,11 @@ class ReadPlan:
     def _cut(
         self, wanteds: Sequence[tuple[TopicState, Selection]], *, with_archives: bool = False
     ) -> list[Part]:
-        """Return the parts of these messages. Raises ``NotFound`` for the subscription."""
+        """Return the parts of the selected messages of each topic.
+
+        Raises:
+          NotFound: if a topic does not have the subscription in the options.
+        """
         least = parts_of_each(wanteds, self._min_parts)
         return [
             part
@@ -106,7 +111,7 @@ class BatchPlan(ReadPlan):
     """A batch read with checked options. The database is read only when parts are requested."""
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
-        """Raises ``InvalidRequest``."""
+        """Raises ``InvalidRequest`` if an option is unknown or not valid."""
         super().__init__(options, BATCH_OPTIONS, columns)
         self.selection = selection.times(options)
         self._starts = Places(options, "startingOffsets", EARLIEST, empty=LATEST)
@@ -120,7 +125,7 @@ class BatchPlan(ReadPlan):
         return self._tasks(self.parts())
 
     def parts(self) -> list[Part | ArchivedPart]:
-        """Return the parts by the current state of the topics.
+        """Read the current state of the topics, and return the parts that cover the batch.
 
         Raises:
           NotFound: if a topic or the subscription does not exist.
@@ -142,7 +147,7 @@ class BatchPlan(ReadPlan):
     def _of_archive(
         self, connection: Connection, state: TopicState, wanted: Selection
     ) -> list[ArchivedPart]:
-        """Return the parts with messages that the log has forgotten and an archive has."""
+        """Return the parts for messages that an archive has and the log has forgotten."""
         earlier = replace(wanted, offsets=wanted.offsets & Span(0, state.begin_offset))
         span, seen = earlier.offsets, None
         if span.low >= span.high:
@@ -165,7 +170,7 @@ class BatchPlan(ReadPlan):
     def _check_there(
         self, connection: Connection, topic: TopicName, state: TopicState, span: Span
     ) -> None:
-        """Raise ``LogForgotten`` if an offset of the span is neither in the log nor archived."""
+        """Raise ``LogForgotten`` if an offset in the span is neither in the log nor archived."""
         span &= Span(0, state.begin_offset)
         archived = OffsetSet()
         if self._archived:

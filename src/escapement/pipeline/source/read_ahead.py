@@ -1,8 +1,9 @@
 """Read-ahead of the log's rows, in order, over several connections.
 
 A database reads the pages of a large row one after the other, although disks serve many requests
-at once. And a consumer that fetches rows itself cannot compute meanwhile. So the read-ahead has
-its own connections. They are opened when first needed, and each is used by one thread at a time.
+at once. And code that fetches rows itself cannot compute meanwhile. So the read-ahead fetches rows
+in its own threads, over its own connections. A *step* is a list of rows that are fetched together.
+Connections are opened when first needed, and each is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import LogRow, RowKey
 
 T = TypeVar("T")
+# A function that waits for a future and returns its result.
 Wait = Callable[[Future[T]], T]
 
 
 class ReadAhead:
-    """Fetches some steps before they are consumed; a context manager, for one thread."""
+    """Fetches the rows of some steps ahead of their use; a context manager, for one thread."""
 
     def __init__(
         self, engine: Engine, readers: int, ahead: int, landing_bytes: int | None = None
     ) -> None:
         """
         Args:
-          readers: the maximum of connections.
-          ahead: the maximum of steps that are being fetched or not consumed yet.
-          landing_bytes: the size of a reused buffer that receives a step; None for new memory.
+          readers: the maximum number of connections.
+          ahead: the maximum number of steps that are being fetched, or wait until they are used.
+          landing_bytes: the size of the buffers that receive a step each and are reused; None to
+            receive each step in new memory.
         """
         self._engine = engine
         self._ahead = ahead
@@ -56,9 +59,13 @@ class ReadAhead:
         keys: Iterator[list[RowKey]],
         wait: Wait[list[LogRow]] = Future.result,
     ) -> Iterator[tuple[list[RowKey], list[LogRow]]]:
-        """Yield the keys of each step, and those of its rows that exist.
+        """Yield for each step its keys, and those of its rows that exist.
 
-        With reused buffers, the rows are invalid after the next step.
+        With reused buffers, the rows become invalid when the next step is requested.
+
+        Args:
+          keys: the keys of the rows of each step.
+          wait: waits for a step that another thread fetches, and returns its rows.
 
         Raises:
           LogDamaged, StorageError, StorageUnavailable: if fetching the step raises it.

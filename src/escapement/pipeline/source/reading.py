@@ -3,7 +3,10 @@
 The reader lists the log rows of its part, skips rows outside the selected ranges of times, and
 turns the others into record batches of some megabytes. It does not need a running broker.
 
-Each message is read once, with its published content and its current due time.
+Each message is read once, with its published content and its current due time. It is read from the
+row that first stated it or, if the log has forgotten that row, from the row that restated it last
+(part.py explains both). Rows may vanish while the reader works. Their messages are then read from
+the archive, or are lost to the read.
 """
 
 from __future__ import annotations
@@ -32,9 +35,10 @@ from escapement.storage.log.log_table import LogRow, RowHead, RowKey, bounded
 from escapement.storage.log.published import Published
 from escapement.storage.offsets import OffsetSet
 
-# The size of a step: log rows fetched at once. The cost per step is small compared to this.
+# The size of a step: the log rows that are fetched together. It is so large that the fixed cost of
+# a step does not matter.
 _STEP_BYTES: Final = 8 << 20
-# Connections that read, and steps that are read ahead.
+# The number of connections that read, and the number of steps that they read ahead.
 _READERS: Final = 2
 _AHEAD: Final = 3
 
@@ -55,7 +59,7 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
         with ReadAhead(engine, _READERS, _AHEAD) as ahead:
             for rows in _rows(connection, ahead, part, forgotten):
                 yield from _batches(part, Published.first_stated(rows), schema)
-        # A range may be in the list twice, because the log is listed again after an error.
+        # A range may be in the list twice, because ``_rows`` lists the log again after an error.
         for span in Span.merged(forgotten):
             yield from _archived(connection, part, span & part.offsets, schema)
 
@@ -64,7 +68,10 @@ def read_part(engine: Engine, part: Part, schema: Any) -> Iterator[Any]:
 
 
 def _earlier(connection: Connection, part: Part) -> Iterator[Published]:
-    """Yield messages from before the log's beginning, each from the row that restated it last."""
+    """Yield the part's messages from before the log's beginning, read from restating rows.
+
+    Each message comes from the row that restated it last.
+    """
     moved = part.moved
     count = int(moved.offsets.searchsorted(min(part.offsets.high, part.begin_offset)))
     offsets, bases = moved.offsets[:count], moved.bases[:count]
@@ -88,9 +95,12 @@ def _rows(
 ) -> Iterator[list[LogRow]]:
     """Yield the rows that first stated the part's messages, in steps.
 
-    If a generation is dropped meanwhile, the function lists the log again and goes on. Rows may
-    also vanish one by one: rows of a deleted topic, and on SQLite all rows. Missing offsets are
-    added to ``forgotten``.
+    If a generation, a set of tables of the log, is dropped meanwhile, the function lists the log
+    again and goes on. Rows may also vanish one by one: rows of a deleted topic, and on SQLite all
+    rows.
+
+    Args:
+      forgotten: a list to which the function adds the ranges of missing offsets.
     """
     at = max(part.offsets.low, part.begin_offset)
     log = Log.look(connection)
@@ -119,9 +129,10 @@ def _rows(
 
 
 def _archived(connection: Connection, part: Part, span: Span, schema: Any) -> Iterator[Any]:
-    """Yield archived messages of a span that the log has forgotten since the planning.
+    """Yield the archived messages of a span that the log has forgotten since the planning.
 
-    Raises ``LogForgotten`` if one is not archived and the part fails on loss.
+    Raises:
+      LogForgotten: if one of the messages is not archived, unless ``failOnDataLoss`` is false.
     """
     archived = OffsetSet()
     if part.with_archives:
@@ -140,9 +151,11 @@ def _archived(connection: Connection, part: Part, span: Span, schema: Any) -> It
 def _keys(
     log: Log, connection: Connection, part: Part, start: int, forgotten: list[Span]
 ) -> Iterator[RowKey]:
-    """Yield the keys of rows with selected messages from ``start`` on.
+    """Yield the keys of the part's rows that may have selected messages, from ``start`` on.
 
-    Gaps between rows are added to ``forgotten``.
+    Args:
+      start: the first offset to look for.
+      forgotten: a list to which the function adds the ranges of offsets that no row has.
     """
     at, high = start, part.offsets.high
     for head in log.heads(connection, part.topic_id, start, high):
@@ -156,7 +169,7 @@ def _keys(
 
 
 def _wanted(part: Part, head: RowHead) -> bool:
-    """Return whether a row may have selected messages."""
+    """Return whether a row may have selected messages, by its key and its bounds of times."""
     if not part.selection.published.meets(head.accepted_at_ms, head.accepted_at_ms):
         return False
     if part.archived is not None:
@@ -182,7 +195,7 @@ def _lost(part: Part, what: str) -> None:
 
 
 def _batches(part: Part, published: Published, schema: Any) -> Iterator[Any]:
-    """Yield one record batch of the selected messages, or none if no message is selected."""
+    """Yield one record batch with the selected messages, or nothing if none is selected."""
     due_ms = _current(part, published.offsets, published.due_ms)
     wanted = _selected(part, published, due_ms)
     if not wanted.all():
@@ -207,7 +220,7 @@ def _batches(part: Part, published: Published, schema: Any) -> Iterator[Any]:
 
 
 def _current(part: Part, offsets: Int64s, due_ms: Int64s) -> Int64s:
-    """Return the current due times. ``due_ms`` has those of the rows."""
+    """Return the current due times of messages, given their due times when they were published."""
     at, there = find_sorted(part.moved.offsets, offsets)
     if not there.any():
         return due_ms

@@ -1,8 +1,9 @@
 """The data source ``escapement``: the class that Spark loads first.
 
 Spark starts a Python process for each request, and sends an instance from one process to the next
-as a pickle. So an instance has its options only. Methods import the modules they need: the first
-two processes of a session only request the name and the schema, and should start fast.
+as a pickle. So an instance has nothing but its options. Methods import the modules they need,
+because the first two processes of a session only request the name and the schema, and should start
+fast.
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        # Both are checked on first use: Spark hides an error of the constructor behind its own.
+        # Both are checked on first use, because Spark replaces an error of the constructor with an
+        # error of its own.
         self._options = options
         self._schema = schema
-        # The end of a query with Trigger.AvailableNow.
+        # Where a query with Trigger.AvailableNow ends; None for other queries.
         self._target: Positions | None = None
 
     @cached_property

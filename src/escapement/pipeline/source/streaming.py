@@ -1,10 +1,11 @@
 """The plan of a streaming read: its start, the end of each batch, and the parts of a batch.
 
-A position in a topic has the next offset to read. To detect data loss, it also has the topic's id,
-because the topic may be deleted and created again, and the beginning of the log at the time of
-the position. Spark stores positions in its checkpoint, as JSON.
+A position in a topic has the next offset to read. It also has two values to detect data loss. One
+is the topic's id, because the topic may be deleted and created again. The other is the beginning of
+the topic's log when the position was made. Spark stores positions in its checkpoint, as JSON.
 
-Runs in the driver, or in a Python process beside it. No connection stays open between two calls.
+A plan runs in the driver, or in a Python process beside it. No connection stays open between two
+calls.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ STREAM_OPTIONS: Final = (
 
 
 class Position(NamedTuple):
-    """A place in a topic's log, with the data to detect loss."""
+    """A position in a topic's log, with the values to detect data loss."""
 
     topic_id: int
-    next_offset: int
-    begin_offset: int
+    next_offset: int  # the next offset to read
+    begin_offset: int  # the beginning of the log when the position was made
 
 
 Positions = dict[TopicName, Position]
 
 
 def to_json(positions: Mapping[TopicName, Position]) -> dict[str, Any]:
-    """Return positions as Spark stores them."""
+    """Return positions in the form in which Spark stores them in a checkpoint."""
     return {
         topic.full: {"id": at.topic_id, "next": at.next_offset, "begin": at.begin_offset}
         for topic, at in positions.items()
@@ -66,17 +67,17 @@ class StreamPlan(ReadPlan):
     """A streaming read with checked options. Methods read the database."""
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
-        """Raises ``InvalidRequest``."""
+        """Raises ``InvalidRequest`` if an option is unknown or not valid."""
         super().__init__(options, STREAM_OPTIONS, columns)
         self.most_at_once = options.number("maxOffsetsPerTrigger")
         self._starts = Places(options, "startingOffsets", LATEST)
         self._starts.check(self.topics)
         self._since = options.text("startingTimestamp") is not None
         self._since_ms = selection.times(options).published.low
-        self._told: set[str] = set()  # losses that were printed
+        self._told: set[str] = set()  # texts about data loss that were printed
 
     def initial(self) -> Positions:
-        """Return the start of a new query.
+        """Return the positions at which a new query starts.
 
         Raises:
           NotFound: if a topic does not exist.
@@ -90,7 +91,7 @@ class StreamPlan(ReadPlan):
         return found
 
     def latest(self) -> Positions:
-        """Return the current ends of the logs of existing topics.
+        """Return the current end of the log of each existing topic.
 
         Raises:
           NotFound: if a topic does not exist, unless ``failOnDataLoss`` is false.
@@ -105,14 +106,20 @@ class StreamPlan(ReadPlan):
         return found
 
     def reached(self, start: Positions, end: Positions, most: int | None) -> Positions:
-        """Return the end of a batch, by the rules of :func:`admit`.
+        """Return the positions at which a batch ends, by the rules of :func:`admit`.
+
+        Args:
+          start: the positions at which the batch starts.
+          end: the ends of the logs.
+          most: the maximum of messages in the batch; None for no limit.
 
         Raises:
           LogForgotten: if the log ends before ``start``, unless ``failOnDataLoss`` is false. Then
             the stream continues from the end of the log.
         """
         if any(_is_behind(at, start.get(topic)) for topic, at in end.items()):
-            # ``end`` may only be older than ``start``, so look at the current end of the log.
+            # An end before the start is not always a loss: ``end`` may have been read before
+            # ``start``. So compare with the current ends of the logs.
             for topic, now in self.latest().items():
                 begun = start.get(topic)
                 if begun is None or not _is_behind(now, begun):
@@ -127,11 +134,14 @@ class StreamPlan(ReadPlan):
         return admit(start, {**end, **gone}, most)
 
     def tasks(self, start: Positions, end: Positions) -> list[tuple[Part, ...]]:
-        """Return the parts of a batch that each task reads. Raises the errors of :meth:`parts`."""
+        """Return for each task the parts of the batch that it reads.
+
+        Raises the errors of :meth:`parts`.
+        """
         return self._tasks(self.parts(start, end))
 
     def parts(self, start: Positions, end: Positions) -> list[Part]:
-        """Return the parts of a batch by the current state of the topics.
+        """Read the current state of the topics, and return the parts that cover a batch.
 
         Raises:
           LogForgotten: if the log has forgotten messages of the batch, unless ``failOnDataLoss``
@@ -180,7 +190,11 @@ class StreamPlan(ReadPlan):
         return Position(state.record.id, min(int(place), state.end_offset), state.begin_offset)
 
     def _check(self, topic: TopicName, since: Position, until: Position, state: TopicState) -> None:
-        """Check a batch for lost messages. Raises ``LogForgotten``."""
+        """Check whether messages of a batch are lost, and raise or print that.
+
+        Raises:
+          LogForgotten: if messages are lost, unless ``failOnDataLoss`` is false.
+        """
         if not since.topic_id == until.topic_id == state.record.id:
             self._lost(f"topic {topic.full} was deleted and created again since the last read")
             return
@@ -195,7 +209,7 @@ class StreamPlan(ReadPlan):
             )
 
     def _lost(self, what: str, kind: type[EscapementError] = LogForgotten) -> None:
-        """Raise an error about a loss, or print it once if ``failOnDataLoss`` is false."""
+        """Raise an error about lost data, or print it once if ``failOnDataLoss`` is false."""
         if self._fail_on_loss:
             raise kind(f"{what}. To continue despite the loss, set failOnDataLoss to false")
         if what not in self._told:
@@ -206,13 +220,14 @@ class StreamPlan(ReadPlan):
 def _published_since(state: TopicState, log: Log, connection: Connection, since_ms: int) -> int:
     """Return the first offset published at ``since_ms`` or later; a binary search.
 
-    If the wall clock was set back, the result has the limits of ``Log.first_accepted``.
+    If the broker's clock was set back meanwhile, the result may be later than the first.
     """
     at = (connection, state.record.id)
     first = log.first_accepted(*at, since_ms, state.end_offset)
     if first > state.begin_offset:
         return first
-    # All rows in the log match. Earlier messages that only restating rows have may match, too.
+    # All messages from the log's beginning on match. Earlier messages, which only restating rows
+    # have, may match too.
     earlier = stated_again(state, 0, state.begin_offset)
     low, high = 0, len(earlier)
     while low < high:
@@ -228,17 +243,23 @@ def _published_since(state: TopicState, log: Log, connection: Connection, since_
 
 
 def _is_behind(at: Position, begun: Position | None) -> bool:
-    """Return whether ``at`` is before ``begun`` in the same topic."""
+    """Return whether the position ``at`` is before ``begun`` in the same topic."""
     return (
         begun is not None and begun.topic_id == at.topic_id and begun.next_offset > at.next_offset
     )
 
 
 def admit(start: Positions, latest: Positions, most: int | None) -> Positions:
-    """Return the end of a batch with at most ``most`` messages, distributed by :func:`_shared`.
+    """Return the positions at which a batch of at most ``most`` messages ends.
 
-    The position of a topic without new messages does not change, even if the log has forgotten
-    messages meanwhile. Otherwise there would be batches without messages.
+    :func:`_shared` distributes the messages over the topics. The position of a topic without new
+    messages does not change, even if the beginning of its log has. Otherwise there would be batches
+    without messages.
+
+    Args:
+      start: the positions at which the batch starts.
+      latest: the ends of the logs.
+      most: the maximum of messages; None for no limit.
     """
     ahead: dict[TopicName, int] = {}
     for topic, end in latest.items():
@@ -261,8 +282,8 @@ def admit(start: Positions, latest: Positions, most: int | None) -> Positions:
 def _shared(ahead: Mapping[TopicName, int], most: int) -> dict[TopicName, int]:
     """Distribute ``most`` messages over topics, in proportion to their unread messages.
 
-    Each topic with unread messages gets at least one while there are enough. So a topic with few
-    messages is read before the backlog of the others is.
+    If ``most`` allows, each topic with unread messages gets at least one. So a topic with few
+    messages does not wait until the backlogs of other topics are read.
     """
     shares: dict[TopicName, int] = {}
     left, waiting = most, sum(ahead.values())
