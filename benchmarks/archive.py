@@ -39,7 +39,7 @@ TOPIC = f"{NAMESPACE}/x"
 
 
 async def publish(url: str, messages: int) -> None:
-    """Publish all messages, several batches at a time."""
+    """Create a namespace to be archived, and publish all messages to a topic in it."""
     different, left = batches(), iter(range(messages // BATCH))
     async with escapement.connect(url) as broker:
         await broker.admin("namespaces.create", namespace=NAMESPACE)
@@ -72,7 +72,7 @@ def main() -> None:
             trio.run(publish, broker.url, options.messages)
             broker.stop()
         print("published", flush=True)
-        spark = session(None, COMPILES_ONCE)  # the same options as the command
+        spark = session(None, COMPILES_ONCE)  # the same Java options as the command
         root = f"{directory}/archive"
         if options.by_spark:
             spark.conf.set("fs.viewfs.mounttable.here.link./mnt", Path(directory).as_uri())

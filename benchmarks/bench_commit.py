@@ -1,11 +1,11 @@
-"""How fast batches become durable: the commit pipeline alone, without consumers.
+"""How fast batches become durable: the commit pipeline alone, without a broker.
 
     python benchmarks/bench_commit.py [--log URL | --sqlite] [--topics N] [--lanes N]
 
-Without a URL it starts a private MariaDB or MySQL server, with its default durability. One
-task keeps the pipeline full. Bodies are made beforehand: each message has 100 random bytes and a
-random delay. Prints one line for each batch size: messages a second, the median of the runs
-after a warm-up.
+Without a URL it starts a private MariaDB or MySQL server, with its default durability. One task
+keeps the pipeline full. The batches are encoded beforehand: each message has 100 random bytes and a
+random delay. Prints one line for each batch size: messages a second, the median of the runs after a
+warm-up.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from escapement.storage.state.state import load_state
 
 PAYLOAD_BYTES = 100
 DELAY_MS = 86_400_000
-# The most bytes in flight: what a few busy connections have.
+# The most bytes that wait in the pipeline: about as many as a few busy connections have in flight.
 WAITING_BYTES = 8 << 20
 
 
@@ -56,7 +56,7 @@ def open_database(options: argparse.Namespace) -> Iterator[Engine]:
 
 
 async def measure(engine: Engine, options: argparse.Namespace, batch: int, count: int) -> float:
-    """Return messages a second through a new pipeline."""
+    """Commit ``count`` messages, ``batch`` at a time. Return the number of messages a second."""
     clock = SystemClock()
     held = lease.acquire(engine, lease.Identity("bench", "bench"), 3_600_000, clock)
     connection = engine.connect()

@@ -1,7 +1,9 @@
-"""The speed of the delayed index alone: adding, checkpoints, and scans in delivery order.
+"""The speed of the delayed index alone: adding, checkpoints, scans in delivery order, compaction.
 
-Run: ``python benchmarks/bench_index.py [--messages N]``. Payloads are random bytes, due
-times are random within an hour. Everything runs in one thread, in a temporary directory.
+    python benchmarks/bench_index.py [--messages N]
+
+Payloads are random bytes, due times are random within an hour. Everything runs in one thread, in a
+temporary directory.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.index_samples import write_checkpoint
 
 SPREAD_MS = 3_600_000
+# The number of messages that a scan reads at once.
 FRAME = 4096
 LIMITS = IndexLimits(memory_bytes=1 << 30)
 
@@ -34,7 +37,14 @@ def batch_of(count: int, low: int, high: int, rng: np.random.Generator) -> Messa
 def fill(
     index: DelayedIndex, messages: int, group: int, low: int, high: int, base: int = 0
 ) -> float:
-    """Return the seconds spent adding, without making the messages."""
+    """Add messages in groups. Return the seconds spent adding, without making the messages.
+
+    Args:
+      group: the number of messages in a group.
+      low: the size of the smallest payload, in bytes.
+      high: the size of the largest payload, in bytes.
+      base: the offset of the first message.
+    """
     rng = np.random.default_rng(group)
     batches = [batch_of(group, low, high, rng) for _ in range(min(8, messages // group))]
     due = [rng.integers(10**12, 10**12 + SPREAD_MS, group) for _ in range(64)]
@@ -48,7 +58,12 @@ def fill(
 
 
 def scan(index: DelayedIndex) -> tuple[int, float, float]:
-    """Return the messages, the seconds in all, and the longest step on the event loop (ms)."""
+    """Read all messages in delivery order.
+
+    Returns:
+      The number of messages, the seconds that the scan took, and the longest call of ``plan`` in
+      milliseconds. A broker calls ``plan`` on its event loop.
+    """
     at, messages, longest = KEY_MIN, 0, 0.0
     begin = time.perf_counter()
     while at < KEY_MAX:

@@ -2,10 +2,10 @@
 
     python benchmarks/bench_timewheel.py
 
-Every figure is the median of five runs on new wheels. Arrays hold 1000 entries, ids count
-upward like offsets, and times are random within the window named. The speed of numpy's sort
-decides the "expire" rows: on AMD Zen 4 its AVX-512 sort is several times slower than its AVX2
-sort, which ``NPY_DISABLE_CPU_FEATURES="AVX512_SKX X86_V4"`` selects.
+Every figure is the median of five runs on new wheels. Entries are inserted in arrays of 1000, with
+ids that count upward like offsets, and with random times within the window that the row names. The
+speed of numpy's sort decides the "expire" rows: on AMD Zen 4 its AVX-512 sort is several times
+slower than its AVX2 sort, which ``NPY_DISABLE_CPU_FEATURES="AVX512_SKX X86_V4"`` selects.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ def insert_one(wheel: TimingWheel, when_ms: int, id: int) -> None:
 
 
 def turn(wheel: TimingWheel, until_ms: int) -> tuple[int, float]:
-    """Advance tick by tick. Return the entries expired, and the longest call in seconds."""
+    """Advance the wheel tick by tick.
+
+    Returns:
+      The number of entries expired, and the longest call of ``advance`` in seconds.
+    """
     count, longest = 0, 0.0
     for now_ms in range(wheel.now_ms, until_ms + wheel.tick_ms, wheel.tick_ms):
         began = time.perf_counter()
@@ -89,7 +93,10 @@ def expire(window_ms: int, tick_ms: int) -> tuple[float, str]:
 
 
 def steady(tick_ms: int, per_tick: int) -> tuple[float, str]:
-    """Measure entries in and out at one rate, with random delays of up to a minute."""
+    """Measure a tick that inserts ``per_tick`` entries and expires the entries that are due.
+
+    The delays of the entries are random, up to a minute.
+    """
     generator = np.random.default_rng(2)
     turns = 2000
     wheel = TimingWheel(tick_ms, START_MS)
@@ -107,7 +114,11 @@ def steady(tick_ms: int, per_tick: int) -> tuple[float, str]:
 
 
 def longest_turn(delay_ms: int) -> tuple[float, str]:
-    """Measure the longest call for a million entries within one second, some time away."""
+    """Measure the longest call of ``advance`` when a million entries are due within one second.
+
+    Args:
+      delay_ms: the time from the insertion until that second.
+    """
     batches = [Entries(b.when_ms + delay_ms, b.ids) for b in arrays(1000)]
     wheel = filled(10, batches)
     now_ms = START_MS
@@ -139,7 +150,11 @@ def bytes_an_entry(window_ms: int, tick_ms: int) -> tuple[float, str]:
 
 
 def bytes_a_wheel(far_entries: int) -> tuple[float, str]:
-    """Measure the memory of one of many wheels, including its objects."""
+    """Measure the memory of a wheel with its Python objects, as the mean of 1000 wheels.
+
+    Args:
+      far_entries: the number of entries in the wheel, each due in a day or later.
+    """
     tracemalloc.start()
     wheels = []
     for _ in range(1000):

@@ -12,7 +12,7 @@ from support.database_servers import MysqlServer, private_server
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--buffer-pool``. With the default, 128 MB, a large log is read from disk."""
+    """Add the option --buffer-pool. With its default, 128 MB, a large log is read from disk."""
     parser.add_argument("--buffer-pool", help="memory of the database's buffer pool, such as 4G")
 
 

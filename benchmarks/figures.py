@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 class Measurement(NamedTuple):
     name: str
     words: str  # the arguments of `escapement bench`
-    sized_by: str  # the option that --quick makes smaller
-    size: int
+    sized_by: str  # the option for the size of the measurement, which --quick makes smaller
+    size: int  # the value of this option
     runs: int
 
 
@@ -94,7 +94,10 @@ MEASUREMENTS = [
 def databases(
     options: argparse.Namespace,
 ) -> Iterator[Callable[[], contextlib.AbstractContextManager[str | None]]]:
-    """Yield a function that makes a context with the log for one measurement."""
+    """Yield a function that returns a context manager for the log of one measurement.
+
+    The context manager yields the URL of the log, or None for SQLite.
+    """
     if options.sqlite or options.log:
         yield lambda: contextlib.nullcontext(options.log)
         return
@@ -116,7 +119,7 @@ def databases(
 
 
 def measure(one: Measurement, log: str | None, quick: bool) -> dict[str, Any] | None:
-    """Run `escapement bench`. Return None if it failed; it has printed the reason."""
+    """Run `escapement bench` and return its JSON output; None if it failed and printed why."""
     size, runs = (one.size // 10, min(one.runs, 3)) if quick else (one.size, one.runs)
     words = [*one.words.split(), one.sized_by, str(size), "--runs", str(runs), "-o", "json"]
     environment = dict(os.environ)
@@ -130,7 +133,7 @@ def measure(one: Measurement, log: str | None, quick: bool) -> dict[str, Any] | 
 
 
 def line(name: str, found: dict[str, Any]) -> str:
-    """Return a row of the document's table."""
+    """Return the row of the measurement ``name`` in the table of docs/benchmarks.md."""
     figures = []
     if "messages_per_second" in found:
         rates = [run["messages_per_second"] for run in found["runs"]]
@@ -160,7 +163,7 @@ def main() -> None:
     parser.add_argument("--log", help="URL of a database to use instead of a private server")
     parser.add_argument("--sqlite", action="store_true", help="use SQLite")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="", help="take measurements with this in their names")
+    parser.add_argument("--only", default="", help="run only measurements with this in their names")
     parser.add_argument("--json", type=Path, help="file to write all results to")
     options = parser.parse_args()
     results: dict[str, Any] = {}

@@ -1,13 +1,13 @@
 """The cost of keys, priorities and retries in a burst, compared with a plain burst.
 
     python benchmarks/keys.py [--log URL | --sqlite] [--rounds 4] [--messages 1000000]
-                              [--keys 10000,100000,1000000] [--only WORD] [--beside CHECKOUT]
+                              [--keys 10000,100000] [--only WORD] [--beside CHECKOUT]
 
-Each round runs every kind once, a plain burst first, so that other load on the machine affects
-all of them alike. Each run has an empty database. Ratios are to the plain burst of the same
-round. ``--beside`` also runs each kind with another checkout of this repository, in turns.
-Without a URL it starts a private MariaDB or MySQL server, with its default durability. Prints
-each run, and at the end a table with the median, lowest and highest figures.
+Each round runs every kind of burst once, the plain kind first, so that other load on the machine
+affects all of them alike. Each run has an empty database. Ratios are to the plain burst of the same
+round. ``--beside`` also runs each kind with another checkout of this repository, in turns. Without
+a URL it starts a private MariaDB or MySQL server, with its default durability. Prints each run, and
+at the end a table with the median, lowest and highest figures.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from figures import Measurement, databases, measure
 
 PLAIN = "plain"
 FAILING = "--failing-percent 10"
-# The figures of each kind in one round of one checkout.
+# The figures of one round with one checkout, by kind of burst.
 Round = dict[str, dict[str, Any]]
 
 
 def kinds(key_counts: list[int]) -> dict[str, str]:
-    """Return the options of `escapement bench burst` for each kind, the plain one first."""
+    """Return the options of `escapement bench burst` for each kind of burst, plain first."""
     found = {PLAIN: "", "priorities, a tenth fails once": f"--priorities {FAILING}"}
     for count in key_counts:
         keyed = f"{count:,} keys in order"
@@ -41,7 +41,7 @@ def kinds(key_counts: list[int]) -> dict[str, str]:
 
 
 def spread(values: list[float], digits: int = 0) -> str:
-    """Return median, lowest and highest as text."""
+    """Return the median, lowest and highest value as text."""
     middle, low, high = (
         f"{value:,.{digits}f}" for value in (median(values), min(values), max(values))
     )
@@ -49,7 +49,7 @@ def spread(values: list[float], digits: int = 0) -> str:
 
 
 def row(kind: str, rounds: list[Round]) -> str:
-    """Return a row of the table, from the rounds in which this kind and the plain one succeeded."""
+    """Return the table's row of ``kind``. Leave out rounds in which it or the plain kind failed."""
     both = [found for found in rounds if kind in found and PLAIN in found]
     if not both:
         return f"| {kind} | failed | | |"

@@ -1,11 +1,11 @@
 """The latency of single publishes, cancels and reschedules, one after the other.
 
-    python benchmarks/one_by_one.py [--log URL ... | --sqlite] [--beside CHECKOUT] [--each 300]
+    python benchmarks/one_by_one.py [--log URL | --sqlite] [--beside CHECKOUT] [--each 300]
 
 Publishes batches of a thousand messages of 100 bytes that are due in a day. Then one client
 publishes, cancels and reschedules single messages, each call after the answer to the one before.
 ``--beside`` starts a second broker, from another checkout of this repository, on a log of its
-own. The calls then alternate between the two, so that other load on the machine affects both.
+own. The calls then alternate between the brokers, so that other load on the machine affects both.
 Without a URL it starts a private MariaDB or MySQL server.
 """
 
@@ -31,11 +31,12 @@ from escapement.message import Blobs, MessageBatch, MessageId, Times
 TOPIC = "bench/one-by-one/x"
 BATCH = 1_000
 DAY_MS = 86_400_000
+# The time in which the broker writes a checkpoint after publishing.
 CHECKPOINT_S = 6
 
 
 class Side:
-    """A broker, its client, and the measured latencies."""
+    """A broker, its client, and the latencies of the client's calls."""
 
     def __init__(self, name: str, on: Host, broker: Broker) -> None:
         self.name = name
@@ -51,7 +52,7 @@ class Side:
 
 @asynccontextmanager
 async def side(name: str, checkout: Path | None, log: str | None) -> AsyncIterator[Side]:
-    """Start a broker of this checkout, or of another."""
+    """Start a broker from ``checkout``, or from this checkout if it is None, with a topic."""
     earlier = os.environ.get("PYTHONPATH")
     with tempfile.TemporaryDirectory() as data:
         if checkout is not None:
@@ -96,7 +97,7 @@ async def one_by_one(
 
 
 async def measure(checkouts: list[Path | None], logs: list[str | None], options: object) -> None:
-    """Publish, then change random messages of the topic."""
+    """Publish all messages to each broker. Then measure publishes, cancels and reschedules."""
     assert isinstance(options, argparse.Namespace)
     messages, each = options.messages, options.each
     offsets = np.random.default_rng(1).permutation(messages)[: 2 * each].tolist()
@@ -107,7 +108,7 @@ async def measure(checkouts: list[Path | None], logs: list[str | None], options:
             sides.append(await stack.enter_async_context(side(name, checkout, log)))
         for one in sides:
             await publish(one.broker, messages)
-        await trio.sleep(CHECKPOINT_S)  # then most pending messages are on disk
+        await trio.sleep(CHECKPOINT_S)  # afterwards most pending messages are on disk
         producers = {
             one.broker: await stack.enter_async_context(await one.broker.producer(TOPIC))
             for one in sides

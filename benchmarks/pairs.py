@@ -1,10 +1,10 @@
-"""Compare the working tree with another commit, in interleaved pairs on one machine.
+"""Compare the working tree with another commit, in pairs of runs on one machine.
 
     python benchmarks/pairs.py COMMIT [--pairs 7] [--sqlite] [--only WORD]
 
-Each pair runs `escapement bench` once with the source of COMMIT and once with the working
-tree, and the order changes from pair to pair. Prints the median of both, and the median,
-lowest and highest ratio of the pairs. A ratio above 1 means that the working tree is better.
+Each pair runs `escapement bench` once with the source of COMMIT and once with the working tree, and
+the order changes from pair to pair. Prints the median figure of each side, and the median, lowest
+and highest ratio of the pairs. A ratio above 1 means that the working tree is better.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[1]
 
 class Measurement(NamedTuple):
     name: str
-    words: str  # of `escapement bench`
-    figure: Callable[[dict[str, Any]], float]
+    words: str  # the arguments of `escapement bench`
+    figure: Callable[[dict[str, Any]], float]  # selects the figure to compare from the output
     higher_is_better: bool
 
 
@@ -45,7 +45,7 @@ def late_p99_ms(found: dict[str, Any]) -> float:
 MEASUREMENTS = [
     Measurement("publish, messages/s", "publish --messages 1000000", rate, True),
     Measurement("burst, messages/s", "burst --messages 1000000", rate, True),
-    # 5,000 a second leave the two cores of a small machine time to spare.
+    # At 5,000 messages a second, a small machine with two cores has time to spare.
     Measurement(
         "lateness at 5,000/s, p99 ms", "lateness --rate 5000 --seconds 8", late_p99_ms, False
     ),
@@ -54,7 +54,7 @@ MEASUREMENTS = [
 
 @contextlib.contextmanager
 def source_of(commit: str) -> Iterator[Path]:
-    """Check out the commit beside the working tree; remove the checkout afterwards."""
+    """Check out ``commit`` in a temporary directory for the block, and yield its source folder."""
     with tempfile.TemporaryDirectory(prefix="escapement-pairs-") as folder:
         tree = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]
@@ -88,7 +88,7 @@ def measure(one: Measurement, source: Path, server: MysqlServer | None) -> float
 
 
 def compare(one: Measurement, before: Path, pairs: int, server: MysqlServer | None) -> str:
-    """Take all pairs of one measurement. Returns a row of the table."""
+    """Run all pairs of one measurement, and return its row of the table."""
     sources = {"before": before, "now": ROOT / "src"}
     figures: dict[str, list[float]] = {"before": [], "now": []}
     for pair in range(pairs):
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("commit", help="the commit to compare with")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--sqlite", action="store_true", help="use SQLite instead of MariaDB")
-    parser.add_argument("--only", default="", help="take measurements with this in their names")
+    parser.add_argument("--only", default="", help="run only measurements with this in their names")
     options = parser.parse_args()
     chosen = [one for one in MEASUREMENTS if options.only in one.name]
     with contextlib.ExitStack() as stack:

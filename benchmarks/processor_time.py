@@ -1,7 +1,8 @@
 """The processor seconds of a benchmark's processes by kind, from Linux's ``/proc``.
 
-The time of each process counts once. When a process ends, its time moves to its parent. Python
-processes that Spark starts are children of Java or of their daemon.
+When a process ends, Linux adds its time to the time of its parent's ended children. Python
+processes that Spark starts are children of Java or of a Python daemon. So the time of their ended
+children counts as the time of Python workers.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-# For each kind, a text that its command line contains; the first match wins.
 _PYTHON: Final = "Python workers"
-_OTHERS: Final = "what measures, and others"
+_OTHERS: Final = "other processes"
+# Each kind of process, and a text that its command line contains. The first match counts.
 _KINDS: Final = (
     ("broker", "escapement\0serve"),
     ("database", "/mariadbd\0"),
@@ -25,14 +26,14 @@ _KINDS: Final = (
 
 
 def processor_time() -> dict[str, float]:
-    """Return the seconds that this process and its descendants have used so far, by kind."""
+    """Return the seconds that this process and its descendants have used, by kind."""
     parents: dict[int, int] = {}
     used: dict[int, tuple[float, float]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             fields = (path / "stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         own, reaped = (sum(map(int, fields[at : at + 2])) / _TICKS for at in (11, 13))
         parents[int(path.name)], used[int(path.name)] = int(fields[1]), (own, reaped)
     found: dict[str, float] = defaultdict(float)
@@ -46,7 +47,11 @@ def processor_time() -> dict[str, float]:
 
 
 def spent(before: dict[str, float]) -> dict[str, float]:
-    """Return the seconds used since ``before``, without kinds below a twentieth of a second."""
+    """Return the seconds used since ``before``, by kind, without kinds below 0.05 s.
+
+    Args:
+      before: the result of an earlier ``processor_time``.
+    """
     now = processor_time()
     since = {kind: round(now[kind] - before.get(kind, 0.0), 1) for kind in now}
     return {kind: seconds for kind, seconds in sorted(since.items()) if seconds >= 0.05}

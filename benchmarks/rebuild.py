@@ -8,10 +8,10 @@ one subscription, and stops the broker. Then the job rebuilds the index in an em
 several times. At the end a broker starts on another empty directory: it accepts connections when
 its index is complete.
 
-Two more measurements show the bounds of the job: reading the same rows from the database and
-ignoring them, and writing as many bytes to the same disk. Prints messages a second by the clock,
-and the processor seconds of this process and of the database. With --spark it also measures the
-job's Spark engine, on all cores of this machine, in a session that is already started.
+Two more measurements show the bounds of the job: only reading the same rows from the database, and
+only writing as many bytes to the same disk. Prints messages a second by the clock, and the
+processor seconds of this process and of the database. With --spark it also measures the job's Spark
+engine, on all cores of this machine, in a session that is already started.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from support.database_servers import MysqlServer
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100
-# The batches without a receipt, and the number of different batches.
+# The number of batches in flight, sent and without a receipt, and of different batches.
 IN_FLIGHT, VARIETY = 32, 32
-# No message is due before the benchmark ends.
+# The range of the delays: no message is due before the benchmark ends.
 FIRST_MS, LAST_MS = 3_600_000, 30 * 86_400_000
 
 
 async def publish(url: str, messages: int) -> None:
-    """Publish all messages, several batches at a time."""
+    """Create the topic with a subscription, and publish all messages to it."""
     rng = np.random.default_rng(1)
     lengths = np.full(BATCH, PAYLOAD_BYTES, np.uint32)
     different = [
@@ -74,7 +74,7 @@ async def publish(url: str, messages: int) -> None:
 
 
 class Meter:
-    """A meter of the clock and processor time of a step, for a number of messages."""
+    """A meter of a step that handles ``messages``: its time by the clock, and processor time."""
 
     def __init__(self, server: MysqlServer, messages: int) -> None:
         self._server = server
@@ -82,7 +82,7 @@ class Meter:
         self._began_s, self._used_s = time.perf_counter(), self._processor_s()
 
     def end(self, what: str) -> float:
-        """Print the figures, and return messages a second."""
+        """Print the figures of the step ``what``, and return its rate in messages a second."""
         rate = self._messages / (time.perf_counter() - self._began_s)
         own, server = (
             now - then for now, then in zip(self._processor_s(), self._used_s, strict=True)
@@ -100,7 +100,7 @@ class Meter:
 
 
 def read_alone(url: str) -> None:
-    """Fetch what the job fetches, over as many connections."""
+    """Read the log rows that the job reads, over as many connections, and ignore them."""
     engine = open_engine(url, Path())
     connection = engine.connect()
     for _ in all_rows(engine, Log.look(connection), connection):
@@ -110,7 +110,7 @@ def read_alone(url: str) -> None:
 
 
 def write_alone(directory: Path, size_bytes: int) -> None:
-    """Write as many bytes to the disk as one file, in the same way as the job."""
+    """Write ``size_bytes`` to one file in ``directory``, in the same way as the job."""
     file, block = DirectFile(directory / "written"), np.random.default_rng(1).bytes(4 << 20)
     for _ in range(size_bytes >> 22):
         file.write(block)
@@ -121,7 +121,7 @@ def write_alone(directory: Path, size_bytes: int) -> None:
 
 
 def by_tasks(directory: Path, url: str, server: MysqlServer, options: argparse.Namespace) -> None:
-    """Measure the job's Spark engine, with the same number of runs."""
+    """Measure the job's Spark engine, as many times as the job without Spark."""
     with session("benchmark", "local[*]") as spark:
         spark.range(1).count()
         for number in range(options.runs):

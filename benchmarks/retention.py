@@ -1,12 +1,13 @@
-"""How much of the log remains when one message in a thousand is due next year (P11).
+"""How much of the log remains when one message in a thousand is due next year.
 
     python benchmarks/retention.py [--log URL | --sqlite] [--messages 10000000]
 
 Publishes batches of a thousand messages of 100 bytes, the last of each due in a year, in a
 namespace that retains nothing. Takes and acknowledges the others. Then waits until the broker has
-deleted the finished messages from the log, and prints the size of the log until then. Meanwhile a
-steady stream flows through another topic; its lateness shows whether relocation and deletion
-disturb delivery. Without a URL it starts a private MariaDB or MySQL server.
+deleted the finished messages from the log, and prints the size of the log until then. During this
+wait, a steady stream of messages flows through another topic. Its lateness shows whether the
+relocation of pending messages and the deletion of finished ones disturb delivery. Without a URL it
+starts a private MariaDB or MySQL server. This measures promise P11 of docs/features.md.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ NAMESPACE, TOPIC = "bench/retention", "bench/retention/x"
 STEADY_TOPIC = "bench/retention/steady"
 BATCH = 1_000
 YEAR_MS = 366 * 86_400_000
-# The most batches without a receipt.
+# The most batches in flight, sent and without a receipt.
 IN_FLIGHT = 16
 # The steady stream: the time between batches, their size, and their delay.
 BEAT_S, BEAT_MESSAGES, BEAT_DELAY_MS = 0.02, 10, 500
+# The time between two lines of figures.
 WATCH_S = 10
 # The free space that a database may keep in its files, for reuse.
 SPARE_BYTES = 8 * 1024 * 1024
 
 
 def log_bytes(connection: Connection) -> int:
-    """Return the size of all rows of the log."""
+    """Return the total size of the log's rows, in bytes."""
     found = connection.execute("SELECT id, parallelism FROM generations").rows
     tables = [f"log_{id}_{shard}" for id, parallelism in found for shard in range(parallelism)]
     sizes = [f"SELECT COALESCE(SUM(size_bytes), 0) FROM {table}" for table in tables]
@@ -48,7 +50,7 @@ def log_bytes(connection: Connection) -> int:
 
 
 def file_bytes(connection: Connection, path: Path | None) -> int:
-    """Return the size of the log on disk: MySQL's tables, or SQLite's file."""
+    """Return the size of the log on disk: of SQLite's file at ``path``, or of MySQL's tables."""
     if path is not None:
         return path.stat().st_size
     found = connection.execute("SELECT id, parallelism FROM generations").rows
@@ -64,7 +66,7 @@ def file_bytes(connection: Connection, path: Path | None) -> int:
 
 
 async def publish(broker: Broker, batches: int) -> None:
-    """Publish all messages, several batches at a time."""
+    """Publish all batches, several at a time."""
     batch = MessageBatch(Blobs.of([b"." * 100] * BATCH))
     delays = np.zeros(BATCH, np.int64)
     delays[-1] = YEAR_MS
@@ -115,9 +117,12 @@ async def watch(
     path: Path | None,
     late_ms: list[np.ndarray[tuple[int], np.dtype[np.int64]]],
 ) -> None:
-    """Print the size of the log and the lateness, until the log has shrunk to 2 %.
+    """Print the size of the log and the lateness, until the log has shrunk to 2 % of its peak.
 
     Its files must shrink to 2 % too, plus the free space that the database may keep.
+
+    Args:
+      late_ms: gets the lateness of the steady stream. Each line of figures empties it.
     """
     most, most_files, files, began_s, share = 0, 0, 0, trio.current_time(), 1.0
     while share >= 0.02 or files >= 0.02 * most_files + SPARE_BYTES:
@@ -137,7 +142,7 @@ async def watch(
 
 
 async def measure(log: str | None, data: Path, messages: int) -> None:
-    """Publish, take, and watch the log shrink."""
+    """Publish and take the messages, and watch the log shrink."""
     batches = messages // BATCH
     async with host(None, data, log) as on, connect(on.url) as broker:
         await broker.admin("namespaces.create", namespace=NAMESPACE)

@@ -3,11 +3,11 @@
     python benchmarks/schedules.py [--schedules 10000] [--topics 1] [--seconds 20] [--pairs 3]
         [--mysql] [--beside CHECKOUT]
 
-Each run starts a broker on a database that contains only the schedules. All of them publish once
+Each run starts a broker on a database that contains only the schedules. All schedules publish once
 a second, spread evenly over the second and over the topics. Meanwhile one client publishes single
-messages, each after the receipt of the one before, and another takes all occurrences of the first
-topic. Before each such run, a broker runs without schedules. ``--beside`` also measures the broker
-of another checkout of this repository, in turns.
+messages, each after the receipt of the one before, and another takes all messages of the first
+topic, one for each occurrence. Before each such run, a broker runs without schedules. ``--beside``
+also measures the broker of another checkout of this repository, in turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from escapement.storage.engine.open import open_engine
 from escapement.storage.inbox.schedule import Content, create_schedule
 
 SECOND_MS = 1_000
-# The time for a broker to start and to handle missed occurrences.
+# How long a started broker gets to handle the occurrences missed before its start.
 REST_S = 4.0
 # The pause between two publishes of the client whose round trip is measured.
 PAUSE_S = 0.02
@@ -43,13 +43,13 @@ PAUSE_S = 0.02
 class Figures(NamedTuple):
     """The figures of one run."""
 
-    share: float  # of a core, used by the broker
-    trip_p50_ms: float
+    share: float  # the share of a core that the broker uses
+    trip_p50_ms: float  # from a publish to its receipt
     trip_p99_ms: float
-    late_p50_ms: float
+    late_p50_ms: float  # lateness of the occurrences of the first topic
     late_p99_ms: float
     missing: int  # occurrences of the first topic that did not arrive in time
-    taken: int
+    taken: int  # occurrences of the first topic that arrived
 
 
 def write_schedules(data: Path, log: str | None, count: int, topics: int) -> None:
@@ -74,7 +74,7 @@ def write_schedules(data: Path, log: str | None, count: int, topics: int) -> Non
 
 @asynccontextmanager
 async def broker(checkout: Path | None, data: Path, log: str | None) -> AsyncIterator[Host]:
-    """Start a broker of this checkout, or of another."""
+    """Start a broker from ``checkout``, or from this checkout if it is None."""
     own = os.environ.get("PYTHONPATH")
     if checkout is not None:
         os.environ["PYTHONPATH"] = str(checkout / "src")
@@ -91,7 +91,7 @@ async def broker(checkout: Path | None, data: Path, log: str | None) -> AsyncIte
 
 
 async def run(on: Host, count: int, topics: int, seconds: float) -> Figures:
-    """Measure a running broker."""
+    """Measure the broker ``on``, which has ``count`` schedules, for some seconds."""
     await trio.sleep(REST_S)
     trips_ms: list[float] = []
     late_ms: list[float] = []

@@ -1,4 +1,4 @@
-"""How fast Spark reads a topic, compared with its JDBC source on a row for each message.
+"""How fast Spark reads a topic, and how fast it reads the same messages from a table by JDBC.
 
     python benchmarks/spark_read.py [--messages 10000000] [--runs 3]
         [--jdbc-messages 10000000] [--jdbc-jar FILE] [--buffer-pool 4G]
@@ -11,11 +11,11 @@ tasks at a time on this machine, reads everything and writes nothing:
 - offset, time and payload;
 - all ten columns;
 - the three columns from a data source that has them in memory. This measures Spark's conversion
-  of Arrow's columns to its rows, which limits every such source;
+  of Arrow's columns to its rows, which limits every data source that yields Arrow's columns;
 - the three columns by JDBC, from a table on the same server with a row for each message and the
-  same payloads. It uses as many partitions, fetches some thousand rows at a time, and reads times
-  as numbers, which need no conversion. The driver is MariaDB's Connector/J (``apt-get install
-  libmariadb-java``). Without its jar, this part is left out.
+  same payloads. It uses as many partitions as the topic, fetches ten thousand rows at a time, and
+  reads times as numbers, which need no conversion. The driver is MariaDB's Connector/J (``apt-get
+  install libmariadb-java``). Without its jar, this part is left out.
 
 Prints rows a second (the median of the runs after a warm-up), the processor seconds of the runs
 by kind of process, and how much the database read from disk. Ten million messages take some
@@ -58,14 +58,15 @@ from support.database_servers import MysqlServer
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100
-# The batches without a receipt, and the number of different batches.
+# The number of batches in flight, sent and without a receipt, and of different batches.
 IN_FLIGHT, VARIETY = 32, 32
 DAY_MS = 86_400_000
 JDBC_JAR = "/usr/share/java/mariadb-java-client.jar"
+# The three columns, as Spark declares a schema.
 THREE = "offset BIGINT NOT NULL, deliver_at TIMESTAMP NOT NULL, payload BINARY NOT NULL"
-# The rows of an Arrow batch in memory.
+# The number of rows in an Arrow batch of the data source ``Memory``.
 ARROW_ROWS = 10_000
-# The rows that the JDBC driver fetches at once.
+# The number of rows that the JDBC driver fetches at once.
 FETCH_ROWS = 10_000
 
 
@@ -93,7 +94,7 @@ async def publish(url: str, messages: int) -> None:
 
 
 def fill_table(engine: Engine, messages: int) -> None:
-    """Create a table with the same payloads, a row for each message, repeating the batches."""
+    """Create a table with one row for each message, and the payloads of ``batches`` in turn."""
     payloads = [one for batch in batches() for one in batch.payloads.to_list()]
     connection = engine.connect()
     connection.execute(
@@ -116,7 +117,7 @@ def fill_table(engine: Engine, messages: int) -> None:
 
 
 class Memory(DataSource):
-    """A data source with the three columns and any number of rows, from memory."""
+    """A Spark data source that yields the three columns, and any number of rows, from memory."""
 
     @classmethod
     def name(cls) -> str:
@@ -131,7 +132,7 @@ class Memory(DataSource):
 
 
 class MemoryReader(DataSourceReader):
-    """A reader that yields the same Arrow batch repeatedly, as large as the log's batches."""
+    """A reader that yields one Arrow batch repeatedly, as large as the batches of a topic."""
 
     def __init__(self, rows: int, parts: int) -> None:
         self._rows = rows
@@ -171,7 +172,11 @@ def session(jar: str | None, java_options: str | None = None) -> Any:
 def measure(
     name: str, frame: Callable[[], Any], messages: int, runs: int, server: MysqlServer
 ) -> float:
-    """Read the frame several times, print the figures, and return the median rows a second."""
+    """Read the DataFrame of ``frame`` several times, and print its figures.
+
+    Returns:
+      The median rate, in rows a second.
+    """
     found = []
     before: dict[str, float] = {}
     read_bytes = 0

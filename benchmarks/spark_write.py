@@ -8,10 +8,11 @@ its default durability, all on this machine. Spark reads the rows, 100 character
 Parquet. Two more runs give the bounds: one only reads the rows, and one passes them to Python and
 drops them there. The time to the commit includes Spark's planning.
 
-While the broker adopts the rows, `escapement bench lateness` measures another topic of the same
-broker, and it does so before as well. Prints the median, lowest and highest rates, and the
-processor seconds of a run by kind of process. With ``--rate`` the topic has this publish rate,
-which adoption obeys. Two runs of ten million rows take some three minutes.
+After the commit, the broker *adopts* the rows: it moves them to the topic's log. Meanwhile, and
+once before all runs, `escapement bench lateness` measures another topic of the same broker. Prints
+the median, lowest and highest rates, and the processor seconds of a run by kind of process. With
+``--rate`` the topic has this limit of its publish rate, which adoption obeys. Two runs of ten
+million rows take some three minutes.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ TOPIC: Final = "bench/spark/bulk"
 TASKS: Final = 2
 # After this many rows, Spark has generated its Java code and started its Python processes.
 WARM_ROWS: Final = 20_000
-# The time between two requests for the progress, each of which makes the database count rows.
+# The time between two requests for the progress. Each makes the database count rows.
 POLL_S: Final = 0.25
-# Sets how long another topic is measured: about as long as the adoption takes.
+# The expected rate of adoption. Another topic is measured for as long as adoption takes at it.
 LATENESS_ROWS_PER_S: Final = 500_000
 
 
@@ -80,7 +81,7 @@ def rows_of(spark: SparkSession, file: Path) -> DataFrame:
 
 
 def write(spark: SparkSession, file: Path, url: str) -> None:
-    """Write the rows as a job, up to its commit."""
+    """Write the rows to the topic as a bulk job, and return after its commit."""
     writer = rows_of(spark, file).write.format("escapement").options(url=url, topic=TOPIC)
     writer.option("createTopics", "true").mode("append").save()
 
@@ -91,7 +92,7 @@ def read(spark: SparkSession, file: Path) -> None:
 
 
 def drop(spark: SparkSession, file: Path) -> None:
-    """Pass the rows to Python, as to a writer, and drop them there."""
+    """Pass the rows to Python, as for a data source that writes them, and drop them there."""
 
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = sum(batch.num_rows for batch in batches)
@@ -108,7 +109,11 @@ def seconds_of(work: Callable[[], None]) -> float:
 
 
 async def adopted(process: BrokerProcess) -> tuple[int, float]:
-    """Return the messages of the newest job, and how many a second the log adopted."""
+    """Wait until the newest job is adopted.
+
+    Returns:
+      The number of its messages, and how many of them the log adopted a second.
+    """
     async with escapement.connect(process.url, settings=PATIENT) as broker:
         began: tuple[float, int] | None = None
         while True:
@@ -124,16 +129,17 @@ async def adopted(process: BrokerProcess) -> tuple[int, float]:
 
 
 async def hold_back(process: BrokerProcess, rate: int) -> None:
-    """Limit the topic to ``rate`` messages a second."""
+    """Limit the publish rate of the topic to ``rate`` messages a second; 0 for no limit."""
     async with escapement.connect(process.url, settings=PATIENT) as broker:
         await broker.admin("topics.update", topic=TOPIC, policy={"max_publish_rate": rate})
 
 
 def lateness(process: BrokerProcess, seconds: float) -> subprocess.Popen[str]:
-    """Measure another topic of this broker, in a process of its own."""
+    """Start a process that measures the lateness of another topic of this broker."""
     command = [sys.executable, "-m", "escapement", "bench", "lateness", "--broker", process.url]
     command += ["--rate", "5000", "--seconds", f"{seconds}", "--runs", "1", "-o", "json"]
-    # Linux divides the processors among sessions first: in Spark's session it would wait for Spark.
+    # Linux divides the processors among sessions first. In Spark's session, the process would wait
+    # for Spark.
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -2,11 +2,11 @@
 
     python benchmarks/tick.py [--log URL] [--topics 5000] [--rate 10000] [--seconds 20] [--pairs 5]
 
-Starts a broker and creates the topics, each with a shared subscription and a message that is due
-in an hour. Then it gives their namespace the two ticks in turns. With each tick it measures how
-much of a core the broker uses: first while nothing is sent, then while a client sends messages at
-the given rate, with random delays of 0.2 to 3.2 s, to one more topic and takes them. It also
-prints how late these messages are. All figures are of one broker, so the pairs are comparable.
+Starts a broker and creates the topics, each with a shared subscription and a message that is due in
+an hour. Then it sets the two ticks in turn, for the namespace of the topics. With each tick it
+measures how much of a core the broker uses: first while nothing is sent, then while a client sends
+messages at the given rate, with random delays of 0.2 to 3.2 s, to one more topic and takes them. It
+also prints how late these messages are. All figures are of one broker, so they are comparable.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from escapement.bench.take import take_batches
 from escapement.client.connect import connect
 
 TICKS_MS: Final = (1_000, 10)
-# A change of the tick rebuilds each topic's wheel, and filling is followed by checkpoints. Both
-# are finished when the broker uses no more of a core than this, for this long.
+# The broker is idle when it has used no more than this share of a core for this long. It is busy
+# for a while after a change of the tick, which rebuilds each topic's wheel, and after the creation
+# of topics, which is followed by checkpoints.
 REST_SHARE: Final = 0.1
 REST_S: Final = 6.0
 # The number of topics created at the same time.
 AT_ONCE: Final = 50
+# For each tick, the share of a core that the broker used in each pair.
 Shares = dict[int, list[float]]
 
 
@@ -51,7 +53,7 @@ async def fill(on: Stage, topics: int) -> None:
 
 
 async def share(on: Stage, seconds: float) -> float:
-    """Return how much of a core the broker uses in that time, without requests."""
+    """Return the share of a core that the broker uses during ``seconds`` without requests."""
     began_s, before_s = trio.current_time(), on.host.cpu_seconds()
     await trio.sleep(seconds)
     after_s = on.host.cpu_seconds()
@@ -61,13 +63,17 @@ async def share(on: Stage, seconds: float) -> float:
 
 
 async def rest(on: Stage) -> None:
-    """Wait until the broker is idle."""
+    """Wait until the broker is idle, as ``REST_SHARE`` and ``REST_S`` define it."""
     while await share(on, REST_S) > REST_SHARE:
         pass
 
 
 async def loaded(on: Stage, steady: Steady) -> tuple[float, float, float]:
-    """Return the share of a core under load, and the median and 99th percentile of lateness."""
+    """Put a steady load on a new topic.
+
+    Returns:
+      The share of a core that the broker used, and the median and 99th percentile of the lateness.
+    """
     topic, subscription = await on.new_subscription()
     began_s, before_s = trio.current_time(), on.host.cpu_seconds()
     run = await spell(on, steady, topic, subscription, take_batches, "load")
