@@ -73,7 +73,7 @@ _WORDS: Final = {
 
 
 def _which_option(command: Command) -> Command:
-    """Add arguments that select messages to ``command``, which gets them as ``which``."""
+    """Add arguments to ``command`` that select messages. It gets them as ``which``."""
 
     @wraps(command)
     def wrapped(

@@ -138,7 +138,7 @@ def show(
 
 
 def _moving(command: Command) -> Command:
-    """Add arguments that select dead letters to ``command``, which gets them as ``dead_letters``."""
+    """Add arguments to ``command`` that select dead letters. It gets them as ``dead_letters``."""
 
     @wraps(command)
     def wrapped(
