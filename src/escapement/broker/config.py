@@ -20,7 +20,9 @@ class BrokerConfig:
 
     limits: BrokerLimits = DEFAULT_LIMITS
     auto_create_topics: bool = True
-    table_parallelism: int | None = None  # of the log's next generation; None: unchanged
+    # The number of tables in the log's next generation; None: as many as in the current one.
+    table_parallelism: int | None = None
     max_commits_per_second: float | None = None
+    # The ack wait of shared consumers, if neither they nor their subscription set one.
     ack_wait_ms: int = DEFAULT_ACK_WAIT_MS
-    seed: int | None = None  # of the retry jitter, for tests that replay
+    seed: int | None = None  # the seed of the random retry jitter, for tests that replay

@@ -1,8 +1,8 @@
-"""The one error of a group that explains why a tree of tasks failed.
+"""Reduces an exception group to the one error that explains why a tree of tasks failed.
 
-A nursery raises a group, because several tasks may fail at once. The caller of a broker needs
-the error that explains the failure: the first ``EscapementError``, or else the first other
-error that is not a cancellation.
+A nursery raises a group, because several tasks may fail at once. The caller of a broker needs the
+error that explains the failure: the first ``EscapementError``, or else the first error that is not
+a cancellation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from escapement.errors import EscapementError
 
 @contextmanager
 def one_error() -> Iterator[None]:
-    """Replace a raised group of errors by the one error that explains it."""
+    """Replace an exception group that the block raises by the one error that explains it."""
     try:
         yield
     except BaseExceptionGroup as group:

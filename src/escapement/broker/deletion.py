@@ -1,10 +1,10 @@
 """The deletion of topics, and of namespaces with everything in them.
 
 A topic is deleted in one transaction, and its rows are freed in the background. A namespace is
-first *condemned*, durably: from then on the broker creates nothing in it. Then the broker deletes
-its schedules, the schedules elsewhere that publish into it, its topics (one transaction each), and
-finally the namespace itself. After a crash the next start continues the deletion. While the
-database is unavailable, the broker retries.
+first *condemned*: it is marked durably, and from then on the broker creates nothing in it. Then the
+broker deletes its schedules, the schedules of other namespaces that publish into it, its topics
+(one transaction each), and finally the namespace itself. After a crash the next start continues the
+deletion. While the database is unavailable, the broker retries.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from escapement.storage.index import DelayedIndex
 
 _log = logging.getLogger(__name__)
 
-# Before a retry, when the database is unavailable or another change interfered.
+# The pause before a retry, when the database is unavailable or another request interfered.
 _RETRY_S: Final = 1.0
 
 
 class Contents(NamedTuple):
-    """The number of objects that a namespace deletion deletes."""
+    """How many objects of each kind the deletion of a namespace deletes."""
 
     topics: int
     subscriptions: int
@@ -86,7 +86,7 @@ class Deletion:
         self._index.drop_topic(topic.id)
 
     def contents(self, name: NamespaceName) -> Contents:
-        """Return what ``namespace`` would delete now. Raises ``NotFound``."""
+        """Return how much a call of ``namespace`` would delete now. Raises ``NotFound``."""
         self._registry.namespaces.find(name)
         ids = [record.id for _, record in self._topics(name)]
         there = set(ids)
@@ -101,13 +101,13 @@ class Deletion:
         )
 
     async def namespace(self, name: NamespaceName) -> None:
-        """Delete a namespace and everything in it.
+        """Delete a namespace and everything in it; return when it is gone.
 
         Cancelling this call does not stop the deletion once the namespace is condemned.
 
         Raises:
           NotFound: if the namespace does not exist.
-          StorageUnavailable: nothing has changed.
+          StorageUnavailable: if the database cannot be reached; nothing has changed.
         """
         id = await self._registry.namespaces.condemn(name)
         over = self._waiting.setdefault(id, trio.Event())
@@ -121,7 +121,8 @@ class Deletion:
             while not self._waiting:
                 await self._idle.park()
             for id in list(self._waiting):
-                # Another request may have created something in it, or deleted something first.
+                # Conflict: the namespace is not empty, because another request created something
+                # before it was condemned. NotFound: another request deleted something first.
                 with outage, suppress(Conflict, NotFound):
                     await self._raze(id)
                     self._waiting.pop(id).set()

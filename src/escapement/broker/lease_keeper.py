@@ -1,13 +1,13 @@
 """The renewal of the lease, and the deadline for deliveries under it.
 
-Every transaction checks the epoch, which keeps a stale owner from writing. The deadline kept
-here keeps a stale owner from *delivering* once a successor may have taken over. It is measured
-on a clock that also runs while the machine sleeps, from before each renewal was sent.
+The *lease* is a broker's right to a database. Its *epoch* grows with each new owner. Every
+transaction checks the epoch, which keeps a stale owner from writing. The deadline kept here keeps a
+stale owner from *delivering* once a successor may have taken over. It is counted from the moment
+before a renewal was sent, on a clock that also runs while the machine sleeps (the lease clock).
 
-A renewal stores the time of the wall clock, as a bound on the due times of messages that may
-have been delivered. If the wall clock was set back since the last renewal, the renewal stores
-how far the clock had come before. The keeper sends such a renewal as soon as it notices the
-change.
+A renewal stores the time of the wall clock, as a bound on the due times of messages that may have
+been delivered. If the wall clock was set back since the last renewal, the renewal stores the time
+that the clock had reached before. The keeper sends such a renewal as soon as it notices the change.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 RENEWALS_PER_LEASE: Final = 3
 # Checks of the wall clock between two renewals.
 LOOKS_PER_RENEWAL: Final = 12
-# The most that the wall clock and the lease clock drift apart between two renewals, because time
-# synchronisation adjusts one of them.
+# How far the wall clock and the lease clock may drift apart between two renewals, because time
+# synchronisation adjusts one of them. A larger difference means that the wall clock was set.
 DRIFT_MS: Final = 20
 
 
@@ -41,9 +41,10 @@ class LeaseKeeper:
     """The task that renews the lease.
 
     Args:
-      on_renewed: called when an expired lease has been renewed.
-      on_read_only: called when a renewal finds the database read-only. The renewal may be the
-        only write for a long time.
+      lease: the lease that this broker has acquired.
+      on_renewed: called when a lease that had expired has been renewed.
+      on_read_only: called when a renewal finds that the database is read-only. If no client
+        publishes, no other write would notice it for a long time.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class LeaseKeeper:
         self._on_renewed = on_renewed
         self._on_read_only = on_read_only
         self._connection = KeptConnection(engine)
-        self._noted = clock.now_ms(), clock.lease_ms()  # both clocks at the last renewal
+        # The wall clock and the lease clock at the last renewal.
+        self._noted = clock.now_ms(), clock.lease_ms()
 
     @property
     def held(self) -> bool:
@@ -101,7 +103,7 @@ class LeaseKeeper:
                 return
 
     def _come_to_ms(self) -> int:
-        """Return the time the wall clock would show if it had not been set since the renewal."""
+        """Return what the wall clock would show if it had not been set since the last renewal."""
         now_ms, lease_ms = self._noted
         return now_ms + self._clock.lease_ms() - lease_ms
 
@@ -113,7 +115,12 @@ class LeaseKeeper:
             return renewed
 
     def release(self, doubtful_until_ms: int) -> None:
-        """Release the lease after a clean stop, so that any broker can take it. Blocking."""
+        """Release the lease after a clean stop, so that any broker can take it at once. Blocking.
+
+        Args:
+          doubtful_until_ms: messages due by then may have been delivered without a record, by a
+            broker that did not stop cleanly. The next owner must know this.
+        """
         self.close()
         with closing(self._engine.connect()) as connection:
             leases.release(
@@ -125,5 +132,5 @@ class LeaseKeeper:
             )
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the database connection."""
         self._connection.close()

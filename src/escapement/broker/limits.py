@@ -1,7 +1,7 @@
 """Every bound of a broker, by name, on one page.
 
-These numbers alone bound the broker's memory (invariant 9). A comment beside each bound describes
-the effect of reaching it.
+These numbers alone bound the broker's memory. The comment at each bound says what it counts and
+what happens when it is reached.
 """
 
 from __future__ import annotations
@@ -20,72 +20,102 @@ class BrokerLimits:
     """The bounds of one broker. The defaults suit a machine with 1 GiB of free memory."""
 
     # -- connections
-    connections: int = 10_000  # the next one is refused and closed
-    handshake_timeout_s: float = 10.0  # a connection without a handshake is closed
-    idle_timeout_s: float = 90.0  # a connection without even a ping is closed
-    outbound_bytes: int = 8 * MIB  # per connection; then its consumers wait until it drains
-    outbound_hard_bytes: int = 64 * MIB  # per connection; then the peer is disconnected
-    output_bytes: int = 64 * MIB  # of all connections; then large shares wait until they drain
-    inbound_bytes: int = 64 * MIB  # unfinished frames of all connections; large ones wait
-    inbound_timeout_s: float = 5.0  # for a frame while others wait; then its peer is disconnected
-    unconfirmed_bytes: int = 32 * MIB  # per connection; reading stops until receipts go out
+    connections: int = 10_000  # a further connection is refused and closed
+    handshake_timeout_s: float = 10.0  # a connection without a handshake by then is closed
+    idle_timeout_s: float = 90.0  # a connection that sends nothing for so long is closed
+    # Output queued for one connection. At this bound its consumers get no messages until the
+    # connection has sent some.
+    outbound_bytes: int = 8 * MIB
+    # Output queued for one connection. At this bound its peer is disconnected.
+    outbound_hard_bytes: int = 64 * MIB
+    # Output queued for all connections. At this bound, connections with more than their share of it
+    # queue no messages and no large answers until they have sent some.
+    output_bytes: int = 64 * MIB
+    # Received bytes of all connections that are not carried out yet. At this bound, a connection
+    # with more than its share of it stops reading in the middle of a frame until there is room.
+    inbound_bytes: int = 64 * MIB
+    # The time to receive one frame while other connections wait for room. A peer that needs longer
+    # is disconnected.
+    inbound_timeout_s: float = 5.0
+    # Published bytes of one connection without a receipt. At this bound the broker stops reading
+    # from the connection until it has sent receipts.
+    unconfirmed_bytes: int = 32 * MIB
 
     # -- messages
     max_delay_ms: int = DEFAULT_MAX_DELAY_MS  # publishes with a longer delay are refused
+    # The longest time for which a publish is held back to keep to a maximum publish rate. A publish
+    # that would have to wait longer is refused.
+    publish_hold_ms: int = 1_000
 
-    publish_hold_ms: int = 1_000  # a publish that its rate would hold longer is refused
-
-    # -- a commit group
-    commit_waiting_bytes: int = 64 * MIB  # waiting for commit; all connections wait at this bound
-    commit_lanes: int = 2
-    unwritten_acks: int = 1_000_000  # while MySQL is unavailable; then dispatch stops
+    # -- group commits
+    commit_waiting_bytes: int = 64 * MIB  # bytes that wait for commit; then all publishers wait
+    commit_lanes: int = 2  # connections that write group commits at the same time
+    # Acknowledgements that are not durable yet. At this bound no messages are delivered. At twice
+    # this bound acknowledgements are refused.
+    unwritten_acks: int = 1_000_000
 
     # -- the index
-    index_memory_bytes: int = 128 * MIB  # a checkpoint starts at half of it; commits wait at it
-    index_cache_bytes: int = 96 * MIB  # segment blocks cached for delivery
-    window_messages: int = 2_000_000  # keys in all wheels, 20 bytes each; others stay on disk
-    checkpoint_interval_s: float = 5.0
+    # Memory for entries that no segment on disk has yet. A checkpoint, which writes them to disk,
+    # starts when half of it is used. When all of it is used, publishers wait for the checkpoint.
+    index_memory_bytes: int = 128 * MIB
+    index_cache_bytes: int = 96 * MIB  # blocks of segments that are cached for deliveries
+    # Keys in the timing wheels of all topics, 20 bytes each. Further keys stay on disk until later.
+    window_messages: int = 2_000_000
+    checkpoint_interval_s: float = 5.0  # between two checkpoints, unless the index needs one sooner
 
     # -- the log
-    sparse_generation_bytes: int = 64 * MIB  # a mostly done generation this large ends early
+    # A generation of this size ends before its time if most of its messages are finished, so that
+    # its tables can be dropped soon.
+    sparse_generation_bytes: int = 64 * MIB
 
-    # -- a subscription
-    ready_messages: int = 100_000  # others stay in the index, and the read mark moves back
-    staged_bytes: int = 96 * MIB  # of all subscriptions; read ahead to choose by priority or key
-    large_offer: int = 2048  # this many due at once are read ahead before they become ready
-    unacked_messages: int = 4_000_000  # in flight and in retry; then dispatch pauses
-    deliver_messages: int = 4096  # in one frame
-    deliver_bytes: int = 1 * MIB  # in one frame, unless a single message is larger
-    permits: int = 1_000_000  # the most credit of one consumer
+    # -- subscriptions
+    # Ready messages of one subscription. Further due messages stay in the index and are read later.
+    ready_messages: int = 100_000
+    # Messages of all subscriptions that are read ahead for delivery by priority or key. Further
+    # messages are read when they are delivered.
+    staged_bytes: int = 96 * MIB
+    # For delivery by priority or key: if at least this many messages fall due at once, they are
+    # read ahead before they become ready.
+    large_offer: int = 2048
+    # Messages of one subscription in flight and in retry. At this bound it delivers no more.
+    unacked_messages: int = 4_000_000
+    deliver_messages: int = 4096  # messages in one frame
+    deliver_bytes: int = 1 * MIB  # bytes in one frame, unless a single message is larger
+    permits: int = 1_000_000  # permits of one consumer; further permits are not counted
 
     # -- the inbox
-    inbox_poll_s: float = 1.0  # how soon entries of other processes are noticed
-    inbox_step_bytes: int = 1 * MIB  # entries of one target moved at once, or one larger entry
-    inbox_round_bytes: int = 4 * MIB  # entries of all targets in memory
+    inbox_poll_s: float = 1.0  # how often the broker looks for entries of other processes
+    # Entries of one target that are moved to the log at once, unless a single entry is larger.
+    inbox_step_bytes: int = 1 * MIB
+    inbox_round_bytes: int = 4 * MIB  # entries of all targets that are in memory at once
 
     # -- topics
-    active_topics: int = 10_000  # about 18 KiB each; then unused ones become passive
+    # Topics with objects in memory, about 18 KiB each. Beyond this, unused topics become passive.
+    active_topics: int = 10_000
 
     # -- schedules
-    schedules: int = 100_000  # a few hundred bytes each; the next one is refused
-    schedule_bytes: int = 256 * KIB  # payload and key of each; larger ones are refused
-    schedule_turn_occurrences: int = 2_000  # published at once; the rest waits for the next turn
-    schedule_turn_bytes: int = 4 * MIB  # published at once, unless one is larger
-    schedule_turn_topics: int = 200  # published to at once
-    schedule_rest_ms: int = 50  # between two turns; gathers what falls due meanwhile
-    schedule_topic_rest_ms: int = 1  # per topic of the last turn, if the sum is longer
+    schedules: int = 100_000  # a few hundred bytes each; a further schedule is refused
+    schedule_bytes: int = 256 * KIB  # payload and key of one schedule; larger ones are refused
+    # Occurrences that are published in one turn. The others wait for the next turn.
+    schedule_turn_occurrences: int = 2_000
+    schedule_turn_bytes: int = 4 * MIB  # bytes published in one turn, unless one message is larger
+    schedule_turn_topics: int = 200  # topics that one turn publishes to
+    # The pause between two turns, in which further occurrences gather.
+    schedule_rest_ms: int = 50
+    # The pause for each topic of the last turn, if that is longer in total.
+    schedule_topic_rest_ms: int = 1
 
     # -- groups
-    groups: int = 10_000  # of a topic; messages that name a further one are refused
-    follow_up_bytes: int = 256 * KIB  # of each; larger ones are refused
+    groups: int = 10_000  # groups of one topic; messages that name a further group are refused
+    follow_up_bytes: int = 256 * KIB  # size of one follow-up; larger ones are refused
 
     # -- dedup keys
-    dedup_keys: int = 4_000_000  # of all topics, 32 bytes each; then new keys are refused
+    dedup_keys: int = 4_000_000  # keys of all topics, 32 bytes each; then new keys are refused
 
     # -- time
-    max_sleep_s: float = 0.5  # how soon a jump of the wall clock is noticed
-    stop_timeout_s: float = 8.0  # for commits and the last checkpoint when stopping
-    lease_ms: int = 10_000
+    max_sleep_s: float = 0.5  # the time within which a jump of the wall clock is noticed
+    stop_timeout_s: float = 8.0  # the time for commits and the last checkpoint of a stop
+    lease_ms: int = 10_000  # the duration of the lease; a successor can take over after it
 
 
 DEFAULT_LIMITS: Final = BrokerLimits()

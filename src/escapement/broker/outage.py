@@ -1,6 +1,7 @@
-"""Outages of the database, as background tasks meet them.
+"""Handles outages of the database in background tasks.
 
-A task that cannot work now tries again later. It warns once for each outage, which may be long.
+A task that cannot work because of an outage tries again later. It logs one warning for each outage,
+however often it tries.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from escapement.storage.engine.base import TransactionAborted
 
 _log = logging.getLogger(__name__)
 
-# After these errors the same work may succeed later.
+# Errors after which the same work may succeed later.
 PASSING: Final = (StorageUnavailable, TransactionAborted, Busy, ShuttingDown)
 
 
 class Outage(AbstractContextManager[None]):
-    """A context for the work of one task, which ends the work when the database fails.
+    """A context manager for each attempt of a task, which suppresses and logs passing errors.
 
     Args:
-      effect: what the outage means, for the warning.
+      effect: the consequence of the outage, with which the warning begins.
     """
 
     def __init__(self, effect: str) -> None:
         self._effect = effect
-        self.goes_on = False  # the last work failed
+        self.goes_on = False  # whether the last attempt failed
 
     def __exit__(
         self,

@@ -1,8 +1,12 @@
-"""The effect of a durable group commit on index, wheels, cursors and receipts.
+"""The effect of a durable group commit on index, timing wheels, cursors and receipts.
 
-The pipeline applies each durable group once, in the order of its lane. Applying a group is one
-synchronous step without an ``await``, so other tasks see either nothing or all of it: the
-messages can be delivered, the acknowledgements are settled, and the receipts are queued.
+The commit pipeline passes each durable group here once, in the order of its lane. Applying a group
+is one synchronous step without an ``await``, so other tasks see either nothing or all of it: the
+messages can be delivered, the acknowledgements are durable, and the receipts are queued.
+
+Besides new messages and acknowledgements, a group has *restatements*: log rows that state earlier
+messages again, with a new due time (a *move*) or unchanged (a *relocation*). A topic *watches
+groups* if a follow-up waits for a subscription to be done with all messages of a group.
 """
 
 from __future__ import annotations
@@ -28,15 +32,16 @@ from escapement.storage.state.checkpoint import ProducerRow
 
 
 class Settlement:
-    """The step that applies durable groups.
+    """The step that applies durable group commits.
 
     Args:
       subscriptions: all subscriptions with a runtime, by id.
       epoch: the epoch of the lease that the groups are committed under.
-      on_appended: called with each topic whose messages have changed.
-      on_done: called with the messages a subscription is done with, if its topic watches groups.
-      on_left: called with a topic that watches groups, when a message has moved to a time at
-        which a subscription does not get it any more.
+      on_appended: called with each topic that has new, moved or cancelled messages.
+      on_done: called with a topic that watches groups, a subscription of it, and the messages with
+        which the subscription is now done.
+      on_left: called with a topic that watches groups, when a message has moved to a time at which
+        a subscription does not get it any more.
     """
 
     def __init__(
@@ -66,14 +71,15 @@ class Settlement:
         self._on_left = on_left
 
     def take(self, group: Group) -> None:
-        """Apply a group that is durable."""
+        """Apply a group commit that is durable."""
         now_ms = self._clock.now_ms()
         self._progress.positions[group.lane] = group.position
         changes = chain(group.log_items, group.acks, group.attempts)
         self._progress.touched.update(change.topic_id for change in changes)
         for part in group.topics:
             self._append(part, group.accepted_at_ms, now_ms)
-        # Relocations first: one is never submitted after a move of the same messages.
+        # Apply relocations before moves. If a group has both for a message, the relocation was
+        # submitted first.
         moved: dict[int, list[Restated]] = {}
         for restated in group.restated:
             if restated.item.times is None:
@@ -124,7 +130,7 @@ class Settlement:
         topic = self._registry.active.get(cancelled.topic_id)  # None: deleted while it committed
         if topic is not None:
             topic.amendments.cancelled.committed(cancelled.offsets)
-            topic.quota_watch.grown = True  # what the quota drops may have changed
+            topic.quota_watch.grown = True  # the quota may now have to drop other messages
             self._on_appended(topic)
 
     def _tell_groups(self, acks: Acks, subscription: Subscription | None) -> None:
@@ -133,7 +139,7 @@ class Settlement:
             return
         if subscription is not None:
             self._on_done(topic, subscription, acks.offsets)
-        elif acks.subscription_id < 0:  # cancelled, where they were not delivered before
+        elif acks.subscription_id < 0:  # the topic's cancelled messages
             for any_kind in topic.subscriptions():
                 self._on_done(topic, any_kind, acks.offsets)
 
@@ -169,7 +175,7 @@ class Settlement:
 
 
 def _leaves_a_range(topic: Topic, moved: Moved) -> bool:
-    """Return whether a move took a message out of the range of a subscription."""
+    """Return whether a shared subscription does not get a moved message at its new due time."""
     return any(
         bool(
             (

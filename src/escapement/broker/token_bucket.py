@@ -1,13 +1,14 @@
-"""A token bucket: the number of events that a rate allows by now.
+"""A token bucket: how many events a rate allows by now.
 
-The bucket gains ``rate`` tokens a second. It holds the tokens of ``BURST_MS``, at least one. So in
-any span of t seconds at most ``rate * (t + BURST_MS / 1000) + 1`` tokens are spent, and a caller
-that is slightly late (a timer, a busy machine) still reaches the full rate. Spending more tokens
-than the bucket holds leaves a debt, which new tokens pay first.
+Each event costs a token. The bucket gains ``rate`` tokens a second, and holds at most the tokens of
+``BURST_MS``, but at least one. A caller that spends only available tokens spends at most
+``rate * (t + BURST_MS / 1000) + 1`` of them in any span of t seconds. A caller that is slightly
+late, because of a timer or a busy machine, still reaches the full rate. Spending more tokens than
+the bucket holds leaves a debt, which new tokens pay first.
 
-Integers only: a token is a million parts, and ``rate`` has steps of a thousandth. So a millisecond
-adds a whole number of parts, and nothing drifts. Pure: the caller passes the time. When the time
-goes back, the bucket gains nothing.
+The bucket calculates with integers: a token is a million parts, and ``rate`` has steps of a
+thousandth. So a millisecond adds a whole number of parts, and no rounding errors add up. Pure: the
+caller passes the time. When the time goes back, the bucket gains nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class TokenBucket:
     __slots__ = ("_at_ms", "_capacity", "_level", "_parts_per_ms")
 
     def __init__(self, rate: float, now_ms: int) -> None:
-        """Make a full bucket that gains ``rate`` tokens a second, at least 0.001."""
+        """Make a full bucket that gains ``rate`` tokens a second; ``rate`` is at least 0.001."""
         self._at_ms = now_ms
         self._fit(rate)
         self._level = self._capacity
@@ -36,7 +37,7 @@ class TokenBucket:
         self._capacity = max(_PARTS, self._parts_per_ms * BURST_MS)
 
     def set_rate(self, rate: float, now_ms: int) -> None:
-        """Change the rate from now on. Tokens that still fit stay, and so does a debt."""
+        """Change the rate from now on. Keep a debt, and the tokens for which there is room."""
         if round(rate * _RATE_PARTS) != self._parts_per_ms:
             self._fill(now_ms)
             self._fit(rate)
@@ -59,7 +60,7 @@ class TokenBucket:
         self._level -= count * _PARTS
 
     def wait_ms(self, count: int, now_ms: int) -> int:
-        """Return the time until the bucket holds ``count`` tokens, or is full."""
+        """Return how long it takes until the bucket holds ``count`` tokens, or is full."""
         self._fill(now_ms)
         missing = min(count * _PARTS, self._capacity) - self._level
         return max(-(-missing // self._parts_per_ms), 0)
