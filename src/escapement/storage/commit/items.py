@@ -44,7 +44,7 @@ class Append:
 
     If all messages of a published batch are stored already, ``count`` is 0 and ``body`` is empty.
     Such an append records the progress of its producer. It is confirmed after all items submitted
-    before it, which may include the duplicates of its messages.
+    before it, because these may include the first copies of its messages.
     """
 
     topic_id: int

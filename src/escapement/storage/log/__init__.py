@@ -1,1 +1,4 @@
-"""The log: generations of tables whose rows hold messages in arrival order."""
+"""The log: all messages in arrival order, in generations of database tables.
+
+Begin with ``log.py``.
+"""

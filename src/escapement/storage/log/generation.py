@@ -1,8 +1,10 @@
 """A generation of the log: a set of tables that is created, filled and dropped as a whole.
 
-This module owns the table ``generations``. A generation has ``parallelism`` tables named
-``log_<generation>_<shard>``; it stores a topic's rows in the table ``topic_id % parallelism``. A
-generation ends by size or by day. A change of parallelism takes effect with the next generation.
+A generation has ``parallelism`` tables with the names ``log_<generation>_<shard>``. The rows of a
+topic are in the shard ``topic_id % parallelism``. New rows go into the newest generation, which
+ends when it is large enough or the UTC day ends. A change of parallelism takes effect with the next
+generation. This module owns the table ``generations``, the *catalog* of the generations, which has
+a row for each.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Final
 
 from escapement.storage.engine.base import Connection, Engine
 
-# A generation ends at this size: large enough that readers walk through few, small enough that
-# dropping one frees space in reasonable steps.
+# A generation ends at this size. It is so large that readers have few generations to search, and so
+# small that dropping one frees space in reasonable steps.
 GENERATION_SIZE_BYTES: Final = 8 << 30
 DAY_MS: Final = 86_400_000
 
@@ -36,7 +38,10 @@ _CREATE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One set of tables; ``size_bytes`` is from the last checkpoint."""
+    """One generation.
+
+    In the database, ``size_bytes`` is as of the last checkpoint. In memory it is up to date.
+    """
 
     id: int
     parallelism: int
@@ -48,26 +53,32 @@ class Generation:
 
     @property
     def tables(self) -> list[str]:
-        """The names of its tables."""
+        """The names of the generation's tables."""
         return [self.table(shard) for shard in range(self.parallelism)]
 
 
 def should_roll(current: Generation, now_ms: int) -> bool:
-    """Whether the next group belongs in a new generation: by size, or by (UTC) day."""
+    """Return whether a new generation should replace the current one for new rows.
+
+    It should if the current one is too large, or began on an earlier UTC day and is not empty.
+    """
     if current.size_bytes >= GENERATION_SIZE_BYTES:
         return True
     return current.size_bytes > 0 and now_ms // DAY_MS > current.created_at_ms // DAY_MS
 
 
 def create(engine: Engine, connection: Connection, new: Generation) -> None:
-    """Create its tables; blocking, outside of a transaction, safe to repeat."""
+    """Create the tables of a generation that do not exist. Blocking.
+
+    Call this outside of a transaction. It can be repeated after a failure.
+    """
     words = engine.dialect
     for table in new.tables:
         connection.execute(_CREATE.format(table=table, blob=words.blob, table_end=words.table_end))
 
 
 def enter(connection: Connection, new: Generation) -> None:
-    """Insert it into the catalog, inside the open transaction."""
+    """Add a generation to the catalog of generations, inside the open transaction."""
     connection.execute(
         "INSERT INTO generations (id, parallelism, created_at_ms, size_bytes) VALUES (?, ?, ?, 0)",
         (new.id, new.parallelism, new.created_at_ms),
@@ -75,7 +86,7 @@ def enter(connection: Connection, new: Generation) -> None:
 
 
 def read_generations(connection: Connection) -> list[Generation]:
-    """Return all generations in the catalog by id, including those being dropped."""
+    """Return all generations in the catalog, oldest first, including those being dropped."""
     rows = connection.execute(
         "SELECT id, parallelism, created_at_ms, size_bytes FROM generations ORDER BY id"
     ).rows

@@ -1,7 +1,9 @@
 """The generations of a log: which exist, how the next one begins, and how the oldest is dropped.
 
-The set changes in single steps, and a reader keeps the generations it began with. A generation
-that is *going* has no new readers; its tables are being dropped.
+A *generation* is a set of tables (storage/log/generation.py). New rows go into the *current* one,
+the newest. A generation that is *going* has no new readers, and its tables are being dropped. It is
+marked in the table ``removals``. The collections of generations here are tuples that are replaced
+and never changed. So a reader keeps the generations that it began with.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ T = TypeVar("T")
 
 
 class Generations:
-    """The existing generations, the current one for new rows, and those that are going."""
+    """The generations of a log in memory: the existing ones, and those that are going."""
 
     def __init__(self, generations: Sequence[Generation], going: Sequence[Generation] = ()) -> None:
         assert generations, "a log has a generation from its first opening on"
@@ -31,7 +33,11 @@ class Generations:
     def open(
         cls, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
     ) -> Self:
-        """Load the generations; the first owner of the database makes the first one."""
+        """Load the generations for a broker. Create the first one if the log has none.
+
+        Args:
+          parallelism: the number of tables of a generation that is created.
+        """
         generations, gone = _stored(connection)
         if not generations:
             found = gone
@@ -42,7 +48,7 @@ class Generations:
 
     @classmethod
     def look(cls, connection: Connection) -> Self:
-        """Load the generations to read them only. Raises ``NotFound`` if the log has none."""
+        """Load the generations for a reader. Raises ``NotFound`` if the log has none."""
         generations, gone = _stored(connection)
         if not generations:
             raise NotFound("The database has no log yet. Start a broker on it first.")
@@ -50,10 +56,14 @@ class Generations:
 
     @classmethod
     def reading(cls, connection: Connection, read: Callable[[Self], T]) -> T:
-        """Return the result of ``read``; repeat it if the oldest generation is dropped meanwhile.
+        """Load the generations, call ``read`` with them, and return its result.
 
-        For a reader that is not the broker, outside of a snapshot. Raises as :meth:`look` and
-        ``read``.
+        If the oldest generation is dropped meanwhile, which makes ``read`` fail, load them and call
+        it again. This is for readers other than the broker, outside of a snapshot.
+
+        Raises:
+          NotFound: if the log has no generation.
+          StorageError: if ``read`` raises it for another reason.
         """
         now = cls.look(connection)
         while True:
@@ -63,10 +73,13 @@ class Generations:
                 now = now.looked_again(connection, error)
 
     def looked_again(self, connection: Connection, error: StorageError) -> Self:
-        """Load the generations again, if a read failed because the oldest has been dropped.
+        """Load the generations again, after a read failed because the oldest was dropped.
+
+        Args:
+          error: the error of the read.
 
         Raises:
-          StorageError: ``error`` itself, if it has another cause.
+          StorageError: ``error``, if the oldest generation is still the same.
         """
         if type(error) is not StorageError:
             raise error
@@ -81,7 +94,7 @@ class Generations:
 
     @property
     def current(self) -> Generation:
-        """The generation for new rows."""
+        """The generation into which new rows go."""
         return self._generations[-1]
 
     @property
@@ -90,24 +103,26 @@ class Generations:
         return self._going
 
     def retire(self, generation: Generation) -> None:
-        """Keep new readers out of the oldest generation; reads in progress may finish."""
+        """Declare the oldest generation as going. Reads that use it already may finish."""
         assert generation.id == self._generations[0].id != self.current.id
         self._going = (*self._going, generation)
         self._generations = self._generations[1:]
 
     def forget(self, generation: Generation) -> None:
-        """Remove a generation that was going and whose tables are dropped."""
+        """Remove a going generation, after its tables were dropped."""
         self._going = tuple(one for one in self._going if one.id != generation.id)
 
     def prepare(
         self, engine: Engine, connection: Connection, lease: Lease, parallelism: int, now_ms: int
     ) -> tuple[Generation, list[Generation]]:
-        """Create the next generation; blocking, outside of a transaction.
+        """Create the next generation in the database. Blocking, outside of a transaction.
 
-        Call :meth:`begin` afterwards in the event loop's thread, with what this returns: the new
-        generation, and those of earlier failed attempts, which are going. The new generation is
-        also marked as going while its tables are created. So whatever a crash, or a COMMIT without
-        a reply, leaves of it is dropped like any other going generation.
+        Afterwards, pass the result to :meth:`begin` in the event loop's thread. The new generation
+        is marked as going while its tables are created. So if a crash or a lost reply to a COMMIT
+        leaves it incomplete, it is dropped like any other going generation.
+
+        Returns:
+          The new generation, and the incomplete ones of earlier failed attempts, which are going.
         """
         there = read_generations(connection)
         given_up = [one for one in there if one.id > self.current.id]
@@ -117,21 +132,28 @@ class Generations:
         return generation, given_up
 
     def begin(self, generation: Generation, given_up: Sequence[Generation] = ()) -> None:
-        """Write to this generation from the next group on; a group in progress uses the old one."""
+        """Make a generation the current one, for group commits that begin from now on.
+
+        Args:
+          given_up: the incomplete generations that :meth:`prepare` returned.
+        """
         assert generation.id > self.current.id
         known = {one.id for one in self._going}
         self._going = (*self._going, *(one for one in given_up if one.id not in known))
         self._generations = (*self._generations, generation)
 
     def wrote(self, size_bytes: int) -> None:
-        """Add the size of a group to the current generation; a checkpoint stores the sum."""
+        """Add the size of a group commit's log rows to the current generation, in memory.
+
+        The next checkpoint stores the sum.
+        """
         current = self.current
         grown = replace(current, size_bytes=current.size_bytes + size_bytes)
         self._generations = (*self._generations[:-1], grown)
 
 
 def _stored(connection: Connection) -> tuple[list[Generation], list[Generation]]:
-    """Return the existing generations and those that are going, by id."""
+    """Read the catalog. Return the existing generations and the going ones, each oldest first."""
     going = set(removal.marked(connection, "generation"))
     there: list[Generation] = []
     gone: list[Generation] = []
@@ -147,7 +169,14 @@ def _make(
     new: Generation,
     given_up: Sequence[Generation] = (),
 ) -> None:
-    """Mark the generation as going, create its tables, remove the mark; requires the lease."""
+    """Create a generation: mark it as going, create its tables, and remove the mark.
+
+    Args:
+      given_up: incomplete generations to mark as going, too.
+
+    Raises:
+      LeaseLost: if another broker has taken the lease.
+    """
     with as_owner(engine, connection, lease):
         for one in (*given_up, new):
             removal.mark(connection, "generation", one.id)

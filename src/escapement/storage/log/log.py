@@ -1,15 +1,21 @@
-"""The log: every batch of every topic, in arrival order, in the database.
+"""The log: all published messages of all topics, in arrival order, in the database.
 
-It is a sequence of generations (storage/log/generations.py), each a set of tables
-(storage/log/log_table.py). A topic's offsets never decrease from one generation to the next, so a
-reader goes through generations in the order of their ids. Old messages are forgotten by dropping
-the oldest generation (storage/cleanup/forgetting.py).
+The log is a sequence of generations (storage/log/generations.py). Each is a set of tables, whose
+rows storage/log/log_table.py reads. A *row* has the messages that one group commit wrote to one
+topic. Its *base offset* is the offset of its first message. A row *states* its messages. A row with
+a negative base offset is a *restatement*: it states earlier messages again, because they were
+rescheduled or relocated. The *head* of a row is everything but its messages: key, size, due times
+and acceptance time. A topic's offsets never decrease from one generation to the next, so a reader
+goes through the generations in the order of their ids. Old messages are forgotten by dropping the
+oldest generation (storage/cleanup/forgetting.py).
 
-Every read is bounded in bytes and returns whole rows. Reads take no locks; a caller must ask only
-for offsets that are known to be committed. A deleted topic's rows may disappear during a read or a
-scan, which then leaves them out. A caller that names rows must itself leave out deleted topics.
+Every read is bounded in bytes and returns whole rows. Reads take no locks, so a caller must ask
+only for offsets that are known to be committed. A deleted topic's rows may disappear during a read,
+which then leaves them out. A caller that reads rows by their keys must itself leave out deleted
+topics.
 
-The pipeline inserts rows; recovery and readers read them. This module does not depend on them.
+The commit pipeline inserts rows; recovery and readers read them. This module does not depend on
+them.
 """
 
 from __future__ import annotations
@@ -47,14 +53,14 @@ from escapement.storage.log.log_table import (
     row_from,
 )
 
-# Keys that one read looks at, wanted or not.
+# Limit of the row heads that one call of :meth:`Log.read_due` examines.
 _KEYS_AT_MOST: Final = 4096
-# Rows in one query that needs no data and no due times.
+# Number of heads or keys that one query reads while rows are searched by offset.
 _HEADS_AT_ONCE: Final = 64
 
 
 class Log(Generations):
-    """The generations, and methods to read them through a connection."""
+    """The log: its generations, and methods to read their rows through a connection."""
 
     def read_due(
         self,
@@ -65,16 +71,18 @@ class Log(Generations):
         min_due_ms: int,
         max_bytes: int,
     ) -> tuple[list[LogRow], int]:
-        """Return one topic's rows in order, beginning with the one that holds ``from_offset``.
+        """Return a topic's rows in order, beginning with the one that states ``from_offset``.
+
+        Restatements are left out.
 
         Args:
-          until_offset: rows that begin here or later are left out. It must not lie past the
-            committed end.
+          until_offset: rows whose base offset is this or higher are left out. It must not lie past
+            the committed end of the topic.
           min_due_ms: rows whose messages are all due before this time are left out.
-          max_bytes: how much to read beyond the first row.
+          max_bytes: limit for the size of the rows together. The first row may exceed it.
 
         Returns:
-          The rows, possibly none, and the offset to continue from.
+          The rows, possibly none, and the offset from which to continue.
         """
         budget, reached = max_bytes, from_offset
         keys: list[RowKey] = []
@@ -92,9 +100,10 @@ class Log(Generations):
     def heads(
         self, connection: Connection, topic_id: int, from_offset: int, until_offset: int
     ) -> Iterator[RowHead]:
-        """Yield in order the heads of the rows with any of ``[from_offset, until_offset)``.
+        """Yield the heads of a topic's rows with offsets in ``[from_offset, until_offset)``, in
+        order.
 
-        A head is the row's key, its due times and when it was accepted.
+        Restatements are left out.
         """
         for generation, low in self._start(connection, topic_id, from_offset):
             for head in heads(connection, generation, topic_id, low, until_offset):
@@ -104,10 +113,11 @@ class Log(Generations):
     def first_accepted(
         self, connection: Connection, topic_id: int, at_ms: int, until_offset: int
     ) -> int:
-        """Return the first offset of a row accepted at ``at_ms`` or later, else ``until_offset``.
+        """Return the base offset of a topic's first row that was accepted at ``at_ms`` or later.
 
-        This is a binary search. If the wall clock was set back, it finds a boundary between an
-        earlier and a later row that is not necessarily the first.
+        Returns ``until_offset`` if no row with a lower base offset was. This is a binary search,
+        which expects acceptance times to ascend. If the wall clock was set back, it may return a
+        later row than the first one.
         """
         found = until_offset
         for generation in reversed(self._generations):
@@ -124,7 +134,10 @@ class Log(Generations):
     def read_rows(
         self, connection: Connection, keys: Iterable[RowKey], max_bytes: int
     ) -> Iterator[list[LogRow]]:
-        """Yield the rows with these keys, in their order, in steps of about ``max_bytes``.
+        """Yield the rows with these keys, in the order of the keys, in lists of bounded size.
+
+        Args:
+          max_bytes: limit for the size of the rows of a list. One row may exceed it.
 
         Raises:
           LogDamaged: if a row is missing or damaged.
@@ -145,32 +158,44 @@ class Log(Generations):
         low: int,
         until: int,
     ) -> list[RowHead]:
-        """Return the result of one query for rows of a topic in one generation.
+        """Return the heads of a topic's first rows in one generation, in order. One query.
 
-        These are the heads of the first rows from base offset ``low`` on, in order.
+        These are rows with base offsets in ``[low, until)``, at most ``KEYS_AT_ONCE``.
         """
         return list(islice(heads(connection, generation, topic_id, low, until), KEYS_AT_ONCE))
 
     def fetch(
         self, connection: Connection, keys: Sequence[RowKey], max_bytes: int
     ) -> Iterator[list[LogRow]]:
-        """Yield the existing rows with these keys, in order, in steps of about ``max_bytes``."""
+        """Yield the rows with these keys, without those that do not exist, in lists of bounded
+        size.
+
+        Args:
+          max_bytes: limit for the size of the rows of a list. One row may exceed it.
+        """
         for step in bounded(keys, max_bytes):
             yield self.fetch_found(connection, step)
 
     def scan(self, connection: Connection, max_bytes: int) -> Iterator[list[LogRow]]:
-        """Yield every row, those of each topic in order, in steps of about ``max_bytes``."""
+        """Yield all rows of the log in lists of bounded size. The rows of each topic are in order.
+
+        Args:
+          max_bytes: limit for the size of the rows of a list. One row may exceed it.
+        """
         for step in self.scan_keys(connection, max_bytes):
             yield self.fetch_found(connection, step)
 
     def scan_keys(self, connection: Connection, max_bytes: int) -> Iterator[list[RowKey]]:
-        """Yield the keys of those rows, for a caller that reads them elsewhere (:meth:`fetch`)."""
+        """Yield the keys of all rows of the log in lists, as :meth:`scan` yields the rows.
+
+        The caller reads the rows with :meth:`fetch`, perhaps over another connection.
+        """
         for generation in self._generations:
             for table in generation.tables:
                 yield from bounded(keys_of_table(connection, generation, table), max_bytes)
 
     def end_offset(self, connection: Connection, topic_id: int) -> int:
-        """Return the offset after the last one stored; 0 for a topic without rows."""
+        """Return the offset after a topic's last message in the log; 0 for a topic without rows."""
         for generation in reversed(self._generations):
             rows = connection.execute(
                 f"SELECT base_offset + message_count FROM {generation.table(topic_id)}"
@@ -182,12 +207,12 @@ class Log(Generations):
         return 0
 
     def accepted_ms(self, connection: Connection, topic_id: int, offsets: Int64s) -> Int64s:
-        """Return when each of these messages was accepted; 0 for those that are not here.
+        """Return when the first row of each message was accepted; 0 if the log lacks that row.
 
         Reads no payloads. Offsets that lie close together share a query.
 
         Args:
-          offsets: ascending; int64[n].
+          offsets: the messages of one topic, ascending; int64[n].
         """
         found = np.zeros(len(offsets), np.int64)
         for head, first, last in self._stating(connection, topic_id, offsets):
@@ -197,16 +222,17 @@ class Log(Generations):
     def holding(
         self, connection: Connection, topic_id: int, offsets: Int64s, max_bytes: int
     ) -> tuple[list[LogRow], int]:
-        """Return the rows that state the first of these messages for the first time.
+        """Return the rows that state messages for the first time, as far as they fit.
 
         Offsets that lie close together share a query.
 
         Args:
-          offsets: ascending; int64[n].
-          max_bytes: how much to read beyond the first row.
+          offsets: the messages of one topic, ascending; int64[n].
+          max_bytes: limit for the size of the rows together. The first row may exceed it.
 
         Returns:
-          The rows, in order, and how many of the offsets have been searched.
+          The rows, in order, and how many of the offsets have been searched. The caller searches
+          the other offsets with another call.
         """
         if len(offsets) == 1:
             row = self._row_holding(connection, topic_id, int(offsets[0]))
@@ -230,17 +256,17 @@ class Log(Generations):
     def _stating(
         self, connection: Connection, topic_id: int, offsets: Int64s
     ) -> Iterator[tuple[RowHead, int, int]]:
-        """Yield the rows that state these messages for the first time, in order.
+        """Yield the heads of the rows that state messages for the first time, in order.
 
-        Each comes with the range of the offsets that it states: their first index, and the one
-        after the last. Offsets that lie close together share a query.
+        With each head it yields the indices ``[first, last)`` of the offsets that the row states.
+        Offsets that lie close together share a query.
         """
         at = 0
         while at < len(offsets):
             begun, wanted = at, int(offsets[at])
             heads = self._heads(connection, topic_id, wanted)
             if not heads:
-                # All rows begin after it.
+                # All rows of the topic begin after this offset.
                 oldest = self.first_offset(connection, topic_id)
                 at = len(offsets) if oldest is None else int(offsets.searchsorted(oldest))
             for head in heads:
@@ -257,7 +283,10 @@ class Log(Generations):
             at = max(at, begun + 1)
 
     def _heads(self, connection: Connection, topic_id: int, offset: int) -> list[RowHead]:
-        """Return heads of one generation, beginning with the last row that starts by ``offset``."""
+        """Return heads of a topic's rows in one generation, ascending.
+
+        The first is the topic's last row whose base offset is at most ``offset``.
+        """
         for generation in reversed(self._generations):
             found = heads_from_last_to(connection, generation, topic_id, offset, _HEADS_AT_ONCE)
             if found:
@@ -267,14 +296,15 @@ class Log(Generations):
     def restatements(
         self, connection: Connection, topic_id: int, bases: Sequence[int], max_bytes: int
     ) -> tuple[list[LogRow], int]:
-        """Return the first of a topic's restatements with these keys, if they exist.
+        """Return a topic's restatements with these base offsets, as far as they fit.
 
         Args:
-          bases: negative, each once, in any order.
-          max_bytes: how much to read beyond the first row.
+          bases: negative base offsets, each once, in any order. Some may not exist.
+          max_bytes: limit for the size of the rows together. The first row may exceed it.
 
         Returns:
-          The rows, in the order of ``bases``, and how many of the keys have been searched.
+          The rows, in the order of ``bases``, and how many of ``bases`` have been searched. The
+          caller searches the others with another call.
         """
         keys: list[RowKey] = []
         budget = max_bytes
@@ -296,21 +326,24 @@ class Log(Generations):
         return self.fetch_found(connection, keys), len(bases)
 
     def first_offset(self, connection: Connection, topic_id: int) -> int | None:
-        """Return the first offset that a row states for the first time; None without such a row."""
+        """Return the offset of a topic's first message whose first row is in the log, or None."""
         return next(self._outermost(connection, topic_id, "MIN", 0, NO_END), None)
 
     def lowest_base(self, connection: Connection, topic_id: int) -> int:
-        """Return the key of the topic's newest restatement; 0 if it has none."""
+        """Return the base offset of a topic's newest restatement, negative; 0 if it has none."""
         return min(self._outermost(connection, topic_id, "MIN", -NO_END, -1), default=0)
 
     def first_base(self, connection: Connection, topic_id: int) -> int:
-        """Return the key of the topic's oldest existing restatement; 0 if it has none."""
+        """Return the base offset of a topic's oldest restatement in the log; 0 if it has none."""
         return next(self._outermost(connection, topic_id, "MAX", -NO_END, -1), 0)
 
     def _outermost(
         self, connection: Connection, topic_id: int, which: MinMax, low: int, high: int
     ) -> Iterator[int]:
-        """Yield ``outermost_base`` for each generation that has one, oldest first."""
+        """Yield a topic's lowest or highest base offset in each generation, oldest first.
+
+        Skips generations without a base offset in ``[low, high]``. ``which`` is "MIN" or "MAX".
+        """
         for generation in self._generations:
             found = outermost_base(connection, generation, topic_id, which, low, high)
             if found is not None:
@@ -319,9 +352,10 @@ class Log(Generations):
     def _start(
         self, connection: Connection, topic_id: int, from_offset: int
     ) -> Iterator[tuple[Generation, int]]:
-        """Yield the generations from the one with ``from_offset`` on, and where to begin in each.
+        """Yield each generation that a read from ``from_offset`` on needs, oldest first.
 
-        If the log begins later, these are all generations.
+        With each it yields the base offset at which to begin. If the log of the topic begins after
+        ``from_offset``, these are all generations.
         """
         generations = self._generations
         for at in reversed(range(len(generations))):
@@ -337,12 +371,15 @@ class Log(Generations):
     def fetch_found(
         self, connection: Connection, keys: Sequence[RowKey], into: Landing | None = None
     ) -> list[LogRow]:
-        """Return the existing rows of ``keys``, in that order.
+        """Return the rows with these keys, in that order, without those that do not exist.
 
         Args:
-          into: a buffer for their bytes; the rows become invalid when it is cleared.
+          into: memory for the bytes of the rows. The rows become invalid when it is cleared.
+
+        Raises:
+          LogDamaged: if a row is damaged, or a key names a generation that does not exist.
         """
-        # A read that began before a generation was retired can still finish.
+        # The generations that are going count too, so that a read that began before can finish.
         known = (*self._generations, *self._going)
         by_id = {generation.id: generation for generation in known}
         by_table: dict[str, list[RowKey]] = {}

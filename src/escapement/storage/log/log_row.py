@@ -1,7 +1,7 @@
 """A row of the log as bytes: the batches of one topic in one group commit.
 
-The row has a column of due times, which only the broker determines, and then the bodies as the
-producers sent them. Little-endian::
+A *body* is an encoded batch of messages. A row has a column of due times, which the broker
+determines, and then the bodies as the producers sent them. Layout, little-endian::
 
     version u8 | due width u8 | 0 u16 | messages u32 | bodies u32 | crc32 u32
     accepted_at_ms i64 | first_due_ms i64
@@ -12,13 +12,13 @@ producers sent them. Little-endian::
     lengths   u32 for each body
     bodies    end to end (message.MessageBatch.encode)
 
-A row of version 1 states messages for the first time, at the offsets that its key gives. A row of
-version 3 *restates* earlier messages. It has their offsets, their due times before, and the due
-times and the acceptance time of the row that first stated them. Version 2 lacks the latter; an
-earlier version of the broker wrote it.
+A row of version 1 states messages for the first time. Its key gives their offsets. A row of version
+3 *restates* earlier messages, which were rescheduled or relocated. It has their offsets, their
+previous due times, and the due times and the publish time that the first row gave them. A row of
+version 2 lacks the latter two, and comes from an earlier version of the broker.
 
-The checksum covers everything but itself. Encoding copies each byte once; decoding copies only the
-due column. No I/O.
+The checksum covers everything but itself. Encoding copies each byte once. Decoding copies only the
+due times. No I/O.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ _LENGTH: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BBxxII")
 _TIMES: Final = struct.Struct("<qq")
 _START: Final = _HEAD.size + SEAL_BYTES + _TIMES.size
-# The due times of a row mostly lie within 49 days of each other, and then take half the space.
+# The types of the due column, by width. If the due times of a row lie within 49 days of each other,
+# as they mostly do, 4 bytes are enough.
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<u4"), 8: np.dtype("<i8")}
 
 
 class Restating(NamedTuple):
-    """The columns that a restating row stores about its messages."""
+    """The columns that only a row with restated messages has; an element for each message."""
 
     offsets: Int64s  # ascending
     stale_ms: Int64s  # the due times before this row
-    first_ms: Int64s  # the due times in the row that first stated the messages
-    published_ms: Int64s  # when that row was accepted
+    first_ms: Int64s  # the due times in the row that stated the messages first
+    published_ms: Int64s  # the publish times: when that first row was accepted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowContent:
-    """The result of :func:`decode_row`; ``bodies`` are views into the row."""
+    """The content of a log row. ``bodies`` are views into its bytes."""
 
     accepted_at_ms: int
     due_ms: Int64s
@@ -64,15 +65,23 @@ class RowContent:
 
     @property
     def offsets(self) -> Int64s | None:
-        """The offsets of restated messages, ascending; None if the row is not a restatement."""
+        """The offsets of the restated messages, ascending; None if the row restates none."""
         return None if self.restating is None else self.restating.offsets
 
     def batch(self) -> MessageBatch:
-        """Return all messages of the row in one batch. Raises ``LogDamaged``."""
+        """Return all messages of the row in one batch, copying them if it has several bodies.
+
+        Raises:
+          LogDamaged: if a body does not decode, or the number of messages is wrong.
+        """
         return MessageBatch.concat(self.batches())
 
     def batches(self) -> list[MessageBatch]:
-        """Return the batches of the row without a copy. Raises ``LogDamaged``."""
+        """Return the batches of the row as views, without copying the messages.
+
+        Raises:
+          LogDamaged: if a body does not decode, or the number of messages is wrong.
+        """
         try:
             batches = [MessageBatch.decode(body) for body in self.bodies]
         except RemoteProtocolError as error:
@@ -89,7 +98,13 @@ def encode_row(
     bodies: Sequence[Buffer],
     restating: Restating | None = None,
 ) -> bytes:
-    """Return the bytes of one row; ``due_ms`` has a value for each message of all ``bodies``."""
+    """Return the bytes of one log row.
+
+    Args:
+      due_ms: the due time of each message, in the order of the bodies.
+      bodies: encoded batches.
+      restating: the further columns of a row that restates messages.
+    """
     assert bodies, "a log row without bodies"
     assert len(due_ms), "a log row without messages"
     first = int(due_ms.min())
@@ -111,10 +126,10 @@ def encode_row(
 
 
 def decode_row(data: Buffer) -> RowContent:
-    """Return the content of a row after verifying it.
+    """Return the content of a log row, after verifying its checksum.
 
     Raises:
-      LogDamaged: if ``encode_row`` did not make the bytes.
+      LogDamaged: if ``encode_row`` did not produce these bytes.
     """
     view = unsealed(data, _HEAD.size, _START, "a log row")
     version, width, count, body_count = _HEAD.unpack_from(view)
@@ -150,7 +165,16 @@ def decode_row(data: Buffer) -> RowContent:
 def _decode_restated(
     view: memoryview, at: int, count: int, columns: int
 ) -> tuple[list[Int64s], Int64s, int]:
-    """Return ``columns`` columns of times, the offsets, and the position after them."""
+    """Decode the columns that only a row with restated messages has.
+
+    Args:
+      at: the position in ``view`` at which these columns begin.
+      count: the number of messages.
+      columns: the number of columns of times.
+
+    Returns:
+      The columns of times, the column of offsets, and the position after them.
+    """
     if len(view) - at < 8 * count * columns + _LENGTH.size:
         raise LogDamaged("a log row ends before its offsets")
     table = np.frombuffer(view, "<i8", count * columns, at).reshape(columns, count)

@@ -1,9 +1,14 @@
-"""The rows of one generation's tables: their keys, and how to write, find and fetch them.
+"""SQL statements for the rows of the log: how to insert, find and fetch them.
 
-One row holds the messages that one group commit wrote to one topic; its key is ``(topic_id,
-base_offset)``. A row with a negative base offset *restates* earlier messages with other due times.
-Restatements have the keys -1, -2, ...; the lowest is the newest. This module has SQL statements
-only; storage/log/generations.py keeps the set of generations.
+The rows are in the tables of a *generation* (storage/log/generation.py). A row has the messages
+that one group commit wrote to one topic. Its key is ``(topic_id, base_offset)``. The *base offset*
+of a row that states messages for the first time is the offset of its first message. The others
+follow without gaps. A row with a negative base offset is a *restatement*: it states earlier
+messages again, with new or with the same due times. The restatements of a topic have the base
+offsets -1, -2, and so on, so the lowest one is the newest.
+
+The *head* of a row is everything but its messages: its key, its size, its lowest and highest due
+time, and when it was accepted. storage/log/log.py combines the generations.
 """
 
 from __future__ import annotations
@@ -22,26 +27,27 @@ from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.log_row import RowContent, decode_row
 
-# Row keys and sizes to query at once, before the rows' data.
+# Number of keys or heads that one query reads.
 KEYS_AT_ONCE: Final = 256
-# Every offset is below this.
+# An end of a range of offsets that is higher than every offset.
 NO_END: Final = (1 << 63) - 1
-# Ranges in one SELECT: few enough for a short statement and an exact server optimizer.
+# Limit of key ranges in one SELECT, so that the statement is short and the server's optimizer
+# estimates it exactly.
 _RANGES_AT_ONCE: Final = 32
-# The row states messages base_offset, base_offset + 1, ... for the first time.
+# Value of the column ``kind``: the row states messages for the first time.
 CONTIGUOUS: Final = 0
-# The row restates earlier messages and names their offsets; its base offset is negative.
+# Value of the column ``kind``: the row is a restatement.
 RESTATED: Final = 1
-# The columns of a :class:`RowKey`, without the generation.
+# The columns from which a :class:`RowKey` is made.
 _KEY: Final = "topic_id, base_offset, message_count, size_bytes"
-# The columns of a topic's :class:`RowHead`.
+# The columns from which a :class:`RowHead` is made, for a topic that is known.
 _HEAD: Final = "base_offset, message_count, size_bytes, min_due_ms, max_due_ms, accepted_at_ms"
 
 MinMax = Literal["MIN", "MAX"]
 
 
 class NewRow(NamedTuple):
-    """A row to be inserted; :func:`encode_row` makes its ``data``."""
+    """A log row to be inserted. ``data`` comes from ``encode_row`` (storage/log/log_row.py)."""
 
     generation: Generation
     topic_id: int
@@ -54,7 +60,7 @@ class NewRow(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """The place and size of a row, as stored in the journal."""
+    """The generation, the key and the size of a log row. The journal stores this too."""
 
     generation: int
     topic_id: int
@@ -64,12 +70,12 @@ class RowKey(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """The offset after its last message. Without meaning for a restatement."""
+        """The offset after the row's last message. It has no meaning for a restatement."""
         return self.base_offset + self.message_count
 
 
 class RowHead(NamedTuple):
-    """The columns of a row beside its data."""
+    """The head of a log row: its key and size, its lowest and highest due time, its acceptance."""
 
     key: RowKey
     min_due_ms: int
@@ -78,20 +84,24 @@ class RowHead(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """A row as read back."""
+    """A log row that was read from the database, decoded."""
 
     key: RowKey
     content: RowContent
 
     @property
     def offsets(self) -> Int64s:
-        """The offsets of its messages, ascending."""
+        """The offsets of the row's messages, ascending."""
         named = self.content.offsets
         return np.arange(self.key.base_offset, self.key.end_offset) if named is None else named
 
 
 def insertion(rows: Sequence[NewRow], epoch: int) -> list[Step]:
-    """Return the steps that insert these rows, one for each table."""
+    """Return the SQL statements that insert log rows, one for each table.
+
+    Args:
+      epoch: the epoch of the lease, which is stored in each row.
+    """
     by_table: dict[str, list[tuple[object, ...]]] = {}
     for row in rows:
         by_table.setdefault(row.generation.table(row.topic_id), []).append(
@@ -122,7 +132,10 @@ def insertion(rows: Sequence[NewRow], epoch: int) -> list[Step]:
 def heads(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> Iterator[RowHead]:
-    """Yield the heads of one topic's rows in one generation, from base offset ``low`` on."""
+    """Yield the heads of a topic's rows in one generation, ascending by base offset.
+
+    These are the rows with base offsets in ``[low, until)``.
+    """
     which = ("topic_id = ? AND base_offset < ?", (topic_id, until))
     table = generation.table(topic_id)
     for row in pages(connection, table, ["base_offset"], _HEAD, KEYS_AT_ONCE, (low - 1,), *which):
@@ -138,7 +151,7 @@ def _head(generation: Generation, topic_id: int, row: Row) -> RowHead:
 def keys_at(
     connection: Connection, generation: Generation, topic_id: int, bases: Sequence[int]
 ) -> Iterator[RowKey]:
-    """Yield the keys of a topic's rows in one generation that have these base offsets."""
+    """Yield the keys of a topic's rows in one generation that have the base offsets ``bases``."""
     for some in padded(bases):
         rows = connection.execute(
             f"SELECT {_KEY} FROM {generation.table(topic_id)}"
@@ -152,7 +165,11 @@ def keys_at(
 def heads_from_last_to(
     connection: Connection, generation: Generation, topic_id: int, offset: int, most: int
 ) -> list[RowHead]:
-    """Return up to ``most`` heads from the last row that begins at or before ``offset`` on."""
+    """Return the heads of up to ``most`` rows of a topic in one generation, ascending.
+
+    The first is the last row whose base offset is at most ``offset``. Without such a row, the
+    result is empty. Restatements are left out.
+    """
     table = generation.table(topic_id)
     rows = connection.execute(
         f"SELECT {_HEAD} FROM {table}"
@@ -167,7 +184,13 @@ def heads_from_last_to(
 def last_row_to(
     connection: Connection, generation: Generation, topic_id: int, offset: int
 ) -> LogRow | None:
-    """Return a topic's last row that begins at or before ``offset``. Raises ``LogDamaged``."""
+    """Return a topic's last row in one generation whose base offset is at most ``offset``.
+
+    Restatements are left out.
+
+    Raises:
+      LogDamaged: if the row does not decode.
+    """
     rows = connection.execute(
         f"SELECT {_KEY}, data FROM {generation.table(topic_id)}"
         " WHERE topic_id = ? AND base_offset BETWEEN 0 AND ? ORDER BY base_offset DESC LIMIT 1",
@@ -187,7 +210,13 @@ def outermost_base(
     low: int,
     high: int,
 ) -> int | None:
-    """Return the lowest or the highest base offset in ``[low, high]`` that a topic's row has."""
+    """Return the lowest or highest base offset of a topic's rows in one generation.
+
+    Args:
+      which: "MIN" for the lowest, "MAX" for the highest.
+      low: leave out base offsets below this.
+      high: leave out base offsets above this.
+    """
     found = connection.execute(
         f"SELECT {which}(base_offset) FROM {generation.table(topic_id)}"
         " WHERE topic_id = ? AND base_offset BETWEEN ? AND ?",
@@ -199,9 +228,11 @@ def outermost_base(
 def row_from(
     connection: Connection, generation: Generation, topic_id: int, low: int, until: int
 ) -> tuple[int, int, int] | None:
-    """Return the bounds and acceptance time of a topic's first row that begins in the range.
+    """Return a topic's first row in one generation with a base offset in ``[low, until)``.
 
-    The range is ``[low, until)``.
+    Returns:
+      The base offset, the offset after the last message, and the acceptance time of the row, or
+      None if there is no such row.
     """
     rows = connection.execute(
         "SELECT base_offset, base_offset + message_count, accepted_at_ms"
@@ -214,7 +245,7 @@ def row_from(
 
 
 def keys_of_table(connection: Connection, generation: Generation, table: str) -> Iterator[RowKey]:
-    """Yield the keys of all topics in one table of a generation, in key order."""
+    """Yield the keys of all rows in one table of a generation, ascending."""
     topic_id = -1
     while True:
         rows = connection.execute(
@@ -226,7 +257,8 @@ def keys_of_table(connection: Connection, generation: Generation, table: str) ->
             yield RowKey(generation.id, *row)
         if len(rows) < KEYS_AT_ONCE:
             return
-        # The page ended inside a topic: continue with its rest, then with the topics after it.
+        # The page may have ended inside a topic. Read the rest of this topic, then go on with the
+        # topics after it.
         topic_id, base_offset = rows[-1][:2]
         for head in heads(connection, generation, topic_id, base_offset + 1, NO_END):
             yield head.key
@@ -235,7 +267,13 @@ def keys_of_table(connection: Connection, generation: Generation, table: str) ->
 def first_accepted(
     connection: Connection, generation: Generation, topic_id: int, at_ms: int, low: int, high: int
 ) -> int | None:
-    """Return the first offset of a row in ``[low, high)`` accepted at ``at_ms`` or later."""
+    """Find a topic's first row in one generation that was accepted at ``at_ms`` or later.
+
+    This is a binary search among the rows with base offsets in ``[low, high)``.
+
+    Returns:
+      The base offset of the row, or None if there is no such row.
+    """
     found = None
     while low < high:
         middle = (low + high) // 2
@@ -249,7 +287,10 @@ def first_accepted(
 
 
 def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:
-    """Return the keys as (topic, first base, last base), neighbours in one range."""
+    """Return keys as ranges (topic id, first base offset, last base offset).
+
+    Keys of rows that follow each other without a gap share a range.
+    """
     ranges: list[tuple[int, int, int]] = []
     end = -1
     for key in keys:
@@ -264,7 +305,12 @@ def _ranges(keys: Sequence[RowKey]) -> list[tuple[int, int, int]]:
 def fetch(
     connection: Connection, table: str, keys: Sequence[RowKey], into: Landing | None = None
 ) -> Iterator[tuple[tuple[int, int], Buffer]]:
-    """Yield the data of those rows of a table that exist, by (topic, base offset)."""
+    """Yield the key (topic id, base offset) and the data of the rows that exist in a table.
+
+    Args:
+      keys: the rows to fetch, all of which belong into this table.
+      into: memory for the data; None for new memory. Clearing it makes the data invalid.
+    """
     for some in padded(_ranges(keys), _RANGES_AT_ONCE):
         where = " OR ".join(["(topic_id = ? AND base_offset BETWEEN ? AND ?)"] * len(some))
         rows = connection.execute(
@@ -277,7 +323,11 @@ def fetch(
 
 
 def decoded(key: RowKey, data: Buffer) -> RowContent:
-    """Return the content of a row, checked against its key. Raises ``LogDamaged``."""
+    """Decode the data of a log row.
+
+    Raises:
+      LogDamaged: if the data is damaged, or its number of messages differs from that of the key.
+    """
     try:
         content = decode_row(data)
     except LogDamaged as error:
@@ -289,12 +339,15 @@ def decoded(key: RowKey, data: Buffer) -> RowContent:
 
 
 def place(key: RowKey) -> str:
-    """Describe the place of a row for an error message."""
+    """Return text for an error message: topic, base offset and generation of a row."""
     return f"topic {key.topic_id}, offset {key.base_offset}, generation {key.generation}"
 
 
 def bounded(keys: Iterable[RowKey], max_bytes: int) -> Iterator[list[RowKey]]:
-    """Yield the keys in runs whose rows have about ``max_bytes`` together, at least one each."""
+    """Divide row keys into lists whose rows have at most ``max_bytes`` together.
+
+    A list has at least one key, even if that row is larger.
+    """
     step: list[RowKey] = []
     budget = max_bytes
     for key in keys:

@@ -1,8 +1,10 @@
-"""Messages as they were published, independent of the log row that holds them now.
+"""Messages as they were published, independent of the log row that has them now.
 
-A message is in the row that first stated it. When the log has forgotten that row, the message is in
-the row that last restated it, if it was rescheduled or relocated. A restatement repeats the due and
-publish times of the first row, so a message reads the same from both.
+A message is in the log row that its publishing wrote, its *first* row. A message that is later
+rescheduled or relocated is *restated*: another row, a *restatement*, has the message too. When the
+log has forgotten the first row, the message is read from the row that restated it last. A
+restatement repeats the due time and the publish time of the first row, so a message reads the same
+from both.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from escapement.storage.log.log_table import LogRow
 
 
 class Published(NamedTuple):
-    """Columns of equal height, by ascending offset; times are those first stated."""
+    """Messages of one topic as they were published, by ascending offset.
+
+    ``due_ms`` and ``published_ms`` are the due times and publish times in the first rows.
+    """
 
     offsets: Int64s
     due_ms: Int64s
@@ -27,7 +32,7 @@ class Published(NamedTuple):
 
     @classmethod
     def of(cls, row: LogRow) -> Published:
-        """Return all messages of a row, which may be a restatement."""
+        """Return all messages of one log row, which may be a restatement."""
         content, again = row.content, row.content.restating
         if again is not None:
             return cls(again.offsets, again.first_ms, again.published_ms, content.batch())
@@ -36,7 +41,10 @@ class Published(NamedTuple):
 
     @classmethod
     def first_stated(cls, rows: Sequence[LogRow]) -> Published:
-        """Return all messages of rows that first state them; copies each row's bytes once."""
+        """Return all messages of several log rows, none of which is a restatement.
+
+        Copies the bytes of each row once.
+        """
         contents = [row.content for row in rows]
         accepted_ms = np.array([content.accepted_at_ms for content in contents], np.int64)
         return cls(
@@ -48,7 +56,7 @@ class Published(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Sequence[Published]) -> Published:
-        """Concatenate the parts."""
+        """Join parts with ascending offsets to one."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -63,23 +71,29 @@ class Published(NamedTuple):
         )
 
     def take(self, rows: Int64s) -> Published:
-        """Return the rows given by index, in that order."""
+        """Return the messages with the given indices, in that order."""
         batch = self.batch.take(rows)
         return Published(self.offsets[rows], self.due_ms[rows], self.published_ms[rows], batch)
 
     def part(self, low: int, high: int) -> Published:
-        """Return the rows ``[low, high)`` without a copy."""
+        """Return the messages with indices in ``[low, high)``, without copying them."""
         some = slice(low, high)
         batch = self.batch.part(low, high)
         return Published(self.offsets[some], self.due_ms[some], self.published_ms[some], batch)
 
     def of_these(self, offsets: Int64s) -> Published:
-        """Return the messages at those ``offsets`` (ascending) that are here; O(log n) for each."""
+        """Return the messages with these offsets, without those that are not here.
+
+        O(log n) for each offset.
+
+        Args:
+          offsets: ascending; int64[n].
+        """
         rows = self.offsets.searchsorted(offsets)
         rows[rows == len(self.offsets)] = 0
         there = self.offsets[rows] == offsets if len(self.offsets) else np.zeros(len(rows), bool)
         return self.take(rows[there])
 
     def pick(self, which: npt.NDArray[np.bool_]) -> Published:
-        """Return the marked rows."""
+        """Return the messages that the mask ``which`` marks."""
         return self if which.all() else self.take(np.flatnonzero(which))
