@@ -1,7 +1,7 @@
-"""The administrative verbs, which `escapement admin` and clients call by name.
+"""The administrative operations (*verbs*), which `escapement admin` and clients call by name.
 
-A verb is a function that checks its arguments. It returns plain values (maps, lists, text,
-integers), fit for a table or for JSON. Times are Unix milliseconds and durations are
+A verb is a function that checks its arguments and returns plain values (maps, lists, text,
+integers), which can be shown as a table or as JSON. Times are Unix milliseconds and durations are
 milliseconds; their names end in ``_ms``.
 """
 

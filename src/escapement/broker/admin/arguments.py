@@ -1,4 +1,4 @@
-"""The arguments of a verb, taken one by one and checked."""
+"""The arguments of an administrative operation (a *verb*), which takes and checks each by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _LAST_MS: Final = 253_402_300_799_999
 
 
 class Arguments:
-    """The arguments of a verb. ``end`` refuses arguments that were not taken."""
+    """The arguments of one call of a verb.
+
+    Each method takes the argument ``name``. ``end`` refuses arguments that were not taken. All
+    raise ``InvalidRequest``.
+    """
 
     def __init__(self, verb: str, given: Mapping[str, Any]) -> None:
         self._verb = verb
@@ -52,7 +56,7 @@ class Arguments:
         return self.number(name) if self._is_given(name) else None
 
     def optional_number(self, name: str) -> int | None:
-        """Take a number, or a time or duration in milliseconds, of at least 1."""
+        """Take a number, time (ms) or duration (ms) of at least 1; None if not given."""
         if not self._is_given(name):
             return None
         form = f"a whole number from 1 to {_LAST_MS}"
@@ -66,7 +70,10 @@ class Arguments:
         )
 
     def place(self, name: str) -> Key:
-        """Take a place in the delivery order, by default its beginning."""
+        """Take a position in the delivery order: a list of due time and offset.
+
+        The default is the beginning.
+        """
         place = self.optional_numbers(name) or [0, 0]
         if len(place) != 2:
             raise InvalidRequest(f"{self._verb} needs {name!r} as a due time and an offset")
@@ -79,7 +86,7 @@ class Arguments:
         return self._take(name, bool, "true or false") if name in self._left else False
 
     def choice(self, name: str, choices: tuple[T, ...]) -> T:
-        """Take one of these texts, by default the first."""
+        """Take a text that must be one of ``choices``; the default is the first of them."""
         value = self.optional_text(name) or choices[0]
         if value not in choices:
             raise InvalidRequest(
@@ -101,7 +108,7 @@ class Arguments:
             raise InvalidRequest(f"{self._verb} does not take {', '.join(map(repr, self._left))}")
 
     def _is_given(self, name: str) -> bool:
-        """Return whether an optional argument is given. None means that it is not."""
+        """Return whether an argument is given. One whose value is None counts as not given."""
         if self._left.get(name) is None:
             self._left.pop(name, None)
         return name in self._left

@@ -1,7 +1,7 @@
-"""The content of messages in a form that fits an answer.
+"""The content of messages as values that fit the answer of an administrative operation.
 
-Publishers may nest properties deeper, and put more into them, than an answer can hold. Properties
-that do not fit are shown as text.
+The properties of a message may be nested deeper, or have more lists and maps, than an answer can
+hold. Such properties are shown as text.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from escapement.protocol.fields import check_plain
 # The most messages of one answer, and the most bytes shown of each payload.
 MAX_SHOWN: Final = 1_000
 PREVIEW_BYTES: Final = 512
-# The nesting of properties in an answer: in a map, in a list, in a map.
+# The depth at which an answer has the properties of a message: in a map, in a list, in a map.
 _DEPTH: Final = 3
-# The most lists and maps in the properties of one message. Those of 1000 messages fit an answer.
+# The most lists and maps in the properties of one message. An answer can hold those of 1000
+# messages.
 _MOST_CONTAINERS: Final = 100
+# An empty map, as MessagePack encodes it.
 _EMPTY: Final = b"\x80"
 
 
 def readable_key(key: bytes) -> str | None:
-    """Return the key as text; None if there is none."""
+    """Return a message's key as text; None if it has no key."""
     return key.decode("utf-8", READABLE) or None
 
 
 def readable(packed: bytes) -> dict[str, Plain]:
-    """Return the properties as plain values."""
+    """Return a message's encoded properties by name: as plain values if they fit, else as text."""
     found = read_properties(packed)
     if not found and packed not in (b"", _EMPTY):
         return {"": f"{len(packed)} bytes that are not a map"}

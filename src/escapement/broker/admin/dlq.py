@@ -1,4 +1,4 @@
-"""The verbs about dead letters."""
+"""The administrative operations (*verbs*) on dead letters: count, list, show, redrive, purge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escapement.broker.inbox.dead_letters import Page, Whose
 from escapement.message import Int64s
 from escapement.names import TopicName
 
-# The most dead letters that one request counts, redrives or purges. It takes about a second.
+# The most dead letters that one request counts, redrives or purges, in about a second.
 MAX_MOVED: Final = 10_000
 
 
@@ -64,7 +64,11 @@ def _whose(given: Arguments) -> Whose:
 
 
 def _which(given: Arguments) -> tuple[Int64s | None, int]:
-    """Take the offsets (None: all dead letters), and the most dead letters to handle."""
+    """Take the arguments ``offsets`` and ``count``.
+
+    Returns:
+      The offsets of the dead letters to handle (None: of all), and the most to handle.
+    """
     offsets = given.optional_numbers("offsets")
     most = min(given.optional_number("count") or MAX_MOVED, MAX_MOVED)
     return None if offsets is None else np.array(offsets, np.int64), most
@@ -91,7 +95,8 @@ def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
     return rows
 
 
-# Fields of the original message that the dead letter has too.
+# Fields of the original message that get the prefix ``original_`` in an answer, because the dead
+# letter has fields of these names too.
 _ORIGINAL: Final = ("topic", "offset", "due_at_ms")
 
 VERBS: Final[dict[str, Verb]] = {

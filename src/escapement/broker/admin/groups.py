@@ -1,4 +1,4 @@
-"""The verbs about groups of messages."""
+"""The administrative operations (*verbs*) on groups of messages: list, get, close, delete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from escapement.message import (
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.inbox.event_group import Completion
 
-# The source id of a follow-up until it fires.
+# A placeholder: a follow-up, the message published when a group is finished, gets its source id
+# when it is published.
 _SOURCE: Final = "group"
 
 

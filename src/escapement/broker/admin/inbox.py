@@ -1,4 +1,4 @@
-"""The verbs about the inbox: its pending entries, and why they wait."""
+"""The administrative operations (*verbs*) on the inbox: list its entries, or discard them."""
 
 from __future__ import annotations
 

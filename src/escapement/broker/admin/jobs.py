@@ -1,4 +1,4 @@
-"""The verbs about bulk jobs: their progress, and why they wait."""
+"""The administrative operation (*verb*) that shows the progress of bulk jobs, and why they wait."""
 
 from __future__ import annotations
 

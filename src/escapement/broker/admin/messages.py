@@ -1,4 +1,4 @@
-"""The verbs about the messages of a topic."""
+"""The administrative operations (*verbs*) on messages of a topic: peek, select, forecast, show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs about namespaces."""
+"""The administrative operations (*verbs*) on namespaces: list, create, update and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The verbs that pause and resume the delivery of a topic, or of one subscription."""
+"""The administrative operations (*verbs*) that pause and resume delivery.
+
+They apply to all subscriptions of a topic, or to one.
+"""
 
 from __future__ import annotations
 

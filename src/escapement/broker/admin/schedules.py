@@ -1,4 +1,4 @@
-"""The verbs about schedules."""
+"""The administrative operations (*verbs*) on schedules: list, get, create, pause, delete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escapement.names import NamespaceName, TopicName
 from escapement.recurrence import MISSED, Recurrence
 from escapement.storage.inbox.schedule import Content, Schedule
 
-# The number of coming occurrences that are shown.
+# The number of coming times at which a schedule will publish, in the answer about one schedule.
 SHOWN_TIMES: Final = 10
 
 

@@ -1,4 +1,4 @@
-"""The verbs about subscriptions."""
+"""The administrative operations (*verbs*) on subscriptions: create, update, seek and others."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _subscription(topic: Topic, record: SubscriptionRecord) -> dict[str, Plain]:
 
 
 def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
-    """Return the state and counters of a subscription, as a row."""
+    """Return the state and the counters of a subscription, as one row of a listing."""
     counts = subscription.counts
     shared = subscription if isinstance(subscription, SharedSubscription) else None
     return {

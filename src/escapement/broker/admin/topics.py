@@ -1,4 +1,4 @@
-"""The verbs about topics."""
+"""The administrative operations (*verbs*) on topics: list, create, update, stats and others."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
 
 
 def _worth_showing(topic: Topic) -> list[Producer]:
-    """Return the producers that are connected, or that chose their name and can return."""
+    """Return the producers of a topic that are connected, or whose name was not generated."""
     return [
         producer
         for producer in topic.producers.values()

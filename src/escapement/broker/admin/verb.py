@@ -1,4 +1,7 @@
-"""A verb: a function that runs one operation on a broker and returns plain values."""
+"""The type of a *verb*: a function that runs one administrative operation on a broker.
+
+A verb takes its ``Arguments`` and returns plain values, such as maps, lists and text.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,16 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.broker import Broker
 from escapement.broker.topic.topic import Topic
 
-# The most rows of one listing, which must fit a frame.
+# The most rows of one listing, which must fit a frame of the wire protocol.
 MAX_ROWS: Final = 10_000
 
 Verb = Callable[[Broker, Arguments], Awaitable[Plain]]
 
 
 def topic_of(broker: Broker, given: Arguments) -> Topic:
-    """Take the topic of a verb. Raises ``NotFound``."""
+    """Take a verb's argument ``topic``, and return that topic.
+
+    Raises:
+      NotFound: if the topic does not exist.
+    """
     return broker.registry.topic(given.topic_name("topic"))
