@@ -1,1 +1,1 @@
-"""Views of a topic that consume no message."""
+"""Views of a topic's messages, which deliver nothing and change nothing."""

@@ -1,7 +1,8 @@
 """The forecast of a topic: the number of messages that fall due in each span of time.
 
-A forecast counts keys of the delayed index. It reads no payload and does not query MySQL. It
-works in steps, so that ten million pending messages, a second of work, delay no other task.
+A forecast counts keys of the delayed index. It reads no payload and does not query MySQL. Counting
+ten million pending messages takes about a second; it works in steps, so that it delays no other
+task.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ _STEP_KEYS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
-    """The number of messages that fall due in each span: ``counts[i]`` in span i.
+    """The number of messages that fall due in each span of time.
 
-    It counts messages due after ``spans.from_ms`` and before ``spans.until_ms``.
+    ``counts[i]`` is the number for span i of ``spans``. Messages due after ``spans.from_ms`` and
+    before ``spans.until_ms`` are counted.
     """
 
     spans: Spans
@@ -46,6 +48,7 @@ async def forecast(
     """Count the messages that fall due in the next ``within_ms``, by spans of ``by_ms``.
 
     Args:
+      now_ms: messages due later than this are counted.
       origin_ms: a time at which a span begins, such as a midnight.
 
     Raises:

@@ -1,7 +1,8 @@
 """The history of a message: when it was published and is due, and its state by subscription.
 
-The message itself comes from the log, which has every message whatever has become of it. Its state
-in a subscription comes from that subscription's memory, without waiting (Q2).
+The message itself is read from the log, which keeps messages after they are done, until their part
+of the log is deleted. Its state in a subscription is taken from that subscription's memory, without
+waiting (Q2).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from escapement.errors import NotFound
 from escapement.message import DEFAULT_PRIORITY
 from escapement.storage.log.published import Published
 
-# The state of a message as a whole. Cancelled: for all subscriptions that had not received it.
+# The state of a message as a whole. A message is *fired* once it is due or was delivered, and
+# *to_be_fired* before. When all subscriptions that are to get it are done with it, it is *acked* if
+# at least one acknowledged it, else *lapsed* if it lapsed for at least one, else *cancelled*.
 State = Literal["to_be_fired", "fired", "acked", "lapsed", "cancelled"]
 
 _NOT_COVERED: Final = "not covered"
@@ -38,20 +41,21 @@ class SubscriptionStatus:
 
     ``state`` is one of:
 
-    - not covered: the subscription begins elsewhere;
+    - not covered: the subscription begins later and is not to get the message;
     - pending: not yet due;
-    - waiting: due, but the subscription has not read it yet;
-    - ready;
-    - in flight: with ``consumer``, ``since_at_ms``, and ``until_at_ms`` if it has an ack deadline;
-    - in retry: ``until_at_ms`` is the time of the next attempt;
-    - to be dead-lettered;
+    - waiting: to be delivered, but the subscription has not read it yet;
+    - ready: to be delivered to the next free consumer;
+    - in flight: delivered to ``consumer`` at ``since_at_ms``, and not acknowledged. At
+      ``until_at_ms`` its ack deadline ends; None: it has none;
+    - in retry: waiting for the next attempt, at ``until_at_ms``;
+    - to be dead-lettered: its last attempt failed;
     - acknowledged;
     - lapsed: it expired, or a quota dropped it, before its first delivery;
     - cancelled.
 
-    ``attempts`` counts deliveries. It is None for an acknowledged message, because the broker does
-    not remember them. The broker does not remember either whether a consumer acknowledged it, or
-    whether it expired or was dropped between two attempts, or became a dead letter.
+    ``attempts`` is the number of deliveries. It is None for an acknowledged message, because the
+    broker does not remember it. Nor does the broker remember whether a consumer acknowledged the
+    message, or it expired or was dropped between two attempts, or it became a dead letter.
     """
 
     subscription: str
@@ -65,7 +69,10 @@ class SubscriptionStatus:
 
 @dataclass(frozen=True, slots=True)
 class MessageHistory:
-    """A message and its history. Keys and properties are as stored."""
+    """A message, its state as a whole, and its state in each subscription of its topic.
+
+    ``due_ms`` is its current due time. ``properties`` are encoded, as they were published.
+    """
 
     state: State
     published_ms: int
@@ -82,8 +89,8 @@ async def message_history(topic: Topic, log: LogReader, now_ms: int, offset: int
     """Look up the history of a message.
 
     Raises:
-      NotFound: if the topic has no message of this offset, or no longer has it.
-      StorageUnavailable: when the database cannot be reached.
+      NotFound: if the topic has no message at this offset, or its log no longer has it.
+      StorageUnavailable: if the database cannot be reached.
     """
     found = await published(topic, log, offset)
     due_ms = int(topic.amendments.moves.current(found.offsets, found.due_ms)[0])
@@ -103,7 +110,12 @@ async def message_history(topic: Topic, log: LogReader, now_ms: int, offset: int
 
 
 async def published(topic: Topic, log: LogReader, offset: int) -> Published:
-    """Return one message as it was published. Raises as ``message_history``."""
+    """Return one message as it was published, with its original due time.
+
+    Raises:
+      NotFound: if the topic has no message at this offset, or its log no longer has it.
+      StorageUnavailable: if the database cannot be reached.
+    """
     if offset >= topic.next_offset:
         raise NotFound(
             f"{topic.name.full} has no message {offset}: its next offset is {topic.next_offset}"
@@ -117,7 +129,11 @@ async def published(topic: Topic, log: LogReader, offset: int) -> Published:
 def status(
     topic: Topic, subscription: Subscription, due_ms: int, offset: int, now_ms: int
 ) -> SubscriptionStatus:
-    """Return the state of a message in a subscription. O(messages that the subscription holds)."""
+    """Return the state of a message in a subscription. O(messages that the subscription holds).
+
+    Args:
+      due_ms: the message's current due time.
+    """
     name, kind = subscription.record.name, subscription.record.kind
     if offset in subscription.acked:
         if subscription.has_lapsed(np.array([offset])).any():

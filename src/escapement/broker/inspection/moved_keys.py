@@ -1,8 +1,9 @@
-"""Messages that a walk over the delivery order would miss, because they are rescheduled meanwhile.
+"""Keeps a walk over the delivery order from missing messages that are rescheduled meanwhile.
 
-When the walk reaches the old key of such a message, that key is no longer current, and the current
-key may lie where the walk has already been. So a walk that meets an old key takes the message by
-its current key. A message may be met twice. Pure.
+A walk reads the keys ``(due_ms, offset)`` of a topic's messages in ascending order, in steps. A
+rescheduled message has an old key and a current key. If it is rescheduled during the walk, its
+current key may lie in the part that the walk has already read. So when the walk meets an old key,
+it takes the message by its current key. It may take a message twice. Pure.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from escapement.storage.index.keys import merge, position
 def with_passed(
     moves: Moves, due_ms: Int64s, offsets: Int64s, start: Key, stop: Key
 ) -> tuple[Int64s, Int64s]:
-    """Add the current keys in ``[start, stop)`` of messages that were met by an old key.
+    """Add the current keys of messages that the walk has met by an old key.
+
+    Only current keys in ``[start, stop)`` are added. The walk will still reach those from ``stop``
+    on.
 
     Args:
-      due_ms, offsets: the keys that the walk has found up to ``stop``. The walk continues there,
-        so it still reaches current keys from ``stop`` on.
+      moves: the topic's rescheduled messages.
+      due_ms, offsets: the keys of the walk's last step.
       start: where the walk began.
+      stop: where the step ended.
 
     Returns:
-      Keys in order, each once. The old keys are still among them.
+      Ascending keys, each once. The old keys are still among them.
     """
     stale = moves.stale(due_ms, offsets)
     if stale is None:

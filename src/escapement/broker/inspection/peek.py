@@ -1,10 +1,10 @@
-"""A view of the pending messages of a topic, next due first, that consumes nothing.
+"""A view of the pending messages of a topic, next due first, that delivers nothing.
 
-Peeking searches (:mod:`~escapement.broker.inspection.search`), and returns the messages with their
-payloads, and where to continue.
+A peek searches (:mod:`~escapement.broker.inspection.search`). It returns one page: messages with
+their payloads, and the key at which the next page begins.
 
-A page has the messages that are rescheduled while it is read. It does not have messages that lie
-before it when it begins.
+A page misses no message that is rescheduled while the page is read. But no page shows a message
+that is rescheduled between two requests, to a time before the key at which the next page begins.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _PAGE_BYTES: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peeked:
-    """Messages in the delivery order, in columns.
+    """One page: messages in the delivery order, as columns.
 
-    ``next`` is where to continue; None at the end. ``looked`` is how many keys were read.
+    ``next`` is the key at which the next page begins; None if this is the last page. ``looked`` is
+    how many keys of the index were read.
     """
 
     due_ms: Int64s
@@ -46,10 +47,15 @@ async def peek(
     count: int,
     after: Key = KEY_MIN,
 ) -> Peeked:
-    """Return the first pending messages from ``after`` on that match, up to ``count``.
+    """Return the first pending messages that match, in one page.
 
     A message is pending if it is not yet due, or if it is due and a shared subscription has not
     acknowledged it. Messages in flight or in retry are pending too.
+
+    Args:
+      sought: the conditions that the messages must fulfil.
+      count: the most messages to return.
+      after: the key at which the page begins.
     """
     search, page = Search(topic, index, run, now_ms, sought), _Page(count)
     begin = at = max(after, sought.start)
@@ -73,7 +79,7 @@ async def peek(
 
 
 class _Page:
-    """The messages that one page has found."""
+    """The messages found for one page."""
 
     def __init__(self, count: int) -> None:
         self.missing = count
@@ -86,14 +92,14 @@ class _Page:
         return not self.missing or self._size_bytes >= _PAGE_BYTES
 
     def has(self, offsets: Int64s) -> Bools:
-        """Return which messages the page has found already; bool[n]."""
+        """Return which messages the page already has; bool[n]."""
         found = np.zeros(len(offsets), bool)
         for _, there, _ in self._found:
             found |= np.isin(offsets, there)
         return found
 
     def add(self, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> None:
-        """Add the first of these messages, as many as are missing."""
+        """Add messages, until the page has the requested number. The rest is left out."""
         if len(batch) > self.missing:
             batch = batch.take(np.arange(self.missing))
         if len(batch):

@@ -1,10 +1,10 @@
 """Reading a topic by offset: pages of the log, without a subscription.
 
-Pages are ordered and repeatable (N1): a page has the messages that were published, whatever has
-become of them since. Before the beginning of the log, a page has only the messages that were live
-when the log forgot the others; they were stated again. A page is bounded in messages and bytes,
-and the broker keeps nothing between two pages. So a reader occupies only the log reader, and only
-for the time of one page.
+Pages are ordered and repeatable (N1): a page has the messages as they were published, even if they
+were delivered, acknowledged or cancelled since. The log deletes its oldest part from time to time.
+Messages in that part that were still live were *restated* in a later row, so they can be read; the
+others are gone. A page is bounded in messages and bytes, and the broker remembers nothing between
+two pages. So a client occupies only the log reader, and only for the time of one page.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from escapement.broker.topic.topic import Topic
 from escapement.message import Int64s, MessageBatch
 from escapement.storage.log.published import Published
 
-# The most bytes of a page without its first log row. That row may be as large as a batch, and the
-# page still fits a frame.
+# The most bytes of a page besides its first log row. That row may be as large as a whole batch, and
+# the page must still fit a frame of the wire protocol.
 _PAGE_BYTES: Final = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """Messages in the arrival order, in columns; where to continue; where the log ends."""
+    """Messages in the arrival order, as columns.
+
+    ``next_offset`` is the offset at which the next page begins. ``end_offset`` is where the log
+    ends.
+    """
 
     offsets: Int64s
     due_ms: Int64s
@@ -39,11 +43,14 @@ class Page:
 async def read_page(
     topic: Topic, log: LogReader, start: int, stop: int | None, max_messages: int
 ) -> Page:
-    """Return the first messages of ``[start, stop)``; None as ``stop`` is the end of the log.
+    """Return a page of the first messages with offsets in ``[start, stop)``.
+
+    Args:
+      stop: None: the end of the log.
 
     Raises:
-      StorageUnavailable: when the database cannot be reached.
-      LogDamaged: when a row fails its checksum.
+      StorageUnavailable: if the database cannot be reached.
+      LogDamaged: if a row fails its checksum.
     """
     end = topic.next_offset
     stop = end if stop is None else min(stop, end)
@@ -67,7 +74,7 @@ async def read_page(
 async def _read_before(
     topic: Topic, log: LogReader, start: int, begin: int, max_messages: int
 ) -> Page:
-    """Return a page of the messages in ``[start, begin)`` that were stated again."""
+    """Return a page of the restated messages in ``[start, begin)``; the log begins at ``begin``."""
     moves = topic.amendments.moves
     offsets = moves.between(start, begin)
     reached = begin

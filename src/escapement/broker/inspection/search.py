@@ -1,10 +1,12 @@
 """A search of the pending messages of a topic, in the delivery order.
 
-It reads the delayed index in bounded steps: keys, and messages only to compare their contents or to
-show them. A search for a message key reads only messages with the same key hash, which the index
-keeps beside the keys of the delivery order. A search for properties reads all messages. A page is
-bounded in keys and in messages, whatever it finds. So a rare message among ten million is found in
-many small requests, and none of them delays other work.
+The delivery order has a key ``(due_ms, offset)`` for each message. In bounded steps, a search reads
+these keys from the delayed index. It reads messages only to compare their contents or to show them.
+A search for a *message key* (the text that a publisher sets) reads only messages with the same key
+hash, which the index has beside the keys of the delivery order. A search for properties reads all
+messages. Each request answers with one *page*, which is bounded in the keys and messages that are
+read for it, even if nothing is found. So it takes many small requests to find a rare message among
+ten million, and none of them delays other work.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from escapement.storage.blocking import Run, read_from
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Fetch, Key, Plan
 from escapement.traits import may_have_key
 
-# Keys read in one step. Many of them may be done.
+# Keys read in one step. Many of them may be of finished messages.
 _STEP_KEYS: Final = 16_384
-# The most keys, and the most messages, read for one page. Each takes a quarter of a second.
+# The most keys, and the most messages, read for one page. Reading either number takes a quarter of
+# a second.
 _PAGE_KEYS: Final = 1 << 20
 _PAGE_MESSAGES: Final = 1 << 16
-# The most messages that are read and compared at once, with their payloads.
+# The most messages, and the most bytes, that are read and compared at once.
 _READ_MESSAGES: Final = 2_048
 _READ_BYTES: Final = 4 * 1024 * 1024
 _ANY_OFFSET: Final = (1 << 63) - 1
@@ -39,8 +42,9 @@ _ANY_OFFSET: Final = (1 << 63) - 1
 class Sought:
     """The conditions that a message must fulfil.
 
-    Its place in the delivery order lies in ``[start, stop)``, and it has this key and all of these
-    properties. A text among the properties matches any value that is written like it.
+    Its place in the delivery order lies in ``[start, stop)``. It has all of ``properties``, and the
+    message key ``key`` if that is given. A property given as text also matches a value of another
+    type that is written in the same way, such as a number.
     """
 
     start: Key = KEY_MIN
@@ -50,11 +54,11 @@ class Sought:
 
     @property
     def by_content(self) -> bool:
-        """Whether the messages themselves must be read."""
+        """Whether messages must be read to tell which of them match."""
         return self.key is not None or bool(self.properties)
 
     def matching(self, batch: MessageBatch) -> Int64s:
-        """Return the rows of ``batch`` that have the key and the properties. O(messages)."""
+        """Return the rows of ``batch`` with matching key and properties. O(messages)."""
         rows = np.arange(len(batch))
         if self.key is not None:
             keys = batch.keys or Blobs.empty(len(batch))
@@ -73,18 +77,21 @@ class Sought:
 
 
 def _same(value: Any, sought: Any) -> bool:
-    """Return whether two values are equal or written alike. A command line gives only text."""
+    """Return whether a value equals the one that is sought, or its text.
+
+    On a command line all values are text.
+    """
     return bool(value == sought or (isinstance(sought, str) and str(value) == sought))
 
 
 class Search:
-    """The search for one page."""
+    """The search that answers one request with a page. It counts what it reads."""
 
     def __init__(
         self, topic: Topic, index: DelayedIndex, run: Run, now_ms: int, sought: Sought
     ) -> None:
-        self.looked = 0  # keys
-        self._messages = 0
+        self.looked = 0  # number of keys read
+        self._messages = 0  # number of messages read
         self._topic = topic
         self._index = index
         self._run = run
@@ -93,15 +100,16 @@ class Search:
 
     @property
     def has_read_enough(self) -> bool:
-        """Whether the page must end."""
+        """Whether the most keys or the most messages of a page were read."""
         return self.looked >= _PAGE_KEYS or self._messages >= _PAGE_MESSAGES
 
     async def keys(self, start: Key, at: Key) -> tuple[Int64s, Int64s, Key]:
-        """Return the keys of the next step that are pending and may match, and where it stops.
+        """Return the next keys of pending messages that may match, and the key to continue at.
 
         Args:
-          start: where the walk began. Messages that are rescheduled meanwhile, to a time between
-            there and ``at``, are found too.
+          start: where the search began. It also finds messages that are rescheduled meanwhile, to a
+            time between ``start`` and ``at``.
+          at: where to continue.
         """
         await trio.lowlevel.checkpoint()
         plan = self._index.plan(self._topic.id, at, self._sought.stop, _STEP_KEYS)
@@ -112,7 +120,7 @@ class Search:
         return due_ms[pending], offsets[pending], plan.stop
 
     async def _candidates(self, plan: Plan) -> tuple[Int64s, Int64s]:
-        """Return the keys of messages that may match, without reading messages."""
+        """Return the keys of one step whose messages may match, without reading messages."""
         key = self._sought.key
         if key is None:
             due_ms, offsets = await read_from(plan, self._run, plan.read)
@@ -124,19 +132,23 @@ class Search:
         return due_ms[at], offsets[at]
 
     def parts(self, count: int) -> Iterator[slice]:
-        """Divide ``count`` messages into parts that are read at once."""
+        """Divide ``count`` messages into parts that are small enough for one read."""
         step = self._topic.sizes.frame_messages(_READ_MESSAGES, _READ_BYTES)
         return (slice(low, low + step) for low in range(0, count, step))
 
     async def messages(self, due_ms: Int64s, offsets: Int64s) -> tuple[Int64s, MessageBatch]:
-        """Read messages. Return the rows of those that match, and their content."""
+        """Read the messages with these keys from the index.
+
+        Returns:
+          The rows, within the given keys, of the messages that match; and these messages.
+        """
         self._messages += len(offsets)
         fetch = self._index.fetch(self._topic.id, due_ms, offsets)
         return await read_from(fetch, self._run, self._read, fetch)
 
     def _read(self, fetch: Fetch) -> tuple[Int64s, MessageBatch]:
-        """Return the rows of a fetch that match, and their messages. Blocking."""
-        # Messages that were done meanwhile may have left the index.
+        """Read messages; return the rows of those that match, and these messages. Blocking."""
+        # The index may no longer have messages that finished since their keys were read.
         there, batch = fetch.read_there(0, _ANY_OFFSET)
         rows = np.arange(len(batch)) if there is None else there
         if not self._sought.by_content:

@@ -1,8 +1,9 @@
-"""The selection of pending messages: only their offsets, for callers that change all of them.
+"""The selection of pending messages by their contents, for clients that cancel or reschedule them.
 
-A selection searches page by page (:mod:`~escapement.broker.inspection.search`), and reads messages
-only to compare their contents. A message that is rescheduled meanwhile is not missed, and may be
-found twice (:mod:`~escapement.broker.inspection.moved_keys`).
+A selection returns only offsets. It searches page by page
+(:mod:`~escapement.broker.inspection.search`), and reads messages only to compare their contents. A
+message that is rescheduled meanwhile is not missed, and may be found twice
+(:mod:`~escapement.broker.inspection.moved_keys`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from escapement.storage.index import KEY_MIN, DelayedIndex, Key
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selected:
-    """Offsets in the delivery order.
+    """One page: the offsets of messages, in the delivery order.
 
-    ``next`` is where to continue; None at the end. ``looked`` is how many keys were read.
+    ``next`` is the key at which the next page begins; None if this is the last page. ``looked`` is
+    how many keys of the index were read.
     """
 
     offsets: Int64s
@@ -38,9 +40,13 @@ async def select(
     sought: Sought,
     after: Key = KEY_MIN,
 ) -> Selected:
-    """Return one page of the pending messages from ``after`` on that match.
+    """Return one page of the pending messages that match.
 
     A rescheduled message may be named more than once.
+
+    Args:
+      sought: the conditions that the messages must fulfil.
+      after: the key at which the page begins.
     """
     search, found = Search(topic, index, run, now_ms, sought), [np.zeros(0, np.int64)]
     at = max(after, sought.start)
