@@ -1,1 +1,1 @@
-"""Ready messages in the order of their priorities and due times."""
+"""Ready messages in the order of priorities and due times, and how they are read from the index."""

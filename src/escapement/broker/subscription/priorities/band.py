@@ -1,31 +1,33 @@
-"""A priority band: reads the delivery order for a shared subscription.
+"""A priority band: it takes a shared subscription's messages of some priorities as they fall due.
 
 There are three bands: *urgent* (a priority below the default), *normal* and *low*. Each reads the
-same order separately and keeps its messages in a store of its own, so that the backlog of one band
-never blocks another. A subscription has the normal band, and creates the others when it meets their
-first message.
+same delivery order separately and keeps its messages in a ready store of its own, so that the
+backlog of one band never blocks another. A subscription has the normal band, and creates the others
+when it meets their first message.
 
-Fresh messages arrive in two ways, and the *read mark* decides which.
+The delivery order sorts messages by *key*, the pair ``(due_ms, offset)``. The *frontier* is the key
+up to which messages are due. Messages reach ready in two ways: they are *offered* when the timing
+wheel returns them, or a *scan* reads them from the index. The band's *read mark* decides which way.
 
 - While the mark is at the frontier (``mark is None``), every message of the band with a smaller key
-  is acknowledged, held or passed over. Messages that the wheel returns are *offered* and go into
-  ready.
-- When an offer finds no room, the mark stays at its first key and the band is *behind*. The same
-  happens to a large offer, which is left for *later* because it is better read together with its
-  messages. The band then reads the index from the mark on: ``begin_scan`` says how far,
-  ``end_scan`` takes the keys found. Offers at or past the mark may be ignored, because the scan
-  reaches them; offers before it lower the mark.
+  is acknowledged, held or passed over. Offered messages go into ready.
+- When an offer finds no room, the mark stays at the first key without room, and the band is
+  *behind*. The same happens to a large offer, which is left for *later* because a scan can read its
+  payloads at the same time. A band that is behind scans the index from the mark on: ``begin_scan``
+  sets the end of the scan, and ``end_scan`` takes the messages that were found. Meanwhile the band
+  ignores offers at or past the mark, because the scan reaches them. Offers before the mark lower
+  it.
 
-Messages may be offered during a scan. Offers that fall into the range being read lower the mark
-again when the scan ends. Offers beyond the range are taken as if the band were not behind, if the
-scan is the one that catches up. So the mark only passes keys that are acknowledged, held or passed
-over, and no due message is forgotten, even without traffic (invariant 4).
+Messages may be offered during a scan. Offers inside the range being scanned lower the mark again
+when the scan ends. Offers beyond the range go into ready if the scan ends at the frontier, so that
+the band *catches up*. So the mark only passes messages that are acknowledged, held or passed over,
+and no due message is forgotten, even without traffic (invariant 4).
 
-If the policy asks for an order, a band is stricter: it keeps no never-sent message in ready past a
-key that it has not read. Offers beyond a scan wait for the next scan. A scan drops the keys past an
-offer that arrived inside it. When an offer finds no room, ready messages past it go back to the
-index. Otherwise a message could be delivered while an earlier one with the same key is still
-unread.
+If the policy asks for an order by message key, a band is stricter: it keeps no never-sent message
+in ready past a key that it has not read. Offers beyond a scan wait for the next scan. If an offer
+arrives inside the range of a scan, the scan takes no messages past it. When an offer finds no room,
+ready messages past it are removed, to be read from the index again. Otherwise a message could be
+delivered while an earlier one with the same message key is still unread.
 """
 
 from __future__ import annotations
@@ -45,24 +47,24 @@ from escapement.traits import priorities_of
 
 URGENT, NORMAL, LOW = -1, 0, 1
 BANDS: Final = (URGENT, NORMAL, LOW)
-# A band with room for a quarter of a piece joins the scan of another band.
+# A band joins the scan of another band if it has room for this share of the usual scan (a quarter).
 _JOIN_SHARE: Final = 4
 
 
 def bands_of(traits: UInt32s) -> Int64s:
-    """Return the band of each message; int64[n]."""
+    """Return the band of each message: ``URGENT``, ``NORMAL`` or ``LOW``; int64[n]."""
     return np.sign(priorities_of(traits) - DEFAULT_PRIORITY)
 
 
 class Queues(Protocol):
-    """The store of ready messages of all bands, used if the policy asks for an order."""
+    """The ready messages of all bands together, used if the policy asks for an order."""
 
     def push(self, rows: Rows) -> None:
         """Add rows, in any order."""
         ...
 
     def fresh_of(self, which: int) -> int:
-        """Return the number of never-sent rows of a band."""
+        """Return the number of never-sent rows of the band ``which``."""
         ...
 
 
@@ -71,12 +73,14 @@ class Band:
 
     Args:
       which: ``URGENT``, ``NORMAL`` or ``LOW``.
-      limit: the most fresh rows in ready.
-      mark: where reading begins.
-      fresh: returns the rows that the subscription wants and does not hold.
-      held: the subscription's set; rows that go into ready are added to it.
-      took: called with the rows of an offer that went into ready.
-      recall: returns never-sent messages of a band from a key on to the index.
+      limit: the most fresh rows, which were never sent, in ready.
+      ageing_ms: how many ms a step of priority is worth; see ``Rows.ranks``.
+      mark: the key at which the first scan begins; None if the band is not behind.
+      fresh: returns those of the given rows that the subscription is to get and does not hold.
+      held: the set of messages that the subscription holds. Rows that go into ready are added.
+      took: called with rows of an offer that went into ready.
+      recall: called with a band and a key. Removes the never-sent messages of the band from ready,
+        from that key on.
     """
 
     __slots__ = (
@@ -114,19 +118,20 @@ class Band:
         self._held = held
         self._took = took
         self._recall = recall
-        self._reached = KEY_MIN  # no never-sent message in ``queues`` is past this
-        self._scan_until: Key | None = None  # the end of the scan under way
-        self._scan_catches_up = False  # whether that was the frontier when the scan began
-        self._scan_low: Key | None = None  # the lowest key offered inside it
-        self._scan_over: Key | None = None  # the first key beyond it without room
+        self._reached = KEY_MIN  # no never-sent message in ``queues`` has a higher key
+        self._scan_until: Key | None = None  # the end of the current scan; None without a scan
+        self._scan_catches_up = False  # whether this end was the frontier when the scan began
+        self._scan_low: Key | None = None  # the lowest key offered inside the scan's range
+        self._scan_over: Key | None = None  # the first key offered beyond it that found no room
 
     # -- offers --------------------------------------------------------------------
 
     def offer(self, rows: Rows, *, later: bool = False) -> None:
-        """Take due rows of the band, sorted by key, as far as there is room, or set the mark.
+        """Put due rows of the band into ready as far as there is room; leave the rest to a scan.
 
         Args:
-          later: take none now, even if there is room; a scan reads them.
+          rows: sorted by key.
+          later: leave all rows to a scan, even if there is room.
         """
         if not rows.height:
             return
@@ -149,30 +154,42 @@ class Band:
             self._stop_at(self.mark)
 
     def _offer_beyond(self, rows: Rows, later: bool) -> None:
-        """Take rows past the scan under way, which is the one that catches up."""
+        """Put offered rows beyond the current scan into ready; the scan ends at the frontier.
+
+        With an order, or without room, leave them to the next scan.
+        """
         later = later or self.queues is not None
         if self._scan_over is None:
             self._scan_over = rows.key(0) if later else self._take(rows, self._took)
         else:
-            # An earlier offer found no room. These rows may precede it in order: messages of the
-            # wheel's next tick are often due earlier than a message that was due when published.
+            # An earlier offer found no room. These rows may precede its rows: messages of the
+            # wheel's next tick are often due before a message that was already due when published.
             self._scan_over = min(self._scan_over, rows.key(0))
 
     def _stop_at(self, key: Key) -> None:
-        """Give back messages past this unread key, if the policy asks for an order."""
+        """Remove ready messages past an unread key, if the policy asks for an order.
+
+        They are read from the index again.
+        """
         if self.queues is not None and key <= self._reached:
             self._reached = key
             self._recall(self.which, key)
 
     def fall_behind(self, key: Key) -> None:
-        """Note that keys from ``key`` on may be in the index without having been offered."""
+        """Lower the mark to ``key``: messages from there on may not have been offered.
+
+        During a scan, this happens when the scan ends.
+        """
         if self._scan_until is not None:
             self._scan_low = lowest((self._scan_low, key))
         elif self.mark is None or key < self.mark:
             self.mark = key
 
     def _take(self, rows: Rows, took: Callable[[Rows], None] | None = None) -> Key | None:
-        """Hold the rows that find room; return the first key without room."""
+        """Put rows into ready as far as there is room; return the first key without room or None.
+
+        Leaves out rows that the subscription is not to get, or holds already.
+        """
         rows = self._fresh(rows)
         room = self.room
         left = None
@@ -181,8 +198,9 @@ class Band:
             rows = rows.pick(slice(0, room))
         if rows.height:
             if self._held.add(rows.offsets) < rows.height:
-                # The index may hold a moved message under both its keys after it is done and
-                # forgotten. A subscription created since then wants it again.
+                # A message is there twice. The index may have a moved message under both its keys
+                # after the broker has forgotten the move. That matters to a subscription that was
+                # created since then.
                 rows = rows.once()
             if self.queues is not None:
                 self.queues.push(rows)
@@ -196,7 +214,7 @@ class Band:
 
     @property
     def room(self) -> int:
-        """The number of fresh rows that still fit."""
+        """The number of fresh rows that still fit into ready."""
         if self.queues is None:
             return self.ready.room
         return max(0, self.ready.limit - self.queues.fresh_of(self.which))
@@ -204,7 +222,11 @@ class Band:
     # -- scans ---------------------------------------------------------------------
 
     def wants_scan(self, piece: int) -> bool:
-        """Whether the band is behind, is not being read, and has room for a piece."""
+        """Whether the band is behind, no scan of it is running, and it has room for a scan.
+
+        Args:
+          piece: for how many rows there must be room.
+        """
         return self.mark is not None and self._scan_until is None and self.room >= piece
 
     def lies_below(self, key: Key) -> bool:
@@ -212,49 +234,57 @@ class Band:
         return self.mark is not None and self.mark < key
 
     def may_join(self, piece: int) -> bool:
-        """Whether there is enough room to join a scan of another band with the same mark."""
+        """Whether there is enough room to join a scan of another band with the same mark.
+
+        Args:
+          piece: for how many rows there must be room to begin a scan; less room is needed to join.
+        """
         return self.room * _JOIN_SHARE >= piece
 
     @property
     def may_precede(self) -> bool:
-        """Whether unread messages may precede all ready messages of the band."""
+        """Whether unread messages of the band may come before all of its ready messages."""
         unread = self.unread_from
         if unread is None:
             return False
         if self.queues is not None:
             return not self.queues.fresh_of(self.which)
         first_ms = self.ready.first_ms
-        # Ready messages of other bands are in the order of priorities, not of due times.
+        # In other bands, a lower due time does not mean a lower rank, because priorities differ.
         return first_ms is None or (self.which == NORMAL and unread.due_ms < first_ms)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is ready, unread or being read."""
+        """Whether no message is ready, the band is not behind, and no scan is running."""
         return self.mark is None and self._scan_until is None and not self.ready
 
     @property
     def is_reading(self) -> bool:
-        """Whether a scan is under way."""
+        """Whether a scan of the band is running."""
         return self._scan_until is not None
 
     def is_stuck(self, piece: int) -> bool:
-        """Whether the band is behind, is not being read, and has room for less than a piece."""
+        """Whether the band is behind, no scan of it is running, and it has no room for one.
+
+        Args:
+          piece: for how many rows there must be room.
+        """
         return self.mark is not None and self._scan_until is None and self.room < piece
 
     def has_unread(self, until_ms: int) -> bool:
-        """Whether messages due by ``until_ms`` may be unread, and no scan is under way."""
+        """Whether messages due by ``until_ms`` may be unread, and no scan is running."""
         return self.mark is not None and self._scan_until is None and self.mark.due_ms <= until_ms
 
     @property
     def unread_from(self) -> Key | None:
-        """The lowest key that may be unread; None if there is none."""
+        """The lowest key of a due message that may be unread; None if there is none."""
         return lowest((self.mark, self._scan_low))
 
     def begin_scan(self, stop: Key, catches_up: bool) -> None:
         """Begin a scan of ``[mark, stop)``; ``end_scan`` or ``break_scan`` must follow.
 
         Args:
-          catches_up: whether ``stop`` is the current frontier.
+          catches_up: whether ``stop`` is the current frontier, so that nothing due is left unread.
         """
         assert self.mark is not None
         assert self._scan_until is None, "two scans at once"
@@ -264,7 +294,11 @@ class Band:
         self._scan_over = None
 
     def end_scan(self, rows: Rows) -> None:
-        """Take the rows of the band that the scan found, sorted by key and without repeats."""
+        """End the scan: put the rows that it found into ready, and set the mark.
+
+        Args:
+          rows: the rows of this band, sorted by key, each once.
+        """
         stop = self._scan_until
         assert stop is not None
         self._scan_until = None
@@ -278,7 +312,7 @@ class Band:
         self.mark = lowest(marks)
 
     def break_scan(self) -> None:
-        """Abandon the scan, which failed or whose subscription stops; the mark stays."""
+        """Abandon the scan. The mark stays, or is lowered to an offer that arrived meanwhile."""
         self._scan_until = None
         low, self._scan_low = self._scan_low, None
         if low is not None and self.mark is not None:

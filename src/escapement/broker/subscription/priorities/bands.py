@@ -1,8 +1,9 @@
 """The priority bands of one subscription, and the scans that they share.
 
 The normal band always exists; the others are created with their first message. Each band has its
-own read mark (:mod:`~escapement.broker.subscription.priorities.band`). Bands with the same mark
-read together, because each would otherwise read the same keys.
+own read mark, the key in the delivery order at which its next scan of the index begins. A band with
+a mark is *behind* (:mod:`~escapement.broker.subscription.priorities.band`). Bands with the same
+mark share a scan, because each would otherwise read the same messages.
 
 Pure: times and keys arrive as arguments.
 """
@@ -17,14 +18,15 @@ from escapement.broker.subscription.priorities.ready import Rows
 from escapement.sorting import lowest
 from escapement.storage.index import Key
 
-# The most expired messages in one step, and in one acknowledgement.
+# The most expired messages that one scan reads, and that are acknowledged together.
 EXPIRED_AT_ONCE: Final = 65_536
 
 
 class Scan(NamedTuple):
-    """A piece ``[start, stop)`` of the delivery order that bands read together.
+    """A piece ``[start, stop)`` of the delivery order to read from the index for some bands.
 
-    The scan reads about ``most`` messages. Those due by ``expired_until_ms`` have expired.
+    The scan reads about ``most`` messages and may end before ``stop``. Messages due by
+    ``expired_until_ms`` have expired.
     """
 
     bands: list[Band]
@@ -38,8 +40,8 @@ class Bands:
     """The bands of one subscription.
 
     Args:
-      make: creates a band that begins to read at a key, or is not behind if the key is None.
-      mark: where the normal band begins.
+      make: creates a band with a read mark; None for a band that is not behind.
+      mark: the read mark of the normal band.
     """
 
     __slots__ = ("_bands", "_make", "normal")
@@ -58,7 +60,8 @@ class Bands:
     def of(self, which: int) -> Band:
         """Return a band; create it if needed.
 
-        A new band begins where the normal one is, because no message of its own was read before.
+        A new band gets the normal band's read mark, because the part before it had no message of
+        the new band.
         """
         band = self._bands.get(which)
         if band is None:
@@ -66,12 +69,12 @@ class Bands:
         return band
 
     def add_all(self) -> None:
-        """Create all bands, because there may be messages of any."""
+        """Create all bands, because the index may already have messages of each."""
         for which in BANDS:
             self.of(which)
 
     def split(self, rows: Rows) -> list[tuple[Band, Rows]]:
-        """Return the bands that have rows, with their rows; create bands as needed."""
+        """Return each band that some of the rows belong to, with these rows; create new bands."""
         if rows.traits is None:
             return [(self.normal, rows)]
         bands = bands_of(rows.traits)
@@ -82,54 +85,56 @@ class Bands:
 
     @property
     def are_behind(self) -> bool:
-        """Whether a due message has not been read yet."""
+        """Whether a band is behind, so that due messages may not have been read yet."""
         return any(band.mark is not None for band in self)
 
     @property
     def is_reading(self) -> bool:
-        """Whether a band is being read."""
+        """Whether a scan of some band is running."""
         return any(band.is_reading for band in self)
 
     @property
     def unread_from(self) -> Key | None:
-        """The lowest key that may be unread; None if there is none."""
+        """The lowest key of a due message that may be unread; None if there is none."""
         return lowest(band.unread_from for band in self)
 
     def fall_behind(self, key: Key) -> None:
-        """Note that keys from ``key`` on may be in the index without having been offered."""
+        """Lower the read marks to ``key``: messages from there on may not have been offered."""
         for band in self:
             band.fall_behind(key)
 
     def is_stuck(self, piece: int) -> bool:
-        """Whether a band is behind and has less room than ``piece``."""
+        """Whether a band is behind, is not being scanned, and has less room than ``piece``."""
         return any(band.is_stuck(piece) for band in self)
 
     # -- scans ---------------------------------------------------------------------
 
     def must_read(self, wanting: list[Band]) -> bool:
-        """Return whether unread messages of these bands may precede all ready messages.
+        """Return whether deliveries must wait for unread messages that may come first.
 
-        Bands that are being read count, too.
+        Args:
+          wanting: the bands that are to be scanned; bands being scanned count, too.
         """
         return any(band.may_precede for band in self if band.is_reading or band in wanting)
 
     def scan(self, wanting: list[Band], piece: int, most: int, until_ms: int, stop: Key) -> Scan:
-        """Return the next scan: from the lowest mark, with the bands that are at it.
+        """Return the next scan: from the lowest read mark on, for all bands that have this mark.
 
-        The scan ends at the next higher mark, where other bands join.
+        The scan ends at the next higher mark, where other bands can join.
 
         Args:
-          wanting: at least one band.
-          piece: the room that is worth a scan of its own.
-          most: the most messages.
+          wanting: the bands that are to be scanned; at least one.
+          piece: for how many messages a band must have room to begin a scan.
+          most: the most messages to read.
           until_ms: messages due by then have expired.
-          stop: where to stop at the latest.
+          stop: the key at which the scan ends at the latest.
         """
         start = min(band.mark for band in wanting if band.mark is not None)
         here = [band for band in self if band.mark == start and not band.is_reading]
         if start.due_ms <= until_ms:  # expired messages need no room, and are read separately
             return Scan(here, start, Key(until_ms + 1, 0), EXPIRED_AT_ONCE, until_ms)
-        # Bands left out read the same keys again, so bands with a little room join and read less.
+        # A band that is left out must scan the same piece later. So bands with only a little room
+        # join, and the scan reads fewer messages.
         bands = [band for band in here if band in wanting or band.may_join(piece)]
         most = min(most, *(band.room for band in bands))
         ahead = [band.mark for band in self if band.mark is not None and band.mark > start]

@@ -1,12 +1,15 @@
 """Ready messages of a subscription, in the order of ranks: by due time and priority.
 
 Rows are ``(due_ms, offset, attempts, traits)`` in columns. ``attempts`` counts earlier deliveries,
-0 for a message that was never sent. Most rows arrive sorted, and after those that are here, so the
-store is a queue of sorted runs. Rows that arrive out of order (given back) go into a separate pile,
-which is merged when rows are taken.
+0 for a *fresh* message, which was never sent. Rows are *in order* if they are sorted by rank, then
+offset. *Tried* rows have waited out a back-off.
 
-Pure: no clock, no I/O. It does not know which messages are acknowledged; the subscription
-*withdraws* messages that must not be delivered any more.
+Most rows arrive in order, behind the rows that are in the store. So the store is a queue of sorted
+runs. Rows that were given back arrive out of order. They go into a separate pile, which is merged
+when rows are taken.
+
+Pure: no clock, no I/O. It is not told of acknowledgements; the subscription *withdraws* messages
+that must not be delivered any more.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ from escapement.storage.encoding.attempts import RELEASED
 from escapement.storage.index.keys import Key, sorted_order
 from escapement.traits import priorities_of
 
-# ``Rows.attempts`` has 16 bits; storage/encoding/attempts.py says what they mean.
+# ``Rows.attempts`` has 16 bits, defined in storage/encoding/attempts.py.
 _ATTEMPT_BITS: Final = 16
 _ATTEMPTS: Final = (1 << _ATTEMPT_BITS) - 1
 
-# One in this many delivered rows has waited out a back-off (see ``Ready``): few enough to be
-# unnoticed, enough to finish.
+# While fresh rows are ready too, one in this many delivered rows has waited out a back-off (see
+# ``Ready``). So retries hardly delay fresh messages, and are all delivered in the end.
 TRIED_SHARE: Final = 4
 
 
@@ -56,12 +59,16 @@ class Rows(NamedTuple):
 
     @classmethod
     def recalled(cls, due_ms: Int64s, offsets: Int64s, stored: Int64s) -> Rows:
-        """Return rows whose attempts and traits were stored by ``to_store``."""
+        """Return rows from stored attempts.
+
+        Args:
+          stored: attempts and traits of each message, as packed by ``to_store``; int64[n].
+        """
         traits = (stored >> _ATTEMPT_BITS).astype(np.uint32)
         return cls(due_ms, offsets, stored & _ATTEMPTS, traits if traits.any() else None)
 
     def to_store(self) -> Int64s:
-        """Return attempts (the lower 16 bits) and traits in one column; int64[n]."""
+        """Return attempts (the lower 16 bits) and traits packed into one column; int64[n]."""
         if self.traits is None:
             return self.attempts
         return self.attempts | (self.traits.astype(np.int64) << _ATTEMPT_BITS)
@@ -73,7 +80,7 @@ class Rows(NamedTuple):
 
     @property
     def counts(self) -> Int64s:
-        """The attempts without the ``RELEASED`` flag; int64[n]."""
+        """The number of attempts of each row, without the ``RELEASED`` flag; int64[n]."""
         return self.attempts & (RELEASED - 1)
 
     def ranks(self, ageing_ms: int) -> Int64s:
@@ -94,11 +101,14 @@ class Rows(NamedTuple):
         return Rows(self.due_ms[which], self.offsets[which], self.attempts[which], traits)
 
     def in_order(self, ageing_ms: int = 0) -> Rows:
-        """Return the rows sorted by rank, then offset; linear if rows are a few sorted runs."""
+        """Return the rows sorted by rank, then offset. O(n) if they consist of few sorted runs.
+
+        Without ``ageing_ms``, the rank is the due time.
+        """
         return self.pick(sorted_order(self.ranks(ageing_ms), self.offsets))
 
     def key(self, at: int) -> Key:
-        """Return the key of one row."""
+        """Return the key ``(due_ms, offset)`` of the row at a position."""
         return Key(int(self.due_ms[at]), int(self.offsets[at]))
 
     def once(self) -> Rows:
@@ -124,12 +134,12 @@ class Rows(NamedTuple):
 class Ready:
     """A bounded, ordered store of rows; O(log n) per row at worst, mostly O(1).
 
-    Rows that waited out a back-off are kept apart. While fresh rows are ready too, one in
-    ``TRIED_SHARE`` of the rows taken has waited out a back-off. So even if many return at once,
+    Tried rows, which have waited out a back-off, are kept apart. While there are other rows too,
+    one in ``TRIED_SHARE`` of the rows taken is a tried row. So even if many retries return at once,
     they do not block fresh rows, nor do fresh rows block them. Q6.
 
     Args:
-      limit: the most fresh rows.
+      limit: how many untried rows there may be before ``room`` is 0.
       ageing_ms: how many ms a step of priority is worth; see ``Rows.ranks``.
     """
 
@@ -142,19 +152,19 @@ class Ready:
         self._runs_count = 0
         self._side = Pile(ageing_ms)
         self._tried = Pile(ageing_ms)
-        self._credit = 0  # rows taken that are not yet counted towards the share
+        self._credit = 0  # rows taken that count towards the next tried row
 
     def __len__(self) -> int:
         return self.untried + self._tried.count
 
     @property
     def untried(self) -> int:
-        """The number of rows that did not wait out a back-off."""
+        """The number of untried rows, which did not wait out a back-off."""
         return self._runs_count + self._side.count
 
     @property
     def first_ms(self) -> int | None:
-        """The due time of the first row that did not wait out a back-off; O(runs)."""
+        """The due time of the first untried row; None if there is none. O(runs)."""
         runs = [*list(self._runs)[:1], *self._side.runs]
         return min((int(run.due_ms[0]) for run in runs), default=None)
 
@@ -164,10 +174,10 @@ class Ready:
         return max(0, self.limit - self.untried)
 
     def push(self, rows: Rows) -> None:
-        """Add rows that are in order.
+        """Add untried rows that are in order.
 
-        The caller keeps fresh rows within ``room``. The number of rows given back has a bound of
-        its own, because they were in flight.
+        The caller adds no more fresh rows than ``room``. Rows given back may exceed it: they were
+        in flight, which has a bound of its own.
         """
         if not rows.height:
             return
@@ -182,19 +192,20 @@ class Ready:
         return int(row.ranks(self.ageing_ms)[0]), int(row.offsets[0])
 
     def push_tried(self, rows: Rows) -> None:
-        """Add rows, in order, that have waited out a back-off; they take no room."""
+        """Add tried rows that are in order; they take no room."""
         self._tried.push(rows)
 
     @staticmethod
     def take_apart(
         stores: Sequence[Ready], most: int, *, with_tried: bool = True
     ) -> tuple[Rows, Rows]:
-        """Take rows from several stores in two parts, each in order: untried ones and tried ones.
+        """Remove the first rows of several stores; return the untried and the tried ones.
 
-        Tried rows have waited out a back-off.
+        Both parts are in order.
 
         Args:
-          with_tried: whether to take tried rows at all.
+          most: the most rows to take altogether.
+          with_tried: whether to take tried rows, which have waited out a back-off.
         """
         ageing_ms = stores[0].ageing_ms
         tried = Rows.none()
@@ -224,7 +235,7 @@ class Ready:
         return taken
 
     def put_first(self, rows: Rows) -> None:
-        """Put back untried rows that were just taken, if none were added since. O(1)."""
+        """Put back untried rows that were taken; no rows may have been added since. O(1)."""
         if rows.height:
             self._runs.appendleft(rows)
             self._runs_count += rows.height
@@ -243,7 +254,7 @@ class Ready:
         return Rows.concat(parts)
 
     def put_back(self, rows: Rows) -> None:
-        """Put back rows that were just taken."""
+        """Put back untried rows that were taken; other rows may have been added since."""
         self._side.push(rows)
 
     def withdraw(self, offsets: Int64s) -> None:
@@ -255,7 +266,7 @@ class Ready:
         self._tried.withdraw(offsets)
 
     def never_sent(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which of these messages are here and were never sent; bool[n]. O(rows)."""
+        """Return which of these messages are in the store and were never sent; bool[n]. O(rows)."""
         found = np.zeros(len(offsets), bool)
         for rows in (*self._runs, *self._side.runs):
             found |= np.isin(offsets, rows.offsets[rows.attempts == 0])
@@ -266,14 +277,14 @@ class Ready:
         return Rows.concat([*Ready.take_apart([self], len(self))]).in_order(self.ageing_ms)
 
     def set_ageing(self, ageing_ms: int) -> None:
-        """Reorder all rows for another ``ageing_ms``."""
+        """Sort all rows again by the ranks for another ``ageing_ms``."""
         others, tried = self._take_untried(len(self)), self._tried.take(len(self))
         self.ageing_ms = self._side.ageing_ms = self._tried.ageing_ms = ageing_ms
         self.push(others.in_order(ageing_ms))
         self.push_tried(tried.in_order(ageing_ms))
 
     def rows(self) -> Rows:
-        """Return a copy of all rows, in no order, for a snapshot."""
+        """Return a copy of all rows, in no order."""
         return Rows.concat([*self._runs, *self._side.runs, *self._tried.runs])
 
     def _check(self) -> None:
@@ -291,7 +302,7 @@ class Ready:
 
 
 class Pile:
-    """Rows added in any order, as a few sorted runs of falling size; O(log n) a row."""
+    """A set of rows, kept as a few sorted runs of falling size; adding costs O(log n) a row."""
 
     __slots__ = ("ageing_ms", "count", "runs")
 
@@ -311,7 +322,7 @@ class Pile:
             self.runs[-1] = Rows.concat([self.runs[-1], last]).in_order(self.ageing_ms)
 
     def first(self, most: int) -> Rows:
-        """Return the first ``most`` rows, which stay here; O(runs * most)."""
+        """Return the first ``most`` rows without removing them; O(runs * most)."""
         return _first_of([run.pick(slice(0, most)) for run in self.runs], most, self.ageing_ms)[0]
 
     def take(self, most: int) -> Rows:
@@ -338,7 +349,7 @@ class Pile:
 
 
 def _without(rows: Rows, offsets: Int64s) -> Rows:
-    """Return the rows of other messages: the same object if those are all rows."""
+    """Return the rows without those of these messages; the same object if none is removed."""
     # A single offset is compared directly, which is ten times as fast.
     alone = len(offsets) == 1
     gone = rows.offsets == offsets[0] if alone else np.isin(rows.offsets, offsets)
@@ -348,7 +359,10 @@ def _without(rows: Rows, offsets: Int64s) -> Rows:
 def goes_before(
     ranks: Int64s, offsets: Int64s, other_ranks: Int64s, other_offsets: Int64s
 ) -> npt.NDArray[np.bool_]:
-    """Return which rows precede the other row at the same position; bool[n]."""
+    """Compare two lists of rows, row by row; return where the first precedes the second; bool[n].
+
+    Rows are in the order of ranks, then offsets.
+    """
     before: npt.NDArray[np.bool_] = ranks < other_ranks
     same = ranks == other_ranks
     if same.any():
@@ -357,7 +371,7 @@ def goes_before(
 
 
 def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, list[int]]:
-    """Return the first ``most`` rows of sorted parts, in order, and how many are of each."""
+    """Merge sorted parts: return their first ``most`` rows, and how many come from each part."""
     filled = [part for part in parts if part.height]
     if len(filled) <= 1:
         rows = filled[0].pick(slice(0, most)) if filled else Rows.none()

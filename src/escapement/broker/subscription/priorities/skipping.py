@@ -1,13 +1,17 @@
-"""Skipping: leaving messages out of memory while ready is full of undeliverable ones.
+"""Skipping: leaving messages in the index while ready is full of undeliverable ones.
 
 Ready may be full of messages whose keys are busy, or whose consumer takes none. They must not block
-others. When ready has been full for ``STUCK_MS``, and more is wanted than can be delivered, some of
-it is removed and its slots are *skipped*: messages of these slots in the index are passed over, so
-that reading reaches others. A skipped slot is *dry* when none of its messages is left in ready and
-they could be delivered. Then reading begins again at the first message passed over, and takes it
-in.
+others. Reading is *stuck* if ready has no room although consumers want more messages than can be
+delivered. When reading has been stuck for ``STUCK_MS``, some ready messages are removed and their
+slots are *skipped*: scans of the index pass over messages of these slots, and reach others. (A
+*slot* is a 16-bit hash of a message's key.)
 
-The subscription says when reading is stuck, which messages to remove, and which slots are dry.
+A skipped slot is *dry* when none of its messages is left in ready, and its messages could be
+delivered. Then the slot is no longer skipped, and the next scan begins at the first message that
+was passed over.
+
+The subscription decides whether reading is stuck, which messages to remove, and which slots are
+dry.
 
 Pure: times arrive as arguments.
 """
@@ -26,27 +30,27 @@ from escapement.sorting import lowest
 from escapement.storage.index import Key
 from escapement.traits import SLOTS, have_keys, key_slots
 
-# The slot of a message without a key, where slots matter.
+# The slot that stands for messages without a key; it is above all real slots.
 NO_SLOT: Final = SLOTS
 
-# How long reading must be stuck before messages are left out, and how long a few dry slots wait for
-# their next messages.
+# How long reading must be stuck before slots are skipped, and how long a few dry slots wait until
+# they are scanned again.
 STUCK_MS: Final = 1000
-# Reading is not stuck while one in this many ready messages is delivered in that time.
+# Reading is not stuck if this share of ready (a quarter) was delivered in that time.
 _FLOW_SHARE: Final = 4
-# Dry slots do not wait if one in this many skipped slots is dry.
+# Dry slots are scanned again at once if this share of the skipped slots (a quarter) is dry.
 _DRY_SHARE: Final = 4
 
 Slots = npt.NDArray[np.intp]
 
 
 def slots_of(rows: Rows, whole: bool) -> Slots:
-    """Return the slot of each row; rows in a slot block each other. intp[n].
+    """Return the slot of each row; intp[n].
 
-    Rows without a key have ``NO_SLOT``: they block no other row.
+    Rows without a key have ``NO_SLOT``.
 
     Args:
-      whole: all rows are in one slot.
+      whole: whether the whole topic is kept in order, so that all rows are in slot 0.
     """
     if whole:
         return np.zeros(rows.height, np.intp)
@@ -63,12 +67,12 @@ class Skipping:
     def __init__(self) -> None:
         self.skipped_from: Key | None = None  # the lowest key that was passed over
         self._delivered = 0  # messages delivered since reading was found stuck
-        self._skipped: Bools | None = None  # one more for ``NO_SLOT``, which is never skipped
+        self._skipped: Bools | None = None  # by slot; False for the last one, ``NO_SLOT``
         self._stuck = WaitLimit(STUCK_MS)
         self._dry = WaitLimit(STUCK_MS)
 
     def advance(self, now_ms: int) -> bool:
-        """Advance to ``now_ms``; return whether a wait has ended."""
+        """Advance to ``now_ms``; return whether slots may now be skipped or scanned again."""
         stuck = self._stuck.advance(now_ms)
         return self._dry.advance(now_ms) or stuck
 
@@ -79,7 +83,7 @@ class Skipping:
     # -- when to leave messages out ----------------------------------------------------
 
     def found_stuck(self, stuck: bool, now_ms: int) -> None:
-        """Note whether reading is stuck: no room, although more is wanted than can be delivered."""
+        """Note whether reading is stuck now; see the module docstring."""
         if not stuck:
             self._stuck.end()
         elif not self._stuck.has_begun:
@@ -87,15 +91,16 @@ class Skipping:
             self._stuck.is_out(now_ms)
 
     def delivered(self, count: int) -> None:
-        """Count delivered messages."""
+        """Count messages that were delivered."""
         self._delivered += count
 
     def wants_room(self, now_ms: int, limit: int) -> bool:
-        """Return whether reading has been stuck for so long that room must be made.
+        """Return whether reading has been stuck for so long that room must be made in ready.
+
+        Returns False if many messages were delivered meanwhile, because there will be room soon.
 
         Args:
-          limit: the most rows of a band in ready. If many of them were delivered meanwhile, there
-            will be room soon.
+          limit: the most rows of a band in ready.
         """
         if not self._stuck.has_begun or not self._stuck.is_out(now_ms):
             return False
@@ -118,7 +123,12 @@ class Skipping:
         return self._skipped is not None and bool((self._skipped[:-1] & slots).any())
 
     def pass_over(self, rows: Rows, slots: Slots) -> Rows:
-        """Return the rows whose slots are not skipped; the rows are sorted by key."""
+        """Return the rows whose slots are not skipped; note the others as passed over.
+
+        Args:
+          rows: sorted by ``(due_ms, offset)``.
+          slots: the slot of each row.
+        """
         if self._skipped is None:
             return rows
         skipped = self._skipped[slots]
@@ -128,11 +138,11 @@ class Skipping:
         return rows.pick(~skipped)
 
     def leave_out(self, rows: Rows, slots: Bools) -> None:
-        """Note rows that were removed from ready, and skip their slots from now on.
+        """Note rows that were removed from ready as passed over, and skip slots from now on.
 
         Args:
-          rows: sorted by key.
-          slots: those of the rows, and maybe others; bool[SLOTS].
+          rows: sorted by ``(due_ms, offset)``.
+          slots: the slots to skip; they include those of the rows; bool[SLOTS].
         """
         self._stuck.end()
         if rows.height:
@@ -142,18 +152,18 @@ class Skipping:
             self._note(rows)
 
     def take_in_again(self, dry: Bools, now_ms: int) -> Key | None:
-        """Return where to read from because skipped slots are dry; None if that can wait.
+        """Stop skipping dry slots, if it is time; return the key at which to scan again.
 
-        These slots are not skipped any more.
+        Returns None if nothing is to be scanned again now.
 
         Args:
-          dry: slots with no message in ready that could be delivered; bool[SLOTS].
+          dry: the slots that have no message in ready and could deliver one; bool[SLOTS].
         """
         if self._skipped is None:
             return None
         dry = np.append(self._skipped[:-1] & dry, False)
         count = np.count_nonzero(dry)
-        # Reading passes all other due messages, so it does not begin for each slot.
+        # A scan passes all other due messages again, so it is not worth it for a single slot.
         many = _DRY_SHARE * count >= np.count_nonzero(self._skipped)
         if count and not many and not self._dry.is_out(now_ms):
             return None
@@ -161,7 +171,7 @@ class Skipping:
         return self._read_again(dry) if count else None
 
     def skip_none(self) -> Key | None:
-        """Stop skipping; return where to read from, None if no message was passed over."""
+        """Stop skipping all slots; return the key at which to scan again, None if there is none."""
         return None if self._skipped is None else self._read_again(self._skipped.copy())
 
     def _read_again(self, slots: Bools) -> Key | None:
@@ -170,7 +180,7 @@ class Skipping:
         if not self._skipped.any():
             self._skipped = None
             self._dry.end()
-        # Messages passed over again are noted again.
+        # If the scan passes over messages again, it notes them again.
         found, self.skipped_from = self.skipped_from, None
         return found
 

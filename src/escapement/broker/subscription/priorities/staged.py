@@ -2,20 +2,22 @@
 
 The index stores messages by due time. If messages are delivered by priority or by key, the messages
 of one frame are in a hundred blocks of the index, and each frame would read all of these again. So
-ready messages are read at once, in the order of the index, and kept here until they are done.
+many ready messages are read together, in the order of the index, and kept here until they are
+delivered and acknowledged.
 
-*Expected* messages are ready and not read yet. When there are enough, ``begin_read`` says which to
-read, the lowest ranks first, and ``put`` takes them. All subscriptions together may use
-``BrokerLimits.staged_bytes``. Messages that find no room are read from the index when they are
-delivered. So this cache affects only speed.
+*Expected* messages are ready and not read yet. When there are enough, ``begin_read`` returns those
+to read next, the lowest ranks first, and ``put`` adds them to the cache. All subscriptions together
+may use ``BrokerLimits.staged_bytes``. Messages that find no room are read from the index when they
+are delivered. So this cache affects only speed.
 
-The messages of one read are a *part*. A map from offsets to places finds the messages of a frame at
-once, however many parts there are. Parts whose messages are mostly done are merged. The map may
-still have the place of a message that has been removed, because part numbers are not reused.
+The messages of one read are a *part*. The *place* of a message is the number of its part and its
+row there. A map from offsets to places finds the messages of a frame at once, however many parts
+there are. Parts that have mostly finished messages are merged. The map may still have the place of
+a message that was removed. This does no harm, because part numbers are not reused.
 
 Invariants (``_check``): the map of offsets is sound; no message is in a part twice.
 
-Pure: it does not know which messages are ready or done; each call is given them.
+Pure: callers pass in which messages are ready or finished.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from escapement.storage.index.keys import sorted_order
 _LEAST_ROWS: Final = 2048
 # The memory of a row besides its strings: its place, and the bounds of each string.
 _ROW_BYTES: Final = 64
-# A place is the number of a part above this many bits for the row.
+# A place has the row in this many lower bits, and the number of the part above them.
 _ROW_BITS: Final = 32
 # The map of offsets is rebuilt if it has more than this many entries for each message.
 _MOST_PLACES: Final = 2
@@ -78,49 +80,53 @@ class Staged:
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}  # by number, ascending
         self._next = 0
-        self._places = NumberMap()  # the place of each message, maybe removed
+        self._places = NumberMap()  # by offset: the place of the message, which may be removed
         self._expected: list[Rows] = []
         self.expected = 0  # the number of rows in ``_expected``
-        self._asked = 0  # rows sought since the last ``keep``
+        self._asked = 0  # how many messages ``find`` has sought since the last ``keep``
         self._is_full = False  # whether the last ``begin_read`` had no room
 
     @property
     def size_bytes(self) -> int:
-        """The memory in use."""
+        """The memory in use, in bytes."""
         return self._places.size_bytes + sum(part.size_bytes for part in self._parts.values())
 
     # -- reading ahead ---------------------------------------------------------------
 
     def expect(self, rows: Rows) -> None:
-        """Add ready rows."""
+        """Add ready rows to the expected messages, which are to be read ahead."""
         self._expected.append(rows)
         self.expected += rows.height
 
     @property
     def wants_read(self) -> bool:
-        """Whether enough rows are expected, and there may be room for them."""
+        """Whether enough messages are expected for a read, and there may be room for them."""
         if self.expected < _LEAST_ROWS:
             return False
         return not self._is_full or self._asked >= _LEAST_ROWS
 
     @property
     def is_untidy(self) -> bool:
-        """Whether most messages here may be done."""
+        """Whether most messages of the cache may be finished, so that ``keep`` should be called."""
         return 4 * self._asked >= 3 * self._height
 
     def take_expected(self, waits: Callable[[Rows], Bools]) -> Rows:
-        """Remove all expected rows; return those for which ``waits`` is true."""
+        """Remove all expected rows; return those that are still worth reading.
+
+        Args:
+          waits: returns which of the given rows still wait to be delivered; bool[n].
+        """
         rows = Rows.concat(self._expected)
         self._expected, self.expected = [], 0
         return rows.pick(waits(rows)) if rows.height else rows
 
     def begin_read(self, rows: Rows, ageing_ms: int, room_bytes: int, mean_bytes: float) -> Rows:
-        """Return which of these rows to read now, sorted by key; expect the others.
+        """Return the rows to read now, sorted by ``(due_ms, offset)``; expect the others.
 
         Args:
           ageing_ms: how many ms a step of priority is worth.
-          room_bytes: how many bytes may be added.
-          mean_bytes: the mean size of a message; 0 if unknown, and then none is read.
+          room_bytes: how many bytes may be added to the cache.
+          mean_bytes: the mean size of a message; 0 if it is unknown, and then no row is read.
         """
         most = int(room_bytes / (mean_bytes + _ROW_BYTES)) if mean_bytes else 0
         self._is_full = most < _LEAST_ROWS
@@ -133,13 +139,19 @@ class Staged:
         return rows.pick(order[:most]).in_order()
 
     def put(self, rows: Rows, batch: MessageBatch) -> None:
-        """Add messages that were read, in the order of the rows."""
+        """Add messages that were read; ``batch`` has the message of each row."""
         self._add(rows.offsets, rows.due_ms, batch)
 
     # -- messages --------------------------------------------------------------------
 
     def keep(self, which: Which) -> None:
-        """Remove messages that fail ``which``, from parts where most do; amortized O(1) each."""
+        """Remove finished messages from the parts in which most are finished.
+
+        Amortized O(1) for each message.
+
+        Args:
+          which: returns which of the given offsets are still needed; bool[n].
+        """
         self._asked = 0
         left = {}
         for number, part in self._parts.items():
@@ -153,7 +165,11 @@ class Staged:
                 self._places.put(part.offsets, part.places)
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
-        """Return the wanted messages that are here: positions in ``offsets``, and their rows."""
+        """Return the messages of the cache among those wanted, part by part.
+
+        Each result has positions in ``offsets`` and the rows of these messages in one part. A
+        message is found only under its current due time.
+        """
         self._asked += len(offsets)
         if not self._parts:
             return []
@@ -185,12 +201,16 @@ class Staged:
         return sum(part.height for part in self._parts.values())
 
     def _here(self, part: _Part, rows: Int64s) -> Int64s:
-        """Return the rows of a part that were not read again since."""
+        """Return those of the given rows of a part whose messages were not read again since."""
         here: Int64s = rows[self._places.get(part.offsets[rows]) == part.first_place + rows]
         return here
 
     def _join(self, left: dict[int, Int64s]) -> None:
-        """Join parts, keeping the rows given for each."""
+        """Merge parts into a new one.
+
+        Args:
+          left: by the number of each part, the rows of it to keep.
+        """
         parts = [(self._parts.pop(number), rows) for number, rows in left.items()]
         picks, height = [], 0
         for part, rows in parts:

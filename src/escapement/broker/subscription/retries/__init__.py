@@ -1,1 +1,1 @@
-"""Retries: back-off and the next attempt of each message."""
+"""Retries: how long a message waits for its next attempt, and the timers of these waits."""

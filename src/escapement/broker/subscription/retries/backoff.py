@@ -25,8 +25,8 @@ _MAX_DOUBLINGS: Final = 31
 CEILING_MS: Final = 3650 * 86_400_000
 
 DEFAULT_ACK_WAIT_MS: Final = 30_000
-# The jitter range is divided into this many common moments: few enough that many messages meet,
-# enough that they do not all return at once.
+# Within the range of the jitter, waits end at this many common moments: few enough that many
+# messages return together, enough that they do not all return at once.
 _PORTIONS: Final = 16
 
 
@@ -36,11 +36,11 @@ class BackOff:
 
     ack_wait_ms: int = DEFAULT_ACK_WAIT_MS
     min_backoff_ms: int = 0
-    max_backoff_ms: int = 0  # 0: no upper bound but the ceiling
+    max_backoff_ms: int = 0  # 0: no upper bound except ``CEILING_MS``
     jitter: float = 0.33
 
     def wait_ms(self, attempts: Int64s, chance: npt.NDArray[np.float64] | float) -> Int64s:
-        """Return how long to wait after each attempt (1 is the first); int64[n].
+        """Return how long to wait for each message's next attempt; int64[n].
 
         Args:
           attempts: how often each message has been delivered, >= 1; int64[n].
@@ -52,10 +52,11 @@ class BackOff:
         return waits
 
     def until_ms(self, now_ms: int, attempts: Int64s, chance: npt.NDArray[np.float64]) -> Int64s:
-        """Return the end of each wait that starts now; int64[n]. Arguments as for ``wait_ms``.
+        """Return the end of each wait that starts now; int64[n].
 
-        Within the range of the jitter, messages meet at common moments. Messages that return
-        together are read from disk together, and need fewer timers.
+        Other arguments are as for ``wait_ms``. The ends are rounded to common moments within the
+        range of the jitter. Messages that return together are read from disk together, and need
+        fewer timers.
         """
         until = now_ms + self.wait_ms(attempts, chance)
         bounded = self._bounded_ms(attempts)
@@ -67,7 +68,7 @@ class BackOff:
 
     @property
     def first_wait_ms(self) -> int:
-        """The ``wait_ms`` after a first attempt, without jitter."""
+        """The wait after the first attempt, without jitter."""
         wait_ms = self.ack_wait_ms or self.min_backoff_ms
         return min(max(wait_ms, self.min_backoff_ms), self._upper_ms)
 

@@ -1,10 +1,10 @@
 """Timers of a subscription, on one wheel: retries and ack timeouts.
 
-A *retry* is a message and the time of its next attempt. A *watch* is a delivery and its first
-deadline.
+A *retry* is the timer of a message that waits for its next attempt. A *watch* is the timer of a
+delivery, for the first ack deadline of its messages.
 
-Pure: it does not know acknowledgements, so a message may be acknowledged by the time its timer
-fires. All retries use this wheel, whatever their reason. V4.
+Pure. It is not told of acknowledgements, so a message may have been acknowledged by the time its
+timer fires. All retries use this wheel, whatever their reason. V4.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from escapement.timewheel import Entries, TimingWheel
 # The resolution of retries and ack timeouts. It does not depend on the topic's tick: these waits
 # are a few seconds, and a coarse tick for delays must not stretch them.
 TIMER_TICK_MS: Final = 10
-# The lower bits of a timer's tag have the attempts, the upper ones the due time.
+# The tag of a retry has the attempts in its lower 16 bits and the due time above them.
 _ATTEMPTS: Final = 0xFFFF
-# Watches of finished deliveries are removed once they outnumber the others by this many.
+# The wheel may have this many timers more than four for each message or delivery in use. Beyond
+# that, watches of finished deliveries are removed.
 _TIDY_TIMERS: Final = 16_384
 
 
 class Fired(NamedTuple):
-    """Timers that fired: deliveries to check, and messages to retry."""
+    """Timers that fired: ids of deliveries past a deadline, and messages to retry."""
 
     deliveries: list[int]
     rows: Rows
@@ -45,9 +46,10 @@ class Retries:
     # -- the wheel -------------------------------------------------------------------
 
     def wait(self, rows: Rows, next_ms: Int64s) -> Rows:
-        """Retry messages at ``next_ms``; return those whose time has come already.
+        """Set timers to retry messages at ``next_ms``; return the messages whose time has come.
 
-        This happens if the wall clock was set back a little, so the wheel is ahead of it.
+        There are such messages if the wall clock was set back a little, so that the wheel is ahead
+        of it.
         """
         tags = (rows.due_ms << 16) | rows.attempts
         labels = None if rows.traits is None else rows.traits.astype(np.int64)
@@ -55,21 +57,29 @@ class Retries:
         return Rows.none() if elapsed is None else _timed(elapsed)
 
     def watch(self, delivery_id: int, deadline_ms: int) -> None:
-        """Fire for a delivery at its deadline."""
+        """Set the timer of a delivery; ``advance`` returns its id at the deadline."""
         self._put_again(Entries(np.array([deadline_ms]), np.array([-delivery_id])))
 
     def _put_again(self, timers: Entries) -> None:
-        """Put timers into the wheel; those that should have fired do so at its next tick."""
+        """Put timers into the wheel; overdue timers fire at its next tick."""
         when_ms = np.maximum(timers.when_ms, self._wheel.now_ms + 1)
         elapsed = self._wheel.insert(when_ms, timers.ids, timers.tags, timers.labels)
         assert elapsed is None
 
     def is_untidy(self, live: int) -> bool:
-        """Return whether most watches are finished, given at most ``live`` unfinished entries."""
+        """Return whether most timers are watches of finished deliveries.
+
+        Args:
+          live: an upper bound of the messages in retry and the deliveries in flight.
+        """
         return len(self._wheel) > _TIDY_TIMERS + 4 * live
 
     def tidy(self, delivery_ids: Int64s) -> None:
-        """Remove the watches of other deliveries; with a long ack wait those are most."""
+        """Remove the watches of finished deliveries; with a long ack wait, they accumulate.
+
+        Args:
+          delivery_ids: the deliveries that are not finished.
+        """
         waiting = self._wheel.drain()
         self._put_again(waiting.take((waiting.ids >= 0) | np.isin(-waiting.ids, delivery_ids)))
 
@@ -87,13 +97,13 @@ class Retries:
         return self._wheel.next_wake_ms()
 
     def rewind(self, now_ms: int) -> None:
-        """Rebuild the wheel after the wall clock was set back; deadlines stay as they are."""
+        """Rebuild the wheel after the wall clock was set back; timers keep their times."""
         waiting = self._wheel.drain()
         self._wheel = TimingWheel(TIMER_TICK_MS, now_ms)
         self._put_again(waiting)
 
     def live(self, ttl_ms: int) -> None:
-        """Let no retry wait for longer than ``ttl_ms`` after it was due; O(n)."""
+        """End each retry no later than ``ttl_ms`` after the due time of its message; O(n)."""
         waiting = self._wheel.drain()
         if waiting.tags is not None:
             ends_ms = np.minimum(waiting.when_ms, (waiting.tags >> 16) + ttl_ms)
@@ -109,7 +119,7 @@ class Retries:
     def waiting(self) -> tuple[Rows, Int64s]:
         """Return the messages in retry and the times of their next attempts. O(n).
 
-        Some may have been acknowledged already.
+        Some of the messages may have been acknowledged already.
         """
         entries = self._wheel.entries()
         entries = entries.take(np.flatnonzero(entries.ids >= 0))
@@ -117,7 +127,7 @@ class Retries:
 
 
 def _timed(timers: Entries) -> Rows:
-    """Return the rows of retries: tags have due time and attempts, labels have traits."""
+    """Return the messages of retry timers as rows, decoded from the timers' tags and labels."""
     if not len(timers):
         return Rows.none()
     tags, labels = timers.tags, timers.labels
