@@ -1,9 +1,10 @@
 """Lower bounds on the due times of pending messages in a log, to find expired ones.
 
-For a subscription that reads the log, whose order is not the order of due times. The log below
-``known_to`` is covered by *spans*. Each span has a lower bound on the due times of its pending
-messages. Ranges without pending messages have no span. The log from ``known_to`` on, the *tail*,
-has one lower bound: messages accepted later are not due earlier.
+An exclusive or failover subscription uses this, because the log is not in the order of due times.
+The part of the log that was examined ends at the offset ``known_to``. It is divided into *spans*,
+each with a lower bound on the due times of its pending messages. Ranges without pending messages
+have no span. The rest of the log, the *tail*, has one lower bound, because no message is due before
+it was accepted.
 
 A span covers up to ``SPAN_MESSAGES`` messages. So memory is a few bytes per span, and a search for
 one expired message reads at most one span. Pure: it holds no messages and reads no clock.
@@ -37,10 +38,13 @@ class Ages:
         self._since_ms: list[int] = []
 
     def oldest(self, end: int) -> tuple[int, int, int] | None:
-        """Return the range of the log below ``end`` that may hold the oldest pending message.
+        """Return the range of the log below ``end`` that may have the oldest pending message.
 
-        Returns ``(low, high, since_ms)``, where no pending message of the range was due before
-        ``since_ms``. None if no message is pending. O(spans).
+        O(spans).
+
+        Returns:
+          ``(low, high, since_ms)``, where no pending message of the range is due before
+            ``since_ms``. None if no message is pending.
         """
         found = None
         if self.known_to < end:
@@ -53,12 +57,12 @@ class Ages:
         return found
 
     def looked(self, low: int, high: int, since_ms: int | None) -> None:
-        """Record that pending messages in this range were due at ``since_ms`` or later.
+        """Record that the pending messages of an examined range are due at ``since_ms`` or later.
 
-        The range begins in a span or at the tail, and ends at its end or before.
+        The range lies inside one span, or begins where the tail begins.
 
         Args:
-          since_ms: None if no message of the range is pending.
+          since_ms: the lowest due time; None if no message of the range is pending.
         """
         if low >= self.known_to:
             self.known_to = max(self.known_to, high)
@@ -76,11 +80,11 @@ class Ages:
         self._since_ms.insert(at, since_ms)
 
     def tail_since(self, since_ms: int) -> None:
-        """Record that no message from ``known_to`` on was due before ``since_ms``."""
+        """Record that no message of the tail is due before ``since_ms``."""
         self._tail_ms = since_ms
 
     def again(self, offsets: Int64s, due_ms: Int64s) -> None:
-        """Record messages that are pending again, or are due earlier than recorded."""
+        """Record the due times of messages that are pending again or were moved."""
         for offset in np.unique(offsets[offsets < self.known_to] // SPAN_MESSAGES).tolist():
             mine = (offsets // SPAN_MESSAGES == offset) & (offsets < self.known_to)
             since_ms = int(due_ms[mine].min())

@@ -1,9 +1,9 @@
 """A dead letter: a copy of a message that failed its last attempt, and the reason.
 
-The copy keeps payload, key, priority and properties. Further properties say where it comes from;
-``restored`` removes them. A dead letter that is dead-lettered again keeps its earlier history, so
-that it is restored to the dead letter that it was. Dead letters pass through the inbox, so that one
-transaction acknowledges a message and writes its copy.
+The copy keeps payload, key, priority and properties. ``marked`` adds further properties, which name
+its origin; ``restored`` removes them. A dead letter that is dead-lettered again keeps its earlier
+history, so that ``restored`` returns the earlier dead letter. Dead letters pass through the inbox,
+so that one transaction acknowledges a message and writes its copy.
 
 Pure. The loops over single messages are intended: each message has properties of its own.
 """
@@ -28,7 +28,7 @@ from escapement.storage.inbox.entry import InboxEntry
 Reason = Literal["nack", "timeout", "disconnect", "expired", "dropped"]
 REASONS: Final[tuple[Reason, ...]] = ("nack", "timeout", "disconnect", "expired", "dropped")
 
-# The subscription that keeps dead letters until they are sent back or deleted.
+# The subscription that keeps the dead letters of its topic until they are sent back or deleted.
 KEEPER: Final = "dead-letters"
 # The most bytes in the body of one inbox entry, unless a single message is larger. Several entries
 # share a commit.
@@ -37,14 +37,15 @@ ENTRY_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = (8 << 20) - (16 << 10)
 
 _PREFIX: Final = "dead_letter_"
-# The history of earlier dead-lettering, oldest first: a list of maps of the properties below.
+# The property of a dead letter that was dead-lettered again: a list with the properties that each
+# earlier dead letter got from ``marked``, the oldest first.
 _BEFORE: Final = "dead_letter_before"
-# The most history that a dead letter keeps if it is dead-lettered again and again.
+# A dead letter keeps the properties of this many earlier dead letters, the latest ones.
 _MOST_BEFORE: Final = 8
 
 
 class Dead(NamedTuple):
-    """Dead messages, and the index of each one's reason in ``REASONS``."""
+    """Dead messages, and the position of each message's reason in ``REASONS``."""
 
     rows: Rows
     reasons: npt.NDArray[np.uint8]
@@ -100,7 +101,11 @@ def marked(
     """Return the dead letters: copies of the messages with their origin in the properties.
 
     Args:
-      published_ms: when each message was accepted; 0 if unknown.
+      batch: the messages that failed, expired or were dropped.
+      dead: their rows and reasons, in the same order.
+      published_ms: when each message was accepted; 0 if unknown; int64[n].
+      topic: the topic of the messages.
+      subscription: the name of the subscription that gives them up.
     """
     rows = dead.rows
     packed = batch.strings(batch.properties)
@@ -125,12 +130,12 @@ def marked(
         if accepted_ms:
             properties[f"{_PREFIX}published_at_ms"] = accepted_ms
         made.append(pack_again(properties))
-    # Dead letters belong to no group: the message itself counts as completed there.
+    # A dead letter belongs to no event group. In its group, the original message is completed.
     return replace(batch, properties=Blobs.of(made), groups=None)
 
 
 def origins(batch: MessageBatch) -> list[dict[str, Any]]:
-    """Return the origin that ``marked`` noted for each message; empty if it has none."""
+    """Return the origin of each dead letter, as ``marked`` noted it; empty for other messages."""
     found = []
     for raw in batch.strings(batch.properties):
         _, said = _parted(raw, READABLE)
@@ -139,7 +144,10 @@ def origins(batch: MessageBatch) -> list[dict[str, Any]]:
 
 
 def restored(batch: MessageBatch) -> MessageBatch:
-    """Return the original messages, without the properties that ``marked`` added."""
+    """Return the original message of each dead letter, without the properties of ``marked``.
+
+    If the original message was a dead letter itself, it gets its own properties of ``marked`` back.
+    """
     left = []
     for raw in batch.strings(batch.properties):
         kept, said = _parted(raw)
@@ -156,10 +164,13 @@ def restored(batch: MessageBatch) -> MessageBatch:
 def inbox_entries(
     target: TopicName, source: str, batch: MessageBatch, offsets: Int64s
 ) -> list[InboxEntry]:
-    """Return the batch as inbox entries of bounded size.
+    """Return dead letters as inbox entries of bounded size.
 
     Args:
-      source: identifies an entry forever, together with the offset of its first message.
+      target: the dead-letter topic.
+      source: the subscription that gives the messages up. Together with the offset of an entry's
+        first message, it identifies the entry forever.
+      offsets: the offsets of the original messages; int64[n].
     """
     return [
         InboxEntry(
@@ -170,7 +181,7 @@ def inbox_entries(
 
 
 def sizes(batch: MessageBatch) -> Int64s:
-    """Return about how many bytes each message takes in a body; int64[n]."""
+    """Return about how many bytes each message takes in the body of an inbox entry; int64[n]."""
     return batch.string_sizes() + 16
 
 

@@ -1,7 +1,8 @@
 """Dead messages: they failed their last attempt, expired or were dropped.
 
-They wait here, held, until the dead-letter writer has written their dead letters. The rows stay
-here while that commit is under way: a checkpoint keeps their attempts until the commit is durable.
+They wait here, held by their subscription, until the dead-letter writer writes their dead letters.
+Their rows stay here until the commit with the dead letters is durable, because a checkpoint must
+keep their attempts until then.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class DeadMessages:
         self._parts.append(dead)
 
     def next(self, most: int, acked: OffsetSet) -> Dead:
-        """Return up to ``most`` messages to dead-letter next, by offset; ``take_next`` removes
-        them.
+        """Return up to ``most`` messages to dead-letter next, sorted by offset.
 
-        Messages that have been acknowledged meanwhile are left out and removed.
+        They stay in the queue until ``take_next`` removes them. Messages in ``acked`` are removed
+        at once.
         """
         parts: list[Dead] = []
         while self._parts and sum(part.rows.height for part in parts) < most:
@@ -57,11 +58,17 @@ class DeadMessages:
         return found
 
     def take_next(self) -> Dead:
-        """Remove and return the messages that ``next`` returned; ``dead_lettering`` follows."""
+        """Remove and return the messages that ``next`` returned.
+
+        The caller must then call ``dead_lettering`` with the rows to be committed.
+        """
         return self._parts.popleft()
 
     def dead_lettering(self, rows: Rows) -> Callable[[], None]:
-        """Keep rows until their dead letters are durable: until the returned function is called."""
+        """Keep rows whose dead letters are being committed; the returned function forgets them.
+
+        Call that function when the dead letters are durable.
+        """
         self._pending_dead_letters.append(rows)
 
         def durable() -> None:

@@ -1,8 +1,9 @@
-"""Expiry of a subscription's messages, a time to live after they are due (P10).
+"""When messages of a subscription expire: a time to live after they are due (P10).
 
-Knows the time to live and when a message may next expire, but not the messages. Dispatch checks the
-age of every message it delivers, so this module serves a backlog that no consumer takes. It wakes
-the subscription when the first message expires, and at most once in ``REST_MS``.
+This module has the time to live and the time of the next *sweep*, in which the subscription looks
+for expired messages. It has no messages. Dispatch checks the age of every message that it delivers,
+so sweeps serve a backlog that no consumer takes. The subscription is woken for a sweep when its
+oldest message expires, and at most once in ``REST_MS``.
 
 Pure: the time arrives as an argument.
 """
@@ -37,21 +38,24 @@ class Expiry:
             self._sweep = False
 
     def takes_effect(self) -> bool:
-        """Return whether a new time to live was set since the last call; waits may exceed it."""
+        """Return whether a new time to live was set since the last call.
+
+        Messages in retry may then have to be retried earlier, because they must not wait longer.
+        """
         shortened, self._shortened = self._shortened, False
         return shortened
 
     def until_ms(self, now_ms: int) -> int:
-        """Return the due time up to which messages have expired; -1 for none."""
+        """Return the latest due time of expired messages; -1 without a time to live."""
         return now_ms - self.ttl_ms if self.ttl_ms else _NEVER_MS
 
     def keeps(self, due_ms: int) -> None:
-        """Note that a message due at ``due_ms`` is kept."""
+        """Note that a message due at ``due_ms`` is pending, and plan a sweep for its expiry."""
         if self.ttl_ms and (self._at_ms is None or due_ms + self.ttl_ms < self._at_ms):
             self._at_ms = due_ms + self.ttl_ms
 
     def advance(self, now_ms: int) -> bool:
-        """Advance to ``now_ms``; return whether messages may have expired."""
+        """Advance to ``now_ms``; return whether a sweep is needed now."""
         if self._at_ms is None or now_ms < self._at_ms:
             return False
         self._sweep = True
@@ -64,7 +68,11 @@ class Expiry:
         return self._sweep
 
     def begin_sweep(self) -> bool:
-        """Return whether to sweep now; then ``keeps`` must be called for all kept messages."""
+        """Begin a sweep if one is needed; return whether it is.
+
+        The caller must then look for expired messages, call ``keeps`` for the oldest of all other
+        messages, and call ``end_sweep``.
+        """
         if not self._sweep:
             return False
         self._sweep = False
@@ -72,7 +80,7 @@ class Expiry:
         return True
 
     def end_sweep(self, now_ms: int) -> None:
-        """End a sweep; ``keeps`` was called for all kept messages."""
+        """End a sweep; the next one is at least ``REST_MS`` later."""
         if self._at_ms is not None:
             self._at_ms = max(self._at_ms, now_ms + REST_MS)
 
