@@ -79,7 +79,7 @@ async def publish(broker: Broker, messages: int) -> None:
 async def one_by_one(
     sides: list[Side], what: str, each: int, call: Callable[[Broker, int], Awaitable[object]]
 ) -> None:
-    """Make ``each`` calls on every side in turns, and print their latencies."""
+    """Make ``each`` calls on every side, in turn, and print their latencies."""
     before_s = [one.on.cpu_seconds() or 0.0 for one in sides]
     for one in sides:
         one.took_ms.clear()

@@ -172,7 +172,7 @@ def session(jar: str | None, java_options: str | None = None) -> Any:
 def measure(
     name: str, frame: Callable[[], Any], messages: int, runs: int, server: MysqlServer
 ) -> float:
-    """Read the DataFrame of ``frame`` several times, and print its figures.
+    """Read the DataFrame that ``frame`` returns several times, and print the figures.
 
     Returns:
       The median rate, in rows a second.

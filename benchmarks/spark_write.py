@@ -50,7 +50,7 @@ TASKS: Final = 2
 WARM_ROWS: Final = 20_000
 # The time between two requests for the progress. Each makes the database count rows.
 POLL_S: Final = 0.25
-# The expected rate of adoption. Another topic is measured for as long as adoption takes at it.
+# The expected rate of adoption, which determines how long another topic is measured meanwhile.
 LATENESS_ROWS_PER_S: Final = 500_000
 
 
