@@ -7,8 +7,8 @@ then takes the others and acknowledges them durably.
 
 An overdue message that does not arrive is lost. A message that arrives before its due time is
 early. A message that arrives twice, or again in a later run, is a duplicate. At the end of each run
-the broker reports its number of pending messages. If it is lower than the number filled in, the
-missing ones are lost too.
+the broker reports its number of pending messages. If it is lower than the number published before
+the first run, the missing ones are lost too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from escapement.bench.tally import Tally
 from escapement.client.connect import connect
 from escapement.errors import StorageError
 
-# The rest between publishing and the kill, unless a command sets another. An idle broker writes a
-# checkpoint within this time.
+# The default rest between publishing and the kill. An idle broker writes a checkpoint within this
+# time.
 SETTLE_MS: Final = 12_000
 _TIMEOUT_S: Final = 120.0
 # How long the consumer waits, after the last expected message, for any that must not arrive.

@@ -78,7 +78,7 @@ async def spell(
     """
     tally = Tally()
     bound = on.setting.in_flight
-    # The longest time before the first message is due, and between two messages.
+    # The longest time until the first message is due, or between the due times of two messages.
     quiet_ms = _LEAST_DELAY_MS + steady.window_ms + on.setting.batch_size * 1000 // steady.rate
     async with connect(on.host.url) as broker, connect(on.host.url) as other:
         async with broker.consumer(topic, subscription, permits=steady.permits) as inbox:

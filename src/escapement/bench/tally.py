@@ -50,7 +50,7 @@ class Tally:
         self.received += len(offsets)
 
     def add_one(self, offset: int, due_ms: int, payload: bytes) -> None:
-        """Record a message that has just arrived. The payload is an argument so that it is read."""
+        """Record a message that has just arrived. Passing ``payload`` makes the caller read it."""
         del payload
         self._single.extend((offset, due_ms, time.time_ns() // 1_000_000))
         self.received += 1
