@@ -122,13 +122,13 @@ class _Which:
         return bool(self.ids or self.keys)
 
     async def find(self, broker: Broker, topic: str, ids: Sequence[int]) -> Selection:
-        """Return the selected messages of ``topic``. Filters select pending messages.
+        """Return the selected messages of ``topic``. Filters select messages that are pending now.
 
         Args:
           ids: the offsets in ``self.ids``.
 
         Raises:
-          NotFound: if no message has one of the dedup keys.
+          NotFound: if one of the dedup keys belongs to no message.
         """
         if self.ids:
             return Selection(TopicName.parse(topic).full, np.array(ids, np.int64))
@@ -163,7 +163,7 @@ def _amend(
 
     Args:
       done: the outcome of a message that was changed, in words.
-      act: changes a part of the selected messages.
+      act: the request that changes messages, made for each part.
     """
     ids = _offsets(topic, which.ids)  # before connecting; an id of `-` reads standard input
 
@@ -246,13 +246,13 @@ def cancel(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -
     "delay_ms",
     type=duration_ms,
     metavar="DURATION",
-    help="Make them due this long from now: 5m, 3d.",
+    help="Make the messages due this long from now: 5m, 3d.",
 )
 @click.option(
     "--at",
     type=moment,
     metavar="TIME",
-    help="Make them due at this time: ISO 8601 with a UTC offset.",
+    help="Make the messages due at this time: ISO 8601 with an offset or Z.",
 )
 @_output_option
 @broker_option

@@ -62,7 +62,7 @@ class _Commands(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         with leaving_at_once():
-            from escapement.broker.crash import one_error  # imports trio, as every command does
+            from escapement.broker.crash import one_error  # imports trio, which every command needs
 
         with one_error():
             return super().invoke(ctx)

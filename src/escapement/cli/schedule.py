@@ -192,7 +192,7 @@ def pause(ask: Ask, output: str, name: str) -> None:
 @_command("resume", "report")
 @_name
 def resume(ask: Ask, output: str, name: str) -> None:
-    """Resume a paused schedule, from its next occurrence on."""
+    """Resume a paused schedule, beginning with its next occurrence from now on."""
     _print(ask("schedules.resume", schedule=name), output)
 
 

@@ -31,6 +31,6 @@ def update_broker(admin: AdminCommand, table_parallelism: int) -> None:
     """Change how the broker stores its log, while it runs.
 
     Existing messages stay where they are, and offsets continue. The change persists across
-    restarts, unless the broker is started with another number.
+    restarts, unless the broker is started with another --table-parallelism.
     """
     admin.ask("broker.update", print_record, table_parallelism=table_parallelism)

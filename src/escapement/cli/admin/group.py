@@ -54,7 +54,8 @@ def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]
     """Return a decorator that adds the options --broker and -o.
 
     Args:
-      leaf: true for a command. The options of a command default to those of the group.
+      leaf: whether they are for a command of the group, and not for the group itself. The options
+        of a command default to those of the group.
     """
 
     def near(name: str) -> Any:

@@ -35,7 +35,7 @@ _NAMESPACE: Final = "demo/clock"
 _TOPIC: Final = f"{_NAMESPACE}/reminders"
 _SUBSCRIPTION: Final = "people"
 _CONSUMERS: Final = 3
-# Short, so that the demo uses several partitions of the delayed index.
+# The time partition granularity: short, so that the demo uses several partitions of the index.
 _GRANULARITY_MS: Final = 2000
 
 # When the broker is killed, as a share of the time over which the first messages are due.

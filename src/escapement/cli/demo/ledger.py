@@ -38,7 +38,7 @@ class Outage:
     def held_up(self, arrival: Arrival) -> bool:
         """Return whether the outage may have delayed a message.
 
-        It was due before consumers were connected again, and arrived after the kill.
+        Such a message was due before consumers were connected again, and arrived after the kill.
         """
         return arrival.due_ms <= self.back_ms and arrival.at_ms >= self.killed_ms
 
@@ -49,10 +49,10 @@ class Ledger:
     def __init__(self) -> None:
         self.arrivals: list[Arrival] = []
         self.early = 0
-        # Repeated arrivals that break no promise: of messages that were in flight at the kill.
+        # Repeated arrivals of messages that were in flight at the kill: they break no promise.
         self.again = 0
         self.duplicates = 0  # repeated arrivals that break a promise
-        # The sets and mappings below are by the numbers of messages.
+        # The following identify messages by their numbers.
         self._not_before_ms: dict[int, int] = {}
         self._confirmed: set[int] = set()  # messages with a receipt
         self._first: dict[int, Arrival] = {}  # the first arrival of each message

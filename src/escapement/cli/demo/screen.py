@@ -60,7 +60,7 @@ class Screen:
             self._console.print(line, soft_wrap=True)
 
     def span(self, first_ms: int, last_ms: int) -> None:
-        """Set the time span of the picture."""
+        """Set the time span that the bars show."""
         self._span_ms = (first_ms, last_ms)
 
     def due(self, due_ms: Iterable[int]) -> None:

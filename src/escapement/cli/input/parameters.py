@@ -25,13 +25,13 @@ _BYTES_OF: Final = {None: 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3
 
 
 class FlagOrVariable(click.Option):
-    """An option that may come from the environment. Its errors name the flag or the variable."""
+    """An option that may come from the environment. Its errors name the source of the value."""
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         assert self.name is not None
         if ctx is not None and ctx.get_parameter_source(self.name) is _ENVIRONMENT:
             return f"the environment variable {self.envvar}"
-        return click.Parameter.get_error_hint(self, ctx)  # names only the flag
+        return click.Parameter.get_error_hint(self, ctx)  # the hint names only the flag
 
 
 def duration_ms(text: str) -> int:

@@ -113,4 +113,4 @@ def _moment(at_ms: int) -> str:
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
     except (OverflowError, ValueError):
-        return f"{at_ms} ms"  # past the year 9999
+        return f"{at_ms} ms"  # after the year 9999, the last of ``datetime``

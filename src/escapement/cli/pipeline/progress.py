@@ -14,7 +14,7 @@ _CLEAR: Final = "\r\x1b[K"
 
 
 class ProgressLine:
-    """A line on stderr that shows a changing text. Use it only while ``wants`` is true."""
+    """A line on stderr that shows a changing text. Call ``tell`` only if ``wants`` is true."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
