@@ -1,14 +1,14 @@
 """The cancellation of published messages that are not yet delivered.
 
 One synchronous step decides for each message whether it can still be cancelled, and cancels it.
-The answer follows when that is durable. So the answer is linearizable: a message answered as
-cancelled is never delivered afterwards. A message answered as delivered had been delivered to
-every subscription that was to get it.
+The answer follows when the cancellation is durable. So the answer is linearizable: a message
+answered as cancelled is never delivered afterwards. A message answered as delivered had been
+delivered to every subscription that was to get it.
 
-If only some subscriptions have received a message, its due time may decide whether the others were
-ever to get it: a subscription that began later gets only messages that fall due after its
-beginning. Such due times are looked up in the log first. That is safe, because the original due
-time of a message never changes.
+If only some subscriptions have received a message, its due time may decide whether the others are
+to get it: a subscription that was created after the message was published gets it only if it falls
+due after the subscription's beginning. Such due times are read from the log before the synchronous
+step. This is safe, because the original due time of a message never changes.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Acks
 from escapement.storage.journal.entry import cancellations_id
 
-# The due time of a forgotten message, as ``LogReader.times`` returns it: no subscription gets a
-# message because of it.
+# ``LogReader.times`` returns this due time for a message that the log does not have any more. It is
+# too early for every subscription that gets messages by their due times.
 _NEVER_MS: Final = -1
 # An original due time that was not looked up yet.
 _UNKNOWN_MS: Final = -2
 
 
 class Amending:
-    """The requests to cancel messages."""
+    """Answers requests to cancel messages."""
 
     def __init__(
         self,
@@ -73,12 +73,14 @@ class Amending:
 
         Args:
           offsets: int64[n], any order, repeats allowed.
-          done: called with the outcome of each message, in their order, once it is durable.
+          done: called with the outcome of each message, in the order of ``offsets``, once the
+            cancellation is durable.
 
         Raises:
           NotFound: the topic does not exist.
           Busy: the topic is being deleted.
-          StorageReadOnly, StorageUnavailable: it cannot be stored now; nothing has changed.
+          StorageReadOnly, StorageUnavailable: the cancellation cannot be stored now; nothing has
+            changed.
         """
         topic = self._registry.topic(TopicName.parse(topic_text))
         wanted, back = np.unique(offsets, return_inverse=True)
@@ -97,7 +99,9 @@ class Amending:
         self._cancel(topic, wanted, outcome, past, partial(done, outcome.take(back)))
 
     async def _past_messages(self, topic: Topic, offsets: Int64s) -> PastMessages:
-        """Read the messages that an earlier broker may have delivered unrecorded.
+        """Read the messages that an earlier broker may have delivered without a record.
+
+        An unclean end of the broker may lose such records.
 
         Raises:
           StorageUnavailable: the database cannot be reached.
@@ -125,7 +129,14 @@ class Amending:
         past: PastMessages,
         tell: Callable[[], None],
     ) -> None:
-        """Apply a decision that was made in the same synchronous step."""
+        """Cancel the messages that can be cancelled, in the synchronous step that decided so.
+
+        Args:
+          wanted: the offsets of all messages of the request.
+          outcome: the decision for each of them.
+          past: messages that an earlier broker may have delivered without a record.
+          tell: called when the cancellation is durable.
+        """
         open_offsets = wanted[outcome.statuses == AmendStatus.DONE]
         fresh = topic.amendments.cancelled.new_of(open_offsets).offsets
         if len(fresh):
@@ -141,7 +152,7 @@ class Amending:
         self._pipeline.submit(Acks(topic.id, cancellations_id(topic.id), fresh, tell))
 
     def _withdraw(self, topic: Topic, offsets: Int64s) -> None:
-        """Withdraw messages from every subscription that has not delivered them."""
+        """Remove cancelled messages from each subscription, except those that it has delivered."""
         for subscription in topic.subscriptions():
             subscription.withdraw(offsets)
             if subscription.consumers:
@@ -149,11 +160,16 @@ class Amending:
 
 
 def _settle_by_time(topic: Topic, offsets: Int64s, decision: Decision, first_ms: Int64s) -> Int64s:
-    """Mark as delivered the messages that every subscription has received that was to get them.
+    """Mark messages as delivered in ``decision`` if no further subscription is to get them.
+
+    These are messages that some subscriptions have received, and that are due too early for the
+    others. If due times must be looked up for this, nothing is marked.
 
     Args:
+      offsets: the messages of the request.
+      decision: the decision for each of them, which is changed.
       first_ms: the original due time of each message; ``_UNKNOWN_MS`` if it was not looked up yet,
-        ``_NEVER_MS`` if the message is forgotten.
+        ``_NEVER_MS`` if the log does not have the message any more.
 
     Returns:
       The rows of the messages whose original due times must be looked up first; ascending.
@@ -174,6 +190,11 @@ def _settle_by_time(topic: Topic, offsets: Int64s, decision: Decision, first_ms:
 
 
 def _wanted(topic: Topic, offsets: Int64s, decision: Decision, at: Int64s, due_ms: Int64s) -> Bools:
-    """Return which messages at these rows, due at these times, a subscription has yet to get."""
+    """Return which messages at least one subscription has still to get; bool[n].
+
+    Args:
+      at: the rows of these messages.
+      due_ms: when each of them is due; int64[n].
+    """
     settled = {name: mask[at] for name, mask in decision.settled.items()}
     return still_wanted(topic.subscriptions(), offsets[at], due_ms, settled)

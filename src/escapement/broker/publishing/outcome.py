@@ -1,4 +1,12 @@
-"""The decision for each message whether it can still be changed, and the outcome."""
+"""Decides for each message of a request whether it can still be cancelled or rescheduled.
+
+A message is *changed* for the subscriptions that have not *received* it: it was not yet delivered
+to them. If all have received it, nothing is changed. A message has *lapsed* for a subscription if
+it expired, or a quota dropped it, before its first delivery.
+
+A broker that ended uncleanly may have delivered messages without a record. Subscriptions count as
+having received such messages.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +26,26 @@ from escapement.traits import traits_of
 
 
 class Outcome(NamedTuple):
-    """The outcome of each message, and which messages each subscription had received."""
+    """The outcome of a request for each of its messages.
+
+    ``statuses`` has an ``AmendStatus`` for each message. ``handed`` has, by the name of a
+    subscription, which messages it had received.
+    """
 
     statuses: npt.NDArray[np.uint8]
     handed: Mapping[str, Bools]
 
     def take(self, rows: Int64s) -> Outcome:
-        """Return the rows named, in that order."""
+        """Return the outcome of the messages at these rows, in the order of ``rows``."""
         handed = {name: mask[rows] for name, mask in self.handed.items()}
         return Outcome(self.statuses[rows], handed)
 
 
 class PastMessages(NamedTuple):
-    """Messages from before the last start of the broker that were not changed since.
+    """Messages that were published before the last start of the broker, and are not cancelled.
 
-    A broker that ended uncleanly may have made deliveries that it did not record: of due messages
-    to a shared subscription, and of published messages to any other.
+    If the broker had ended uncleanly, it may have delivered some of them without a record: messages
+    that were due then to shared subscriptions, and any of them to other subscriptions.
 
     ``rows`` has the messages, by ascending offset; ``published_ms`` is when each was published.
     """
@@ -48,10 +60,10 @@ class PastMessages(NamedTuple):
 
     @classmethod
     def of(cls, topic: Topic, found: Published) -> PastMessages:
-        """Return the messages of ``found`` that an earlier broker may have delivered unrecorded.
+        """Select the messages of ``found`` that an earlier broker may have delivered unrecorded.
 
-        A cancelled message is not among them: each delivery before the cancellation is recorded,
-        and there was none afterwards.
+        Cancelled messages are left out: each delivery before the cancellation is recorded, and
+        there was none afterwards.
         """
         before = found.offsets < topic.doubtful_below
         before &= ~topic.amendments.cancelled.contains(found.offsets)
@@ -60,17 +72,23 @@ class PastMessages(NamedTuple):
         return cls(Rows.fresh(due_ms, found.offsets, traits_of(found.batch)), found.published_ms)
 
     def may_have_had(self, subscription: Subscription) -> Rows:
-        """Return the messages that the subscription may have received unrecorded."""
+        """Return the messages that an earlier broker may have delivered to a subscription.
+
+        Messages whose delivery to the subscription is recorded are left out.
+        """
         if not (subscription.doubtful_until_ms and self.rows.height):
             return Rows.none()
         rows = self.rows.pick(subscription.may_have_had(self.rows, self.published_ms))
         return rows.pick(~subscription.was_handed(rows.offsets))
 
     def record(self, subscriptions: Iterable[Subscription], offsets: Int64s) -> None:
-        """Record which of these messages each subscription may have received.
+        """Record as delivered the messages that each subscription may have received.
 
-        That must precede a change of the messages: the subscription keeps them as they are, and
-        each later answer names it.
+        Call this before the messages are changed for other subscriptions. These subscriptions then
+        keep them unchanged, and are named in later answers.
+
+        Args:
+          offsets: the messages to be changed.
         """
         for subscription in subscriptions:
             rows = self.may_have_had(subscription)
@@ -80,12 +98,12 @@ class PastMessages(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Whether each message can still be changed, and the messages each subscription is done with.
+    """Whether each message of a request can still be changed.
 
-    ``settled`` has by subscription the messages that it received or may have received from a broker
-    that ended uncleanly, and those that expired or were dropped. ``lapsed`` has those of them that
-    expired or were dropped without a delivery. ``concerned`` names the subscriptions for which
-    messages are changed.
+    ``statuses`` has an ``AmendStatus`` for each message. By the name of a subscription, ``settled``
+    has the messages that it received, may have received, or that expired or were dropped; and
+    ``lapsed`` has those of them that lapsed. ``concerned`` names the subscriptions for which the
+    messages would be changed.
     """
 
     statuses: npt.NDArray[np.uint8]
@@ -94,7 +112,10 @@ class Decision(NamedTuple):
     concerned: frozenset[str]
 
     def outcome(self) -> Outcome:
-        """Return the outcome. A message that lapsed for a concerned subscription is over."""
+        """Return the outcome. It is OVER, not DELIVERED, if a message lapsed for a subscription.
+
+        Only the subscriptions in ``concerned`` count for that.
+        """
         statuses = self.statuses.copy()
         handed = dict(self.settled)
         for name, mask in self.lapsed.items():
@@ -110,11 +131,13 @@ def still_wanted(
     due_ms: Int64s,
     settled: Mapping[str, Bools],
 ) -> Bools:
-    """Return which messages at least one of these subscriptions has yet to get; bool[n].
+    """Return which messages at least one subscription has still to get; bool[n].
 
     Args:
-      due_ms: when each message is due now.
-      settled: by subscription, the messages that it is done with.
+      concerned: the subscriptions that are asked.
+      due_ms: the current due time of each message.
+      settled: by the name of a subscription, which messages it received, or which expired or were
+        dropped for it.
     """
     wanted = np.zeros(len(offsets), bool)
     none = np.zeros(len(offsets), bool)
@@ -129,8 +152,8 @@ def decide(
     """Decide whether each message can still be changed.
 
     Args:
-      concerned: the subscriptions for which it would be changed.
-      past: those of the messages that an earlier broker may have delivered unrecorded.
+      concerned: the subscriptions for which the messages would be changed.
+      past: those of the messages that an earlier broker may have delivered without a record.
     """
     everyone = list(topic.subscriptions())
     names = frozenset(one.record.name for one in concerned)
@@ -141,7 +164,7 @@ def decide(
     lapsed = {one.record.name: one.has_lapsed(offsets) for one in everyone if one.may_have_lapsed}
     masks = [settled[name] for name in names]
     everybody = np.logical_and.reduce(masks) if masks else np.zeros(1, bool)
-    # A cancelled message stays cancelled, even if every subscription that is left had received it.
+    # A cancelled message stays cancelled, even if all subscriptions that still exist received it.
     delivered = everybody & ~topic.amendments.cancelled.contains(offsets)
     statuses = np.where(delivered, AmendStatus.DELIVERED, AmendStatus.DONE).astype(np.uint8)
     statuses[(offsets < 0) | (offsets >= topic.next_offset)] = AmendStatus.UNKNOWN

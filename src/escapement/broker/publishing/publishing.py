@@ -1,7 +1,9 @@
 """Publishing: checks producers and batches, and passes batches to the commit pipeline.
 
-A committed batch comes back through ``Settlement``, a failed one through its ``fail`` callback.
-Either way its producer advances, and tasks that wait for the producer to settle are woken.
+A *producer* is a name under which one connection at a time publishes batches to a topic, with
+ascending sequence numbers. After the commit of a batch, :mod:`~escapement.broker.settlement`
+applies it; if the commit is refused, its ``fail`` callback is called. Either way the producer has
+one batch less in progress, and tasks that wait for this are woken.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from escapement.storage.commit.items import Append
 
 
 class Publishing:
-    """The requests to open producers and to publish."""
+    """Answers requests to open producers and to publish."""
 
     def __init__(
         self,
@@ -63,15 +65,18 @@ class Publishing:
         epoch: int,
         fenced: Callable[[EscapementError], None],
     ) -> ProducerHandle:
-        """Open a producer under a name. The previous holder of the name is fenced.
+        """Open a producer for a connection, and *fence* the name's previous holder.
+
+        The batches of a fenced holder are refused. If the topic does not exist, it is created.
 
         Args:
-          epoch: -1 to take the name over, or the epoch under which the producer held it before
-            its connection was lost.
-          fenced: called when the new holder loses the name.
+          epoch: the producer epoch under which the client held the name before it lost its
+            connection; -1: take the name over, with a new epoch.
+          fenced: called with the error when the new holder loses the name.
 
         Raises:
           ProducerFenced: if ``epoch`` is given and the name has a newer one.
+          NotFound: if the topic does not exist and may not be created.
         """
         topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
         check_name("producer", name)
@@ -81,7 +86,10 @@ class Publishing:
         return handle
 
     async def _settle(self, producer: Producer) -> None:
-        """Fence the holder, and wait until no batch of it is in progress."""
+        """Fence the connection that holds a producer, and wait until none of its batches waits.
+
+        Their commits decide the last stored sequence, which the next holder gets.
+        """
         holder, producer.holder = producer.holder, None
         if isinstance(holder, ProducerHandle):
             holder.fenced(producer.fenced_error())
@@ -89,11 +97,11 @@ class Publishing:
             await self._moved.park()
 
     def settled(self) -> None:
-        """Wake the tasks that wait for batches: some are committed or refused."""
+        """Wake the tasks that wait for batches in progress: some were committed or refused."""
         self._moved.unpark_all()
 
     def close(self, handle: ProducerHandle) -> None:
-        """Give the name up. Batches in progress continue."""
+        """Release a producer whose connection ends. Its batches in progress continue."""
         if handle.producer.holder is handle:
             handle.producer.holder = None
 
@@ -106,13 +114,15 @@ class Publishing:
             await self._pipeline.room()
 
     async def turn(self, handle: ProducerHandle, sequence: int, count: int, after: int) -> None:
-        """Hold a batch back for as long as the publish rates of its topic require.
+        """Wait before a batch is published, for as long as the publish rates of its topic require.
 
         Args:
-          sequence: of its first message; ``after``: of the message before it.
+          sequence: the sequence number of the batch's first message.
+          count: the number of messages.
+          after: the sequence number of the message before the batch.
 
         Raises:
-          Busy: if that would take longer than ``publish_hold_ms``.
+          Busy: if the wait would be longer than ``publish_hold_ms``.
         """
         policy, producer = handle.topic.policy, handle.producer
         if not (policy.max_publish_rate or policy.max_publish_rate_per_producer):
@@ -124,13 +134,16 @@ class Publishing:
             await trio.sleep(wait_ms / 1000)
 
     async def weigh(self, topic: Topic) -> None:
-        """Count the backlog if it may be at its quota. Precedes ``publish`` and ``wait_ms``."""
+        """Count the backlog exactly if an estimate reaches its quota.
+
+        Call this before ``publish`` and ``wait_ms``, which check the quota.
+        """
         await self._backlogs.weigh(topic)
 
     def wait_ms(self, topic: Topic, count: int) -> int:
-        """Return how long messages without a producer must wait for the topic's publish rate.
+        """Return how long ``count`` messages without a producer must wait for the publish rate.
 
-        If they need not wait, they count towards the rate.
+        If they need not wait, the result is 0, and they count towards the rate.
 
         Raises:
           BacklogFull: the topic's backlog has reached its quota.
@@ -144,8 +157,8 @@ class Publishing:
 
         Raises:
           DelaysDisabled, DelayTooLong, InvalidRequest: its times are refused; nothing has changed.
-          ProducerFenced, SequenceGap, Busy: its sequence is refused.
-          Busy, LimitExceeded: there is no room for its dedup keys or its groups.
+          ProducerFenced, SequenceGap, Busy: its producer or its sequence number is refused.
+          Busy, LimitExceeded: the broker cannot remember more dedup keys, or the topic more groups.
           NotFound, Busy: its topic was deleted, or is being deleted.
           GroupClosed: one of its messages names a closed group.
           BacklogFull: the topic's backlog has reached its quota.
@@ -196,10 +209,13 @@ class Publishing:
         producer.queued(publication.last_sequence)
 
     def find(self, name: TopicName, digests: Digests) -> Int64s:
-        """Return the offset of the message stored with each dedup key; int64[n].
+        """Return the offset of the message that was stored with each dedup key; int64[n].
 
-        The offset is -1 if no message is found: it does not exist, its key is no longer remembered,
-        or it is not durable yet.
+        The offset is -1 if there is no such message, its key is no longer remembered, or the
+        message is not durable yet.
+
+        Args:
+          digests: hashes of the dedup keys.
 
         Raises:
           NotFound: the topic does not exist.
@@ -208,10 +224,12 @@ class Publishing:
         return topic.dedup.find(digests, self._clock.now_ms() - topic.policy.dedup_window_ms)
 
     def check_times(self, topic: Topic, times: Times) -> None:
-        """Check that a topic takes messages with these times.
+        """Check that a topic accepts messages with these delays or delivery times.
 
         Raises:
-          DelaysDisabled, DelayTooLong, InvalidRequest: see :meth:`publish`.
+          DelaysDisabled: a time is given, and the namespace does not accept delayed messages.
+          DelayTooLong: a time lies past the maximum delay.
+          InvalidRequest: a time is negative.
         """
         for column in (times.delay_ms, times.at_ms):
             if column is not None and int(column.min()) < -1:

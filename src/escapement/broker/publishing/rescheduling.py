@@ -1,10 +1,11 @@
-"""The rescheduling of published messages: they are read, withheld, and stated again.
+"""The rescheduling (*moving*) of published messages to another due time.
 
-The messages are read first, some at a time; their contents do not change. Then one synchronous
-step decides which of them can still be moved, withholds these, and submits a restatement to the
-commit pipeline. When that is durable, another step releases the messages at their new times. If it
-is refused, the messages are released at their old times. So a message is delivered at its old time
-or at its new one, and never at both.
+The messages are read from the log first, some at a time; their contents do not change. Then one
+synchronous step decides which of them can still be moved, *withholds* these from delivery, and
+submits a *restatement* to the commit pipeline: a log row that states the messages again, with their
+new due times. When it is durable, another step releases the messages at their new times. If it is
+refused, the messages are released at their old times. So a message is delivered at its old time or
+at its new one, and never at both.
 """
 
 from __future__ import annotations
@@ -40,17 +41,20 @@ from escapement.storage.log.published import Published
 
 @dataclass(slots=True, eq=False)
 class Restatement:
-    """Messages that are being moved. ``done`` is called with None, or with the error."""
+    """The messages of a restatement that is being committed.
+
+    ``done`` is called with None when it is durable, or with the error that refused it.
+    """
 
     batch: MessageBatch
     done: Callable[[EscapementError | None], None]
 
 
 class Rescheduling:
-    """The requests to reschedule messages.
+    """Answers requests to reschedule messages.
 
     Args:
-      on_change: called with a topic whose withheld messages were released.
+      on_change: called with a topic whose withheld messages were released at their old times.
     """
 
     def __init__(
@@ -73,14 +77,15 @@ class Rescheduling:
     async def reschedule(
         self, topic_text: str, offsets: Int64s, delay_ms: int, at_ms: int
     ) -> Outcome:
-        """Move messages, for every shared subscription that has not received them.
+        """Move messages to another due time, for the shared subscriptions without a delivery yet.
 
         Args:
           offsets: int64[n], any order, repeats allowed.
-          delay_ms, at_ms: when they are due, -1 if not given. With neither, they are due now.
+          delay_ms, at_ms: the new due time, as a delay from now or as a time; -1 if not given. With
+            neither, the messages are due now.
 
         Returns:
-          The outcome of each message, in their order. It is durable.
+          The outcome of each message, in the order of ``offsets``. It is durable.
 
         Raises:
           NotFound: the topic does not exist.
@@ -116,7 +121,7 @@ class Rescheduling:
 
     async def _move(self, topic: Topic, found: Published, delay_ms: int, at_ms: int) -> Outcome:
         await self._publishing.room()
-        # If two requests move the same message, the later request moves it last.
+        # If another request is moving some of these messages, wait until it has ended.
         while topic.amendments.withheld.intersects(found.offsets):
             await self._moved.park()
         self._registry.check_open(topic)
@@ -132,7 +137,7 @@ class Rescheduling:
         return outcome
 
     async def _settled(self, topic: Topic, offsets: Int64s) -> None:
-        """Wait until it is durable that these messages are over."""
+        """Wait until the expiry or drop of these lapsed messages is durable."""
         if topic.is_settling(offsets):
             wait = CommitWait()
             behind = Acks(topic.id, cancellations_id(topic.id), offsets[:0], wait.end)
@@ -179,7 +184,7 @@ class Rescheduling:
 
 
 def _decide(topic: Topic, found: Published, past: PastMessages) -> tuple[Decision, Int64s]:
-    """Decide which messages can be moved now. Return the decision and their current due times."""
+    """Decide which messages can still be moved. Return the decision and their current due times."""
     offsets = found.offsets
     due_ms = topic.amendments.moves.current(offsets, found.due_ms)
     decision = decide(topic, offsets, topic.shared.values(), past)
@@ -194,8 +199,8 @@ def _decide(topic: Topic, found: Published, past: PastMessages) -> tuple[Decisio
 def _earliest_ms(topic: Topic, offsets: Int64s, now_ms: int) -> Int64s:
     """Return the earliest due time at which all subscriptions still get each message; int64[n].
 
-    A subscription that was created in this millisecond gets only messages that are due later. It
-    would lose a message that is moved to now.
+    A subscription that was created or sought in this very millisecond gets only messages that are
+    due later. It would not get a message that is moved to now.
     """
     earliest_ms = np.zeros(len(offsets), np.int64)
     for one in topic.shared.values():
@@ -205,7 +210,7 @@ def _earliest_ms(topic: Topic, offsets: Int64s, now_ms: int) -> Int64s:
 
 
 def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
-    """Return the outcome of messages that the log has forgotten: no subscription needs them."""
+    """Return the outcome of messages that the log has deleted: no subscription is to get them."""
     cancelled = topic.amendments.cancelled.contains(offsets)
     statuses = np.where(cancelled, AmendStatus.CANCELLED, AmendStatus.DELIVERED).astype(np.uint8)
     decision = decide(topic, offsets, topic.subscriptions(), PastMessages.none())
