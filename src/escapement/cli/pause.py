@@ -80,7 +80,7 @@ def resume(topic: str, subscription: str | None, output: str, at_broker: tuple[s
     """Resume the deliveries of TOPIC, or of one SUBSCRIPTION of it.
 
     A topic and its subscriptions are paused independently. A subscription gets messages when
-    neither is paused.
+    neither it nor its topic is paused.
     """
     answer = with_broker(
         at_broker,

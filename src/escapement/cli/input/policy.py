@@ -67,7 +67,7 @@ def policy_options(
 
 
 def policy_printer(policy: type[Policy]) -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that prints a record, and the fields of ``policy`` in it in words."""
+    """Return a function that prints a record. It shows the fields of ``policy`` in words."""
     names = policy.names()
 
     def show(record: Mapping[str, Any]) -> None:

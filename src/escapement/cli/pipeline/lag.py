@@ -1,4 +1,4 @@
-"""`escapement pipeline lag`: lateness, time to acknowledge, and attempts."""
+"""`escapement pipeline lag`: lateness, time to acknowledge, and attempts of messages."""
 
 from __future__ import annotations
 
