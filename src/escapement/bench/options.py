@@ -93,7 +93,7 @@ _USUAL: Final = {
     ),
     "payload": Use("100", "Random bytes in each message: a number, or a range such as 50-500."),
     "tick_ms": Use("10ms", "Tick of the namespace."),
-    "pending": Use(0, "Messages pending on another topic meanwhile."),
+    "pending": Use(0, "Messages pending on another topic during the measurement."),
 }
 # Options that are the same for every command.
 _ALWAYS: Final = (
