@@ -1,4 +1,4 @@
-"""The body of a frame with messages: a batch in columns, encoded as in the log."""
+"""The body of a frame with messages: an encoded batch, in the same encoding as in the log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from escapement.message import Buffer, MessageBatch
 
 
 def decode_body(body: Buffer, *columns: npt.NDArray[Any] | None) -> MessageBatch:
-    """Return the batch of a body, as views of ``body``.
+    """Decode a body to a batch of messages, whose columns are views of ``body``.
+
+    Args:
+      body: the encoded batch.
+      columns: the other columns of the frame, which must have one row per message.
 
     Raises:
-      RemoteProtocolError: if the body does not decode, has no messages, or has another height
-        than one of the columns.
+      RemoteProtocolError: if the body does not decode or has no messages, or a column has
+        another number of rows.
     """
     batch = MessageBatch.decode(body)
     if not len(batch):

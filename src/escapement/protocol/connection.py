@@ -1,4 +1,4 @@
-"""One end of a connection, without I/O: converts bytes to commands and back.
+"""One end of a connection, without I/O: it converts received bytes to commands, and back.
 
     ::
 
@@ -10,13 +10,13 @@
                  ── Goodbye ─▶            from either side, after which that side
                  ◀─ Goodbye ──            sends nothing more; then both close
 
-Both ends use the same class. It checks which side may send which command in which state.
+Client and broker use the same class. It checks which side may send which command in which state.
 It has no socket, no clock and no lock, and does not execute commands.
 
-For any received bytes, the only exception is ``RemoteProtocolError``. After it the
-connection is dead and accepts no more data; a broker may still send one ``Refused`` from
-``last_words``. Sending a command that is not allowed raises ``LocalProtocolError`` and
-changes nothing.
+For any received bytes, the only exception is ``RemoteProtocolError``. After it the connection is
+*dead*: it accepts no more data. A broker may still send the reason, one command ``Refused`` from
+``last_words``. Sending a command that is not allowed raises ``LocalProtocolError`` and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from escapement.protocol.limits import (
 
 
 class State(enum.Enum):
-    """The state of a connection."""
+    """The state of a connection, as drawn in the docstring of this module."""
 
     START = "no command was sent"
     HELLO = "the client has sent Hello"
@@ -48,7 +48,7 @@ class State(enum.Enum):
 
 
 class Signal(enum.Enum):
-    """The result of ``next_event`` when there is no command."""
+    """The result of ``Connection.next_event`` while no complete command has been received."""
 
     NEED_DATA = "read more data, then call again"
     CLOSED = "the other side sends nothing more"
@@ -88,13 +88,13 @@ class Connection:
     # -- receiving ---------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Accept data from the stream; ``b""`` means that the other side has closed it.
+        """Accept ``data`` from the stream. ``b""`` means that the other side has closed it.
 
-        The caller must drain the events before the next call.
+        Before the next call, the caller must call ``next_event`` until it returns a ``Signal``.
 
         Raises:
-          RemoteProtocolError: if data arrives after the other side has finished, or the
-            connection is dead.
+          RemoteProtocolError: if data arrives after the Goodbye or the end of the stream, or
+            the connection is dead.
         """
         if self.state is State.DEAD:
             raise RemoteError("the connection is dead: it accepts no more data")
@@ -107,21 +107,22 @@ class Connection:
 
     @property
     def unfinished_bytes(self) -> int:
-        """The number of bytes received but not returned as events.
+        """The number of received bytes that ``next_event`` has not returned as commands yet.
 
-        Once the events are drained, these bytes belong to one incomplete frame.
+        After ``next_event`` has returned ``NEED_DATA``, they belong to one incomplete frame.
         """
         return len(self._decoder)
 
     def discard(self) -> None:
-        """Free the received bytes after the connection has ended."""
+        """Free the memory of bytes that were received but not returned as commands."""
         self._decoder.clear()
 
     def next_event(self) -> Command | Signal:
-        """Return the next command, ``NEED_DATA``, or ``CLOSED``.
+        """Return the next received command, or a ``Signal`` if none is complete.
 
         Raises:
-          RemoteProtocolError: if the data is not a command, or the command is not allowed now.
+          RemoteProtocolError: if the received bytes are not a command, or the other side may
+            not send this command now.
         """
         if self.state is State.DEAD:
             raise RemoteError("the connection is dead: it accepts no more data")
@@ -140,7 +141,7 @@ class Connection:
             raise self._dead(str(error)) from None
 
     def events(self) -> Iterator[Command]:
-        """Iterate over the received commands until more data is needed or the end is reached."""
+        """Iterate over the received commands, until ``next_event`` returns a ``Signal``."""
         while not isinstance(event := self.next_event(), Signal):
             yield event
 
@@ -155,7 +156,7 @@ class Connection:
             raise ValueError(f"{kind.__name__} has {len(piece)} bytes, over {kind.MAX_BYTES}")
         values = frame.unpack(piece, kind.MAX_CONTAINERS)
         if kind is Hello and values and values[0] != PROTOCOL_VERSION:
-            # Before reading the fields, which may differ in another version.
+            # This check comes before the fields are read, which may differ in another version.
             raise ValueError(f"the client speaks version {values[0]!r:.20}, not {PROTOCOL_VERSION}")
         try:
             command = kind.read(values)
@@ -176,10 +177,11 @@ class Connection:
     # -- sending -----------------------------------------------------------------
 
     def send(self, command: Command) -> list[Buffer]:
-        """Return the bytes of a command, as buffers to send in this order.
+        """Encode a command to send, and return its bytes in one or several buffers, in order.
 
         Raises:
-          LocalProtocolError: if the command is not allowed now, or does not fit a frame.
+          LocalProtocolError: if this side may not send the command now, or it is larger than a
+            frame.
           InvalidRequest: if a string of the command cannot be encoded as UTF-8.
         """
         if self.finished:
@@ -200,23 +202,28 @@ class Connection:
         return buffers
 
     def last_words(self, error: EscapementError) -> list[Buffer]:
-        """Return the ``Refused`` by which a broker ends a dead or unopened connection.
+        """Make the connection dead, and return the bytes by which a broker sends the reason.
 
-        Returns no buffers for a client, or after Goodbye. The connection is dead afterwards.
+        The bytes are a command ``Refused`` with ``error``. There are none if this side is a
+        client, or has sent Goodbye.
         """
         silent = self.role == "client" or self._said_goodbye
         self.state, self._said_goodbye = State.DEAD, True
         if silent:
             return []
         if isinstance(error, ProtocolError):
-            # "Local" and "remote" mean the opposite at the other end; the base class fits both.
+            # A "remote" error is a "local" one for the other side. The base class fits both.
             error = ProtocolError(str(error))
         return _pack(Refused.because(error))
 
     # -- the order of commands -----------------------------------------------------
 
     def _step(self, command: Command, sender: Role) -> None:
-        """Apply a command from ``sender`` to the state; raise ``ValueError`` if out of order."""
+        """Update the state for a command from ``sender``.
+
+        Raises:
+          ValueError: if the command is not allowed in the current state.
+        """
         if self.state is State.OPEN:
             if isinstance(command, Hello | Welcome):
                 raise ValueError(f"{type(command).__name__} came after the handshake")

@@ -1,9 +1,11 @@
-"""The kinds of command fields, each of which reads and writes one field.
+"""The kinds of fields that commands of the protocol have.
 
-A kind converts a value from msgpack into the value of the command's field, and back. It
-raises ``ValueError`` if the value is not valid. A command names the kind of each field in
-its annotation, ``Annotated[int, Integer(0, 9)]``, so that the dataclass describes the frame
-completely.
+Each class here is a *kind*. ``read`` converts a received value, as msgpack has decoded it, into the
+value of the command's field. ``write`` converts it back. Both raise ``ValueError`` if the value is
+not valid. A command names the kind of each field in the annotation of the field,
+``Annotated[int, Integer(0, 9)]``. So the dataclass of a command describes its frame completely.
+
+A *plain value* is None, a bool, a number, a str, bytes, or a list or map of plain values.
 """
 
 from __future__ import annotations
@@ -37,16 +39,20 @@ from escapement.traits import KeyRange, check_key_range
 
 
 class Kind(Protocol):
-    """A converter between a plain value of msgpack and the value of a field."""
+    """The interface of a kind of field."""
 
-    def read(self, value: Any) -> Any: ...
+    def read(self, value: Any) -> Any:
+        """Convert a received value to the value of the field, or raise ``ValueError``."""
+        ...
 
-    def write(self, value: Any) -> Any: ...
+    def write(self, value: Any) -> Any:
+        """Convert the value of the field to a value to send, or raise ``ValueError``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """An integer in ``low .. high``, both included."""
+    """An integer from ``low`` to ``high``, both included."""
 
     low: int
     high: int
@@ -74,7 +80,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string of ``low .. high`` characters."""
+    """A string of ``low`` to ``high`` characters."""
 
     high: int
     low: int = 0
@@ -91,7 +97,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a fixed set of words."""
+    """A string that is one of ``words``."""
 
     words: tuple[str, ...]
 
@@ -104,7 +110,7 @@ class Choice:
 
 
 class Place:
-    """A start position of a subscription, as text: see ``escapement.position``."""
+    """The position where a subscription begins, in its text form (see ``escapement.position``)."""
 
     def read(self, value: Any) -> str:
         if type(value) is not str:
@@ -119,7 +125,7 @@ class Place:
 
 
 class Keys:
-    """A key range: two slots, ``auto`` or nil; see ``escapement.traits``."""
+    """The key range of a consumer: two slots, "auto" or None (see ``escapement.traits``)."""
 
     def read(self, value: Any) -> KeyRange:
         try:
@@ -133,7 +139,7 @@ class Keys:
 
 
 class Body:
-    """The encoded bytes of a ``MessageBatch``, not decoded here."""
+    """The bytes of an encoded ``MessageBatch``. Reading does not decode them."""
 
     def read(self, value: Any) -> bytes:
         if type(value) is not bytes:
@@ -148,9 +154,10 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of numbers, which may be optional: little-endian, end to end.
+    """A numpy column, sent as the bytes of its elements: little-endian, one after the other.
 
-    Reading makes no copy: the array is a read-only view of the received bytes.
+    Reading makes no copy: the array is a read-only view of the received bytes. A column has at most
+    ``max_rows`` elements, none below ``low``. If it is ``optional``, None stands for no column.
     """
 
     dtype: np.dtype[Any]
@@ -183,7 +190,7 @@ class Column:
 
 
 class Map:
-    """A map from strings to plain values: None, numbers, strings, bytes, lists, maps."""
+    """A map from strings to plain values."""
 
     def read(self, value: Any) -> dict[str, Any]:
         if type(value) is not dict:
@@ -213,8 +220,11 @@ def _check_containers(value: Any, most: int) -> None:
 def check_plain(value: Any, depth: int = 0) -> int:
     """Check that a value is plain and nested at most ``MAX_DEPTH`` deep.
 
+    Args:
+      depth: how many lists and maps ``value`` itself is nested in.
+
     Returns:
-      The number of lists and maps in the value.
+      The number of lists and maps in the value, with the value itself.
 
     Raises:
       ValueError: if the value is not plain, or is nested too deep.
@@ -241,7 +251,7 @@ _INT64 = np.dtype("<i8")
 Id = Annotated[int, Integer(1, MAX_ID)]
 OptionalId = Annotated[int, Integer(0, MAX_ID)]
 Count = Annotated[int, Integer(0, MAX_INT64)]
-# -1 means "none" or "unknown".
+# A count, an offset or a time, or -1 for none or unknown.
 CountOrNone = Annotated[int, Integer(-1, MAX_INT64)]
 Boolean = Annotated[bool, Flag()]
 Topic = Annotated[str, Text(MAX_TOPIC_CHARS, low=1)]

@@ -1,13 +1,13 @@
-"""Frames: a length of four bytes, big-endian, then one msgpack array ``[type, ...]``.
+"""Frames: a length of four bytes, big-endian, then one msgpack array ``[type, field, ...]``.
 
-The header of the array and the type take one byte each (at most 15 fields, types below
-128), so the decoder reads the type before it unpacks the frame. The type decides how large
-the frame may be and how many lists and maps it may hold. A frame of columns may have
-megabytes but no nesting; a frame of plain values may be nested but is small. So neither
-deep nesting nor a long frame takes more memory than a small multiple of its bytes.
+A frame has one command, and ``type`` is the command's number. The header of the array and the type
+take one byte each (at most 15 elements, types below 128). So a receiver knows the type before it
+unpacks the frame. The type decides how large the frame may be, and how many lists and maps it may
+have. A frame of columns may have megabytes but no nesting. A frame of plain values may be nested,
+but is small. So no received frame takes more memory than a small multiple of its bytes.
 
-This module does not depend on the commands or their order. Every error is a ``ValueError``
-about the bytes, which the connection turns into a ``RemoteProtocolError``.
+This module does not depend on the commands or their order. Every error is a ``ValueError`` about
+the bytes, which the connection turns into a ``RemoteProtocolError``.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ from escapement.message import Buffer
 from escapement.protocol.limits import MAX_FIELDS, MAX_ITEMS, MAX_READ_BYTES
 
 _LENGTH: Final = struct.Struct(">I")
-_SMALLEST: Final = 2  # the header of the array, and the type
-_FIXARRAY: Final = 0x90
+_SMALLEST: Final = 2  # the size of the smallest frame: the header of the array, and the type
+_FIXARRAY: Final = 0x90  # the header of an empty msgpack array; add the number of elements
 _MAX_TYPE: Final = 0x7F
-# Bodies below this size are copied into their frame: sending one small buffer costs less
-# than sending two. Above it, the copy costs more.
+# A body below this size is copied into the buffer of its frame, because sending one small buffer
+# costs less than sending two. For larger bodies, the copy costs more.
 _INLINE_BYTES: Final = 16 * 1024
-# Reads below this size are joined, so that a frame that arrives byte by byte does not
-# become a list of as many objects.
+# Received data below this size is joined to the data received before it. Otherwise a frame that
+# arrives byte by byte would become a list with one object per byte.
 _CRUMB_BYTES: Final = 4096
 
 
 class FrameDecoder:
-    """A splitter of a byte stream into frames; holds at most one frame and one read.
+    """A decoder that splits a stream of bytes into frames.
 
-    The decoder keeps the chunks as they were read and joins them once, when a frame is
-    complete. So each frame is copied once, independent of the number of reads.
+    It keeps the data as it arrives, in *chunks*, and joins the chunks when a frame is complete. So
+    each frame is copied once, however many chunks it comes in. The decoder has at most one frame
+    of ``max_frame_bytes`` and the chunk received last.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
-        self._chunk: bytes = b""  # the next frame begins at _at
+        self._chunk: bytes = b""  # the next frame begins in this chunk, at index _at
         self._at = 0
-        self._tail: list[bytes | bytearray] = []  # the chunks read after _chunk
-        self._held = 0
+        self._tail: list[bytes | bytearray] = []  # the chunks received after _chunk
+        self._held = 0  # the number of bytes in all chunks from _at on
 
     def __len__(self) -> int:
-        """Return the number of bytes held."""
+        """Return the number of bytes that were received and not returned in a frame yet."""
         return self._held
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Append data. The caller must take all complete frames before the next call."""
+        """Append received data. Before that, the caller must have taken all complete frames."""
         self._held += len(data)
         assert self._held <= self.max_frame_bytes + _LENGTH.size + MAX_READ_BYTES, "take frames"
         if self._at == len(self._chunk) and not self._tail:
@@ -64,7 +65,7 @@ class FrameDecoder:
             self._tail.append(bytearray(data))
 
     def clear(self) -> None:
-        """Free the held bytes."""
+        """Discard all received bytes."""
         self._chunk, self._at, self._held = b"", 0, 0
         self._tail.clear()
 
@@ -98,20 +99,21 @@ class FrameDecoder:
         return frame
 
     def _free_taken(self) -> None:
-        """Free the frames taken from the chunk. The rest may be small, and may wait for long."""
+        """Free the memory of returned frames in the chunk; the rest may wait long for more data."""
         self._chunk, self._at = self._chunk[self._at :], 0
 
     def _join(self) -> None:
+        """Join all chunks to one."""
         self._chunk = b"".join([memoryview(self._chunk)[self._at :], *self._tail])
         self._at = 0
         self._tail.clear()
 
 
 def frame_type(frame: memoryview) -> int:
-    """Return the type of the command in a frame.
+    """Return the type (the number of the command) of a frame, without unpacking it.
 
     Raises:
-      ValueError: if the first two bytes are not a valid header and type.
+      ValueError: if the first two bytes are not an array header and a type.
     """
     header, number = frame[0], frame[1]
     if not _FIXARRAY < header <= _FIXARRAY + MAX_FIELDS or number > _MAX_TYPE:
@@ -120,7 +122,7 @@ def frame_type(frame: memoryview) -> int:
 
 
 def unpack(frame: memoryview, max_containers: int) -> list[Any]:
-    """Return the fields of a frame, without its type.
+    """Unpack a frame, and return its fields without its type.
 
     Raises:
       ValueError: if the frame is not valid msgpack, or holds more than ``max_containers``
@@ -155,9 +157,12 @@ def unpack(frame: memoryview, max_containers: int) -> list[Any]:
 
 
 def pack(values: list[Any]) -> list[Buffer]:
-    """Return the frame of a command's array, as buffers to send in this order.
+    """Encode a command as a frame, and return it in one or two buffers to send in this order.
 
-    A long byte string in the last position becomes a buffer of its own, without a copy.
+    If the last field is a long byte string, it becomes a buffer of its own, without a copy.
+
+    Args:
+      values: the type of the command, then its fields.
 
     Raises:
       ValueError, TypeError, OverflowError: if msgpack cannot encode one of the values.

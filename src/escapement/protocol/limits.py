@@ -1,7 +1,8 @@
-"""The limits of the protocol.
+"""The limits of the protocol, which no client and no broker may exceed.
 
-No peer may exceed these limits, whatever its configuration. A broker may announce lower
-limits in ``Welcome.limits``, under the names at the end of this file.
+A broker may announce lower limits in ``Welcome.limits``, under the names at the end of this file. A
+*plain value* is None, a bool, a number, a str, bytes, or a list or map of plain values. A *column*
+is an array of numbers.
 """
 
 from __future__ import annotations
@@ -11,47 +12,48 @@ from typing import Final
 PROTOCOL_VERSION: Final = 1
 DEFAULT_PORT: Final = 7650
 
-# The largest frame, without its length prefix. Batches of about 1 MB suit the group commit;
-# 16 MiB leaves room for large payloads and still bounds the memory of a connection.
+# The largest frame, without the length before it. Batches of about 1 MB are best for the group
+# commit. 16 MiB leaves room for large payloads, and still bounds the memory of a connection.
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-# The largest frame before the handshake is done, to bound the memory of unknown peers.
+# The largest frame before the handshake is done. It bounds the memory for unknown clients.
 MAX_HANDSHAKE_BYTES: Final = 64 * 1024
-# The largest frame of plain values (requests, errors), as opposed to columns.
+# The largest frame without columns, such as a request or an error.
 MAX_PLAIN_BYTES: Final = 1024 * 1024
-# The most data of one read beyond a full frame. Only a caller of ``receive_data`` that does
-# not drain the events can exceed it.
+# The most data that a caller may pass to the decoder of frames at a time.
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
 
-# The depth of nested maps and lists in plain values, and their number in one frame. The
-# number is bounded because an empty list takes one byte on the wire and 56 in memory. A
-# reply may be long (a list of all topics); a request is short.
+# How deep lists and maps may be nested in a plain value, and how many of them a request and a
+# reply may have. Their number is bounded because an empty list takes one byte on the wire and 56 in
+# memory. A reply may be long, such as a list of all topics. A request is short.
 MAX_DEPTH: Final = 8
 MAX_REQUEST_CONTAINERS: Final = 1024
 MAX_REPLY_CONTAINERS: Final = 200_000
+# The most items of one list or map.
 MAX_ITEMS: Final = 100_000
 
-# Fields of one command. The number fits the one-byte array header of msgpack.
+# The most elements of a frame: a command's type and its fields. More would not fit the one-byte
+# array header of msgpack.
 MAX_FIELDS: Final = 15
 
-# "persistent://" and three names of 200 with slashes between them.
+# "persistent://", and three names of 200 characters with slashes between them.
 MAX_TOPIC_CHARS: Final = 640
 MAX_NAME_CHARS: Final = 200
 MAX_VERB_CHARS: Final = 64
 MAX_CODE_CHARS: Final = 64
 MAX_MESSAGE_CHARS: Final = 4096
 
-# Messages in one Publish or Deliver.
+# The most messages in one Publish or Deliver.
 MAX_BATCH_MESSAGES: Final = 65_536
-# Offsets, or ranges of offsets, in one Ack or Nack: 8 MiB per column.
+# The most offsets, or ranges of offsets, in one Ack or Nack: 8 MiB per column.
 MAX_ACK_ROWS: Final = 1024 * 1024
-# Permits that a consumer may have granted at a time. They bound the unrequested messages
-# that the broker sends.
+# The most permits that a consumer may grant at a time. A broker sends a consumer at most one
+# message per permit.
 MAX_PERMITS: Final = 1_000_000
 
 MAX_ID: Final = 2**32 - 1
 MAX_INT64: Final = 2**63 - 1
 
-# Keys of ``Welcome.limits``.
+# The keys of the map ``Welcome.limits``.
 LIMIT_FRAME_BYTES: Final = "max_frame_bytes"
 LIMIT_BATCH_MESSAGES: Final = "max_batch_messages"
 LIMIT_BATCH_BYTES: Final = "max_batch_bytes"

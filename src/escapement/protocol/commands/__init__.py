@@ -1,13 +1,15 @@
-"""The commands of the protocol, one frozen dataclass each, which describes the frame.
+"""The commands of the protocol: the messages that client and broker exchange.
 
-A frame is one msgpack array ``[type, field, ...]``, with the fields in the order of the
-dataclass. Each field has a kind (see ``fields``) that checks type, range and length when
-the command is received and when it is sent. ``check`` checks that the fields fit each
-other. These modules do not execute commands or check whether names exist.
+Each command is a frozen dataclass. Its frame is one msgpack array ``[type, field, ...]``, with the
+fields in the order of the dataclass. Each field has a kind (see ``fields``), which checks type,
+range and length when the command is received and when it is sent. The method ``check`` checks that
+the fields fit each other. These modules do not execute commands or check whether names exist.
 
-The client chooses ids. They start at 1 and are valid as long as the connection; a request
-id of 0 requests no reply. ``sequence`` numbers the messages of a producer, and in a command
-it is the number of the first message of the batch. Times are Unix milliseconds.
+``request_id`` is the id of a request, and its reply has the same id. ``producer_id`` and
+``consumer_id`` name a producer and a consumer. The client chooses these ids. They start at 1 and
+are valid as long as the connection. A ``request_id`` of 0 requests no reply. The messages of a
+producer are numbered, and ``sequence`` is the number of the first message of a batch. Times are
+Unix milliseconds.
 """
 
 from escapement.protocol.commands.admin import Admin, AdminReply

@@ -1,4 +1,4 @@
-"""Administrative requests by name."""
+"""Administrative requests: a *verb*, such as ``topics.stats``, with arguments, and its reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from escapement.protocol.limits import (
 
 @command(40, "client")
 class Admin(Command):
-    """An administrative request by name, with plain arguments."""
+    """An administrative request: the name of what to do, and arguments of plain values."""
 
     request_id: Id
     verb: Annotated[str, Text(MAX_VERB_CHARS, low=1)]
@@ -27,7 +27,7 @@ class Admin(Command):
 
 @command(41, "broker")
 class AdminReply(Command):
-    """The reply to Admin."""
+    """The reply to an Admin request: its result, of plain values."""
 
     request_id: Id
     result: PlainValue

@@ -1,4 +1,4 @@
-"""Commands to cancel or reschedule messages that are published but not yet delivered."""
+"""Commands to cancel or reschedule messages that are published and not delivered yet."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from escapement.protocol.limits import MAX_FRAME_BYTES
 
 @command(50, "client")
 class Cancel(Command):
-    """A request to deliver messages to no further subscription.
+    """A request to cancel messages, for all subscriptions to which they are not delivered yet.
 
-    Answered by Amended once the cancellation is durable.
+    The broker answers with Amended when the cancellation is durable.
     """
 
     request_id: Id
@@ -30,9 +30,10 @@ class Cancel(Command):
 
 @command(51, "client")
 class Reschedule(Command):
-    """A request to make messages due after ``delay_ms``, at ``at_ms``, or now if both are -1.
+    """A request to change the due time of messages: to a delay, a time, or now if both are -1.
 
-    Answered by Amended once the new due time is durable.
+    ``delay_ms`` counts from the moment the broker accepts the request. The broker answers with
+    Amended when the new due time is durable.
     """
 
     request_id: Id
@@ -50,12 +51,12 @@ class Reschedule(Command):
 
 @command(52, "broker")
 class Amended(Command):
-    """The outcomes of the messages of a Cancel or Reschedule, in the order of the request.
+    """The reply to Cancel or Reschedule: the outcome for each message, in the order of the request.
 
-    ``statuses`` has one value of ``AmendStatus`` per message. ``handed`` has an entry for each
-    subscription that had received some of the messages before. The entry has one bit per
-    message, set if the subscription had received it; the first message is the highest bit of
-    the first byte.
+    ``statuses`` has one value of ``AmendStatus`` per message. ``handed`` maps the name of each
+    subscription to which some of the messages had been delivered before to a string of bits, one
+    per message. A bit is 1 if that message had been delivered to the subscription. The bit of the
+    first message is the highest bit of the first byte.
     """
 
     request_id: Id

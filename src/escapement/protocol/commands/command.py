@@ -1,7 +1,8 @@
 """The base class of commands, and the table of all commands by number.
 
-The decorator ``command`` enters a command in ``COMMANDS``, which is complete once the
-package is imported.
+The decorator ``command`` makes a class a command and enters it in the table, ``COMMANDS``. The
+table is complete when the package ``commands`` is imported. Each field of a command has a *kind*
+(see ``fields``), which checks the field and converts it.
 """
 
 from __future__ import annotations
@@ -17,20 +18,24 @@ Role = Literal["client", "broker"]
 
 
 class Command:
-    """The base class of commands, which converts between fields and a frame."""
+    """The base class of commands. It converts a command to the values of a frame, and back.
+
+    ``TYPE`` is the number of the command, ``SENDERS`` the sides that may send it, and ``KINDS`` the
+    name and kind of each field. The decorator ``command`` sets them.
+    """
 
     __slots__ = ()
     TYPE: ClassVar[int]
     SENDERS: ClassVar[frozenset[Role]]
     KINDS: ClassVar[tuple[tuple[str, Kind], ...]]
-    # The largest frame of this command, and the most lists and maps in it, counting the
-    # frame itself. The defaults suit a command without plain values.
+    # The size of the largest frame of this command, and the most lists and maps in it. The frame
+    # itself counts as one list. The defaults are for a command without nested values.
     MAX_BYTES: ClassVar[int] = MAX_PLAIN_BYTES
     MAX_CONTAINERS: ClassVar[int] = 1
 
     @classmethod
     def read(cls, values: list[Any]) -> Command:
-        """Return the command with the given fields of a frame.
+        """Create a command from the fields of a received frame.
 
         Raises:
           ValueError: if a field is not valid, or the fields do not fit each other.
@@ -48,7 +53,7 @@ class Command:
         return command
 
     def write(self) -> list[Any]:
-        """Return the array of the frame, type first.
+        """Return the values of this command's frame: its type, then its fields.
 
         Raises:
           ValueError: if a field is not valid, or the fields do not fit each other.
@@ -63,7 +68,7 @@ class Command:
         return values
 
     def check(self) -> None:
-        """Raise ``ValueError`` if the fields do not fit each other."""
+        """Raise ``ValueError`` if the fields do not fit each other. Most commands accept any."""
 
 
 _C = TypeVar("_C", bound=Command)
@@ -73,7 +78,14 @@ COMMANDS: Final[dict[int, type[Command]]] = {}
 
 @dataclass_transform(frozen_default=True)
 def command(number: int, *senders: Role) -> Callable[[type[_C]], type[_C]]:
-    """Return a decorator for a frozen dataclass, entered in ``COMMANDS`` under its number."""
+    """Return a class decorator that makes a command and enters it in ``COMMANDS``.
+
+    The class becomes a frozen dataclass.
+
+    Args:
+      number: the type of the command in a frame.
+      senders: the sides that may send it.
+    """
 
     def enter(plain: type[_C]) -> type[_C]:
         assert number not in COMMANDS, f"two commands are numbered {number}"

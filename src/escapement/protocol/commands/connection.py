@@ -1,4 +1,4 @@
-"""Commands of the connection: handshake, heartbeat and closing."""
+"""Commands about the connection itself: handshake, heartbeat, closing, and empty replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from escapement.protocol.limits import MAX_ID, MAX_REQUEST_CONTAINERS
 
 @command(1, "client")
 class Hello(Command):
-    """The first command of a client. ``features`` is reserved for future use."""
+    """The first command of a client: the protocol version that it speaks, and its name.
+
+    ``features`` is reserved for future use.
+    """
 
     version: Annotated[int, Integer(0, MAX_ID)]
     client: OptionalName
@@ -22,7 +25,10 @@ class Hello(Command):
 
 @command(2, "broker")
 class Welcome(Command):
-    """The broker's reply to Hello: its name, its id and its limits (see ``limits``)."""
+    """The broker's reply to Hello: its protocol version, name, id and limits.
+
+    ``escapement.protocol.limits`` has the names of the limits.
+    """
 
     version: Annotated[int, Integer(0, MAX_ID)]
     broker: OptionalName
@@ -34,27 +40,27 @@ class Welcome(Command):
 
 @command(3, "client", "broker")
 class Ping(Command):
-    """A request for a Pong with the same token, to check that the other side is alive."""
+    """A request to answer with Pong and the same token, to check that the other side is alive."""
 
     token: Count
 
 
 @command(4, "client", "broker")
 class Pong(Command):
-    """The reply to Ping."""
+    """The reply to Ping, with the token of the Ping."""
 
     token: Count
 
 
 @command(5, "client", "broker")
 class Goodbye(Command):
-    """The last command of a side, which then closes the connection."""
+    """The last command that a side sends before the connection is closed, with the reason."""
 
     reason: Explanation
 
 
 @command(7, "broker")
 class Done(Command):
-    """The reply to a request without a result (CloseProducer, CloseConsumer, Halt)."""
+    """The reply to a request that has no result: CloseProducer, CloseConsumer or Halt."""
 
     request_id: Id

@@ -1,4 +1,9 @@
-"""Commands of consumers: subscriptions, permits, deliveries and acknowledgements."""
+"""Commands of consumers: subscriptions, permits, deliveries and acknowledgements.
+
+A *permit* lets the broker send one message to a consumer. A message is *in flight* from its
+delivery until it is acknowledged, given back, or its *ack deadline* passes; then the broker
+redelivers it. *Attempts* are deliveries that count as tries to process a message.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +41,11 @@ from escapement.traits import KeyRange
 
 @command(20, "client")
 class Subscribe(Command):
-    """A request to join a subscription, which is created if it does not exist.
+    """A request to open a consumer of a subscription, which is created if it does not exist.
 
-    ``position`` applies only to a new subscription. An ``ack_wait_ms`` of 0 selects the
-    subscription's own ack wait.
+    ``position`` is where a new subscription begins. ``ack_wait_ms`` is the time from a delivery to
+    its ack deadline; 0 selects the one of the subscription. ``key_range`` is the range of keys
+    that this consumer receives (see ``escapement.traits``).
     """
 
     request_id: Id
@@ -57,7 +63,7 @@ class Subscribe(Command):
 
 @command(21, "broker")
 class ConsumerReady(Command):
-    """The reply to Subscribe. ``topic`` is the full name, as used in message ids."""
+    """The reply to Subscribe: the consumer is open. ``topic`` is the full name of the topic."""
 
     request_id: Id
     consumer_id: Id
@@ -67,7 +73,7 @@ class ConsumerReady(Command):
 
 @command(22, "client")
 class Flow(Command):
-    """A grant of permits: the broker may deliver this many more messages."""
+    """A grant of permits: the broker may send this many more messages to the consumer."""
 
     consumer_id: Id
     permits: Annotated[int, Integer(1, MAX_PERMITS)]
@@ -75,10 +81,11 @@ class Flow(Command):
 
 @command(23, "broker")
 class Deliver(Command):
-    """A delivery of messages to a consumer, in columns of equal height.
+    """A delivery of messages to a consumer, in columns with one row per message.
 
-    If ``attempts`` is absent, this is the first attempt for all messages. If ``redelivered``
-    is absent, none was delivered before.
+    ``body`` is the encoded batch of messages. ``attempts`` has the number of each message's
+    attempts, with this one. If it is None, this is the first attempt for all. ``redelivered`` is 1
+    for each message that may have been delivered before. If it is None, there are none.
     """
 
     consumer_id: Id
@@ -100,15 +107,17 @@ class Deliver(Command):
             raise ValueError(f"columns differ in height: {sorted(heights)}")
 
     def decode(self) -> MessageBatch:
-        """Return the messages, as views of the frame. Raises as ``decode_body``."""
+        """Return the messages, as views of the frame. Raises the errors of ``decode_body``."""
         return decode_body(self.body, self.offsets)
 
 
 @command(24, "client")
 class Ack(Command):
-    """An acknowledgement of single offsets, of ranges ``first .. last - 1``, or of both.
+    """An acknowledgement of messages: by single offsets, by ranges of offsets, or by both.
 
-    If it has a request id, it is answered by Acked once it is durable.
+    A range goes from an element of ``firsts`` to the element of ``lasts`` in the same row, which
+    is not included. If the command has a request id, the broker answers with Acked when the
+    acknowledgement is durable.
     """
 
     request_id: OptionalId
@@ -133,7 +142,10 @@ class Ack(Command):
 
 @command(25, "client")
 class Nack(Command):
-    """A request to redeliver messages after ``delay_ms``, or after the back-off if it is -1."""
+    """A negative acknowledgement: a request to redeliver messages after ``delay_ms``.
+
+    -1 selects the back-off of the subscription.
+    """
 
     request_id: OptionalId
     consumer_id: Id
@@ -145,7 +157,7 @@ class Nack(Command):
 
 @command(26, "broker")
 class Acked(Command):
-    """The reply to Ack, Nack, Extend and Release, with the number of affected messages.
+    """The reply to Ack, Nack, Extend and Release: ``count`` messages were affected.
 
     The reply to an Ack means that the acknowledgement is durable.
     """
@@ -156,10 +168,10 @@ class Acked(Command):
 
 @command(27, "client")
 class CloseConsumer(Command):
-    """A request to leave the subscription. Answered by Done.
+    """A request to close a consumer. The broker answers with Done.
 
-    The consumer's in-flight messages are redelivered. ``untried`` names those that the
-    application has not received: they are released, so the delivery does not count as an
+    The broker redelivers the messages that are in flight at the consumer. ``untried`` has the
+    offsets of those that the application has not received. Their delivery does not count as an
     attempt.
     """
 
@@ -172,7 +184,10 @@ class CloseConsumer(Command):
 
 @command(28, "broker")
 class ConsumerActive(Command):
-    """A notice that a consumer of a failover subscription becomes active or inactive."""
+    """A notice that a consumer of a failover subscription becomes active or inactive.
+
+    The subscription delivers only to its active consumer.
+    """
 
     consumer_id: Id
     active: Boolean
@@ -180,7 +195,7 @@ class ConsumerActive(Command):
 
 @command(29, "broker")
 class ConsumerClosed(ErrorCommand):
-    """A notice that the broker closed a consumer, as its subscription or topic was deleted."""
+    """A notice that the broker has closed a consumer, with the error that is the reason."""
 
     consumer_id: Id
     code: Code
@@ -190,10 +205,10 @@ class ConsumerClosed(ErrorCommand):
 
 @command(30, "client")
 class Extend(Command):
-    """A request to redeliver messages no earlier than ``wait_ms`` from now.
+    """A request to extend the ack deadline of messages to at least ``wait_ms`` from now.
 
-    A later deadline stays. Answered by Acked, with the number of these messages that are
-    still in flight at this consumer.
+    A deadline that is later already stays. The broker answers with Acked, which has the number of
+    these messages that are still in flight at this consumer.
     """
 
     request_id: OptionalId
@@ -206,7 +221,10 @@ class Extend(Command):
 
 @command(31, "client")
 class Release(Command):
-    """A request to redeliver messages without counting this delivery as an attempt."""
+    """A request to redeliver messages after ``delay_ms``, without counting this delivery.
+
+    The delivery does not count as an attempt.
+    """
 
     request_id: OptionalId
     consumer_id: Id
@@ -218,9 +236,10 @@ class Release(Command):
 
 @command(32, "broker")
 class ConsumerRewound(Command):
-    """A notice that a seek moved the subscription, so that earlier deliveries are void.
+    """A notice that a seek has moved the subscription, so that earlier deliveries are void.
 
-    The consumer discards the messages in its delivery buffer and grants all permits again.
+    The consumer discards all messages that the application has not received, and grants all its
+    permits again.
     """
 
     consumer_id: Id
@@ -228,9 +247,9 @@ class ConsumerRewound(Command):
 
 @command(37, "client")
 class Halt(Command):
-    """A request to deliver nothing more to a consumer that is about to leave.
+    """A request to deliver nothing more to a consumer that is about to close.
 
-    Answered by Done, after the last Deliver.
+    The broker answers with Done after the last Deliver.
     """
 
     request_id: Id

@@ -1,4 +1,8 @@
-"""Commands of producers: opening, publishing, receipts and closing."""
+"""Commands of producers: opening, publishing, receipts and closing.
+
+A named producer has an *epoch*, which grows when a new producer takes over the name. The broker
+*fences* the earlier producer: it stores no more messages of it.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,13 @@ from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_INT64
 
 @command(10, "client")
 class OpenProducer(Command):
-    """A request to open a producer under a name, or under no name ("").
+    """A request to open a producer with a name; "" lets the broker choose a name.
 
-    A named producer stores each message exactly once, by its sequence. With ``epoch`` -1 the
-    producer takes over the name: the broker increments the epoch and fences the earlier
-    holder. A producer that reconnects sends its epoch and continues under it. It is refused
-    with ``producer_fenced`` if the name has a newer epoch. So if two producers of one name
-    reconnect, the one that was started last keeps the name, not the one that connects last.
+    The broker stores each message of a name once, by its sequence. With an ``epoch`` of -1, the
+    producer takes over the name: the broker increments the epoch, and fences the earlier producer.
+    A producer that reconnects sends the epoch that it has, and keeps it. The broker refuses it with
+    ``producer_fenced`` if the name has a newer epoch. So if two producers of one name reconnect,
+    the one that was started last keeps the name, not the one that connects last.
     """
 
     request_id: Id
@@ -44,10 +48,10 @@ class OpenProducer(Command):
 
 @command(11, "broker")
 class ProducerReady(Command):
-    """The reply to OpenProducer. ``last_sequence`` is the last stored sequence, or -1.
+    """The reply to OpenProducer: the producer is open.
 
-    ``topic`` is the full name, as used in message ids. ``epoch`` is the number of times that
-    a producer has taken over this name.
+    ``last_sequence`` is the number of the last message that the broker has stored for this name,
+    or -1. ``topic`` is the full name of the topic, as in message ids.
     """
 
     request_id: Id
@@ -60,15 +64,17 @@ class ProducerReady(Command):
 
 @command(12, "client")
 class Publish(Command):
-    """A batch to store. Its messages have the numbers ``sequence``, ``sequence + 1``, ...
+    """A batch of messages to store, with the numbers ``sequence``, ``sequence + 1``, ...
 
-    ``after`` is the number of the producer's previous message, or -1 if there is none. If
-    the broker has not stored that message, it refuses the batch with ``sequence_gap``. This
-    closes the following case: a producer sends two batches, the broker refuses the first and
-    stores the second. When the producer sends the first again, the broker would take it for
-    a duplicate, and its messages would be lost.
+    ``body`` is the encoded batch. ``delay_ms`` and ``at_ms`` have the delay and the delivery time
+    of each message, -1 for none. ``dedup`` has the digest of each message's dedup key, zero bytes
+    for none.
 
-    ``dedup`` has the digest of each message's dedup key, zero for a message without a key.
+    ``after`` is the number of the producer's previous message, or -1 if there is none. If the
+    broker has not stored that message, it refuses the batch with ``sequence_gap``. Otherwise
+    messages could be lost: a producer sends two batches, and the broker refuses the first and
+    stores the second. When the producer sends the first batch again, its numbers are below the last
+    stored one. So the broker would take the batch for a duplicate and not store it.
     """
 
     producer_id: Id
@@ -89,7 +95,8 @@ class Publish(Command):
         """Return the batch and its times, as views of the frame.
 
         Raises:
-          RemoteProtocolError: as ``decode_body``, or if the sequence numbers do not suffice.
+          RemoteProtocolError: if the body is not valid (see ``decode_body``), or the number of
+            the last message would be over the maximum.
         """
         batch = decode_body(self.body, self.delay_ms, self.at_ms, self.dedup)
         if self.sequence > MAX_INT64 - len(batch):
@@ -101,12 +108,13 @@ class Publish(Command):
 
 @command(13, "broker")
 class Receipt(Command):
-    """A confirmation that the batch from ``sequence`` on is durable.
+    """A confirmation that the batch of ``count`` messages that begins at ``sequence`` is durable.
 
-    Its messages have the offsets ``base_offset .. base_offset + count - 1``. ``base_offset``
-    is -1 if the batch was stored earlier (``duplicate``) and its offsets are unknown. If some
-    of the dedup keys were known, ``offsets`` has the offset of each message, or -1 if it is
-    unknown, and ``repeated`` is 1 for each message that was stored earlier.
+    The messages have the offsets ``base_offset .. base_offset + count - 1``. ``duplicate`` means
+    that messages were stored before. ``base_offset`` is -1 if the whole batch was stored before and
+    its offsets are not known any more. If the topic knew some of the dedup keys, ``offsets`` has
+    the offset of each message (-1 if it is unknown), and ``repeated`` is 1 for each message that
+    was stored before.
     """
 
     producer_id: Id
@@ -129,7 +137,7 @@ class Receipt(Command):
 
 @command(14, "client")
 class CloseProducer(Command):
-    """A request to close a producer. Answered by Done."""
+    """A request to close a producer. The broker answers with Done."""
 
     request_id: Id
     producer_id: Id
@@ -137,7 +145,10 @@ class CloseProducer(Command):
 
 @command(15, "broker")
 class ProducerClosed(ErrorCommand):
-    """A notice that the broker closed a producer: it was fenced, or its topic was deleted."""
+    """A notice that the broker has closed a producer, with the error that is the reason.
+
+    For example, a newer producer has taken over its name, or its topic was deleted.
+    """
 
     producer_id: Id
     code: Code

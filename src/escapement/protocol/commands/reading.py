@@ -23,10 +23,10 @@ from escapement.protocol.limits import MAX_BATCH_MESSAGES, MAX_FRAME_BYTES
 
 @command(33, "client")
 class Read(Command):
-    """A request for the first messages with offsets in ``[start, stop)``.
+    """A request for the first messages with offsets from ``start`` to below ``stop``.
 
-    A ``stop`` of -1 is the end of the log. Answered by Page, whose ``next_offset`` is the
-    ``start`` of the next request.
+    A ``stop`` of -1 means the end of the log. The broker answers with Page, whose ``next_offset``
+    is the ``start`` of the next Read.
     """
 
     request_id: Id
@@ -38,10 +38,11 @@ class Read(Command):
 
 @command(34, "broker")
 class Page(Command):
-    """A page of messages in the order of their offsets, in columns of equal height.
+    """The reply to Read: messages ordered by offset, in columns with one row per message.
 
-    ``next_offset`` is where the next page begins, ``end_offset`` where the log ends now. A
-    page may be empty; then its body has no bytes.
+    ``next_offset`` is the offset at which the next page begins, and ``end_offset`` is the current
+    end of the log. ``published_ms`` has the times at which the broker accepted the messages. A page
+    may have no messages; then its body has no bytes.
     """
 
     request_id: Id
@@ -60,7 +61,7 @@ class Page(Command):
             raise ValueError("columns differ in height")
 
     def decode(self) -> MessageBatch:
-        """Return the messages, as views of the frame. Raises as ``decode_body``."""
+        """Return the messages, as views of the frame. Raises the errors of ``decode_body``."""
         if not len(self.body) and not len(self.offsets):
             return MessageBatch(Blobs.empty(0))
         return decode_body(self.body, self.offsets)
@@ -68,7 +69,7 @@ class Page(Command):
 
 @command(35, "client")
 class Find(Command):
-    """A request for the offsets of the messages with dedup keys, given as digests."""
+    """A request to look up messages by their dedup keys, of which ``dedup`` has the digests."""
 
     request_id: Id
     topic: Topic
@@ -79,7 +80,7 @@ class Find(Command):
 
 @command(36, "broker")
 class Found(Command):
-    """The reply to Find: one offset per digest, in order, or -1 if the key is unknown."""
+    """The reply to Find: the offset of the message with each dedup key, -1 for an unknown key."""
 
     request_id: Id
     offsets: FoundColumn

@@ -1,4 +1,4 @@
-"""Commands that carry an error: the refusal of a request, and the base of all of them."""
+"""Commands that contain an error: their base class, and the refusal of a request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from escapement.protocol.limits import MAX_MESSAGE_CHARS
 
 
 class ErrorCommand(Command):
-    """A command whose last fields are an error."""
+    """A command whose last fields, ``code``, ``message`` and ``retryable``, describe an error."""
 
     __slots__ = ()
     code: str
@@ -17,9 +17,10 @@ class ErrorCommand(Command):
     retryable: bool
 
     def error(self) -> EscapementError:
-        """Return the error that the other side sent, with its own ``retryable``.
+        """Return the error that the other side sent.
 
-        An unknown code gives an ``EscapementError`` with the message.
+        Its class is that of ``code``, or ``EscapementError`` for an unknown code. ``retryable`` of
+        the error is the received one, whatever its class says.
         """
         error = from_code(self.code, self.message)
         if error.retryable != self.retryable:
@@ -28,16 +29,16 @@ class ErrorCommand(Command):
 
 
 def error_fields(error: EscapementError) -> tuple[str, str, bool]:
-    """Return the last fields of an ``ErrorCommand``. A long message is truncated."""
+    """Return ``error`` as the last fields of an ``ErrorCommand``. A long message is truncated."""
     return error.code, str(error)[:MAX_MESSAGE_CHARS], error.retryable
 
 
 @command(6, "broker")
 class Refused(ErrorCommand):
-    """A refusal of a request, with the reason. The request had no effect.
+    """A refusal of a request, which had no effect, with the error that is the reason.
 
     It answers the request ``request_id``, or the Publish of ``producer_id`` that begins at
-    ``sequence``. Without either it refuses the connection, which then ends.
+    ``sequence``. If both ids are 0, it refuses the connection, which then ends.
     """
 
     request_id: OptionalId
@@ -56,5 +57,5 @@ class Refused(ErrorCommand):
         producer_id: int = 0,
         sequence: int = -1,
     ) -> Refused:
-        """Return a refusal because of ``error``."""
+        """Return the refusal of a request, a Publish or a connection because of ``error``."""
         return cls(request_id, producer_id, sequence, *error_fields(error))
