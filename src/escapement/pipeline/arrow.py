@@ -1,11 +1,12 @@
 """Columns of messages as Arrow record batches, mostly without copying their bytes.
 
-Arrow's columns have the layout of ours: numbers as they are, and strings as concatenated bytes.
-Arrow needs the offset of each string, so lengths are summed up. The code does not loop over
-messages.
+Arrow's columns have nearly the layout of the columns in escapement/message.py: numbers as they are,
+and strings as concatenated bytes. Arrow needs the position of each string instead of its length, so
+lengths are summed up. The code does not loop over messages.
 
-Columns are built from buffers and read as buffers. The conversions of pyarrow from lists and to
-arrays import pandas if it is installed. In a new process, that takes longer than many tasks.
+Columns are built from buffers and read as buffers. pyarrow's conversions from lists and to arrays
+are not used, because they import pandas if it is installed. In a new process, that import takes
+longer than many tasks.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ _TYPES: Final[Mapping[str, Any]] = {
 
 
 def arrow_schema(columns: Sequence[tuple[str, bool]]) -> Any:
-    """Return the schema of columns of ``READ_COLUMNS``, each given with whether it is nullable."""
+    """Return the schema of some columns of a read.
+
+    Args:
+      columns: names in ``READ_COLUMNS``, each with whether the column is nullable.
+    """
     return pa.schema(
         [pa.field(name, _TYPES[READ_COLUMNS[name]], nullable) for name, nullable in columns]
     )
 
 
 def numbers(values: npt.NDArray[Any], kind: Any, present: Bools | None) -> Any:
-    """Return a column of numbers, null where ``present`` is false."""
+    """Return a column of the Arrow type ``kind``, with nulls where ``present`` is false."""
     buffers = [_validity(present), pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(kind, len(values), buffers)
 
@@ -76,29 +81,33 @@ def booleans(values: Bools) -> Any:
 
 
 def binaries(blobs: Blobs, empty_is_null: bool = False) -> Any:
-    """Return a ``BINARY`` column that shares the bytes of ``blobs``."""
+    """Return a ``BINARY`` column that shares the bytes of ``blobs``.
+
+    Args:
+      empty_is_null: whether empty strings become null.
+    """
     return _bytes(pa.binary(), blobs, blobs.lengths > 0 if empty_is_null else None)
 
 
 def texts(values: Sequence[str]) -> Any:
-    """Return a ``STRING`` column of a few values."""
+    """Return a ``STRING`` column of these values. Loops over them, so use it for few values."""
     return _bytes(pa.string(), Blobs.of([value.encode() for value in values]))
 
 
 def words(vocabulary: Sequence[str], codes: npt.NDArray[np.uint8]) -> Any:
-    """Return a ``STRING`` column with the word of each code."""
+    """Return a ``STRING`` column with the word of each code, an index in ``vocabulary``."""
     return texts(vocabulary).take(numbers(codes, pa.uint8(), None))
 
 
 def same(text: str, count: int) -> Any:
-    """Return a ``STRING`` column with ``count`` times the same text."""
+    """Return a ``STRING`` column with the same text in each of ``count`` rows."""
     encoded = text.encode()
     lengths = np.full(count, len(encoded), np.uint32)
     return _bytes(pa.string(), Blobs(lengths, encoded * count))
 
 
 def maps(found: Maps) -> Any:
-    """Return a ``MAP<STRING, STRING>`` column."""
+    """Return a ``MAP<STRING, STRING>`` column of decoded maps."""
     offsets = pa.Array.from_buffers(
         pa.int32(), len(found.counts) + 1, [None, _places(found.counts)]
     )
@@ -108,18 +117,24 @@ def maps(found: Maps) -> Any:
 
 
 def no_maps(count: int) -> Any:
-    """Return a ``MAP<STRING, STRING>`` column of empty maps."""
+    """Return a ``MAP<STRING, STRING>`` column of ``count`` empty maps."""
     empty = Blobs.empty(0)
     return maps(Maps(np.zeros(count, np.int64), empty, empty))
 
 
 def no_binaries(count: int) -> Any:
-    """Return a ``BINARY`` column of nulls."""
+    """Return a ``BINARY`` column of ``count`` nulls."""
     return pa.nulls(count, pa.binary())
 
 
 def values_of(column: Any, kind: type[Number]) -> npt.NDArray[Number]:
-    """Return the numbers of a column, sharing its bytes. The value of a null is undefined."""
+    """Return the numbers of an Arrow column as an array that shares the column's bytes.
+
+    The array has an undefined number in the place of each null.
+
+    Args:
+      kind: the numpy type of the numbers.
+    """
     if not len(column):
         return np.zeros(0, kind)
     size_bytes = np.dtype(kind).itemsize
@@ -127,24 +142,24 @@ def values_of(column: Any, kind: type[Number]) -> npt.NDArray[Number]:
 
 
 def present(column: Any) -> Bools:
-    """Return a mask of the values that are not null."""
+    """Return a mask of the values of an Arrow column that are not null; bool[n]."""
     return values_of(column.is_valid().cast(pa.uint8()), np.bool_)
 
 
 def record_batch(schema: Any, columns: Mapping[str, Any]) -> Any:
-    """Return a record batch of the columns that the schema names."""
+    """Return a record batch of the columns that the schema names, out of ``columns``."""
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
 def _bytes(kind: Any, blobs: Blobs, present: Bools | None = None) -> Any:
-    """Return a column of text or binary strings that shares the bytes of ``blobs``."""
+    """Return a column of the type ``kind``, text or binary, that shares the bytes of ``blobs``."""
     assert len(blobs.data) < 1 << 31, "a batch exceeds the range of Arrow's 32-bit offsets"
     buffers = [_validity(present), _places(blobs.lengths), pa.py_buffer(blobs.data)]
     return pa.Array.from_buffers(kind, len(blobs), buffers)
 
 
 def _places(lengths: npt.NDArray[Any]) -> Any:
-    """Return a buffer of the offset of each string, and the end of the last."""
+    """Return a buffer with the position of each string, and the end of the last, as int32."""
     places = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, dtype=np.int32, out=places[1:])
     return pa.py_buffer(places)

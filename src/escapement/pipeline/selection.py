@@ -1,8 +1,9 @@
 """The selection of messages to read: ranges of offsets and times, from options and filters.
 
 Options have the names of Spark's Kafka source where that has an equivalent; docs/spark-options.md
-lists them. Ranges are half-open. Narrowing a range by a filter never excludes a message that passes
-the filter. It may keep messages that do not pass: Spark evaluates the filter again.
+lists them. Ranges are half-open. A *place* is an offset, or one of the words ``earliest`` and
+``latest``. Narrowing a range by a filter never excludes a message that passes the filter. It may
+keep messages that do not pass, because Spark evaluates the filter again.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from escapement.pipeline.options import Options
 END: Final = 1 << 62
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
-# Kafka's numbers for these in JSON.
+# The numbers that stand for these words in Kafka's JSON.
 _KAFKAS: Final = {"-2": EARLIEST, "-1": LATEST}
 
-# Options of batch and streaming reads.
+# Groups of options of batch and streaming reads.
 TOPIC_OPTIONS: Final = ("topic", "topics", "subscription", "failOnDataLoss")
 TIME_OPTIONS: Final = (
     "startingTimestamp",
@@ -79,17 +80,17 @@ class Selection:
     due: Span = Span()
 
     def narrowed(self, column: str, operator: str, value: Any) -> Selection:
-        """Return the selection without what the filter ``column operator value`` excludes.
+        """Return the part of the selection whose messages may pass ``column operator value``.
 
-        ``operator`` is one of ``= < <= > >=``. A filter on another column, or with a value of
-        another type, does not narrow the selection.
+        ``operator`` is one of ``= < <= > >=``. Only filters on ``offset``, ``published_at`` and
+        ``deliver_at`` narrow the selection, and only with a value of the column's type.
         """
         if column == "offset" and type(value) is int:
             return replace(self, offsets=self.offsets & _span(operator, value, value))
         if column in ("published_at", "deliver_at") and isinstance(value, datetime):
             if value.tzinfo is None:
                 return self
-            # A value may lie between two milliseconds. The range allows for both.
+            # A value may lie between two milliseconds. The range includes both of them.
             at_ms = unix_ms(value)
             span = _span(operator, at_ms - 1, at_ms + 1)
             if column == "published_at":
@@ -99,14 +100,18 @@ class Selection:
 
 
 def _span(operator: str, lowest: int, highest: int) -> Span:
-    """Return the range that ``operator`` allows for a value from ``lowest`` to ``highest``."""
+    """Return the range of numbers that may pass a filter.
+
+    The filter compares by ``operator`` with a value that is known to be between ``lowest`` and
+    ``highest``.
+    """
     low = {"=": lowest, ">=": lowest, ">": lowest + 1}.get(operator, 0)
     high = {"=": highest + 1, "<=": highest + 1, "<": highest}.get(operator, END)
     return Span(max(low, 0), high)
 
 
 def topics(options: Options) -> tuple[TopicName, ...]:
-    """Return the topics to read, each once. Raises ``InvalidRequest``."""
+    """Return the topics that the options name, each once. Raises ``InvalidRequest``."""
     one, several = options.text("topic"), options.text("topics")
     names = [name for text in (several or "").split(",") if (name := text.strip())]
     if (one is None) == (not names):
@@ -144,13 +149,14 @@ def _time(options: Options, name: str, default: int) -> int:
 
 
 class Places:
-    """The start or end in each topic: an offset, ``earliest`` or ``latest``."""
+    """The places, one for each topic, at which a read starts or ends."""
 
     def __init__(self, options: Options, name: str, default: str, empty: str | None = None) -> None:
         """Parse the option ``name``: one place for all topics, or a JSON object by topic.
 
         Args:
-          empty: a place that is refused, because nothing could be read.
+          default: the place in topics that the option does not name.
+          empty: a place that is refused, because nothing could be read from there or up to there.
 
         Raises:
           InvalidRequest: if the option is not valid.
@@ -173,7 +179,7 @@ class Places:
             self._by_topic[TopicName.parse(topic)] = self._place(str(place))
 
     def check(self, known: tuple[TopicName, ...]) -> None:
-        """Raise ``InvalidRequest`` if the option names a topic that is not read."""
+        """Raise ``InvalidRequest`` if the option names a topic that is not among ``known``."""
         strange = self._by_topic.keys() - set(known)
         if strange:
             raise InvalidRequest(

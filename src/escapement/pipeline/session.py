@@ -43,13 +43,14 @@ def is_submitted() -> bool:
 def session(
     name: str, master: str | None = None, *, bar: bool = True, java_options: str | None = None
 ) -> Iterator[SparkSession]:
-    """Yield a session for one job. A session created for the job is stopped afterwards.
+    """Yield a Spark session for one job. A session created for the job is stopped afterwards.
 
     Args:
-      master: the master; None for that of spark-submit, or all cores of this machine.
+      name: the name of the job.
+      master: the Spark master; None for that of spark-submit, or all cores of this machine.
       bar: whether Spark shows a progress bar on a terminal. Set it to false for a job that shows
         its own progress. Under spark-submit, Spark's settings decide.
-      java_options: options for a new Java, unless the environment has some.
+      java_options: Java options, if this function starts Java and the environment has none.
 
     Raises:
       InvalidRequest: if Spark or Java is not installed, or the master is not valid.
@@ -75,8 +76,8 @@ def session(
         if java_options is not None:
             os.environ.setdefault(_JAVA_OPTIONS, java_options)
     try:
-        # If an interrupt came before Java reports its port, Java could not be stopped and would
-        # run forever. So interrupts are put off until Spark has started.
+        # If an interrupt ended this process before Java has reported its port, Java could not be
+        # stopped and would run forever. So interrupts are put off until Spark has started.
         with put_off():
             spark = _started(name, master, progress_of(bar))
         yield spark
@@ -86,10 +87,13 @@ def session(
 
 
 def progress_of(bar: bool) -> dict[str, str]:
-    """Return the setting for Spark's progress bar.
+    """Return the setting that shows or hides Spark's progress bar, as a mapping.
 
-    Empty under spark-submit, where Spark's settings decide: there, Python's standard error is
-    never a terminal.
+    The mapping is empty under spark-submit. There Python cannot see whether standard error is a
+    terminal, so Spark's own settings decide.
+
+    Args:
+      bar: whether to show the progress bar if standard error is a terminal.
     """
     if is_submitted():
         return {}
