@@ -6,6 +6,6 @@ modules ``source``, ``batch_reader`` and ``stream_reader`` in the folder ``sourc
 in the folder ``sink``. Each job is a module of this folder: ``archive``, ``audit``, ``forecast``,
 ``lag`` and ``rebuild``. docs/architecture/pipeline.md is the overview.
 
-pyspark and pyarrow come with the extra ``escapement[spark]``. No other package of escapement imports
-them.
+pyspark and pyarrow come with the extra ``escapement[spark]``. No other package of escapement
+imports them.
 """

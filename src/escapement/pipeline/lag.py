@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-# A time after every hour with counts. The current time would not be enough, because a broker's clock
-# may be ahead of the database's.
+# A time after every hour with counts. The current time would not be enough, because a broker's
+# clock may be ahead of the database's.
 _NO_END_MS: Final = 1 << 60
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 # The figures with percentiles: the prefix of their column names, the kind of the figure in a tally,

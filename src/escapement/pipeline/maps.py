@@ -1,8 +1,8 @@
 """A decoder of message properties: from msgpack maps to columns of names and values.
 
 Each message has one map. All maps are decoded in parallel: one numpy step reads the next name, or
-the next value, of every map that has one. In msgpack, each map and each string begins with a *head*,
-which gives its type and length.
+the next value, of every map that has one. In msgpack, each map and each string begins with a
+*head*, which gives its type and length.
 
 Some maps are rare and are decoded one at a time, as consumers do. These *odd* maps have more than
 ``_MOST_ENTRIES`` entries, a value that is neither string nor nil, or text that is not UTF-8.
