@@ -1,1 +1,4 @@
-"""Namespaces, topics, subscriptions, producers and their policies, as the database records them."""
+"""The catalog in the database: namespaces, topics, subscriptions, producers and policies.
+
+Begin with ``catalog.py``.
+"""

@@ -2,8 +2,12 @@
 
 Owns the tables ``namespaces``, ``topics`` and ``subscriptions``. The broker reads them once, when
 it starts (storage/state/state.py). Then it changes them through this module. Each function runs
-inside a transaction of the caller: ``CommitPipeline.transact``. Names are checked before. A delete
-leaves rows in other tables, which are deleted later in bounded steps (storage/cleanup/freeing.py).
+inside a transaction of the caller (``CommitPipeline.transact``). Callers check names beforehand. A
+deletion leaves rows in other tables. storage/removal.py marks these rows, and
+storage/cleanup/freeing.py deletes them later in small steps.
+
+A *seek* moves the position of a subscription. It replaces the subscription by a new one with the
+same name (:func:`replace_subscription`).
 """
 
 from __future__ import annotations
@@ -20,11 +24,12 @@ from escapement.storage.engine.base import Connection, DuplicateKey, Params, Row
 from escapement.storage.engine.paging import by_id
 from escapement.storage.inbox import event_group
 
+# Granularity of a new namespace: the span of due times that a topic reads from the index at a time.
 DEFAULT_GRANULARITY_MS: Final = 300_000
-# For new namespaces; each stores its own. A finer tick costs processor time for busy topics, and
-# none for idle ones: docs/benchmarks.md.
+# Tick of a new namespace: the interval at which delayed messages that fall due are delivered. A
+# shorter tick costs processor time for busy topics, and none for idle ones: docs/benchmarks.md.
 DEFAULT_TICK_MS: Final = 10
-# The columns of the records.
+# The columns of the records below, in the order of their fields.
 _NAMESPACE_COLUMNS: Final = (
     "id, tenant, name, delays_enabled, granularity_ms, tick_ms, created_at_ms, policy"
 )
@@ -37,7 +42,7 @@ INSERT_TOPIC: Final = (
     "INSERT INTO topics (namespace_id, name, bundle_id, next_offset, created_at_ms)"
     " VALUES (?, ?, ?, ?, ?)"
 )
-# The last two columns are unused.
+# The last two columns, ``ack_wait_ms`` and ``log_position``, are not read.
 INSERT_SUBSCRIPTION: Final = (
     "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
     " fill_until, created_at_ms, origin_id, policy, ack_wait_ms, log_position)"
@@ -49,7 +54,7 @@ Kind = SubscriptionKind
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A tenant's namespace and its delay settings."""
+    """A namespace of a tenant, with its delay settings and its policy."""
 
     id: int
     tenant: str
@@ -63,7 +68,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic. ``next_offset`` is as of the last checkpoint, without the journal."""
+    """A topic. ``next_offset`` is as of the last checkpoint. The journal has later messages."""
 
     id: int
     namespace_id: int
@@ -75,11 +80,11 @@ class TopicRecord:
 
 
 class Beginning(NamedTuple):
-    """The fields of a :class:`SubscriptionRecord` that say which messages it wants.
+    """Where a subscription begins: the fields that decide which messages it gets.
 
-    The subscription wants messages from ``start_offset`` on, and earlier ones that are due from
-    ``start_due_ms`` on. Messages of ``[fill_from, fill_until)`` that are due already may have to be
-    read from the log again.
+    It gets messages with offsets from ``start_offset`` on, and earlier ones that are due at
+    ``start_due_ms`` or later. The broker reads messages with offsets in ``[fill_from, fill_until)``
+    from the log to *fill in* those that the index may have dropped.
     """
 
     start_offset: int = 0
@@ -88,16 +93,16 @@ class Beginning(NamedTuple):
     fill_until: int = 0
 
 
-# All messages, without filling in.
+# The beginning of a subscription that gets all messages of a topic, none of which is filled in.
 FROM_THE_START: Final = Beginning()
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
-    """A subscription and where it begins, as in :class:`Beginning`.
+    """A subscription, with the fields of its :class:`Beginning`.
 
-    ``origin_id`` is the key of its lag. Each seek replaces a subscription by a new one, and
-    ``origin_id`` is the id of the first of them, or its own id if it was never sought.
+    Each seek replaces a subscription by a new one. ``origin_id`` is the id of the first of them, or
+    the subscription's own id if there was no seek. Its lag is stored under this id.
     """
 
     id: int
@@ -114,7 +119,7 @@ class SubscriptionRecord:
 
     @property
     def is_filling(self) -> bool:
-        """Whether a part of the log is still to be filled in."""
+        """Whether messages of the log are still to be filled in."""
         return self.fill_from < self.fill_until
 
 
@@ -130,7 +135,14 @@ def create_namespace(
     delays_enabled: bool = True,
     tick_ms: int = DEFAULT_TICK_MS,
 ) -> Namespace:
-    """Create a namespace. Raises ``AlreadyExists``."""
+    """Create a namespace.
+
+    Args:
+      tick_ms: the interval at which delayed messages that fall due are delivered.
+
+    Raises:
+      AlreadyExists: if the tenant has a namespace of this name.
+    """
     granularity_ms = DEFAULT_GRANULARITY_MS
     params = (tenant, name, int(delays_enabled), granularity_ms, tick_ms, now_ms)
     id = _insert(
@@ -144,7 +156,7 @@ def create_namespace(
 
 
 def find_namespace(connection: Connection, name: NamespaceName) -> Namespace:
-    """Return a namespace.
+    """Return the namespace with this name.
 
     Raises:
       NotFound: if it does not exist or is being deleted.
@@ -160,7 +172,7 @@ def find_namespace(connection: Connection, name: NamespaceName) -> Namespace:
 
 
 def update_namespace(connection: Connection, namespace: Namespace) -> None:
-    """Store a namespace's delay settings and policy. Raises ``NotFound``."""
+    """Store the delay settings and the policy of a namespace. Raises ``NotFound``."""
     _touch(
         connection,
         "UPDATE namespaces SET delays_enabled = ?, granularity_ms = ?, tick_ms = ?, policy = ?"
@@ -211,7 +223,7 @@ def create_topic(
 
 
 def find_topic(connection: Connection, name: TopicName) -> TopicRecord:
-    """Return a topic.
+    """Return the topic with this name.
 
     Raises:
       NotFound: if it does not exist or its namespace is being deleted.
@@ -228,7 +240,7 @@ def find_topic(connection: Connection, name: TopicName) -> TopicRecord:
 
 
 def update_topic(connection: Connection, topic: TopicRecord) -> None:
-    """Store a topic's policy. Raises ``NotFound``."""
+    """Store the policy of a topic. Raises ``NotFound``."""
     _touch(
         connection,
         "UPDATE topics SET policy = ? WHERE id = ?",
@@ -238,7 +250,7 @@ def update_topic(connection: Connection, topic: TopicRecord) -> None:
 
 
 def delete_topic(connection: Connection, topic_id: int) -> None:
-    """Delete a topic and its subscriptions. ``removal`` has their other rows deleted later.
+    """Delete a topic and its subscriptions. Their rows in other tables are deleted later.
 
     Raises:
       NotFound: if the topic does not exist.
@@ -264,7 +276,16 @@ def create_subscription(
     origin_id: int = 0,
     policy: SubscriptionPolicy | None = None,
 ) -> SubscriptionRecord:
-    """Create a subscription. Raises ``AlreadyExists``."""
+    """Create a subscription of a topic.
+
+    Args:
+      begin: which messages the subscription gets.
+      origin_id: for a seek, the origin of the subscription that this one replaces; 0 for none.
+      policy: the policy; None for the default.
+
+    Raises:
+      AlreadyExists: if the topic has a subscription of this name.
+    """
     policy = policy or SubscriptionPolicy()
     rest = (*begin, now_ms)
     params = (topic_id, name, kind, *rest, origin_id, policy.encode(), 0, 0)
@@ -273,7 +294,10 @@ def create_subscription(
 
 
 def update_subscription(connection: Connection, subscription: SubscriptionRecord) -> None:
-    """Store a subscription's policy. Checkpoints store its progress. Raises ``NotFound``."""
+    """Store the policy of a subscription. Raises ``NotFound``.
+
+    Checkpoints store how far it is filled in (storage/state/checkpoint.py).
+    """
     _touch(
         connection,
         "UPDATE subscriptions SET policy = ? WHERE id = ?",
@@ -285,10 +309,17 @@ def update_subscription(connection: Connection, subscription: SubscriptionRecord
 def replace_subscription(
     connection: Connection, old: SubscriptionRecord, now_ms: int, begin: Beginning
 ) -> SubscriptionRecord:
-    """Replace a subscription by a new one that has acknowledged nothing.
+    """Replace a subscription by a new one that has acknowledged nothing, for a seek.
 
-    The new one keeps the name, kind, policy and lag. Other journal entries for the old id lose
-    their meaning, and ``removal`` has its other rows deleted later. Raises ``NotFound``.
+    The new one has another id, and the same name, kind, policy, lag and group completions. The old
+    one's rows in other tables are deleted later. Journal entries for its id have no effect any
+    more.
+
+    Args:
+      begin: which messages the new subscription gets.
+
+    Raises:
+      NotFound: if the old subscription does not exist.
     """
     _end_subscription(connection, old.id)
     new = create_subscription(
@@ -306,7 +337,11 @@ def replace_subscription(
 
 
 def delete_subscription(connection: Connection, subscription_id: int) -> None:
-    """Delete a subscription; ``removal`` has its other rows deleted later. Raises ``NotFound``."""
+    """Delete a subscription. Its rows in other tables are deleted later.
+
+    Raises:
+      NotFound: if the subscription does not exist.
+    """
     rows = connection.execute(
         "SELECT origin_id FROM subscriptions WHERE id = ?", (subscription_id,)
     ).rows
@@ -337,7 +372,7 @@ def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]
 
 
 def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicName, TopicRecord]]:
-    """Yield all topics with their names, except those whose namespace is being deleted."""
+    """Yield all topics with their full names, except those whose namespace is being deleted."""
     condemned = set(removal.marked(connection, "namespace"))
     spaces = {one.id: one for one in read_namespaces(connection) if one.id not in condemned}
     for record in read_topics(connection, bundle_id):
@@ -351,7 +386,7 @@ def read_subscriptions(connection: Connection) -> Iterator[SubscriptionRecord]:
 
 
 def subscriptions_of(connection: Connection, topic_id: int) -> list[SubscriptionRecord]:
-    """Return the subscriptions of one topic."""
+    """Return the subscriptions of one topic, in the order of their ids."""
     rows = connection.execute(
         f"SELECT {SUBSCRIPTION_COLUMNS} FROM subscriptions WHERE topic_id = ? ORDER BY id",
         (topic_id,),

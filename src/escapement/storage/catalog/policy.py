@@ -1,11 +1,11 @@
 """Policies: the settings of a namespace, a topic or a subscription.
 
-A policy is a frozen dataclass. Each field has a default and a rule, which gives its valid values
-and its help text. A new field is one line here: storage, the verbs ``*.get`` and ``*.update`` and
-their command-line options follow from it.
+A policy is a frozen dataclass. Each field has a default and a rule (storage/catalog/rule.py), which
+has its valid values and its help text. A new field is one line here: storage, the admin commands
+``get`` and ``update`` and their options follow from it.
 
-The database stores a policy as a JSON object of the values that differ from the defaults. Fields
-that a newer program stored and this one does not know are kept.
+The database stores a policy as a JSON object of the values that differ from the defaults. If a
+newer version of the program has stored fields that this version does not know, they are kept.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from escapement.errors import InvalidRequest
 from escapement.storage.catalog import rule
 from escapement.storage.catalog.rule import DAY_MS, Rule
 
-# Size of the database column. The text is ASCII.
+# Maximum length of a stored policy: the size of the database column. The text is ASCII.
 MAX_TEXT_CHARS: Final = 4_000
-# Values of ``SubscriptionPolicy.order``, then of ``on_retry``.
+# Values of the field ``order`` of a subscription's policy.
 ANY_ORDER: Final = "any"
 KEY_ORDER: Final = "key"
 TOPIC_ORDER: Final = "topic"
+# Values of the field ``on_retry`` of a subscription's policy.
 HOLD: Final = "hold"
 SKIP: Final = "skip"
-# Fields of ``SubscriptionPolicy`` that only affect shared subscriptions.
+# Fields of a subscription's policy that only affect shared subscriptions.
 SHARED_FIELDS: Final = ("priority_ageing_ms", "order", "on_retry", "dispatch")
-# Values of ``quota_action``.
+# Values of the field ``quota_action`` of a namespace's or topic's policy.
 REFUSE: Final = "refuse"
 DROP_OLDEST: Final = "drop_oldest"
-# One shared default object for each kind: most of a hundred thousand topics have no policy.
+# The policy in which all fields have their defaults, by class. The topics without a policy of their
+# own, perhaps a hundred thousand, share one object.
 _NOTHING: Final[dict[type, Any]] = {}
 
 
 def rule_of(policy: type[Policy], name: str) -> Rule:
-    """Return the rule of a field."""
+    """Return the rule of the field ``name`` of a policy class."""
     found = next(one.metadata["rule"] for one in fields(policy) if one.name == name)
     assert isinstance(found, Rule), name
     return found
@@ -49,17 +51,17 @@ class Policy:
     """The base class of policies. Subclasses define the fields."""
 
     WHAT: ClassVar[str] = ""
-    # Stored fields that this program does not know.
+    # Fields that a newer version of the program has stored, with their values.
     unknown: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False, kw_only=True)
 
     @classmethod
     def names(cls) -> list[str]:
-        """Return the names of the fields, in their order."""
+        """Return the names of the policy's fields, in the order of their definition."""
         return [one.name for one in fields(cls) if one.name != "unknown"]
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """Decode what ``encode`` returned."""
+        """Return the policy that :meth:`encode` has encoded as ``text``."""
         if not text:
             nothing: Self = _NOTHING.setdefault(cls, cls())
             return nothing
@@ -87,18 +89,18 @@ class Policy:
         return text
 
     def plain(self) -> dict[str, Any]:
-        """Return all values by field."""
+        """Return the values of all fields, by the name of the field."""
         return {name: getattr(self, name) for name in self.names()}
 
     def updated(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy of this policy with some values changed.
 
         Args:
-          changes: values by field, as such or as text (``"30s"``). None resets a field to its
-            default.
+          changes: the new values by the name of the field, as such or as text (``"30s"``). None
+            resets a field to its default.
 
         Raises:
-          InvalidRequest: for an unknown field, a value that its rule refuses, or values that
+          InvalidRequest: if a field does not exist, a value is not valid for its field, or values
             contradict each other.
         """
         default = type(self)()
@@ -121,10 +123,11 @@ class Policy:
         return changed
 
     def _check_together(self, given: Collection[str]) -> None:
-        """Raise ``InvalidRequest`` for values that contradict each other.
+        """Raise ``InvalidRequest`` if values of this policy contradict each other.
 
         Args:
-          given: the fields being changed. An earlier version may have stored the others.
+          given: the names of the fields being changed. The values of the others may come from an
+            earlier version of the program, which allowed them.
         """
 
 
@@ -143,7 +146,8 @@ class NamespacePolicy(Policy):
     retention_bytes: int = rule.number(
         0,
         1 << 62,
-        "Limit for the size of such messages in the log. Beyond it the oldest are deleted early.",
+        "Limit for the size of messages that the log keeps although no subscription needs them. "
+        "Beyond it the oldest are deleted early.",
         "no limit",
     )
     archive: bool = rule.flag(
@@ -180,7 +184,7 @@ class NamespacePolicy(Policy):
     total_quota_bytes: int = rule.size(
         "Backlog quota of all topics together, in bytes.", "no quota"
     )
-    # This many schedules that fire once a second take about 0.3 of a core: docs/benchmarks.md.
+    # 10,000 schedules that publish once a second take about 0.3 of a core: docs/benchmarks.md.
     max_schedules: int = rule.number(
         10_000, 1 << 53, "Maximum number of schedules; further ones are refused.", "no limit"
     )
@@ -193,7 +197,8 @@ class TopicPolicy(Policy):
     WHAT: ClassVar[str] = "topic"
 
     paused_until_ms: int = rule.moment(
-        "Deliver no message of the topic to any subscription until then; forever: until resumed."
+        "Deliver no message of the topic to any subscription until this time; forever: until "
+        "resumed."
     )
     ttl_ms: int = rule.duration(
         0,
@@ -210,12 +215,14 @@ class TopicPolicy(Policy):
     quota_counts: str = rule.word(
         "namespace",
         ("namespace", "due", "all"),
-        "Replaces the namespace's setting for this topic; namespace: keeps it.",
+        "Which pending messages count towards a quota: the due ones, or all; namespace: as the "
+        "namespace's setting.",
     )
     quota_action: str = rule.word(
         "namespace",
         ("namespace", REFUSE, DROP_OLDEST),
-        "Replaces the namespace's setting for this topic; namespace: keeps it.",
+        "What happens when a quota is reached: publishing is refused, or the oldest due messages "
+        "are dropped; namespace: as the namespace's setting.",
     )
     max_publish_rate: float = rule.rate(
         "Messages per second that may be published; the broker delays publishing beyond it."
@@ -271,10 +278,10 @@ class SubscriptionPolicy(Policy):
     on_retry: str = rule.word(
         HOLD,
         (HOLD, SKIP),
-        "With such an order: whether a message in retry holds up the messages after it, or is "
-        "skipped.",
+        "If order is key or topic: whether a message in retry holds up the messages after it, or "
+        "is skipped.",
     )
-    # Attempts are counted in 15 bits.
+    # The number of attempts is stored in 15 bits.
     max_deliveries: int = rule.number(
         0,
         30_000,
@@ -288,7 +295,9 @@ class SubscriptionPolicy(Policy):
     dropped_to_dead_letter: bool = rule.flag(
         "Whether messages that a backlog quota drops go to the dead-letter topic."
     )
-    paused_until_ms: int = rule.moment("Deliver no message until then; forever: until resumed.")
+    paused_until_ms: int = rule.moment(
+        "Deliver no message until this time; forever: until resumed."
+    )
     max_rate: float = rule.rate("Messages per second that are delivered.")
     max_in_flight: int = rule.number(
         0, 4_000_000, "Messages in flight to all consumers together.", "the broker's limit"

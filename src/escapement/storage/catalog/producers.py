@@ -1,8 +1,10 @@
-"""Named producers: the epoch that fences each name, and the progress of each.
+"""Named producers: their epochs, and how far each has published.
 
-Owns the table ``producers``. Opening a name raises its epoch, which fences the previous producer
-of that name. The stored sequences are those of the last checkpoint. The journal adds to them, and
-a running broker has newer ones in memory.
+A *named producer* belongs to one topic and numbers its messages with *sequences*, so that the
+broker recognises a message that is sent again. Opening a producer by its name raises its *epoch*.
+That fences the previous holder of the name: the broker refuses its messages. This module owns the
+table ``producers``. The sequences in the table are those of the last checkpoint. The journal has
+later ones, and a running broker has the latest ones in memory.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from escapement.errors import NotFound
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.paging import by_id
 
-# The sequence before a producer's first message.
+# The last sequence and the last offset of a producer that has not published yet.
 NO_SEQUENCE: Final = -1
-# Rows read in one step of expiry.
+# Limit of the producers that one call of :func:`read_idle` examines.
 _STEP_ROWS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
-    """A producer of one topic. Sequence and offset are -1 before its first message."""
+    """A named producer of one topic, with the sequence and the offset of its last message.
+
+    Both are -1 before its first message.
+    """
 
     id: int
     topic_id: int
@@ -35,10 +40,10 @@ class ProducerRecord:
 
 
 def open_producer(connection: Connection, topic_id: int, name: str, now_ms: int) -> ProducerRecord:
-    """Return the producer of that name with its next epoch, creating it if it does not exist.
+    """Raise the epoch of a topic's named producer, and return it. Create it if it does not exist.
 
     Raises:
-      NotFound: if it does not exist and its topic was deleted.
+      NotFound: if the producer does not exist and the topic was deleted.
     """
     rows = connection.execute(
         "SELECT id, epoch, last_sequence, last_offset FROM producers"
@@ -62,9 +67,9 @@ def open_producer(connection: Connection, topic_id: int, name: str, now_ms: int)
 
 
 def forget(connection: Connection, producer_ids: Sequence[int], before_ms: int) -> None:
-    """Delete producers that were not used since ``before_ms``, inside the open transaction.
+    """Delete those of the given producers that were last used before ``before_ms``.
 
-    Ignores unknown ids.
+    Runs inside the open transaction. Ids of producers that do not exist are ignored.
     """
     if producer_ids:
         connection.execute_many(
@@ -74,9 +79,13 @@ def forget(connection: Connection, producer_ids: Sequence[int], before_ms: int) 
 
 
 def read_idle(connection: Connection, before_ms: int, after_id: int) -> tuple[list[int], int]:
-    """Return ids after ``after_id`` last used before ``before_ms``, and the next ``after_id``.
+    """Return the ids of producers that were last used before ``before_ms``, in steps.
 
-    The latter is 0 at the end.
+    Args:
+      after_id: examine producers with higher ids only; 0 for the first step.
+
+    Returns:
+      The ids that this step found, and ``after_id`` for the next step, or 0 after the last step.
     """
     rows = connection.execute(
         f"SELECT id, updated_at_ms FROM producers WHERE id > ? ORDER BY id LIMIT {_STEP_ROWS}",
@@ -87,7 +96,7 @@ def read_idle(connection: Connection, before_ms: int, after_id: int) -> tuple[li
 
 
 def read_producers(connection: Connection) -> Iterator[ProducerRecord]:
-    """Yield all producers, reading a page at a time."""
+    """Yield the named producers of all topics, in the order of their ids."""
     columns = "id, topic_id, name, epoch, last_sequence, last_offset, updated_at_ms"
     for row in by_id(connection, "producers", columns):
         yield ProducerRecord(*row)

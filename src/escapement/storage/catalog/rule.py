@@ -1,7 +1,9 @@
 """Rules for the values of policy fields.
 
-Each kind of field is a function. It returns the default of a dataclass field, with the field's
-rule as metadata. A value is accepted as such, or as text from the command line.
+A policy (storage/catalog/policy.py) is a dataclass. Each of its fields is defined by a call of a
+function here, such as :func:`duration`, one for each kind of value. The call returns a dataclass
+field with a default, and with the field's :class:`Rule` as metadata. The rule converts a new value
+of the field, which may be given as such or as text from the command line.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ from escapement.errors import InvalidRequest
 from escapement.names import TopicName
 
 DAY_MS: Final = 86_400_000
-# A year: longer waits for a consumer make no sense.
+# Maximum of most durations: a year.
 _MOST_WAIT_MS: Final = 366 * DAY_MS
-# A century: laws may require to keep messages for very long.
+# Maximum of the time for which messages are kept: a century, because laws may require that.
 MOST_KEEPING_MS: Final = 100 * 366 * DAY_MS
-# More than any machine achieves.
+# Maximum of a rate, in messages per second. No machine reaches it.
 _MOST_RATE: Final = 1_000_000_000
 _SIZE: Final = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB)")
 _SHIFT: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
-# A pause without an end, and the latest time that a policy can have.
+# The end of a pause without an end. It is the latest time that a policy can have.
 FOREVER_MS: Final = (1 << 62) - 1
 
 Value = TypeVar("Value")
@@ -35,13 +37,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule for the values of one field.
+    """The rule for the values of one policy field.
 
     Args:
       help: help text of the field, in sentences.
       metavar: placeholder for a value in the help of a command.
-      read: converts a plain value or text, or raises ``InvalidRequest``.
-      nothing: meaning of the value 0 or "", if that has a special meaning.
+      read: converts a value or its text to a value of the field, or raises ``InvalidRequest``.
+      nothing: meaning of the value 0 or "" in words; "" if that value has no special meaning.
     """
 
     help: str
@@ -50,7 +52,7 @@ class Rule:
     nothing: str = ""
 
     def in_words(self, value: Any) -> Any:
-        """Return the value, or its special meaning in words."""
+        """Return the value, or its meaning in words if it is 0 or "" with a special meaning."""
         return self.nothing if self.nothing and value in (0, "") else value
 
 
@@ -64,7 +66,10 @@ def _ruled(
 
 
 def duration(default_ms: int, help: str, nothing: str = "", *, most_ms: int = _MOST_WAIT_MS) -> int:
-    """A duration in ms, or text such as ``30s`` or ``0``. The field's name ends in ``_ms``."""
+    """Define a field for a duration in milliseconds. Its text is like ``30s``, or ``0``.
+
+    The name of the field must end in ``_ms``.
+    """
 
     def read(value: Any) -> int:
         if value == "0":
@@ -78,7 +83,7 @@ def duration(default_ms: int, help: str, nothing: str = "", *, most_ms: int = _M
 
 
 def share(default: float, help: str) -> float:
-    """A share from 0 to 1."""
+    """Define a field for a share, a number from 0 to 1."""
 
     def read(value: Any) -> float:
         found = _decimal(value, "a number from 0 to 1")
@@ -90,7 +95,7 @@ def share(default: float, help: str) -> float:
 
 
 def word(default: str, words: tuple[str, ...], help: str) -> str:
-    """One of a few words, which include the default."""
+    """Define a field whose value is one of ``words``, which include the default."""
 
     def read(value: Any) -> str:
         if value not in words:
@@ -102,7 +107,7 @@ def word(default: str, words: tuple[str, ...], help: str) -> str:
 
 
 def number(default: int, most: int, help: str, nothing: str = "") -> int:
-    """A whole number from 0 to ``most``."""
+    """Define a field for a whole number from 0 to ``most``."""
 
     def read(value: Any) -> int:
         found = _whole(value)
@@ -114,7 +119,7 @@ def number(default: int, most: int, help: str, nothing: str = "") -> int:
 
 
 def rate(help: str) -> float:
-    """Messages per second, rounded to thousandths; 0 is no limit."""
+    """Define a field for a rate in messages per second, rounded to thousandths; 0 for no limit."""
 
     def read(value: Any) -> float:
         asked = _decimal(value, "a number of messages per second")
@@ -129,7 +134,7 @@ def rate(help: str) -> float:
 
 
 def size(help: str, nothing: str) -> int:
-    """A size in bytes, or text such as ``64MiB``; 0 is none."""
+    """Define a field for a size in bytes. Its text is like ``64MiB``. The default is 0."""
 
     def read(value: Any) -> int:
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
@@ -146,7 +151,7 @@ def size(help: str, nothing: str) -> int:
 
 
 def flag(help: str) -> bool:
-    """Yes or no. The default is no."""
+    """Define a field for a bool, whose text is yes or no. The default is no."""
 
     def read(value: Any) -> bool:
         if value in ("yes", "no"):
@@ -159,7 +164,7 @@ def flag(help: str) -> bool:
 
 
 def topic(default: str, help: str, nothing: str) -> str:
-    """A topic's name, stored in full; "" for none."""
+    """Define a field for the name of a topic, which is stored in full; "" for none."""
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
@@ -170,7 +175,10 @@ def topic(default: str, help: str, nothing: str) -> str:
 
 
 def moment(help: str) -> int:
-    """Unix milliseconds, an ISO 8601 time with a zone, or ``forever``; 0 is never."""
+    """Define a field for a time in Unix milliseconds, until which something is paused; 0: not.
+
+    Its text is an ISO 8601 time with a zone, or ``forever``.
+    """
 
     def read(value: Any) -> int:
         if value == "forever":
@@ -192,7 +200,11 @@ def moment(help: str) -> int:
 
 
 def _decimal(value: Any, what: str) -> float:
-    """Convert a number, or its text."""
+    """Return a number, or the number in a text, as a float.
+
+    Raises:
+      InvalidRequest: if ``value`` is neither. The message says that it is not ``what``.
+    """
     try:
         if not isinstance(value, bool):
             return float(value)

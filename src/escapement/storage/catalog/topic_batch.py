@@ -1,7 +1,7 @@
-"""Creation of many topics, each perhaps with a subscription, inside the open transaction.
+"""Creation of many topics at once, each perhaps with a subscription.
 
-There is one statement for each kind of row, however many there are. The ids are read back,
-because an INSERT of many rows does not return them.
+All topics are inserted with one statement, and all subscriptions with another. The ids are read
+back, because an INSERT of many rows does not return them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ def create_topics(
     subscription: str | None,
     now_ms: int,
 ) -> Created:
-    """Create topics of one namespace, none of which exists.
+    """Create topics of one namespace, inside the open transaction.
 
     Args:
-      subscription: name of a shared subscription to create for each topic.
+      names: the names of the topics in the namespace.
+      subscription: name of a shared subscription to create for each topic; None for none.
 
     Raises:
-      AlreadyExists: if a topic exists; nothing was created.
+      AlreadyExists: if one of the topics exists. Roll the transaction back.
       NotFound: if the namespace was deleted.
     """
     if not connection.execute("SELECT 1 FROM namespaces WHERE id = ?", (namespace_id,)).rows:
@@ -54,7 +55,8 @@ def create_topics(
     topics = [topic_of(row) for row in rows]
     if subscription is None:
         return [(topic, None) for topic in topics]
-    begin = now_ms + 1  # the start of a subscription at "latest" of an empty topic
+    # ``start_due_ms`` of a subscription that begins at "latest", the end of the topic.
+    begin = now_ms + 1
     connection.execute_many(
         INSERT_SUBSCRIPTION,
         [
@@ -71,7 +73,12 @@ def create_topics(
 def _select(
     connection: Connection, sql: str, values: Sequence[str] | Sequence[int], first: str | int
 ) -> list[Row]:
-    """Return the rows of a query that ends with ``... ? ... IN (values)``."""
+    """Run a query for a list of values, a part of the list at a time, and return all rows.
+
+    Args:
+      sql: the query up to the column that must be one of ``values``. It has one parameter.
+      first: the value of that parameter.
+    """
     return [
         row
         for some in padded(values)

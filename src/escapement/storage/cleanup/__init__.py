@@ -1,1 +1,1 @@
-"""Rows and disk space that nothing needs any more, freed in bounded steps."""
+"""Deletion of rows that nothing needs any more, and return of disk space, in small steps."""

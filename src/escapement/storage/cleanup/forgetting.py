@@ -1,13 +1,15 @@
 """Deletion of old generations of the log.
 
-A generation is deleted in steps, with a crash possible after each. First the owner marks it in
-``removals``, and no reader uses it any more. Then its tables are dropped. Then its row and the
-mark are deleted. After a crash, the deletion of marked generations continues. The tables of
-a marked generation have no value, so dropping them needs no lease.
+A *generation* is a set of log tables that is dropped as a whole (storage/log/generation.py). Its
+deletion has three steps. First the owner of the lease marks it in the table ``removals``, and no
+reader uses it any more. Then its tables are dropped. Then its row in the table ``generations`` and
+the mark are deleted. The broker may crash after each step. Its next start continues the deletion of
+marked generations. Nobody needs the tables of a marked generation, so dropping them needs no lease.
 
-The broker's Forgetter decides which generations to delete. It relies on two facts. A generation
-that no journal entry names has no row that a start would read. And for all topics in such a
-generation ``next_offset`` is durable, because a checkpoint writes it before it trims the journal.
+The broker's Forgetter decides which generations to delete. It relies on two facts. If no journal
+entry names a row of a generation, no start of the broker reads the generation. And for all topics
+in such a generation ``next_offset`` is durable, because a checkpoint writes it before it trims the
+journal.
 """
 
 from __future__ import annotations
@@ -19,30 +21,37 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import journal
 from escapement.storage.log.generation import Generation
 
-# Rows deleted in one step, on an engine where dropping a table takes as long as deleting its rows.
+# Limit of rows that one call of :func:`empty_step` deletes from each table.
 _STEP_ROWS: Final = 64
 
 
 class Holding(NamedTuple):
-    """The content of one topic in a generation; offsets ``[first_offset, end_offset)``."""
+    """The messages of one topic in a generation, in figures.
+
+    The generation has the first rows of the messages ``[first_offset, end_offset)``. It may also
+    have restatements, which are rows with negative base offsets that state earlier messages again.
+    """
 
     topic_id: int
     first_offset: int
     end_offset: int
-    lowest_base: int  # range of the keys of rows that restate earlier messages; 0 if none
-    highest_base: int
+    lowest_base: int  # lowest base offset of the restatements; 0 if there are none
+    highest_base: int  # highest base offset of the restatements; 0 if there are none
     size_bytes: int
     max_due_ms: int
-    accepted_at_ms: int  # of the newest row
+    accepted_at_ms: int  # when the newest row was accepted
 
     @property
     def restated(self) -> bool:
-        """Whether there are rows that restate earlier messages."""
+        """Whether the generation has restatements of the topic."""
         return self.lowest_base < 0
 
 
 def holdings(connection: Connection, generation: Generation) -> list[Holding]:
-    """Return the content of each topic in the generation. Reads every key, but no payload."""
+    """Return the figures of each topic with rows in a generation.
+
+    Reads the columns of every row except the messages.
+    """
     found: list[Holding] = []
     for table in generation.tables:
         rows = connection.execute(
@@ -59,9 +68,9 @@ def holdings(connection: Connection, generation: Generation) -> list[Holding]:
 
 
 def named_by_journal(connection: Connection, bundle_id: int, generation: Generation) -> bool:
-    """Return whether a start would read a row of this generation.
+    """Return whether the journal names a row of a generation, which a start would then read.
 
-    Reads one snapshot, because a checkpoint may trim the journal between two reads.
+    Reads the journal in one snapshot, because a checkpoint may trim it between two reads.
     """
     connection.snapshot()
     try:
@@ -75,15 +84,20 @@ def named_by_journal(connection: Connection, bundle_id: int, generation: Generat
 
 
 def mark(connection: Connection, generation: Generation) -> None:
-    """Mark the generation as being deleted, inside the open transaction. Permanent."""
+    """Mark a generation as being deleted, inside the open transaction. This cannot be undone."""
     removal.mark(connection, "generation", generation.id)
 
 
 def empty_step(engine: Engine, connection: Connection, generation: Generation) -> bool:
-    """Delete some rows inside the open transaction. Return False if none need deleting.
+    """Delete some rows of a marked generation before its tables are dropped, on SQLite only.
 
-    MySQL drops a table at once. SQLite frees its pages one by one and blocks all other writers
-    meanwhile, so there the rows are deleted first.
+    SQLite drops a table by freeing its pages one by one, and blocks all other writers meanwhile. So
+    its rows are deleted first, in steps. MySQL drops a table quickly.
+
+    Runs inside the open transaction.
+
+    Returns:
+      Whether rows were deleted. False means that the tables can be dropped.
     """
     if engine.kind != "sqlite":
         return False
@@ -97,17 +111,17 @@ def empty_step(engine: Engine, connection: Connection, generation: Generation) -
 
 
 def drop(connection: Connection, generation: Generation) -> None:
-    """Drop those tables of the generation that still exist, outside of a transaction."""
+    """Drop the tables of a marked generation that still exist, outside of a transaction."""
     for table in generation.tables:
         connection.execute(f"DROP TABLE IF EXISTS {table}")
 
 
 def strike(connection: Connection, generation: Generation) -> None:
-    """Delete the generation's row and its mark, inside the open transaction."""
+    """Delete the generation's row in ``generations`` and its mark, inside the open transaction."""
     connection.execute("DELETE FROM generations WHERE id = ?", (generation.id,))
     removal.done(connection, "generation", generation.id)
 
 
 def _there(connection: Connection, table: str) -> bool:
-    """Return whether SQLite has the table. A crash may have left only some of them."""
+    """Return whether a table exists in SQLite. A crash may have left only some of the tables."""
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).rows)

@@ -1,8 +1,11 @@
-"""Deletion of rows that no reader can find any more, in bounded steps.
+"""Deletion of the rows that deleted topics, subscriptions and inbox targets have left, in steps.
 
-These are rows of a deleted topic, subscription, inbox target or staged batch, and those entries of
-a staged batch that have been moved to their topic's log. (Held entries stay.) storage/removal.py
-marks what to delete. One step is one short transaction, which delays no commit.
+A request that deletes a topic, for example, only deletes its row in the catalog and marks its id in
+the table ``removals`` (storage/removal.py). No reader finds the topic's rows in other tables any
+more. This module deletes them later. It does the same for subscriptions and their lag, inbox
+targets, abandoned staged batches, and those inbox entries of a staged batch that have been moved to
+their topic's log. (An entry that can never be moved is *held*, and stays.) One step is one short
+transaction, which delays no commit.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from escapement.storage.inbox.inbox import first_fitting
 from escapement.storage.journal.entry import cancellations_id, lapses_id
 from escapement.storage.log.generation import Generation
 
-# Rows deleted in one step: log rows have up to some megabytes each.
+# Limit of rows deleted in one step. A row of the log may have some megabytes.
 _STEP_ROWS: Final = 64
-# Size of inbox entries deleted in one step, unless the first is larger. Deleting a megabyte takes
-# the database some milliseconds, which delays a lane. Bulk jobs leave gigabytes.
+# Limit of the size of inbox entries deleted in one step. One entry may exceed it. Deleting a
+# megabyte takes the database some milliseconds, which delays a lane. Bulk jobs leave gigabytes.
 _STEP_BYTES: Final = 2 << 20
-# Tables with rows of a topic, beside those of the log, and the column after its id in an index.
+# Tables with rows of a topic, without those of the log. Each has an index of ``topic_id`` and the
+# column given here.
 _OF_TOPICS: Final = {
     "producers": "id",
     "dedup_keys": "part",
@@ -35,7 +39,16 @@ _CHUNKS: Final = ("cursor_chunks", "subscription_id", "chunk")
 
 
 def free_step(connection: Connection, generations: Sequence[Generation]) -> bool:
-    """Delete some rows inside the open transaction. Return False if there were none."""
+    """Delete some rows of one marked id, or delete the mark if there are none left.
+
+    Runs inside the open transaction.
+
+    Args:
+      generations: those of the log that may have rows of a deleted topic.
+
+    Returns:
+      Whether there was a mark, so that another step may be needed.
+    """
     found = connection.execute(
         "SELECT kind, id FROM removals WHERE kind NOT IN ('generation', 'namespace') LIMIT 1"
     ).rows
@@ -64,7 +77,12 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
 
 
 def _free_entries(connection: Connection, which: str, box_id: int) -> bool:
-    """Delete the first entries of a target or staged batch. Return whether there were any."""
+    """Delete the first inbox entries of a target or staged batch. Return whether there were any.
+
+    Args:
+      which: SQL condition for the entries, with ``box_id`` as its parameter.
+      box_id: the id of the target, or the negative id of the staged batch.
+    """
     rows = connection.execute(
         f"SELECT id, size_bytes FROM inbox WHERE {which} ORDER BY id LIMIT {_STEP_ROWS}",
         (box_id,),
@@ -76,7 +94,13 @@ def _free_entries(connection: Connection, which: str, box_id: int) -> bool:
 
 
 def _free(connection: Connection, table: str, owner: str, order: str, id: int) -> bool:
-    """Delete the first rows of ``id`` in a table. Return whether there were any."""
+    """Delete the first rows of one owner in a table. Return whether there were any.
+
+    Args:
+      owner: the column with the owner's id.
+      order: the column by which the first rows are chosen.
+      id: the owner's id.
+    """
     last = connection.execute(
         f"SELECT MAX({order}) FROM (SELECT {order} FROM {table} WHERE {owner} = ?"
         f" ORDER BY {order} LIMIT {_STEP_ROWS}) AS step",

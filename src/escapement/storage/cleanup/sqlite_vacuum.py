@@ -1,9 +1,9 @@
-"""The SQLite vacuum: returns unused space to the file system in bounded steps.
+"""The SQLite vacuum: returns unused space of the database file to the file system, in small steps.
 
 MySQL returns the space of a table when it drops the table. SQLite keeps freed pages in its file for
-reuse. If they exceed a share of the file, the vacuum returns the rest. A step moves some pages from
-the end of the file into free pages and truncates the file. The file shrinks when SQLite folds the
-WAL into it.
+reuse. The vacuum leaves a share of the file free for reuse and returns the rest. A step moves some
+pages from the end of the file into free pages and truncates the file. The file shrinks when SQLite
+next copies its write-ahead log (WAL) into it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ from typing import Final
 
 from escapement.storage.engine.base import Connection, Engine
 
-# Pages of 16 KiB kept free for new data: a fixed number, and one for each 8 used pages.
+# Pages of 16 KiB that stay free for new data: this number, and one more for each 8 used pages.
 _SPARE_PAGES: Final = 256
 _SPARE_SHARE: Final = 8
-# Pages in one step, which delays commits by some milliseconds.
+# Limit of pages returned in one step, which delays commits by some milliseconds.
 _STEP_PAGES: Final = 64
 
 
 def keeps(engine: Engine) -> bool:
-    """Return whether the database keeps freed space."""
+    """Return whether the database keeps freed space in its file, so that it needs the vacuum."""
     return engine.kind == "sqlite"
 
 
 def give_back_step(connection: Connection) -> bool:
-    """Return some space inside the open transaction. Return whether there may be more."""
+    """Give some free pages of the file back to the file system, inside the open transaction.
+
+    Returns:
+      Whether there may be more to give back.
+    """
     free, pages, mode = (
         int(connection.execute(f"PRAGMA {name}").rows[0][0])
         for name in ("freelist_count", "page_count", "auto_vacuum")
@@ -34,6 +38,7 @@ def give_back_step(connection: Connection) -> bool:
     if not mode or free <= spare:
         return False
     for _ in range(min(free - spare, _STEP_PAGES)):
-        # One page at a time: Python steps a statement without columns only once, whatever N is.
+        # One page at a time. Python's sqlite3 executes only the first step of this statement, which
+        # returns one page, whatever number it is given.
         connection.execute("PRAGMA incremental_vacuum(1)")
     return True

@@ -100,10 +100,9 @@ class Log(Generations):
     def heads(
         self, connection: Connection, topic_id: int, from_offset: int, until_offset: int
     ) -> Iterator[RowHead]:
-        """Yield the heads of a topic's rows with offsets in ``[from_offset, until_offset)``, in
-        order.
+        """Yield the heads of a topic's rows that have offsets in a range, in order.
 
-        Restatements are left out.
+        The range is ``[from_offset, until_offset)``. Restatements are left out.
         """
         for generation, low in self._start(connection, topic_id, from_offset):
             for head in heads(connection, generation, topic_id, low, until_offset):
@@ -167,8 +166,7 @@ class Log(Generations):
     def fetch(
         self, connection: Connection, keys: Sequence[RowKey], max_bytes: int
     ) -> Iterator[list[LogRow]]:
-        """Yield the rows with these keys, without those that do not exist, in lists of bounded
-        size.
+        """Yield those rows with these keys that exist, in lists of bounded size.
 
         Args:
           max_bytes: limit for the size of the rows of a list. One row may exceed it.
