@@ -1,13 +1,13 @@
 """The job ``archive``: writes old, finished messages to Parquet, on any file system of Spark's.
 
 A message is finished when no subscription will receive it any more. One execution of the job is a
-*run*. A run archives its topics in *steps*: a step covers several small topics, or some millions
-of messages of a large one. Each step has three stages:
+*run*. A run archives its topics in *steps*: a step covers several small topics, or some millions of
+messages of a large one. Each step has three stages:
 
-1. The driver divides the messages of the step into *parts* (pipeline/source/part.py). Spark's
-   tasks read the parts from the log and encode them as files
-   (pipeline/archiving/archive_file.py), in a private directory of the step. Meanwhile the tasks
-   compute a *digest* of the messages (pipeline/archiving/digest.py).
+1. The driver divides the messages of the step into *parts* (pipeline/source/part.py). Spark's tasks
+   read the parts from the log and encode them as files (pipeline/archiving/archive_file.py), in a
+   private directory of the step. Meanwhile the tasks compute a *digest* of the messages
+   (pipeline/archiving/digest.py).
 2. The files are read back. The number and the digest of their messages must equal those of the
    messages read from the log, and no message may occur twice.
 3. The files are moved to their final paths in the archive. The database then *records* for each

@@ -14,8 +14,8 @@ has the pending messages on the local disk of a broker. Each contradiction is a 
 A rescheduled message is *restated*: a later row of the log has it again, with its new due time. A
 relocated message is restated with an unchanged due time, so that the log can forget its first row.
 
-A broker may run meanwhile. Its changes do not disturb the audit, which compares everything with
-the states read at the start. The audit starts again if the log forgets rows that are still to be
+A broker may run meanwhile. Its changes do not disturb the audit, which compares everything with the
+states read at the start. The audit starts again if the log forgets rows that are still to be
 checked, or if a checkpoint replaces the index while the states are read.
 """
 
@@ -119,8 +119,8 @@ def run(spark: SparkSession, config: AuditConfig) -> Audit:
     """Audit the configured topics. Changes neither database nor index nor archive.
 
     Raises:
-      InvalidRequest: if the address of the log is missing, ``index`` has no index, or
-        changes disturbed every attempt.
+      InvalidRequest: if the address of the log is missing, ``index`` has no index, or changes
+        disturbed every attempt.
       NotFound: if a topic does not exist.
       StorageUnavailable: if the database cannot be reached.
     """
@@ -204,8 +204,8 @@ class _Survey:
     def _unindexed(self, connection: Connection) -> dict[int, tuple[list[Span], list[int]]]:
         """Return the log rows that the index does not have yet, by topic id.
 
-        For each topic there is a list with the offset ranges of rows that first state messages,
-        and a list with the keys of rows that restate messages.
+        For each topic there is a list with the offset ranges of rows that first state messages, and
+        a list with the keys of rows that restate messages.
         """
         found: dict[int, tuple[list[Span], list[int]]] = {}
         if self._index is None:
@@ -338,8 +338,8 @@ class _Survey:
         """Report messages that the log forgot before a shared subscription acknowledged them.
 
         Every message from before the log's beginning must be acknowledged, cancelled or restated.
-        Messages from before the subscription's start are not checked, nor are those in the range
-        of the log that it must read again for messages that were due before it was created.
+        Messages from before the subscription's start are not checked, nor are those in the range of
+        the log that it must read again for messages that were due before it was created.
         """
         for one in state.subscriptions:
             record = one.record

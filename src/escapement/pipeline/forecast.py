@@ -74,12 +74,12 @@ class Foreseen:
 def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
     """Count the messages, write the Parquet if ``output`` is given, and return the counts.
 
-    The Parquet has a row for each topic and span in which messages fall due. Its columns are
-    topic, begins_at, ends_at, messages, and capacity (of the span, or null).
+    The Parquet has a row for each topic and span in which messages fall due. Its columns are topic,
+    begins_at, ends_at, messages, and capacity (of the span, or null).
 
     Raises:
-      InvalidRequest: if the address of the log is missing, ``output`` exists, or there are too
-        many spans.
+      InvalidRequest: if the address of the log is missing, ``output`` exists, or there are too many
+        spans.
       StorageUnavailable: if the database cannot be reached.
       PySparkException: if the data source fails, for example because a topic does not exist.
     """

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Final
 
 # Parameters of glibc's mallopt. Free memory at the top of the heap above the trim threshold is
-# returned to the system. Blocks above the mmap threshold are mapped separately, and returned to
-# the system when they are freed.
+# returned to the system. Blocks above the mmap threshold are mapped separately, and returned to the
+# system when they are freed.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 # The mmap threshold: larger than any block that a task allocates.

@@ -70,8 +70,8 @@ class Lag:
     acknowledged: int
     unseen: int  # acknowledged while not in flight; not part of the statistics below
     redelivered: int  # messages with more than one delivery
-    # From the due time (or publication, where delays are ignored) to the last delivery: of
-    # messages with one delivery, and of messages with several.
+    # From the due time (or publication, where delays are ignored) to the last delivery: of messages
+    # with one delivery, and of messages with several.
     late_p50_ms: int | None
     late_p90_ms: int | None
     late_p99_ms: int | None
@@ -125,8 +125,8 @@ class Lags:
 def run(spark: SparkSession, config: LagConfig) -> Lags:
     """Read the counts, write the Parquet if ``output`` is given, and return the statistics.
 
-    The Parquet has a row for each topic, subscription and hour with counts. It has the columns
-    of :class:`Lag`, but the timestamp ``hour_at`` instead of ``hour_at_ms``.
+    The Parquet has a row for each topic, subscription and hour with counts. It has the columns of
+    :class:`Lag`, but the timestamp ``hour_at`` instead of ``hour_at_ms``.
 
     Raises:
       InvalidRequest: if the address of the log is missing, or ``output`` exists.

@@ -5,8 +5,8 @@ the next value, of every map that has one. In msgpack, each map and each string 
 *head*, which gives its type and length.
 
 Some maps are rare and are decoded one at a time, as consumers do. These *odd* maps have more than
-``_MOST_ENTRIES`` entries, a value that is neither string nor nil, or text that is not UTF-8.
-Values that are not strings, such as numbers and lists, become JSON. A nil value becomes null.
+``_MOST_ENTRIES`` entries, a value that is neither string nor nil, or text that is not UTF-8. Values
+that are not strings, such as numbers and lists, become JSON. A nil value becomes null.
 
 Bytes that are not a map count as an empty map, as they do for consumers. No I/O.
 """

@@ -14,8 +14,8 @@ manifest may cover the journal up to its end. If a broker is alive on this log, 
 and the broker is not disturbed. After the job, a broker in the directory gets the lease at once.
 
 **All or nothing.** The new index is built beside the old one, under a name that brokers ignore.
-When it is complete and on disk, one rename replaces the old index. A manifest covers all topics,
-so all topics are rebuilt.
+When it is complete and on disk, one rename replaces the old index. A manifest covers all topics, so
+all topics are rebuilt.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class RebuildConfig:
         The local engine fills one half while it writes the other half as a segment.
       progress: called repeatedly with the progress, in the thread that runs the job. With Spark,
         the progress covers finished tasks only.
-      password_file: a file with the password, instead of a password in ``log_url``. With Spark,
-        it must exist on every machine.
+      password_file: a file with the password, instead of a password in ``log_url``. With Spark, it
+        must exist on every machine.
     """
 
     data: Path
@@ -109,8 +109,8 @@ def run(spark: SparkSession | None, config: RebuildConfig) -> Progress:
       LeaseLost: if the job could not renew the lease and another broker took it. The old index is
         unchanged.
       NotFound: if the log does not exist.
-      LogDamaged, StorageError, StorageUnavailable: if the log cannot be read or the index cannot
-        be written. The old index is unchanged.
+      LogDamaged, StorageError, StorageUnavailable: if the log cannot be read or the index cannot be
+        written. The old index is unchanged.
     """
     _check_there(config)
     data = config.data.absolute()

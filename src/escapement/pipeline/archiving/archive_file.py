@@ -158,8 +158,8 @@ def decode(content: Any) -> FoundFile:
     """Decode a whole archive file, given as a buffer, and return the findings.
 
     Raises:
-      StorageError: if the file is damaged, has no messages, has a message twice, or has messages
-        of several days.
+      StorageError: if the file is damaged, has no messages, has a message twice, or has messages of
+        several days.
     """
     try:
         return _decode(content)

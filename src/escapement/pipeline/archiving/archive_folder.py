@@ -5,14 +5,14 @@ writes files into a directory of its own below the root of the archive. After th
 
 1. A note in the run's directory lists the final paths of the files.
 2. The files are moved to these paths, and a manifest for each topic is written.
-3. The database *records* the files, topic by topic. A recorded file is part of the archive: the
-   log may forget its messages, and readers use the file.
+3. The database *records* the files, topic by topic. A recorded file is part of the archive: the log
+   may forget its messages, and readers use the file.
 4. The run's directory is deleted.
 
-The next run deletes directories that a crash has left. Before that, it deletes the files that
-the note in such a directory lists and no record names. Several logs may share a root: each log
-handles only its own directories. The names of the folders for runs and manifests begin with an
-underscore, so that Spark's readers ignore them.
+The next run deletes directories that a crash has left. Before that, it deletes the files that the
+note in such a directory lists and no record names. Several logs may share a root: each log handles
+only its own directories. The names of the folders for runs and manifests begin with an underscore,
+so that Spark's readers ignore them.
 
 This module does not use Spark: a :class:`Place` is the interface to a file system.
 """

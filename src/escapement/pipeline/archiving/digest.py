@@ -2,9 +2,9 @@
 
 The digest of a file hashes each column with SHA-256: the bytes of numbers, and the lengths and
 concatenated bytes of strings. Columns are hashed as a whole, without a loop over messages. The
-digest does not depend on how messages are cut into batches. It changes with the order of
-messages and with any exchanged value. Digests of files can be added in any order, so the order
-in which tasks finish does not matter.
+digest does not depend on how messages are cut into batches. It changes with the order of messages
+and with any exchanged value. Digests of files can be added in any order, so the order in which
+tasks finish does not matter.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def make(spark: SparkSession, address: LogAddress, parts: Sequence[Part], direct
     """Write all messages of the parts to files in a directory (a URI), and read the files back.
 
     Raises:
-      PySparkException: if a task fails; for example because a file is damaged, or a worker does
-        not see the local directory.
+      PySparkException: if a task fails; for example because a file is damaged, or a worker does not
+        see the local directory.
     """
     local = local_path(directory)
     if local is not None:

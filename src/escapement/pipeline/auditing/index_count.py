@@ -5,9 +5,9 @@ where a key is a message's due time and offset, and a directory with the bounds 
 *manifest* names the current segments and the positions in the journal that they cover.
 
 The audit only reads the index, block by block, and checks all checksums. The broker may run
-meanwhile. Its checkpoints and compactions replace the manifest. So the audit opens the index,
-reads the log's states, and then asks :meth:`IndexCount.unchanged` whether both belong together.
-Open segments stay readable when the broker deletes them.
+meanwhile. Its checkpoints and compactions replace the manifest. So the audit opens the index, reads
+the log's states, and then asks :meth:`IndexCount.unchanged` whether both belong together. Open
+segments stay readable when the broker deletes them.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ and its columns with times, without its data.
 
 The driver cuts stretches out of one state of the topic (storage/state/topic_state.py). The rows of
 a stretch must follow each other without gap or overlap and be intact, and their heads must match
-their data. A rescheduled message must be in the row that restates it. The task computes a digest
-of the messages that an index must have. The digest does not depend on their order, so the driver
-can compare it with an index without receiving the keys. Each contradiction is a *finding*, as
-text.
+their data. A rescheduled message must be in the row that restates it. The task computes a digest of
+the messages that an index must have. The digest does not depend on their order, so the driver can
+compare it with an index without receiving the keys. Each contradiction is a *finding*, as text.
 
 The task does not lock rows. If the log meanwhile drops its oldest *generation*, a set of tables,
 the driver repeats the audit. This module does not use Spark.

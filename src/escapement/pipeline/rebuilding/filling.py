@@ -2,8 +2,8 @@
 
 The log is read once, in *steps* of some rows, over several connections at a time. Pending messages
 are gathered in one of two tables in memory. Another thread sorts a full table and writes it as a
-*segment*, a file of the index, while the other table fills. Reading, sorting, gathering and
-writing release the interpreter lock.
+*segment*, a file of the index, while the other table fills. Reading, sorting, gathering and writing
+release the interpreter lock.
 """
 
 from __future__ import annotations

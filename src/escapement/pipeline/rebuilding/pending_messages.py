@@ -1,12 +1,12 @@
 """The pending messages of each topic: those that a rebuilt index must have.
 
 The state of the last checkpoint and the journal's entries since then determine them, as in a
-broker's recovery. A message that the index has without need costs space. A pending message that
-it lacks would never be delivered. So the rules are those by which a broker's checkpoint keeps
+broker's recovery. A message that the index has without need costs space. A pending message that it
+lacks would never be delivered. So the rules are those by which a broker's checkpoint keeps
 messages. The result is valid while no process writes to the log.
 
-A *key* is a message's due time and offset. After a rescheduling, the keys with other due times
-than the current one are *stale*. Keys are in columns: one array of due times, one of offsets.
+A *key* is a message's due time and offset. After a rescheduling, the keys with other due times than
+the current one are *stale*. Keys are in columns: one array of due times, one of offsets.
 """
 
 from __future__ import annotations

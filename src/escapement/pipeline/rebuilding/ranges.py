@@ -1,9 +1,8 @@
 """Ranges of the delivery order of all topics, with about the same number of messages in each.
 
 The delivery order sorts messages by their keys ``(topic, due time, offset)``. The boundaries
-between ranges are keys, so even messages due in the same millisecond can be divided. The
-boundaries are estimated from a sample. An inaccurate sample only makes ranges uneven. This module
-does no I/O.
+between ranges are keys, so even messages due in the same millisecond can be divided. The boundaries
+are estimated from a sample. An inaccurate sample only makes ranges uneven. This module does no I/O.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ there are three steps:
 3. Sort the messages of each range, and write them as *segments*, the files of an index, into the
    directory of the new index.
 
-Tasks are plain functions; Spark transports their results. Driver and tasks must share the
-directory (pipeline/directories/shared_directory.py). A task that is retried or runs twice writes
-separate files. The driver uses the files of the attempts that Spark reports, and deletes all
-others.
+Tasks are plain functions; Spark transports their results. Driver and tasks must share the directory
+(pipeline/directories/shared_directory.py). A task that is retried or runs twice writes separate
+files. The driver uses the files of the attempts that Spark reports, and deletes all others.
 """
 
 from __future__ import annotations

@@ -225,11 +225,11 @@ class BulkWrite:
 def _run_of(options: Options) -> str:
     """Return the prefix of the names of a stream's attempts.
 
-    The plan that aborts a batch should have the same prefix as the plan of its tasks. The two
-    plans have only the options in common, so the prefix is a hash of these. Options may be the
-    same for two streams, for example if Spark's configuration has the checkpoint location. Then
-    the prefix is random: otherwise, aborting a batch would give up what another stream has staged
-    for its batch of the same number.
+    The plan that aborts a batch should have the same prefix as the plan of its tasks. The two plans
+    have only the options in common, so the prefix is a hash of these. Options may be the same for
+    two streams, for example if Spark's configuration has the checkpoint location. Then the prefix
+    is random: otherwise, aborting a batch would give up what another stream has staged for its
+    batch of the same number.
     """
     if not any(map(options.text, _TELLING)):
         return secrets.token_hex(8)

@@ -1,7 +1,7 @@
 """An encoder of message properties: from columns of names and values to msgpack maps.
 
-numpy writes the names and values of all maps at once. In msgpack, a *head* before each map and
-each string gives its type and length. :mod:`~escapement.pipeline.maps` decodes. No I/O.
+numpy writes the names and values of all maps at once. In msgpack, a *head* before each map and each
+string gives its type and length. :mod:`~escapement.pipeline.maps` decodes. No I/O.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shape of a DataFrame to write: the names and types of its columns.
 
-An invalid shape is refused before any task runs. This module does not use Spark: types are given
-in Spark's SQL.
+An invalid shape is refused before any task runs. This module does not use Spark: types are given in
+Spark's SQL.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ class Stager:
         """Put the gathered messages of a target into inbox entries.
 
         Args:
-          whole: whether to put all messages into entries. If false, messages that would not fill
-            an entry stay gathered.
+          whole: whether to put all messages into entries. If false, messages that would not fill an
+            entry stay gathered.
         """
         gathered = self._gathered.pop(target)
         self._gathered_bytes -= gathered.size_bytes

@@ -63,10 +63,10 @@ class BatchReader(DataSourceReader):
 class _Pushing:
     """The ``pushFilters`` method of a reader, which uses filters as hints to read less.
 
-    The method returns every filter, so Spark evaluates all filters again, and results do not
-    depend on push-down. But if push-down is disabled, Spark refuses readers that override
-    ``pushFilters``. It compares ``pushFilters.__func__`` with the method of the base class. The
-    attribute ``__func__`` of this class makes the two equal.
+    The method returns every filter, so Spark evaluates all filters again, and results do not depend
+    on push-down. But if push-down is disabled, Spark refuses readers that override ``pushFilters``.
+    It compares ``pushFilters.__func__`` with the method of the base class. The attribute
+    ``__func__`` of this class makes the two equal.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)

@@ -1,7 +1,7 @@
 """A part: a range of a topic's offsets that a task reads, with the state that the task needs.
 
-The driver cuts all parts of a topic out of one state and sends them to the tasks. So all tasks of
-a query read the topic as of the same moment, even if a broker changes it meanwhile.
+The driver cuts all parts of a topic out of one state and sends them to the tasks. So all tasks of a
+query read the topic as of the same moment, even if a broker changes it meanwhile.
 
 A row of the log *first states* the messages of one commit. A later row *restates* messages that
 were rescheduled. It also restates messages that were relocated, so that the log can forget their

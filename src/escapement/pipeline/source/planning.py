@@ -99,8 +99,7 @@ class ReadPlan:
     def _tasks(self, parts: Sequence[P]) -> list[tuple[P, ...]]:
         """Return the parts that each task reads.
 
-        A task reads several small parts, unless that would make fewer tasks than
-        ``minPartitions``.
+        A task reads several small parts, unless that would make fewer tasks than ``minPartitions``.
         """
         most = min(self._most_records or MOST_RECORDS, FEWEST_RECORDS)
         together = shares(parts, lambda part: part.messages, most)

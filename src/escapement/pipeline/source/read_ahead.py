@@ -1,8 +1,8 @@
 """Read-ahead of the log's rows, in order, over several connections.
 
-A database reads the pages of a large row one after the other, although disks serve many requests
-at once. And code that fetches rows itself cannot compute meanwhile. So the read-ahead fetches rows
-in its own threads, over its own connections. A *step* is a list of rows that are fetched together.
+A database reads the pages of a large row one after the other, although disks serve many requests at
+once. And code that fetches rows itself cannot compute meanwhile. So the read-ahead fetches rows in
+its own threads, over its own connections. A *step* is a list of rows that are fetched together.
 Connections are opened when first needed, and each is used by one thread at a time.
 """
 

@@ -81,8 +81,8 @@ class StreamPlan(ReadPlan):
 
         Raises:
           NotFound: if a topic does not exist.
-          LogForgotten: if the log has forgotten the requested offset, unless ``failOnDataLoss``
-            is false.
+          LogForgotten: if the log has forgotten the requested offset, unless ``failOnDataLoss`` is
+            false.
         """
         found: Positions = {}
         with self.address.connected() as (engine, connection):
@@ -144,8 +144,8 @@ class StreamPlan(ReadPlan):
         """Read the current state of the topics, and return the parts that cover a batch.
 
         Raises:
-          LogForgotten: if the log has forgotten messages of the batch, unless ``failOnDataLoss``
-            is false.
+          LogForgotten: if the log has forgotten messages of the batch, unless ``failOnDataLoss`` is
+            false.
           NotFound: if a topic of the batch was deleted, unless ``failOnDataLoss`` is false.
         """
         with self.address.connected() as (engine, connection):
