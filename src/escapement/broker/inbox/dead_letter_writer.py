@@ -61,7 +61,7 @@ _STEP_BYTES: Final = 4 << 20
 # The pause before a retry while the database is unavailable, or while the filler has not added the
 # messages to the index again.
 _RETRY_S: Final = 1.0
-# When a message that is too large for a dead letter is delivered again: in an hour.
+# The back-off of a message that is too large for a dead letter: an hour.
 _TOO_LARGE_RETRY_MS: Final = 3_600_000
 
 

@@ -192,7 +192,12 @@ class DeadLetters:
     async def purge(self, whose: Whose, only: Int64s | None, most: int) -> int:
         """Delete up to ``most`` pending dead letters; return how many were deleted.
 
-        Takes and raises the same as ``redrive``.
+        Args:
+          only: the offsets in the dead-letter topic of those to delete; None: all.
+
+        Raises:
+          NotFound: if the subscription or its topic does not exist.
+          StorageUnavailable: if the database accepts no writes now.
         """
         return await self._end(self._grave(whose), only, most, lambda grave, page: lambda fresh: ())
 
@@ -296,7 +301,7 @@ class DeadLetters:
         return self._mine(grave, due_ms, offsets, batch)
 
     def _mine(self, grave: _Grave, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> Page:
-        """Return those of the dead letters that are pending and come from the subscription."""
+        """Return the dead letters of the subscription among these messages, if they are pending."""
         origins = dead_letter.origins(batch)
         theirs = {"topic": grave.whose.topic.full, "subscription": grave.whose.subscription}
         mine = np.array([theirs.items() <= origin.items() for origin in origins], bool)

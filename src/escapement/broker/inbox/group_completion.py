@@ -261,7 +261,7 @@ class GroupCompleter:
             if len(offsets):
                 waived = offsets[~await self._covered(topic, subscription, offsets)]
                 if self._subscriptions.get(subscription.record.id) is not subscription:
-                    return  # a seek or deletion came in between
+                    return  # the subscription was sought or deleted meanwhile
                 self._pipeline.check_acks(len(waived), 2 * self._limits.unwritten_acks)
                 subscription.acknowledge(waived, None)
 
@@ -308,7 +308,10 @@ class GroupCompleter:
     # -- forgetting ------------------------------------------------------------
 
     async def _forget_finished(self) -> None:
-        """Forget the groups that were finished at least ``group_retention_ms`` ago."""
+        """Forget the groups whose completions all fired at least ``group_retention_ms`` ago.
+
+        Completions whose subscription was deleted never fire, and need not.
+        """
         for topic in list(self._registry.active.values()):
             before_ms = self._clock.now_ms() - topic.policy.group_retention_ms
             finished = topic.groups.finished(before_ms, self._subscriptions)

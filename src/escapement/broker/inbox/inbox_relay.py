@@ -111,7 +111,7 @@ class InboxRelay:
         self.moved = 0  # number of entries moved since the broker started
         self.blocked: dict[str, str] = {}  # target -> why its entries wait, after the last round
         self._blocked: dict[str, str] = {}  # the same, collected by the current round
-        self._refusals = Refusals()  # of inbox targets, and of bulk jobs for them
+        self._refusals = Refusals()  # by target, and by ``_jobs_for`` a target
 
     # -- requests --------------------------------------------------------------
 
@@ -233,9 +233,9 @@ class InboxRelay:
     async def _carry(self, found: list[Found]) -> bool:
         """Move a step of each target in ``found``, and then further steps of their bulk jobs.
 
-        Return whether any entries were moved, held or settled. While steps are being committed, the
-        next one is read and submitted behind them, so that the database never idles. If a step
-        fails, the steps behind it fail too.
+        Return whether entries were moved or held, or staged batches finished. While steps are being
+        committed, the next one is read and submitted behind them, so that the database never idles.
+        If a step fails, the steps behind it fail too.
         """
         progress = False
         steps = deque([(found, await self._submit(found, None))])

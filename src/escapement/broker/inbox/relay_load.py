@@ -24,10 +24,11 @@ from escapement.storage.inbox.staged_batch import Advance
 
 @dataclass(slots=True, eq=False)
 class RelayedAppend:
-    """The messages of an append of inbox entries, in the place of a producer's ``Publication``.
+    """The context of an append of inbox entries, as a ``Publication`` is that of a publish.
 
     Args:
-      done: called when the messages are durable.
+      batch: the messages of the entries.
+      done: called when they are durable.
     """
 
     batch: MessageBatch
@@ -85,7 +86,7 @@ class Submitted:
             del self.going[load.topic.id]
             if isinstance(error, StorageError | Busy | ShuttingDown):
                 self._error = error
-            elif not isinstance(error, NotFound):  # NotFound: deleted with the topic
+            elif not isinstance(error, NotFound):  # NotFound: topic and entries were deleted
                 self.refused.append((load, error))
             self._ended()
 

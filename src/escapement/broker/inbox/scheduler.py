@@ -3,9 +3,9 @@
 A *schedule* publishes the same message again and again; an *occurrence* is one of its times. The
 records of all schedules are in memory, ordered by their next occurrences. The timekeeper knows the
 first of these times; no schedule has a task of its own. When some schedules are due, one statement
-in a group commit moves each row of the table ``schedules`` to its next occurrence, and writes the
-passed occurrences into the inbox, as one entry for each topic. The inbox relay moves the entries
-into the topics. The records in memory follow when the statement is durable.
+in a group commit *moves* each of their rows in the table ``schedules`` to its next occurrence, and
+writes the passed occurrences into the inbox, as one entry for each topic. The inbox relay brings
+the entries into the topics. The records in memory follow when the statement is durable.
 
 Schedules leave time for other work, however many there are. A *turn* publishes a bounded number of
 occurrences for a bounded number of topics, and is followed by a rest
@@ -106,7 +106,7 @@ class Scheduler:
         self._due = trio.Event()
         self._rest_until_ms = 0  # when the next turn may begin
         self._stopping = False
-        self.problems: dict[str, str] = {}  # name -> why it cannot continue
+        self.problems: dict[str, str] = {}  # schedule -> why it cannot continue
         for schedule in schedules:
             self._enter(schedule)
             self._look_for_zone(schedule)
@@ -252,7 +252,7 @@ class Scheduler:
     # -- publishing ------------------------------------------------------------
 
     def wake(self) -> None:
-        """Take a turn, because a schedule is due."""
+        """Wake the task to take a turn, because a schedule is due."""
         self._due.set()
 
     def stop(self) -> None:
@@ -305,7 +305,7 @@ class Scheduler:
         return max(self._limits.schedule_rest_ms, self._limits.schedule_topic_rest_ms * topics)
 
     def _move(self, moves: list[Move]) -> None:
-        """Apply durable moves to the records in memory."""
+        """Apply moves that are durable in the database to the records in memory."""
         for move in moves:
             schedule = move.schedule
             schedule.next_ms, schedule.last_ms = move.next_ms, move.last_ms

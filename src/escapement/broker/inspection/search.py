@@ -109,7 +109,7 @@ class Search:
         Args:
           start: where the search began. It also finds messages that are rescheduled meanwhile, to a
             time between ``start`` and ``at``.
-          at: where to continue.
+          at: the key at which this step begins.
         """
         await trio.lowlevel.checkpoint()
         plan = self._index.plan(self._topic.id, at, self._sought.stop, _STEP_KEYS)

@@ -44,8 +44,8 @@ class Outcome(NamedTuple):
 class PastMessages(NamedTuple):
     """Messages that were published before the last start of the broker, and are not cancelled.
 
-    If the broker had ended uncleanly, it may have delivered some of them without a record: messages
-    that were due then to shared subscriptions, and any of them to other subscriptions.
+    If the broker had ended uncleanly, it may have delivered some of them without a record: to
+    shared subscriptions those that were due then, and to other subscriptions any of them.
 
     ``rows`` has the messages, by ascending offset; ``published_ms`` is when each was published.
     """
@@ -100,10 +100,11 @@ class PastMessages(NamedTuple):
 class Decision(NamedTuple):
     """Whether each message of a request can still be changed.
 
-    ``statuses`` has an ``AmendStatus`` for each message. By the name of a subscription, ``settled``
-    has the messages that it received, may have received, or that expired or were dropped; and
-    ``lapsed`` has those of them that lapsed. ``concerned`` names the subscriptions for which the
-    messages would be changed.
+    ``statuses`` has an ``AmendStatus`` for each message. ``settled`` and ``lapsed`` are by the name
+    of a subscription. The *settled* messages are those that the subscription received or may have
+    received, and those that expired or were dropped for it. The *lapsed* ones of them are those
+    that it never received. ``concerned`` names the subscriptions for which the messages would be
+    changed.
     """
 
     statuses: npt.NDArray[np.uint8]
@@ -136,8 +137,7 @@ def still_wanted(
     Args:
       concerned: the subscriptions that are asked.
       due_ms: the current due time of each message.
-      settled: by the name of a subscription, which messages it received, or which expired or were
-        dropped for it.
+      settled: as in ``Decision``.
     """
     wanted = np.zeros(len(offsets), bool)
     none = np.zeros(len(offsets), bool)

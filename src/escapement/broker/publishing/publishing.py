@@ -86,9 +86,9 @@ class Publishing:
         return handle
 
     async def _settle(self, producer: Producer) -> None:
-        """Fence the connection that holds a producer, and wait until none of its batches waits.
+        """Fence the connection that holds a producer, and wait until its batches have ended.
 
-        Their commits decide the last stored sequence, which the next holder gets.
+        Their commits decide the last stored sequence number, which the next holder gets.
         """
         holder, producer.holder = producer.holder, None
         if isinstance(holder, ProducerHandle):
@@ -134,7 +134,7 @@ class Publishing:
             await trio.sleep(wait_ms / 1000)
 
     async def weigh(self, topic: Topic) -> None:
-        """Count the backlog exactly if an estimate reaches its quota.
+        """Count a topic's backlog exactly if an estimate says that it has reached its quota.
 
         Call this before ``publish`` and ``wait_ms``, which check the quota.
         """

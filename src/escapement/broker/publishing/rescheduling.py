@@ -77,7 +77,7 @@ class Rescheduling:
     async def reschedule(
         self, topic_text: str, offsets: Int64s, delay_ms: int, at_ms: int
     ) -> Outcome:
-        """Move messages to another due time, for the shared subscriptions without a delivery yet.
+        """Move messages to another due time, for shared subscriptions that have not received them.
 
         Args:
           offsets: int64[n], any order, repeats allowed.

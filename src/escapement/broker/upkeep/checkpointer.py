@@ -72,7 +72,7 @@ class Checkpointer:
         interval_s: float,
         make_room: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take the parts of the broker.
+        """Keep the parts of the broker that the task uses.
 
         Args:
           base: the last checkpoint in the database when this broker started; None if none.
@@ -117,7 +117,7 @@ class Checkpointer:
                 await self.checkpoint()
 
     async def room(self) -> None:
-        """Wait until the index has room in memory, which checkpoints make."""
+        """Wait until the index has room in memory; checkpoints make room."""
         while self._index.is_full:
             self.want()
             await self._spacious.park()

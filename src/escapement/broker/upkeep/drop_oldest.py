@@ -120,7 +120,9 @@ class DropOldest:
         return counted
 
     async def expire(self, topic: Topic, subscription: OrderedSubscription) -> None:
-        """Expire the oldest messages that are past their time to live, with a bounded effort.
+        """Expire messages of an exclusive or failover subscription, oldest first.
+
+        These are messages past their time to live. One call makes a bounded number of log reads.
 
         Raises:
           StorageUnavailable: if the log cannot be read now; a later sweep tries again.

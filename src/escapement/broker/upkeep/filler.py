@@ -111,7 +111,7 @@ class Filler:
         return True
 
     async def _go_on(self, fill: _Fill) -> bool:
-        """Fill in the next log rows; return False if the fill has ended."""
+        """Add messages of the next log rows to the index; return False if the fill has ended."""
         topic, subscription = fill.topic, fill.subscription
         await self._room()
         record = subscription.record

@@ -59,14 +59,15 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ROUND_S: Final = 60.0
-# Bytes of log rows read per step, and the pause between steps: at most about 50 MB/s.
+# Bytes of log rows that are read in one step, and the pause between two steps. So relocation reads
+# at most about 50 MB/s.
 _STEP_BYTES: Final = 1 << 20
 _BREATH_S: Final = 0.02
 # The log is sparse when it is at least this many times as large as the index. Only then are live
 # messages relocated. So the log is never much larger, and a generation that is mostly live is not
 # rewritten repeatedly.
 _SPARSE: Final = 4
-# The youngest age at which the current generation ends early, because each one costs a few tables.
+# A generation does not end early before it has this age, because each one costs a few tables.
 _NEXT_MS: Final = 60_000
 # Lower than the base offset of every log row. Rows that restate messages have negative ones.
 _LOWEST: Final = -(1 << 62)
@@ -89,7 +90,7 @@ class Forgetter:
         run: Run,
         sparse_bytes: int,
     ) -> None:
-        """Take the parts of the broker.
+        """Keep the parts of the broker that the task uses.
 
         Args:
           sparse_bytes: the smallest size at which the current generation ends early.
@@ -135,7 +136,7 @@ class Forgetter:
             await self._forget_details()
 
     async def _forget(self, oldest: Generation) -> bool:
-        """Delete the oldest generation if nothing needs it any more; return whether it did."""
+        """Delete the oldest generation if nothing needs it; return whether it was deleted."""
         if self._pipeline.writes_to(oldest):
             return False
         held = await self._holdings(oldest)
@@ -214,7 +215,7 @@ class Forgetter:
     # -- conditions ------------------------------------------------------------
 
     async def _is_permitted(self, held: list[Holding]) -> bool:
-        """Return whether the retention of every namespace permits to delete the oldest generation.
+        """Return whether the policy of every namespace permits deleting the oldest generation.
 
         Args:
           held: the content of the oldest generation, an item for each topic.

@@ -59,7 +59,7 @@ class Housekeeper:
         parallelism: int,
         wants_next: Callable[[int], bool],
     ) -> None:
-        """Take the parts of the broker.
+        """Keep the parts of the broker that the task uses.
 
         Args:
           wants_next: returns whether the log should begin a new generation at this time, in ms.
@@ -79,7 +79,7 @@ class Housekeeper:
         self._forget_at_ms = clock.lease_ms() + _FORGETTING_MS
 
     async def run(self) -> None:
-        """Run a round at each interval, forever."""
+        """Do the work that is due, at each interval, forever."""
         outage = Outage("housekeeping failed; retrying in the next round")
         while True:
             await trio.sleep(ROUND_S)

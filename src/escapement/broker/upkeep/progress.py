@@ -13,8 +13,8 @@ from escapement.storage.state.checkpoint import ProducerRow
 class Progress:
     """The journal position of each lane, and the state that the next checkpoint must write."""
 
-    positions: dict[int, JournalPosition]  # by lane: the last group commit that was applied
-    touched: set[int] = field(default_factory=set)  # ids of topics changed since the checkpoint
+    positions: dict[int, JournalPosition]  # of the last applied group commit, by lane
+    touched: set[int] = field(default_factory=set)  # ids of changed topics
     producers: dict[int, ProducerRow] = field(default_factory=dict)  # by producer id
     keyed: set[int] = field(default_factory=set)  # ids of topics that remember dedup keys
     lags: LagBook = field(default_factory=LagBook)

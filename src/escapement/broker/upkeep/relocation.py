@@ -58,7 +58,7 @@ class Relocation:
         return True
 
     async def state(self) -> bool:
-        """Restate the gathered messages durably, and forget them here.
+        """Restate the gathered messages durably. The next ``gather`` begins a new row.
 
         Returns False, and restates none of them, if some cannot be relocated now.
 

@@ -46,7 +46,7 @@ from escapement.storage.state.lag_table import LagRow
 
 
 class Rewrite(NamedTuple):
-    """The attempts of a subscription that is to be rewritten."""
+    """The attempts of one subscription, when its stored parts are to be rewritten."""
 
     subscription: Subscription
     parts: Parts  # numbers the new parts
@@ -237,7 +237,7 @@ class Unwritten:
     ) -> list[AttemptPart]:
         """Return parts with the attempts that are new since the last checkpoint.
 
-        If the subscription should be rewritten, return nothing and add it to ``rewrites``.
+        If the stored parts are to be rewritten, return none and add all attempts to ``rewrites``.
         """
         id = subscription.record.id
         parts = self.parts.get(id)
