@@ -93,10 +93,10 @@ class BrokerLimits:
     # Topics with objects in memory, about 18 KiB each. Beyond this, unused topics become passive.
     active_topics: int = 10_000
 
-    # -- schedules
+    # -- schedules; due occurrences of all schedules are published together, in turns
     schedules: int = 100_000  # a few hundred bytes each; a further schedule is refused
     schedule_bytes: int = 256 * KIB  # payload and key of one schedule; larger ones are refused
-    # Occurrences that are published in one turn. The others wait for the next turn.
+    # Occurrences of schedules that are published in one turn. Others wait for the next turn.
     schedule_turn_occurrences: int = 2_000
     schedule_turn_bytes: int = 4 * MIB  # bytes published in one turn, unless one message is larger
     schedule_turn_topics: int = 200  # topics that one turn publishes to

@@ -21,7 +21,9 @@ PASSING: Final = (StorageUnavailable, TransactionAborted, Busy, ShuttingDown)
 
 
 class Outage(AbstractContextManager[None]):
-    """A context manager for each attempt of a task, which suppresses and logs passing errors.
+    """A context manager for the attempts of one task.
+
+    It logs and suppresses errors after which a later attempt may succeed (``PASSING``).
 
     Args:
       effect: the consequence of the outage, with which the warning begins.

@@ -109,7 +109,7 @@ class Settlement:
 
     def _move(self, topic_id: int, moved: list[Restated], now_ms: int) -> None:
         restatements: list[Restatement] = [restated.item.context for restated in moved]
-        topic = self._registry.active.get(topic_id)  # None: deleted meanwhile
+        topic = self._registry.active.get(topic_id)  # None: the topic was deleted meanwhile
         if topic is not None:
             batch = MessageBatch.concat([restatement.batch for restatement in restatements])
             together = Moved.of(moved)
@@ -121,13 +121,13 @@ class Settlement:
             restatement.done(None)
 
     def _relocate(self, restated: Restated) -> None:
-        topic = self._registry.active.get(restated.item.topic_id)  # None: deleted meanwhile
+        topic = self._registry.active.get(restated.item.topic_id)  # None: the topic was deleted
         if topic is not None:
             topic.relocate(restated)
         restated.item.context()
 
     def _cancel(self, cancelled: Acks) -> None:
-        topic = self._registry.active.get(cancelled.topic_id)  # None: deleted while it committed
+        topic = self._registry.active.get(cancelled.topic_id)  # None: the topic was deleted
         if topic is not None:
             topic.amendments.cancelled.committed(cancelled.offsets)
             topic.quota_watch.grown = True  # the quota may now have to drop other messages
@@ -150,7 +150,7 @@ class Settlement:
             self._progress.touched.add(topic_id)
 
     def _append(self, part: TopicGroup, accepted_at_ms: int, now_ms: int) -> None:
-        topic = self._registry.active.get(part.topic_id)  # None: deleted while it committed
+        topic = self._registry.active.get(part.topic_id)  # None: the topic was deleted meanwhile
         publications: list[Publication | RelayedAppend] = [
             append.context for append in part.appends
         ]

@@ -37,7 +37,7 @@ class TokenBucket:
         self._capacity = max(_PARTS, self._parts_per_ms * BURST_MS)
 
     def set_rate(self, rate: float, now_ms: int) -> None:
-        """Change the rate from now on. Keep a debt, and the tokens for which there is room."""
+        """Change the rate from now on. A debt stays, and so do the tokens that still fit."""
         if round(rate * _RATE_PARTS) != self._parts_per_ms:
             self._fill(now_ms)
             self._fit(rate)

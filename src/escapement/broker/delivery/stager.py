@@ -40,12 +40,12 @@ class _Read(NamedTuple):
     """The result of a read, piece by piece."""
 
     left: Rows  # messages that were not read, because there was no more room
-    found: list[Rows]  # the messages that were read, of each piece
-    batches: list[MessageBatch]  # their contents, of each piece
+    found: list[Rows]  # the messages that were read, one entry for each piece
+    batches: list[MessageBatch]  # the contents of these messages, one batch for each piece
 
 
 class Stager:
-    """Reads messages ahead for all subscriptions."""
+    """The reader of messages ahead of their delivery, for all subscriptions."""
 
     def __init__(self, index: DelayedIndex, limits: BrokerLimits, run: Run) -> None:
         self._index = index

@@ -43,7 +43,7 @@ class Timekeeper:
         self._earlier = trio.Event()  # set to end the sleep for an earlier time
 
     def schedule(self, topic_id: int, wake_ms: int | None) -> None:
-        """Set the time to wake a topic, in place of the one set before; None for never."""
+        """Set the time to wake a topic, in place of any time set before; None for never."""
         known = self._wakes.get(topic_id)
         if known == wake_ms:
             return

@@ -59,7 +59,8 @@ class _Asked:
 
     offsets: Int64s
     max_bytes: int
-    turn: trio.Event = field(default_factory=trio.Event)  # set when answered, or when it must read
+    # Set when the answer is there, or when this request must read for all.
+    turn: trio.Event = field(default_factory=trio.Event)
     answer: tuple[Published, int] | None = None
 
     def part_of(self, found: Published, end: int) -> tuple[Published, int]:

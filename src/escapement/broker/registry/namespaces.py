@@ -60,7 +60,11 @@ class Namespaces:
         self.condemned: set[int] = set()  # ids of namespaces that are being deleted
 
     def load(self, namespaces: Iterable[Namespace], condemned: Iterable[int]) -> None:
-        """Enter the stored namespaces, at the start."""
+        """Add the namespaces that the database has, when the broker starts.
+
+        Args:
+          condemned: the ids of namespaces that are being deleted with everything in them.
+        """
         for namespace in namespaces:
             self._enter(namespace)
         self.condemned = set(condemned)

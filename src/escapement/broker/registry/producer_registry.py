@@ -30,7 +30,8 @@ class ProducerRegistry:
         self._clock = clock
         self._changes = changes
         self._check_there = check_there
-        self._waiting: dict[int, dict[str, Producer]] = {}  # by passive topic's id, and name
+        # The producers of passive topics, by topic id and producer name.
+        self._waiting: dict[int, dict[str, Producer]] = {}
 
     def load(self, records: Iterable[ProducerRecord]) -> None:
         """Add the producers that the database has, when the broker starts."""

@@ -24,7 +24,7 @@ _STEP_TOPICS: Final = 500
 
 
 class TopicBatches:
-    """Carries out requests to create many topics."""
+    """The operation that creates many topics at once."""
 
     def __init__(self, registry: Registry, changes: Changes, clock: Clock) -> None:
         self._registry = registry

@@ -79,8 +79,8 @@ class Backlogs:
         self._count_keys = count
         self._clock = clock
         self._weighing = trio.Lock()
-        self._totals: dict[int, Counted] = {}  # by namespace
-        self._rests_until_ms: dict[int, int] = {}  # by namespace
+        self._totals: dict[int, Counted] = {}  # sums of backlogs, by namespace id
+        self._rests_until_ms: dict[int, int] = {}  # when to check next, by namespace id
 
     def check(self, topic: Topic, now_ms: int) -> None:
         """Check that a topic may be published to.

@@ -91,7 +91,7 @@ class DeliveryWindow:
         # No index entry past the horizon is due earlier than this; None: there are no such entries.
         self._index_next_ms: int | None = None
         self._loading: TimingWheel | None = None  # the wheel that a window is being read for
-        self._loading_from = KEY_MIN  # the first key of that window that was not passed yet
+        self._loading_from = KEY_MIN  # its first key that ``pass_unread`` has not covered
         self.begin_at(now_ms)
 
     def __len__(self) -> int:

@@ -34,7 +34,7 @@ class Sizes:
     def saw(self, batch: MessageBatch) -> None:
         """Take the sizes of a batch into account."""
         mean_bytes = batch.size_bytes / len(batch)
-        # The first real mean replaces the assumed one.
+        # The mean size of the first batch replaces the assumed mean.
         self._mean_bytes += (_NEWEST if self._seen else 1.0) * (mean_bytes - self._mean_bytes)
         self._seen = True
         largest = int(batch.payloads.lengths.max())

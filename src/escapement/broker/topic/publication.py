@@ -19,8 +19,8 @@ from escapement.dedup import Digests
 from escapement.errors import EscapementError
 from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times, UInt8s
 
-# Earlier than any time. Dedup keys that were stored just now are found with it, even if their dedup
-# window has passed already.
+# Earlier than any publication time. With it, ``DedupKeys.find`` also finds keys whose dedup window
+# has passed already.
 _EVER_MS: Final = -(1 << 62)
 
 

@@ -35,5 +35,9 @@ class QuotaWatch:
         self.rests_until_ms = max(self.rests_until_ms, until_ms)
 
     def next_wake_ms(self, grown: bool) -> int | None:
-        """Return when the next check is due, or None; ``grown`` says whether one is needed now."""
+        """Return when to check the topic next; None for never.
+
+        Args:
+          grown: whether the backlog may have grown since the last check.
+        """
         return self.rests_until_ms if grown else self.comes_due_ms

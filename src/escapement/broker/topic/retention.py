@@ -38,11 +38,11 @@ class Retention:
         ordered: Mapping[str, OrderedSubscription],
         amendments: Amendments,
     ) -> None:
-        """Refer to the state of a topic.
+        """Create the retention of one topic; the topic changes the arguments as it changes.
 
         Args:
-          shared: the topic's shared subscriptions by name, as they are at any time.
-          ordered: its exclusive and failover subscriptions by name, as they are at any time.
+          shared: the topic's shared subscriptions, by name.
+          ordered: the topic's exclusive and failover subscriptions, by name.
           amendments: the cancelled and moved messages of the topic.
         """
         self._shared = shared
@@ -155,16 +155,16 @@ class Retention:
         return any(one.is_to_read(low, high) for one in self._ordered.values())
 
     def dead(self, low: int, high: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the messages in ``[low, high)`` that no shared subscription will get any more.
+        """Return which offsets in ``[low, high)`` no shared subscription will get any more.
 
         Without a shared subscription this returns no messages, because one may still be created.
 
         Returns:
           Three arrays. The first has the offsets of messages that are finished for all shared
           subscriptions: durably acknowledged, or durably cancelled and not held. The second has
-          offsets of messages that some of these subscriptions do not cover if they are due before
-          a time, which the third array has for each. Both arrays of offsets ascend. All other
-          messages may still be wanted.
+          the offsets of messages that are finished for all of these subscriptions except those
+          that began later. These do not cover the message if it is due before a time, which is in
+          the third array. Both arrays of offsets ascend. All other messages may still be wanted.
         """
         none = np.zeros(0, np.int64)
         if not self._shared or self.subscribing:
@@ -186,7 +186,7 @@ class Retention:
         return offsets[dead], offsets[early], before_ms[early]
 
     def outdated(self, low: int, high: int) -> tuple[Int64s, Int64s]:
-        """Return the cancelled and moved messages in ``[low, high)``, with their current due times.
+        """Return the cancelled and moved offsets in ``[low, high)``, with their current due times.
 
         No subscription will want any other key of these messages. Messages that a shared
         subscription holds are left out, because it may hold them under such a key.

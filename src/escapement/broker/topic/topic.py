@@ -299,7 +299,7 @@ class Topic:
         traits = self._index.add(self.id, offsets, due_ms, batch)
         later = due_ms > now_ms
         if later.any():
-            self.amendments.repeating = True  # the wheel may have them already
+            self.amendments.repeating = True  # the wheel may have these keys already
             self.place(
                 due_ms[later], offsets[later], now_ms, None if traits is None else traits[later]
             )
@@ -403,7 +403,7 @@ class Topic:
         self._obey()
 
     def _obey(self) -> None:
-        """Compute what follows from the policies of the topic and of its namespace."""
+        """Apply the policies of the topic and its namespace: quotas, pauses and times to live."""
         self.quota = quota_of(self.policy, self.namespace.policy)
         self.total_quota = total_quota_of(self.namespace.policy)
         # The backlog may exceed the new quota.
@@ -451,7 +451,12 @@ class Topic:
     def end_window(
         self, reader: DeliveryWindow, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None = None
     ) -> None:
-        """Add the keys of a window that has been read, if ``reader`` is still in use."""
+        """Add the keys of a window that has been read.
+
+        Args:
+          reader: the ``DeliveryWindow`` that ``begin_window`` returned. The keys are ignored if the
+            topic has another one now.
+        """
         if reader is self._coming:
             for due in reader.end_window(_entries(due_ms, offsets, traits)):
                 self._offer(due)
