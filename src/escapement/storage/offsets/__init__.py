@@ -1,4 +1,7 @@
-"""Sets of offsets, such as those a subscription has acknowledged. Begin with ``offsets.py``."""
+"""Sets of offsets of a topic's messages, such as those that a subscription has acknowledged.
+
+Begin reading in ``offsets.py``.
+"""
 
 from escapement.storage.offsets.offset_chunk import CHUNK_SIZE
 from escapement.storage.offsets.offsets import FULL_CHUNKS, OffsetSet

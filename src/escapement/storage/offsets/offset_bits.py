@@ -1,7 +1,10 @@
-"""A column of offsets together with its bitmaps, to test it against several sets.
+"""A column of message offsets together with the same offsets as bitmaps.
 
-Cutting a column into chunks and making bitmaps takes longer than a set's own work with them. So
-they are made once, when the first set needs them. They must not be changed.
+A set of offsets (``offsets.py``) consists of chunks of 2^20 offsets, each a bitmap of the offsets'
+*remainders*, their lowest 20 bits. To compare a column with a set, the column is converted to such
+bitmaps too. That takes longer than the comparison itself. So a caller who uses one column with
+several sets passes an :class:`OffsetBits`, which converts the column once, when the first set needs
+it. The bitmaps must not be changed.
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ from escapement.storage.offsets import offset_chunk
 
 
 class OffsetBits:
-    """Offsets in any order, repeats allowed; int64[n]."""
+    """A column of offsets in any order, which may repeat, and its bitmaps."""
 
     __slots__ = ("_chunks", "_is_run", "offsets")
 
     def __init__(self, offsets: Int64s, chunks: list[tuple[int, BitMap]] | None = None) -> None:
-        """``chunks`` are the bitmaps of the offsets, if they are known."""
+        """Wrap a column of offsets.
+
+        Args:
+          chunks: the bitmaps of the offsets with their chunk numbers, if the caller has them.
+        """
         self.offsets = offsets
         self._chunks = chunks
         self._is_run: bool | None = None
@@ -28,14 +35,14 @@ class OffsetBits:
 
     @property
     def is_run(self) -> bool:
-        """Whether the offsets are one unbroken ascending run."""
+        """Whether the offsets ascend without gaps or repeats."""
         if self._is_run is None:
             self._is_run = offset_chunk.is_run(self.offsets)
         return self._is_run
 
     @property
     def chunks(self) -> list[tuple[int, BitMap]]:
-        """The chunks of the offsets, each with a bitmap of its remainders."""
+        """The numbers of the chunks that have some of the offsets, each with these as a bitmap."""
         if self._chunks is None:
             parts = offset_chunk.by_chunk(self.offsets)
             self._chunks = [(no, offset_chunk.bitmap_of(remainders)) for no, remainders in parts]
@@ -43,5 +50,5 @@ class OffsetBits:
 
 
 def bits_of(offsets: Int64s | OffsetBits) -> OffsetBits:
-    """Return the offsets as ``OffsetBits``."""
+    """Return the offsets as ``OffsetBits``, unless they are that already."""
     return offsets if isinstance(offsets, OffsetBits) else OffsetBits(offsets)

@@ -1,8 +1,10 @@
-"""Chunks of 2^20 offsets, the pieces of a set of offsets, and functions between them and arrays.
+"""Chunks: the pieces of a set of message offsets, each for a range of 2^20 offsets.
 
-A chunk holds the low 20 bits of its offsets in a roaring bitmap. The functions here cut an array
-or a range into chunks, convert quickly between bitmaps and numpy, find holes in a bitmap, and
-encode it as the bytes of a row. Nothing here has state.
+Chunk number ``n`` is for the offsets from ``n * 2^20`` on. Offsets in it are stored as their
+*remainders*, their lowest 20 bits, in a roaring bitmap. A chunk with all of its offsets is *full*,
+and has no bitmap. The functions here cut a column or a range of offsets into chunks, convert
+between bitmaps and numpy columns, find offsets that a bitmap lacks, and encode a bitmap as the
+bytes of a database row. Nothing here has state.
 """
 
 from __future__ import annotations
@@ -20,17 +22,19 @@ from pyroaring import BitMap, BitMap64
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s, UInt32s
 
-# A changed chunk is one row, at worst 128 KiB. So a few acknowledgements spread over a whole
-# topic rewrite little, and a million neighbours are one row.
+# A chunk is one row of the database, of at most 128 KiB, which is written again when it changes. So
+# a few acknowledgements spread over a whole topic write few bytes, and a million acknowledgements
+# of consecutive messages write one row.
 CHUNK_BITS: Final = 20
 CHUNK_SIZE: Final = 1 << CHUNK_BITS
 
 _REMAINDER: Final = CHUNK_SIZE - 1
 _CRC_BYTES: Final = 4
-# From this many members on, a flag for each place in a chunk finds them faster than a search.
+# To look up at least this many offsets in a chunk, it is faster to make a table with a flag for
+# each of the chunk's 2^20 offsets than to search for each offset.
 _MANY: Final = 2048
-# Up to this many members for each offset sought, flags for all members cost less than a bitmap
-# of the offsets sought.
+# If the chunk has at most this many times as many offsets as are looked up, such a table of all its
+# offsets is faster than a bitmap of the offsets to look up.
 _SPARSE: Final = 4
 
 
@@ -38,14 +42,14 @@ _SPARSE: Final = 4
 
 
 def is_run(offsets: Int64s) -> bool:
-    """Whether ``offsets`` are one unbroken ascending run."""
+    """Return whether ``offsets`` ascend without gaps or repeats; False if there are none."""
     if not len(offsets) or int(offsets[-1]) - int(offsets[0]) + 1 != len(offsets):
         return False
     return bool((offsets[1:] > offsets[:-1]).all())
 
 
 def by_chunk(offsets: Int64s) -> list[tuple[int, UInt32s]]:
-    """Return the chunks of ``offsets``, each with its remainders."""
+    """Divide ``offsets`` by chunk: return each chunk's number and the remainders in it."""
     if not len(offsets):
         return []
     low, high = int(np.minimum.reduce(offsets)), int(np.maximum.reduce(offsets))
@@ -65,19 +69,19 @@ def remainders_of(offsets: Int64s) -> UInt32s:
 
 
 def as_array(remainders: UInt32s) -> array[int]:
-    """Return an array that ``BitMap`` reads eight times faster than a numpy array."""
+    """Return the remainders as an array, which ``BitMap`` reads much faster than a numpy column."""
     return array("I", remainders.tobytes())
 
 
 def bitmap_of(remainders: UInt32s) -> BitMap:
-    """Return a bitmap. Sorting first takes a fifth of the time that it saves."""
+    """Return a bitmap of the remainders. They are sorted first, which makes this faster."""
     ordered = remainders.copy()
     ordered.sort()
     return BitMap(as_array(ordered))
 
 
 def which_of(remainders: UInt32s, chunk: BitMap) -> npt.NDArray[np.bool_]:
-    """Return a mask of the ``remainders`` that are in the chunk; bool[n]."""
+    """Return a mask that is true for each of the ``remainders`` that is in the bitmap; bool[n]."""
     if len(remainders) >= _MANY and len(chunk) <= _SPARSE * len(remainders):
         return _flags(chunk)[remainders]
     common = chunk & bitmap_of(remainders)
@@ -92,7 +96,7 @@ def which_of(remainders: UInt32s, chunk: BitMap) -> npt.NDArray[np.bool_]:
 
 
 def _flags(chunk: BitMap) -> npt.NDArray[np.bool_]:
-    """Return a flag for each place of a chunk."""
+    """Return a flag for each of the 2^20 remainders: whether the bitmap has it."""
     flags = np.zeros(CHUNK_SIZE, np.bool_)
     flags[np.frombuffer(chunk.to_array(), np.uint32)] = True
     return flags
@@ -114,7 +118,11 @@ def concatenate(parts: list[Int64s]) -> Int64s:
 
 
 def edges(first: int, end: int) -> list[tuple[int, int, int]]:
-    """Return the chunks that ``[first, end)`` covers in part: (chunk_no, low, high)."""
+    """Return the parts of the range ``[first, end)`` that do not fill a whole chunk.
+
+    Returns at most two parts ``(chunk_no, low, high)``, where ``[low, high)`` is a range of
+    remainders in the chunk.
+    """
     assert first >= 0, first
     if first >= end:
         return []
@@ -127,7 +135,11 @@ def edges(first: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def whole_chunks(first: int, end: int) -> tuple[int, int]:
-    """Return the chunks that ``[first, end)`` covers entirely: (first chunk, end chunk)."""
+    """Return the chunks that the range ``[first, end)`` covers entirely.
+
+    Returns the number of the first such chunk and that after the last one. If there is none, the
+    second number is not greater than the first.
+    """
     return -(-first // CHUNK_SIZE), end // CHUNK_SIZE
 
 
@@ -135,7 +147,7 @@ def whole_chunks(first: int, end: int) -> tuple[int, int]:
 
 
 def span(low: int, high: int) -> BitMap:
-    """Return the bitmap of ``[low, high)``."""
+    """Return a bitmap of the numbers in ``[low, high)``."""
     bits = BitMap()
     bits.add_range(low, high)
     return bits
@@ -146,8 +158,14 @@ class Bits(Protocol):
 
 
 def first_gap(bits: Bits, start: int, end: int) -> int:
-    """Return the smallest number in ``[start, end)`` that ``bits`` lacks, or ``end``; O(log n)."""
-    low, high = start, end  # ``bits`` has all of [start, low), and not all of [start, high + 1)
+    """Return the smallest number in ``[start, end)`` that is not in the bitmap ``bits``.
+
+    Returns ``end`` if the bitmap has all of these numbers.
+
+    Complexity: O(log n) queries of the bitmap.
+    """
+    # The bitmap has all numbers in [start, low), and the result is in [low, high].
+    low, high = start, end
     while low < high:
         middle = (low + high) // 2
         if bits.contains_range(low, middle + 1):
@@ -158,7 +176,7 @@ def first_gap(bits: Bits, start: int, end: int) -> int:
 
 
 def runs(bits: BitMap64) -> Iterator[tuple[int, int]]:
-    """Yield each unbroken run of ``bits`` as (first, end)."""
+    """Yield each run of consecutive numbers in the bitmap ``bits`` as ``(first, last + 1)``."""
     members = np.array(bits.to_array(), np.int64)
     if len(members):
         breaks = np.flatnonzero(np.diff(members) != 1)
@@ -168,7 +186,11 @@ def runs(bits: BitMap64) -> Iterator[tuple[int, int]]:
 
 
 def members(full: BitMap64, low: int, high: int) -> Iterator[int]:
-    """Yield the full chunks that overlap with ``[low, high)``."""
+    """Yield the numbers of the full chunks that overlap with the range of offsets ``[low, high)``.
+
+    Args:
+      full: the numbers of all full chunks.
+    """
     for chunk_no in full.iter_equal_or_larger(low >> CHUNK_BITS):
         if chunk_no << CHUNK_BITS >= high:
             return
@@ -179,7 +201,10 @@ def members(full: BitMap64, low: int, high: int) -> Iterator[int]:
 
 
 def encode_chunk(chunk: BitMap) -> bytes:
-    """Return a row: checksum, then the bitmap in roaring's portable form. Also packs the bitmap."""
+    """Encode a bitmap as the bytes of a row: a checksum, then roaring's portable form.
+
+    Also changes the bitmap's representation in memory to the smallest one.
+    """
     chunk.run_optimize()
     body: bytes = chunk.serialize()
     return crc32(body).to_bytes(_CRC_BYTES, "little") + body

@@ -1,12 +1,12 @@
-"""A set of offsets as bytes: small, fast to write, and verified when it is read.
+"""Encoding of a set of message offsets as bytes: small, fast to write, and with a checksum.
 
-The journal stores acknowledged offsets in this way. There are two forms; encoding uses the
-smaller one:
+The journal in the database stores acknowledged offsets in this encoding. There are two forms, and
+the encoder uses the smaller one:
 
-- *gaps*: the distance from each offset to the next, all in one width of 1, 2, 4 or 8
-  bytes. A thousand offsets scattered over a million take two bytes each.
-- *runs*: for each unbroken run its length and the distance to the next run. A million
-  neighbours take a few bytes together.
+- *gaps*: the distance from each offset to the next, all in one width of 1, 2, 4 or 8 bytes. A
+  thousand offsets scattered over a million take two bytes each.
+- *runs*: for each run of consecutive offsets its length, and the distance from its last offset to
+  the first of the next run. A million consecutive offsets take a few bytes together.
 
 Layout, little-endian::
 
@@ -15,8 +15,8 @@ Layout, little-endian::
     distances (count - 1 values, each one less than the distance)
     crc32 of all of the above, u32
 
-One less than each length and distance is stored. So all bytes that fit the layout mean a
-strictly increasing sequence. An empty set has no bytes.
+Each length and distance is stored less one, so that any bytes in this layout decode to strictly
+increasing offsets. An empty set has no bytes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ _CRC: Final = struct.Struct("<I")
 _GAPS: Final = 1
 _RUNS: Final = 2
 _WIDTHS: Final = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-# Sums of distances are checked as floats before they are used as integers. Below this bound,
-# rounding cannot hide an overflow of int64.
+# The decoder adds up distances as floats before it adds them as integers. If the sum of floats is
+# at most this, the sum of integers fits into an int64 in spite of rounding.
 _SAFE_SUM: Final = float(2**62)
 
 
 def encode_offsets(offsets: Int64s) -> bytes:
-    """Return the bytes of a set, given as ``offsets`` >= 0 in any order, duplicates allowed.
+    """Encode a set of offsets.
 
-    O(n) if they are sorted, O(n log n) otherwise.
+    Args:
+      offsets: the offsets, not negative, in any order. They may repeat.
+
+    Complexity: O(n) if the offsets are sorted and do not repeat, O(n log n) otherwise.
     """
     count = len(offsets)
     if not count:
@@ -75,10 +78,10 @@ def encode_offsets(offsets: Int64s) -> bytes:
 
 
 def decode_offsets(data: Buffer) -> Int64s:
-    """Return the offsets in ``data``, strictly increasing; int64[n]. O(n).
+    """Decode a set of offsets. Return them strictly increasing; int64[n]. O(n).
 
     Raises:
-      LogDamaged: if ``encode_offsets`` did not make ``data``.
+      LogDamaged: if ``data`` fails its checksum or is not in the layout above.
     """
     view = memoryview(data)
     if not len(view):
@@ -106,7 +109,14 @@ def decode_offsets(data: Buffer) -> Int64s:
 
 
 def _accumulate(first: int, steps_less_one: UInt64s) -> Int64s:
-    """Return ``first`` and every offset that the steps lead to; int64[n + 1]."""
+    """Return ``first`` and the n offsets after it; int64[n + 1].
+
+    Args:
+      steps_less_one: the distance from each offset to the next, less one.
+
+    Raises:
+      LogDamaged: if an offset would be too large.
+    """
     if first + float(steps_less_one.sum(dtype=np.float64)) + len(steps_less_one) > _SAFE_SUM:
         raise LogDamaged("a column of offsets exceeds the highest possible offset")
     offsets = np.empty(len(steps_less_one) + 1, np.int64)

@@ -1,7 +1,7 @@
-"""Sets of offsets, such as those that a subscription has acknowledged.
+"""Sets of message offsets, such as those that a subscription has acknowledged.
 
-An :class:`OffsetSet` is a set of integers from 0 to 2^63 - 1, cut into chunks of 2^20.
-A chunk is in one of three states, and only the second one costs memory:
+An :class:`OffsetSet` is a set of integers from 0 to 2^63 - 1, divided into chunks of 2^20 integers.
+A chunk is in one of three states, and only a partial chunk takes memory:
 
     =========  ==========================================  ======================
     empty      nothing is stored
@@ -9,17 +9,18 @@ A chunk is in one of three states, and only the second one costs memory:
     full       one bit in the bitmap of full chunks        runs of them are free
     =========  ==========================================  ======================
 
-In an old subscription nearly all chunks are full. A message due next year leaves a hole of one
-bit, and ten billion acknowledged messages cost nothing.
+In an old subscription nearly all chunks are full. A message due next year leaves one bit unset in
+its chunk, and ten billion acknowledged messages take next to no memory.
 
-A set is stored as rows ``(chunk_no, bytes)``. ``dirty_chunks`` returns those that changed,
-``mark_clean`` confirms that they are durable, and ``load_chunk`` restores them in any order. A
-partial chunk has a row; an empty or full one has none. The bitmap of full chunks is a row of its
-own, ``FULL_CHUNKS``.
+A set is stored as *rows* ``(chunk_no, bytes)`` of a database table. Each partial chunk has a row;
+empty and full chunks have none. One more row, with the number ``FULL_CHUNKS``, has the numbers of
+all full chunks. Rows that must be written or deleted because the set has changed are *dirty*:
+``dirty_chunks`` returns them, and ``mark_clean`` confirms that they were written. ``load_chunk``
+restores a set from its rows, in any order.
 
-Invariants (``_check``): a chunk is never both partial and full; a partial one is neither empty
-nor complete; the length is the sum of all chunks. This module does no I/O, and its callers define
-the meaning of the offsets.
+Invariants (``_check``): a chunk is never both partial and full; a partial chunk has at least one
+offset and lacks at least one; the length of the set is the sum of its chunks. This module does no
+I/O, and its callers define the meaning of the offsets.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from escapement.storage.offsets.offset_bits import OffsetBits, bits_of
 from escapement.storage.offsets.offset_chunk import CHUNK_BITS, CHUNK_SIZE
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
-# The number of the row that holds the bitmap of full chunks.
+# The number of the row that has the numbers of all full chunks.
 FULL_CHUNKS: Final = -1
 
-# Past the highest offset.
+# One more than the highest offset.
 _END: Final = 1 << 63
 
 _REMAINDER: Final = CHUNK_SIZE - 1
@@ -51,21 +52,24 @@ _NO_BITS: Final = BitMap()
 
 
 class OffsetSet:
-    """A mutable set of offsets; takes and returns arrays.
+    """A mutable set of offsets, with methods for numpy columns of offsets.
 
-    Complexities count the offsets passed (n) and the chunks they touch, not the size
-    of the set, unless stated.
+    Methods take time for the offsets passed and the chunks that these lie in, whatever the size of
+    the set, unless their docstrings say otherwise.
     """
 
     __slots__ = ("_changed", "_chunks", "_full", "_length", "_unconfirmed", "removed")
 
     def __init__(self) -> None:
-        self._chunks: dict[int, BitMap] = {}  # the partial ones
-        self._full = BitMap64()
+        self._chunks: dict[int, BitMap] = {}  # the partial chunks, by number
+        self._full = BitMap64()  # the numbers of the full chunks
         self._length = 0
-        self.removed = 0  # grows by at least one for each offset that is removed
-        self._changed: set[int] = set()  # rows that differ from what dirty_chunks returned last
-        self._unconfirmed: set[int] = set()  # rows it returned that mark_clean has not confirmed
+        # Grows by at least one for each offset that is removed, so that callers notice removals.
+        self.removed = 0
+        # The numbers of rows that have changed since the last call of dirty_chunks.
+        self._changed: set[int] = set()
+        # The numbers of rows that dirty_chunks has returned and mark_clean has not confirmed.
+        self._unconfirmed: set[int] = set()
 
     def __len__(self) -> int:
         return self._length
@@ -80,7 +84,7 @@ class OffsetSet:
     # -- single offsets and columns --------------------------------------------
 
     def add(self, offsets: Int64s | OffsetBits) -> int:
-        """Add ``offsets`` (any order, duplicates allowed) and return how many were new."""
+        """Add offsets, in any order and with repeats, and return how many were new."""
         bits = bits_of(offsets)
         column = bits.offsets
         if len(column) == 1:
@@ -104,7 +108,7 @@ class OffsetSet:
         return self._settle(chunk_no, chunk, had)
 
     def discard(self, offsets: Int64s | OffsetBits) -> int:
-        """Remove ``offsets`` (any order, duplicates allowed) and return how many were members."""
+        """Remove offsets, in any order and with repeats, and return how many were in the set."""
         bits = bits_of(offsets)
         column = bits.offsets
         if len(column) == 1:
@@ -117,7 +121,7 @@ class OffsetSet:
         return before - self._length
 
     def discard_one(self, offset: int) -> bool:
-        """Remove one offset and return whether it was a member."""
+        """Remove one offset and return whether it was in the set."""
         assert offset >= 0, offset
         chunk_no = offset >> CHUNK_BITS
         chunk = self._chunk_to_thin(chunk_no)
@@ -128,7 +132,7 @@ class OffsetSet:
         return self._settle(chunk_no, chunk, had)
 
     def contains(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return a mask of the ``offsets`` that are in the set; bool[n], in their order."""
+        """Return a mask that is true for each of the ``offsets`` that is in the set; bool[n]."""
         if not len(offsets):
             return np.zeros(0, np.bool_)
         numbers = offsets >> CHUNK_BITS
@@ -143,7 +147,7 @@ class OffsetSet:
         return found
 
     def new_of(self, offsets: Int64s | OffsetBits) -> OffsetBits:
-        """Return the ``offsets`` that are not in the set, sorted, each once."""
+        """Return those of the ``offsets`` that are not in the set, sorted, each once."""
         new = []
         for chunk_no, asked in bits_of(offsets).chunks:
             if chunk_no not in self._full:
@@ -153,7 +157,7 @@ class OffsetSet:
         return OffsetBits(offset_chunk.concatenate(parts), [part for part in new if part[1]])
 
     def intersects(self, offsets: Int64s | OffsetBits) -> bool:
-        """Whether any of ``offsets`` is in the set."""
+        """Return whether any of ``offsets`` is in the set."""
         for chunk_no, asked in bits_of(offsets).chunks:
             chunk = self._chunks.get(chunk_no)
             if chunk is None:
@@ -166,7 +170,7 @@ class OffsetSet:
     # -- ranges ----------------------------------------------------------------
 
     def add_range(self, first: int, end: int) -> int:
-        """Add ``[first, end)`` and return how many were new. O(chunks in memory)."""
+        """Add all offsets in ``[first, end)`` and return how many were new. O(partial chunks)."""
         before = self._length
         for chunk_no, low, high in offset_chunk.edges(first, end):
             if chunk_no not in self._full:
@@ -183,7 +187,10 @@ class OffsetSet:
         return self._length - before
 
     def discard_range(self, first: int, end: int) -> int:
-        """Remove ``[first, end)`` and return how many were members. O(chunks in memory)."""
+        """Remove all offsets in ``[first, end)`` and return how many were in the set.
+
+        Complexity: O(partial chunks).
+        """
         before = self._length
         for chunk_no, low, high in offset_chunk.edges(first, end):
             chunk = self._chunk_to_thin(chunk_no)
@@ -197,7 +204,10 @@ class OffsetSet:
     # -- holes and members -----------------------------------------------------
 
     def first_missing(self, start: int) -> int:
-        """Return the smallest missing offset from ``start`` on. O(log n) a chunk."""
+        """Return the smallest offset from ``start`` on that is not in the set.
+
+        Complexity: O(log n) for each chunk that has to be searched.
+        """
         while True:
             chunk_no, low = start >> CHUNK_BITS, start & _REMAINDER
             chunk = self._chunks.get(chunk_no)
@@ -213,7 +223,11 @@ class OffsetSet:
             start = chunk_no << CHUNK_BITS
 
     def missing(self, low: int, high: int, limit: int | None = None) -> Int64s:
-        """Return the first ``limit`` missing offsets in ``[low, high)``, sorted."""
+        """Return the offsets in ``[low, high)`` that are not in the set, sorted; int64[m].
+
+        Args:
+          limit: return only this many, the lowest; None for all.
+        """
         left = high - low if limit is None else limit
         parts = []
         at = self.first_missing(low)
@@ -263,13 +277,15 @@ class OffsetSet:
     ) -> Iterator[tuple[int, BitMap]]:
         """Yield the offsets of this set that are neither done nor dropped, highest chunk first.
 
-        A dropped offset that is also in ``kept`` counts as not dropped.
-
         Args:
-          highest: skip the chunks beyond the one with this offset.
+          done: offsets to leave out.
+          dropped: more offsets to leave out, except those that are also in ``kept``.
+          kept: offsets that ``dropped`` does not apply to.
+          highest: skip the chunks above the chunk with this offset; None to skip none.
 
         Yields:
-          The first offset of each chunk with any left, and the remainders to add to it.
+          For each chunk with such offsets, the first offset of the chunk, and a bitmap of the
+          remainders, which are to be added to it.
         """
         for chunk_no in sorted({*self._chunks, *self._full}, reverse=True):
             if highest is not None and chunk_no > highest >> CHUNK_BITS:
@@ -288,7 +304,7 @@ class OffsetSet:
     # -- other sets ------------------------------------------------------------
 
     def union_update(self, other: OffsetSet) -> int:
-        """Add everything in ``other`` and return how many were new. O(size of other)."""
+        """Add all offsets of ``other`` and return how many were new. O(size of other)."""
         before = self._length
         for low_no, high_no in offset_chunk.runs(other._full):
             self.add_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
@@ -297,7 +313,10 @@ class OffsetSet:
         return self._length - before
 
     def difference_update(self, other: OffsetSet) -> int:
-        """Remove everything in ``other`` and return how many were members. O(size of other)."""
+        """Remove all offsets of ``other`` and return how many were in the set.
+
+        Complexity: O(size of other).
+        """
         before = self._length
         for low_no, high_no in offset_chunk.runs(other._full):
             self.discard_range(low_no << CHUNK_BITS, high_no << CHUNK_BITS)
@@ -306,11 +325,14 @@ class OffsetSet:
         return before - self._length
 
     def copy(self) -> OffsetSet:
-        """Return a copy of the set, all of whose rows are dirty. O(size)."""
+        """Return a copy of the set. All rows of the copy are dirty. O(size)."""
         return self.part(0, _END)
 
     def part(self, low: int, high: int) -> OffsetSet:
-        """Return a new set with the chunks that overlap with ``[low, high)``; all rows dirty."""
+        """Return a new set with copies of the chunks that overlap with ``[low, high)``.
+
+        These chunks may have offsets outside of the range too. All rows of the new set are dirty.
+        """
         twin = OffsetSet()
         first, end = low >> CHUNK_BITS, -(-high >> CHUNK_BITS)
         twin._chunks = {no: self._chunks[no].copy() for no in self._chunks if first <= no < end}
@@ -324,13 +346,14 @@ class OffsetSet:
     # -- rows ------------------------------------------------------------------
 
     def dirty_chunks(self, without: OffsetSet | None = None) -> dict[int, bytes]:
-        """Return the rows that differ from those ``mark_clean`` last confirmed.
+        """Return the dirty rows: those that changed, and those that are not confirmed yet.
 
-        Writing all of them in one transaction makes the stored set equal to this one.
-        Empty bytes mean that the row is to be deleted.
+        Writing all of them in one transaction makes the stored set equal to this one. A row with
+        empty bytes is to be deleted.
 
         Args:
-          without: offsets that the rows leave out. Their chunks stay dirty.
+          without: offsets to leave out of the rows, so that the stored set lacks them. Rows that
+            this changes stay dirty.
         """
         self._unconfirmed |= self._changed
         self._changed.clear()
@@ -342,9 +365,10 @@ class OffsetSet:
         return {chunk_no: stored._row(chunk_no) for chunk_no in sorted(self._unconfirmed)}
 
     def _without(self, other: OffsetSet) -> OffsetSet:
-        """Return a set to read without the members of ``other``; dirty where it differs.
+        """Return this set without the offsets of ``other``, only to read its rows.
 
-        It shares chunks with this set.
+        Its dirty rows are those that differ from this set's. It shares the other chunks with this
+        set, so neither may be changed meanwhile.
         """
         twin = OffsetSet()
         twin._chunks = self._chunks | {
@@ -355,27 +379,31 @@ class OffsetSet:
         return twin
 
     def rows(self) -> list[tuple[int, bytes]]:
-        """Return all rows of the set, in the form for ``load_chunk``."""
+        """Return all rows of the set as pairs (number, bytes), which ``load_chunk`` takes."""
         full = [FULL_CHUNKS] if self._full else []
         return [(no, self._row(no)) for no in (*full, *sorted(self._chunks))]
 
     def mark_clean(self) -> None:
-        """Confirm that the rows ``dirty_chunks`` last returned are durable.
+        """Confirm that the rows that ``dirty_chunks`` returned last were written durably.
 
-        Changes since that call stay dirty. If writing failed, do not call this: the next
-        ``dirty_chunks`` returns those rows again.
+        Rows that changed since that call stay dirty. If writing failed, do not call this, and the
+        next ``dirty_chunks`` returns the rows again.
         """
         self._unconfirmed.clear()
 
     def load_chunk(self, chunk_no: int, row: Buffer) -> None:
-        """Restore a row of ``dirty_chunks`` into a set that no other method has changed.
+        """Restore a stored row. Begin with an empty set, and call this for each of its rows.
 
         A full chunk may still have an old row of its own, because rows are written and deleted in
-        several steps, and the row of full chunks is written first. The old row is marked dirty, so
-        a later ``dirty_chunks`` deletes it.
+        several steps, and the row of full chunks is written first. The old row becomes dirty, so
+        that the next ``dirty_chunks`` deletes it.
+
+        Args:
+          chunk_no: the number of the row.
+          row: the bytes of the row.
 
         Raises:
-          LogDamaged: if the row is damaged, or contradicts one loaded before.
+          LogDamaged: if the row is damaged, or a row with this number was loaded before.
         """
         if chunk_no == FULL_CHUNKS:
             if self._full:
@@ -429,14 +457,22 @@ class OffsetSet:
     def _chunk_to_thin(self, chunk_no: int) -> BitMap | None:
         chunk = self._chunks.get(chunk_no)
         if chunk is None and chunk_no in self._full:
-            # A caller removes offsets from this chunk, so it becomes partial or empty.
+            # The caller will remove offsets from this full chunk, so that it becomes partial.
             self._full.discard(chunk_no)
             self._changed.add(FULL_CHUNKS)
             chunk = self._chunks[chunk_no] = offset_chunk.span(0, CHUNK_SIZE)
         return chunk
 
     def _settle(self, chunk_no: int, chunk: BitMap, had: int) -> bool:
-        """Account for a chunk that had ``had`` offsets; return whether it has changed."""
+        """Update length, states and dirty rows after a change of a chunk.
+
+        Args:
+          chunk: the bitmap of the chunk after the change.
+          had: the number of offsets in the chunk before the change.
+
+        Returns:
+          Whether the chunk has another number of offsets than before.
+        """
         has = len(chunk)
         if has == had:
             return False
@@ -452,7 +488,7 @@ class OffsetSet:
         return True
 
     def _forget(self, low_no: int, high_no: int) -> None:
-        """Empty every chunk from ``low_no`` to below ``high_no``."""
+        """Remove all offsets of the chunks from number ``low_no`` to ``high_no - 1``."""
         if low_no >= high_no:
             return
         for chunk_no in [no for no in self._chunks if low_no <= no < high_no]:
@@ -473,7 +509,7 @@ class OffsetSet:
         return offset_chunk.which_of(offset_chunk.remainders_of(offsets), chunk)
 
     def _check(self) -> None:
-        """Assert every invariant; O(size)."""
+        """Assert the invariants in the module's docstring; O(size)."""
         assert all(0 < len(chunk) < CHUNK_SIZE for chunk in self._chunks.values())
         assert all(chunk.max() < CHUNK_SIZE for chunk in self._chunks.values())
         assert all(no >= 0 and no not in self._full for no in self._chunks)
