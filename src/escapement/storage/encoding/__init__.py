@@ -1,1 +1,1 @@
-"""Values as bytes: what rows of the database and the journal hold."""
+"""Encodings: how values are stored as bytes in rows of the database and of its journal."""

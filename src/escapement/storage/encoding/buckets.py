@@ -1,9 +1,10 @@
-"""Buckets for whole numbers, as in HdrHistogram, whose width grows with the numbers. Pure.
+"""Buckets of a histogram of whole numbers, whose width grows with the numbers.
 
-The bucket of a number is the exponent and the first four bits of the mantissa of its float64.
-So each power of two has 16 buckets, and each number below 32 has a bucket of its own. For larger
-numbers, up to 2^53, the middle of a bucket is off by 1/32 at most. Negative numbers count as 0.
-``BUCKETS`` covers all of int64.
+A histogram, as in HdrHistogram, counts how many numbers are in each bucket. The bucket of a number
+is the exponent and the first four bits of the mantissa of its float64. So from each power of two to
+the next there are 16 buckets, and each number below 32 has a bucket of its own. A larger number, up
+to 2^53, differs from the middle of its bucket by at most 1/32. Negative numbers count as 0. There
+are ``BUCKETS`` buckets, enough for all of int64. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import numpy as np
 
 from escapement.message import Int64s
 
-# Number of mantissa bits after the first four.
+# The number of mantissa bits of a float64 after the first four.
 _SHIFT: Final = 48
-# The leading bits of the number 1, less 1: so 1 is in bucket 1, and 0 in bucket 0.
+# The exponent and first mantissa bits of the number 1, less 1. They are subtracted from those of
+# each number, so that 1 is in bucket 1, and 0 in bucket 0.
 _BEFORE_ONE: Final = (1023 << 4) - 1
 BUCKETS: Final = 1024
 
@@ -38,12 +40,12 @@ def value_of(buckets: Int64s) -> Int64s:
 
 
 def at_share(buckets: Int64s, counts: Int64s, share: float) -> int:
-    """Return the number that a share of the counted numbers does not exceed.
+    """Return a quantile of the counted numbers: about the number that a share does not exceed.
 
     Args:
-      buckets: ascending, not empty.
-      counts: how many numbers are in each bucket; int64[n].
-      share: 0.5 for the median, 1 for the maximum.
+      buckets: the buckets with numbers, ascending; at least one.
+      counts: how many numbers are in each of these buckets; int64[n].
+      share: the share of the numbers, such as 0.5 for the median or 1 for the maximum.
     """
     upto = np.cumsum(counts)
     at = int(np.searchsorted(upto, np.ceil(share * upto[-1])))
@@ -51,7 +53,7 @@ def at_share(buckets: Int64s, counts: Int64s, share: float) -> int:
 
 
 def _lower(buckets: Int64s) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the lower bound of each bucket."""
+    """Return the smallest number of each bucket, as a float."""
     bits = (buckets + _BEFORE_ONE) << _SHIFT
     begins = bits.view(np.float64)
     return np.where(buckets > 0, begins, 0.0)

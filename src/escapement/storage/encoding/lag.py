@@ -1,21 +1,23 @@
-"""Lag statistics: how late messages are delivered and acknowledged, and after how many attempts.
+"""Lag statistics: how late messages are delivered and acknowledged, and after how many deliveries.
 
-For each subscription and hour there is a *tally*. It counts acknowledged messages by kind of
-figure and bucket (storage/encoding/buckets.py). The hour is that of the delivery, in UTC. The kinds
-are:
+For each subscription and hour there is a *tally*, a set of histograms. It counts acknowledged
+messages by the *kind* of figure and by the *bucket* that the figure is in
+(``storage/encoding/buckets.py``). The hour is that of the last delivery, in UTC. The kinds are:
 
-- ``LATE``: ms from the time a message was wanted to its delivery, for messages that were
-  acknowledged after their first delivery. *Wanted* is the due time, or the publish time if the
-  subscription ignores delays, but no earlier than the subscription's creation or last seek.
-- ``LATE_AGAIN``: the same for messages that were redelivered, counted for their last delivery.
-- ``HELD``: ms from that delivery to the acknowledgement.
-- ``TRIED``: number of deliveries.
+- ``LATE``: ms from the *wanted time* of a message to its delivery, for messages that were
+  acknowledged after their first delivery. The wanted time is the due time, or the publish time if
+  the subscription ignores delays, but no earlier than the subscription's creation or last seek.
+- ``LATE_AGAIN``: ms from the wanted time to the last delivery, for redelivered messages.
+- ``HELD``: ms from the last delivery to the acknowledgement.
+- ``TRIED``: the number of deliveries.
 - ``UNSEEN``: messages that were acknowledged while not in flight, because they had been
   returned, or a broker before a restart had delivered them. They count for the hour of the
   acknowledgement, and in no other kind.
 
-A group commit counts its acknowledgements (:func:`count_lags`), and its journal entry carries
-the result as :class:`Lag`. So each durable acknowledgement is counted exactly once. No I/O.
+A *group commit* is one transaction for the requests of many clients. It counts the messages whose
+acknowledgements it commits (:func:`count_lags`), and its entry in the journal has the result, a
+:class:`Lag` for each subscription and hour. So each durable acknowledgement is counted exactly
+once. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 HOUR_MS: Final = 3_600_000
 LATE, LATE_AGAIN, HELD, TRIED, UNSEEN = range(5)
 _KINDS: Final = 5
-# Messages counted in one step.
+# Messages of several deliveries are counted together in steps of about this many messages.
 _STEP_ROWS: Final = 4096
 
 _VERSION: Final = 1
@@ -44,59 +46,63 @@ _WIDTHS: Final = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
 class Handed(NamedTuple):
-    """Messages of one delivery: its time, and the wanted time and attempts of each message."""
+    """Messages that were delivered together, as columns with a row for each message."""
 
-    at_ms: int
+    at_ms: int  # the time of the delivery
     wanted_ms: Int64s
-    attempts: Int64s  # as of ``Rows``
+    # The lowest 15 bits are the number of the message's deliveries, this one included.
+    attempts: Int64s
 
 
 class Timing(NamedTuple):
-    """The deliveries of messages that a subscription acknowledged at one moment."""
+    """Messages that a subscription acknowledged at one moment, and their last deliveries."""
 
-    origin_id: int
-    at_ms: int
-    handed: Sequence[Handed]
-    unseen: int
+    origin_id: int  # the id that the subscription had before its first seek
+    at_ms: int  # the time of the acknowledgement
+    handed: Sequence[Handed]  # the messages that were in flight, by delivery
+    unseen: int  # the number of messages that were not in flight
 
 
 class Tally(NamedTuple):
-    """Counts by kind and bucket. A cell is ``kind * BUCKETS + bucket``; cells ascend."""
+    """The counts of a tally that are not 0.
+
+    Each count belongs to a *cell*, which is ``kind * BUCKETS + bucket``. The cells ascend.
+    """
 
     cells: Int64s
     counts: Int64s  # each above 0
 
     @classmethod
     def of(cls, found: Mapping[int, int]) -> Tally:
-        """Build a tally from counts by cell."""
+        """Return a tally with these counts, given by cell."""
         cells = np.fromiter(found, np.int64, len(found))
         order = np.argsort(cells)
         return cls(cells[order], np.fromiter(found.values(), np.int64, len(found))[order])
 
     @classmethod
     def sum(cls, parts: Sequence[Tally]) -> Tally:
-        """Add up tallies."""
+        """Return the sum of tallies; at least one."""
         cells, at = np.unique(np.concatenate([part.cells for part in parts]), return_inverse=True)
         counts = np.zeros(len(cells), np.int64)
         np.add.at(counts, at, np.concatenate([part.counts for part in parts]))
         return cls(cells, counts)
 
     def of_kind(self, kind: int) -> tuple[Int64s, Int64s]:
-        """Return the buckets of one kind, ascending, and the count of each."""
+        """Return the buckets that have counts of one kind, ascending, and these counts."""
         low, high = np.searchsorted(self.cells, (kind * BUCKETS, (kind + 1) * BUCKETS))
         return self.cells[low:high] - kind * BUCKETS, self.counts[low:high]
 
 
 class Lag(NamedTuple):
-    """The counts that a group commit adds for a subscription and an hour."""
+    """The counts that one group commit adds to the tally of a subscription and an hour."""
 
-    origin_id: int
-    hour_ms: int  # when the hour began
+    origin_id: int  # the id that the subscription had before its first seek
+    hour_ms: int  # the time at which the hour began
     tally: Tally
 
 
 def count_lags(timings: Iterable[Timing]) -> list[Lag]:
-    """Count acknowledged messages by subscription and hour. O(messages), in numpy."""
+    """Count the acknowledged messages of one group commit. O(messages), in numpy."""
     hours: dict[tuple[int, int], _Hour] = {}
     for origin_id, at_ms, handed, unseen in timings:
         if unseen:
@@ -111,12 +117,13 @@ def _hour(at_ms: int) -> int:
 
 
 class _Hour:
-    """The messages to count for one subscription and hour. A group may have very many."""
+    """The messages of one group commit to count for one subscription and hour."""
 
     __slots__ = ("_parts", "unseen")
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Handed, int]] = []  # with the time of the acknowledgement
+        # Delivered messages, each with the time of their acknowledgement.
+        self._parts: list[tuple[Handed, int]] = []
         self.unseen = 0
 
     def take(self, handed: Handed, acknowledged_ms: int) -> None:
@@ -129,7 +136,8 @@ class _Hour:
             held_ms = np.array([at_ms - one.at_ms for one, at_ms in self._parts])
             heights = np.array([len(one.attempts) for one, _ in self._parts])
             np.add.at(found[HELD], bucket_of(held_ms), heights)
-        # Count many small columns at once, but not long ones, which exceed the processor cache.
+        # Count many small columns at once, to save calls of numpy. Together they should not be
+        # much longer than a step, so that they fit into the processor's cache.
         waiting, rows = [], 0
         for one, _ in self._parts:
             waiting.append(one)
@@ -144,7 +152,11 @@ class _Hour:
 
 
 def _count(parts: list[Handed], found: Int64s) -> None:
-    """Add these messages to the counts by kind and bucket."""
+    """Count lateness and number of deliveries of these messages.
+
+    Args:
+      found: the counts by kind and bucket, which are increased in place.
+    """
     late = _joined([one.at_ms - one.wanted_ms for one in parts])
     tries = _joined([one.attempts for one in parts]) & (RELEASED - 1)
     if int(tries.max()) <= 1:
@@ -174,7 +186,7 @@ def _joined(columns: list[Int64s]) -> Int64s:
 
 
 def encode_tally(tally: Tally) -> bytes:
-    """Encode a tally."""
+    """Encode a tally in the layout above."""
     most = int(tally.counts.max())
     width = next(width for width in _WIDTHS if most < 1 << 8 * width)
     head = _HEAD.pack(_VERSION, width, len(tally.cells))
@@ -186,7 +198,7 @@ def decode_tally(data: Buffer) -> Tally:
     """Decode a tally.
 
     Raises:
-      LogDamaged: if ``encode_tally`` did not produce these bytes.
+      LogDamaged: if the bytes fail their checksum, or have an unknown version or layout.
     """
     at = _HEAD.size + SEAL_BYTES
     view = unsealed(data, _HEAD.size, at, "a tally")

@@ -1,30 +1,33 @@
-"""A map from offsets to due times, for the messages of a topic that have been moved.
+"""Moves: the current due times of the messages of a topic that were rescheduled.
 
-A restatement in the log gives a message a new due time, and so a second key in the delivery
-order. The map gives the key of a message that counts; its other keys are *stale*. The entry is
-needed as long as the log has both rows, because a subscription that seeks back finds both keys in
-the index. A message that was relocated, that is restated with an unchanged due time, has an entry
-too, because its first row is gone. When its first row is gone and no subscription wants the
-message, the entry is discarded.
+Rescheduling a message writes it to the log again, in a row that *restates* it with a new due time.
+The message then has several keys ``(due_ms, offset)`` in the delayed index, one for each due time.
+A :class:`Moves` has an *entry* for each such message, a *moved* message, with the due time that
+counts. Keys with other due times are *stale*. The entry is needed as long as the log has the
+message's first row, because a subscription that seeks back finds all keys in the index. A message
+that was restated with an unchanged due time, so that its first row can be deleted from the log, has
+an entry too. When the first row is gone and no subscription wants the message, the entry is
+discarded.
 
 An entry also has the latest of the message's due times, at which all of its keys are due. Its
-*base* is the key of the row that restated the message last. The log has the message in that row
-once its first row is gone.
+*base* is the base offset of the log row that restated the message last, a negative number that
+names the row. The log has the message in that row once its first row is gone.
 
 Entries are columns sorted by offset: a large set, and a small set of recent entries, which is
 merged into the large one when it has grown. So the cost of a move depends on the small set, and a
 lookup is two binary searches for each offset.
 
-Entries are stored as rows ``(chunk_no, bytes)`` of 2^16 offsets each, as a set of offsets is:
-``dirty_chunks`` returns the changed rows, ``load_chunk`` loads a row. A row, little-endian::
+Entries are stored as rows ``(chunk_no, bytes)`` of a database table, one for each 2^16 offsets with
+entries. ``dirty_chunks`` returns the changed rows, and ``load_chunk`` restores a row. The bytes of
+a row, little-endian::
 
     crc32 of the rest u32 | count u32
     4 columns of i64: offsets, due_ms, last_ms, bases
 
 Rows of older versions have five columns, with the earliest of the due times after ``due_ms``, or
-only the first three of those five. Then the base is 0, for unknown.
+only the first three of those five. In the latter case the base is 0, which means unknown.
 
-Pure: no clock, no I/O.
+This module reads no clock and does no I/O.
 """
 
 from __future__ import annotations
@@ -42,13 +45,13 @@ from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 _CHUNK_BITS: Final = 16
 _COUNT: Final = struct.Struct("<I")
 _HEAD_BYTES: Final = SEAL_BYTES + _COUNT.size
-# Recent entries are merged when there are more than this. Sorting this many with each move takes
-# about 0.1 ms. Merging them into a million entries takes about 5 us for each.
+# The recent entries are merged into the large set when there are more than this. Each move sorts
+# them, which takes about 0.1 ms. Merging them into a million entries takes about 5 us for each.
 _YOUNG_ROWS: Final = 4096
 
 
 class _Entries(NamedTuple):
-    """Columns of equal length, by ascending offset."""
+    """A set of entries, as columns of equal length in ascending order of the offsets."""
 
     offsets: Int64s
     due_ms: Int64s
@@ -56,14 +59,14 @@ class _Entries(NamedTuple):
     bases: Int64s
 
     def find(self, offsets: Int64s) -> tuple[Int64s, Bools]:
-        """Return the place of each offset, and whether it exists there."""
+        """Return the index of each offset in the entries, and whether it has an entry at all."""
         return find_sorted(self.offsets, offsets)
 
     def pick(self, which: Bools | slice) -> _Entries:
         return _Entries(*(column[which] for column in self))
 
     def under(self, newer: _Entries) -> _Entries:
-        """Merge with newer entries, which replace those of the same offset."""
+        """Return the union of these entries and ``newer``, whose entries win for equal offsets."""
         _, covered = newer.find(self.offsets)
         both = [np.concatenate(pair) for pair in zip(self.pick(~covered), newer, strict=True)]
         order = np.argsort(both[0], kind="stable")
@@ -75,14 +78,15 @@ _NONE: Final = _Entries(*(np.zeros(0, np.int64) for _ in range(_COLUMNS)))
 
 
 class Moves:
-    """The due times of a topic's moved messages."""
+    """The entries of a topic's moved messages: current due time, latest due time, and base."""
 
     __slots__ = ("_changed", "_old", "_young")
 
     def __init__(self) -> None:
         self._old = _NONE
         self._young = _NONE
-        self._changed: set[int] = set()  # chunks changed since the last dirty_chunks
+        # The numbers of the rows that have changed since the last call of dirty_chunks.
+        self._changed: set[int] = set()
 
     def __len__(self) -> int:
         self._merge()
@@ -94,9 +98,14 @@ class Moves:
         return not len(self._old.offsets) and not len(self._young.offsets)
 
     def put(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, bases: Int64s | int) -> None:
-        """Move messages from ``stale_ms`` to ``due_ms``. ``offsets`` ascend.
+        """Record that log rows have moved messages.
 
-        ``bases`` are the keys of the rows that restate them, or the one key of all.
+        Args:
+          offsets: the messages, ascending.
+          due_ms: the new due time of each message.
+          stale_ms: the due time that each message had before.
+          bases: the base offset of the log row that restates each message, or one number if a
+            single row restates all.
         """
         last_ms = np.maximum(due_ms, stale_ms)
         for entries in (self._old, self._young):
@@ -110,7 +119,12 @@ class Moves:
             self._merge()
 
     def current(self, offsets: Int64s, due_ms: Int64s) -> Int64s:
-        """Return the due time of each message; ``due_ms`` if it was not moved. int64[n]."""
+        """Return the current due time of each message; int64[n].
+
+        Args:
+          offsets: the messages.
+          due_ms: the due time of each message if it was not moved.
+        """
         if self.empty:
             return due_ms
         for entries in (self._old, self._young):
@@ -121,7 +135,10 @@ class Moves:
         return due_ms
 
     def bases(self, offsets: Int64s) -> Int64s:
-        """Return the key of the row that restated each message last, or 0; int64[n]."""
+        """Return the base offset of the log row that restated each message last; int64[n].
+
+        It is 0 if the message was not moved, or the row is unknown.
+        """
         bases = np.zeros(len(offsets), np.int64)
         for entries in (self._old, self._young):
             at, there = entries.find(offsets)
@@ -129,17 +146,20 @@ class Moves:
         return bases
 
     def between(self, low: int, high: int) -> Int64s:
-        """Return the moved messages in ``[low, high)``, ascending."""
+        """Return the offsets in ``[low, high)`` of moved messages, ascending."""
         self._merge()
         first, last = self._old.offsets.searchsorted([low, high]).tolist()
         return self._old.offsets[first:last]
 
     def contains(self, offsets: Int64s) -> Bools:
-        """Return which of these messages were moved; bool[n]."""
+        """Return a mask that is true for each of these messages that was moved; bool[n]."""
         return self._old.find(offsets)[1] | self._young.find(offsets)[1]
 
     def stale(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
-        """Return which of these keys are stale; bool[n], or None if none is."""
+        """Return a mask that is true for each of these keys that is stale; bool[n].
+
+        Returns None if no key is stale.
+        """
         if self.empty:
             return None
         stale: Bools = self.current(offsets, due_ms) != due_ms
@@ -148,13 +168,16 @@ class Moves:
     # -- discarding ------------------------------------------------------------
 
     def below(self, end: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return due times, latest due times and offsets of the entries before ``end``."""
+        """Return the entries with offsets below ``end``.
+
+        Returns three columns: the current due times, the latest due times, and the offsets.
+        """
         self._merge()
         found = self._old.pick(slice(0, int(self._old.offsets.searchsorted(end))))
         return found.due_ms, found.last_ms, found.offsets
 
     def discard(self, offsets: Int64s) -> None:
-        """Discard the entries of ascending ``offsets``."""
+        """Discard the entries of these messages, if they have any. The offsets ascend."""
         if len(offsets):
             self._merge()
             self._old = self._old.pick(~np.isin(self._old.offsets, offsets, assume_unique=True))
@@ -163,19 +186,19 @@ class Moves:
     # -- rows ------------------------------------------------------------------
 
     def dirty_chunks(self) -> dict[int, bytes]:
-        """Return the rows that changed since the last call. Empty bytes delete the row."""
+        """Return the rows that changed since the last call; empty bytes delete a row."""
         self._merge()
         changed, self._changed = sorted(self._changed), set()
         return {chunk_no: self._row(chunk_no) for chunk_no in changed}
 
     def rows(self) -> list[tuple[int, bytes]]:
-        """Return all rows, as ``load_chunk`` takes them."""
+        """Return all rows as pairs (number, bytes), which ``load_chunk`` takes."""
         self._merge()
         chunks = np.unique(self._old.offsets >> _CHUNK_BITS).tolist()
         return [(chunk_no, self._row(chunk_no)) for chunk_no in chunks]
 
     def load_chunk(self, chunk_no: int, row: Buffer) -> None:
-        """Load a row that ``dirty_chunks`` returned.
+        """Add the entries of a stored row, which ``dirty_chunks`` or ``rows`` returned.
 
         Raises:
           LogDamaged: if the row is damaged.

@@ -1,6 +1,8 @@
-"""Checksums for encoded data: a CRC-32 of all bytes, stored after the head.
+"""Seals: checksums in encoded data, such as a log row.
 
-head | crc32 u32 of head and rest | rest
+Sealed data consists of a head of fixed size, a CRC-32 of all other bytes, and the other parts::
+
+    head | crc32 u32 of head and parts | parts
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ SEAL_BYTES: Final = _CRC.size
 
 
 def sealed(head: bytes, parts: Sequence[Buffer]) -> bytes:
-    """Return the head, the checksum and the parts. Each part is copied once."""
+    """Return sealed data: the head, the checksum and the parts, joined with a single copy."""
     crc = crc32(head)
     for part in parts:
         crc = crc32(part, crc)
@@ -33,14 +35,17 @@ def unsealed(
     what: str,
     damaged: type[StorageError] = LogDamaged,
 ) -> memoryview:
-    """Return a view of sealed data: the head, the checksum and the parts.
+    """Verify the checksum of sealed data, and return a view of all of the data.
 
     Args:
-      least_bytes: no valid data is shorter. Includes head and checksum.
-      what: the data in an error message, such as "a log row".
+      data: the head, the checksum and the parts.
+      head_bytes: the size of the head.
+      least_bytes: the smallest size of valid data, head and checksum included.
+      what: names the data in error messages, such as "a log row".
+      damaged: the class of the error to raise.
 
     Raises:
-      LogDamaged: or ``damaged``, if the data is too short or differs from its checksum.
+      LogDamaged: or ``damaged``, if the data is too short or fails its checksum.
     """
     view = memoryview(data)
     if len(view) < least_bytes:
