@@ -1,1 +1,4 @@
-"""Database engines: SQLite, MySQL and MariaDB behind one interface. Begin with ``base.py``."""
+"""Database engines: SQLite, MySQL and MariaDB behind one interface.
+
+Begin reading in ``base.py``.
+"""

@@ -1,7 +1,7 @@
-"""The address of a MySQL or MariaDB server, parsed from a URL.
+"""The address of a database on a MySQL or MariaDB server, parsed from a URL.
 
-``mysql://user:password@host:port/database?option=value``, percent-encoded where
-needed. Owns the password. It never appears in ``str``, ``repr`` or errors.
+The URL is ``mysql://user:password@host:port/database?option=value``, percent-encoded where needed.
+The password never appears in ``str`` or ``repr`` of an address, or in errors. The options are:
 
 ============================  ====================================================
 option                        meaning
@@ -9,9 +9,9 @@ option                        meaning
 unix_socket                   path of a local socket, instead of host and port
 ssl_ca                        file of certificates to trust: TLS is then required,
                               and the server's certificate and name are checked
-ssl_cert, ssl_key             the client's certificate and its key
-ssl_verify_identity=0         with ssl_ca: do not compare the server's name
-connect_timeout, read_timeout seconds; 5 and 30
+ssl_cert, ssl_key             files of the client's certificate and its key
+ssl_verify_identity=0         with ssl_ca: do not check the server's name
+connect_timeout, read_timeout in seconds; by default 5 and 30
 ============================  ====================================================
 """
 
@@ -24,10 +24,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from escapement.errors import InvalidRequest
 
 DEFAULT_PORT: Final = 3306
-# A server that takes longer to accept counts as unreachable.
+# A server that takes longer to open a connection counts as unreachable.
 CONNECT_TIMEOUT_S: Final = 5
-# Bounds how long a hanging server blocks a lane. Our slowest statement, dropping a
-# generation of log tables, takes far less.
+# How long to wait for a reply. It bounds the time for which a server that hangs blocks a writer.
+# Our slowest statement, dropping a set of log tables, takes far less.
 READ_TIMEOUT_S: Final = 30
 
 _SHAPE: Final = "mysql://user:password@host:port/database"
@@ -38,7 +38,7 @@ _FLAGS: Final = frozenset({"ssl_verify_identity"})
 
 @dataclass(frozen=True, slots=True)
 class MysqlAddress:
-    """The parts of a database URL. ``str`` of it is safe to log."""
+    """The parts of a database URL. ``str(address)`` leaves the password out, for logs."""
 
     user: str
     password: str = field(repr=False)
@@ -55,16 +55,17 @@ class MysqlAddress:
 
     @classmethod
     def parse(cls, url: str) -> MysqlAddress:
-        """Parse ``url``.
+        """Parse a database URL.
 
         Raises:
-          InvalidRequest: names the part that is wrong, and never quotes the URL.
+          InvalidRequest: if the URL is not valid. The message names the wrong part, and never
+            quotes the URL, which has a password.
         """
         try:
             parts = urlsplit(url)
             port = parts.port or DEFAULT_PORT
         except ValueError:
-            # Not "from error": the parser's message may quote the password.
+            # "from None", because the parser's message may quote the password.
             raise InvalidRequest(f"a database URL needs the shape {_SHAPE}") from None
         if parts.scheme not in ("mysql", "mariadb"):
             raise InvalidRequest(f"a database URL begins with mysql:// and has the shape {_SHAPE}")

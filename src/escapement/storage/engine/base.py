@@ -1,30 +1,31 @@
 """The interface of a database engine: a few blocking calls, the same for every database.
 
-An *engine* reaches one database. A *connection* is used by one thread at a time and runs
-one transaction at a time. SQL is written once, with ``?`` for parameters, in the common
-subset of MySQL 8, MariaDB 10.6+ and SQLite. :class:`Dialect` has the few words in which
-they differ. Double quotes quote names, a backslash is a backslash, ``||`` joins strings,
-sums of integers are integers. Both engines pass one contract suite,
+An *engine* gives access to one database. A *connection* is used by one thread at a time and runs
+one transaction at a time. SQL is written once, with ``?`` for parameters, in the common subset of
+MySQL 8, MariaDB 10.6+ and SQLite. :class:`Dialect` has the few words in which they differ. On each
+of them, double quotes quote names, a backslash has no special meaning in a string, ``||`` joins
+strings, and sums of integers are integers. Both engines pass one contract suite,
 ``tests/integration/storage/test_engine_contract.py``.
 
-Two differences matter to callers. MySQL commits the open transaction at every CREATE, ALTER
-or DROP, so run these outside of transactions. And a REPLACE that replaces a row counts as
-two rows there.
+Two differences matter to callers. MySQL commits the open transaction at every CREATE, ALTER or
+DROP, so run these outside of transactions. And a REPLACE that replaces a row counts as two affected
+rows on MySQL.
 
 An engine raises only these errors:
 
-- ``StorageUnavailable``  the connection is lost (or cannot be made) and the open transaction
-  with it. Nothing of it was committed. The connection cannot be used again.
-- ``OutcomeUnknown``      the connection was lost while ``commit`` waited for its reply.
-- ``StorageReadOnly``     the server accepts no writes now. Nothing of the transaction was
-  or will be committed. The connection stays usable after ``rollback``.
-- ``TransactionAborted``  deadlock or lock timeout. The transaction was rolled back and may
-  be retried at once.
+- ``StorageUnavailable``  the connection is lost or cannot be opened. The open transaction was not
+  committed. The connection cannot be used again.
+- ``OutcomeUnknown``      the connection was lost while ``commit`` waited for its reply, so the
+  transaction may be committed or not.
+- ``StorageReadOnly``     the server accepts no writes at the moment. The transaction was not
+  committed. The connection can be used again after ``rollback``.
+- ``TransactionAborted``  a deadlock or a lock timeout. The transaction was rolled back and may be
+  retried at once.
 - ``DuplicateKey``        a row with this key exists. The transaction is still open.
 - ``StorageError``        any other error.
 
-A full disk is ``StorageUnavailable``, because an operator can free space. Programming
-mistakes (an array for a parameter, ``begin`` twice) are an ``AssertionError``.
+A full disk is ``StorageUnavailable``, because an operator can free space. Programming mistakes (an
+array for a parameter, ``begin`` twice) are an ``AssertionError``.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ from escapement.errors import StorageError
 from escapement.storage.engine.result_buffer import Landing
 
 Row = tuple[Any, ...]
-# Plain Python values only, never numpy scalars: None, int (signed, 64 bit), float, str, and
-# bytes, bytearray or memoryview. Columns return the same types, byte strings as bytes.
+# Parameters are plain Python values, never numpy scalars: None, int (signed, 64 bit), float, str,
+# and bytes, bytearray or memoryview. Rows of a SELECT have the same types, with bytes for all byte
+# strings.
 Params = Sequence[Any]
 
 
 class TransactionAborted(StorageError):
-    """Raised when the database rolled back a transaction that may be retried."""
+    """Raised when the database rolled back a transaction (deadlock, lock timeout). Retry it."""
 
     code = "transaction_aborted"
     retryable = True
@@ -56,40 +58,38 @@ class DuplicateKey(StorageError):
 
 
 class Step(NamedTuple):
-    """A statement to run once with each of these parameters."""
+    """A statement, and rows of parameters: the statement is to run once with each row."""
 
     sql: str
     rows: Sequence[Params]
 
 
 class Result(NamedTuple):
-    """The result of a statement: rows of a SELECT, rows affected, the generated id.
+    """The result of a statement."""
 
-    ``affected`` of an UPDATE counts the rows it matched, changed or not.
-    """
-
-    rows: list[Row]
-    affected: int
-    last_id: int
+    rows: list[Row]  # the rows of a SELECT
+    affected: int  # the number of rows written; for an UPDATE, the rows it matched
+    last_id: int  # the id that an INSERT generated
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The words in which the databases differ, to be used inside SQL text."""
+    """SQL fragments that differ between the databases, to be inserted into SQL text."""
 
-    id_column: str  # column definition: "id <type> PRIMARY KEY, ascending, never reused"
-    # Each lock follows its SELECT directly, and begins with a space.
-    share_lock: str  # appended to a SELECT that locks its rows against change
-    update_lock: str  # appended to a SELECT that locks its rows for this transaction
-    blob: str  # type of a large byte string
-    name: str  # type of a name of up to 255 characters, compared byte for byte
-    table_end: str  # after the closing parenthesis of CREATE TABLE
-    now_ms: str  # expression for the database's clock in integer milliseconds
-    insert_ignore: str  # "INSERT" that keeps an existing row unchanged, and counts 0
+    # The definition of the primary key "id", whose generated values ascend and are never reused.
+    id_column: str
+    # The two locks are appended to a SELECT without a space, because they begin with one.
+    share_lock: str  # locks the selected rows against changes by others
+    update_lock: str  # locks the selected rows for this transaction alone
+    blob: str  # the type of a large byte string
+    name: str  # the type of a name of up to 255 characters, compared byte for byte
+    table_end: str  # what follows the closing parenthesis of CREATE TABLE
+    now_ms: str  # an expression for the time of the database's clock in integer milliseconds
+    insert_ignore: str  # an INSERT that leaves an existing row unchanged, and then affects 0 rows
 
 
 class Connection(Protocol):
-    """A blocking connection, used by one thread at a time."""
+    """A connection to a database, for one thread at a time. All methods block."""
 
     @property
     def id(self) -> int:
@@ -97,28 +97,30 @@ class Connection(Protocol):
         ...
 
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
-        """Run one statement, inside the open transaction or by itself.
+        """Run one statement: in the open transaction, or as a transaction of its own.
 
         Args:
-          into: memory for long byte strings. They may be returned as views of it, which
-            clearing it invalidates.
+          into: memory for long byte strings of the result, which may be returned as views of it.
+            Clearing it makes the views invalid.
         """
         ...
 
     def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
-        """Run an INSERT, UPDATE, REPLACE or DELETE for each row; return the rows affected.
+        """Run an INSERT, UPDATE, REPLACE or DELETE once with each row of parameters, in order.
 
-        Runs only inside a transaction, in the order of ``rows``. After an error it is unknown
-        which rows were done: roll back. An INSERT that ends with its ``VALUES (?, ...)`` is
-        the fastest.
+        Call this only inside a transaction. After an error it is unknown for which rows the
+        statement ran, so roll back. An INSERT that ends with ``VALUES (?, ...)`` is the fastest.
+
+        Returns:
+          The number of rows affected in the database.
         """
         ...
 
     def execute_all(self, steps: Sequence[Step]) -> list[Row]:
-        """Run these in their order, without waiting for a reply before the next one.
+        """Run statements in order. Send each without waiting for the reply to the one before.
 
-        Runs only inside a transaction. After an error it is unknown which of them were done,
-        even of those after the failed one: roll back.
+        Call this only inside a transaction. After an error it is unknown which statements ran,
+        also among those after the failed one, so roll back.
 
         Returns:
           The rows of all SELECTs, which must be few and small.
@@ -126,19 +128,22 @@ class Connection(Protocol):
         ...
 
     def begin(self) -> None:
-        """Open a transaction that writes."""
+        """Open a transaction that may write."""
         ...
 
     def snapshot(self) -> None:
-        """Open a transaction that only reads, and sees one state of the database.
+        """Open a transaction that only reads: all reads see one state of the database.
 
-        ``rollback`` ends it. Until then, a MySQL table that it has read cannot be altered or
+        ``rollback`` ends it. Until then, on MySQL, a table that it has read cannot be altered or
         dropped, so use it for quick reads only.
         """
         ...
 
     def commit(self) -> None:
-        """Make the transaction durable, or raise ``OutcomeUnknown``."""
+        """Commit the transaction durably.
+
+        Raises ``OutcomeUnknown`` if the connection is lost before the database has replied.
+        """
         ...
 
     def rollback(self) -> None:
@@ -146,21 +151,21 @@ class Connection(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection and roll back its transaction. Never raises."""
+        """Close the connection, and roll back its open transaction, if any. Never raises."""
         ...
 
 
 class Engine(Protocol):
-    """One database. Safe to use from any thread."""
+    """One database and the way to reach it. It may be used from any thread."""
 
     @property
     def kind(self) -> str:
-        """ "mysql" or "sqlite"."""
+        """The kind of database: "mysql" (also for MariaDB) or "sqlite"."""
         ...
 
     @property
     def location(self) -> str:
-        """Address for log lines, never with a password."""
+        """The address or path of the database for log lines, without the password."""
         ...
 
     @property
@@ -168,26 +173,33 @@ class Engine(Protocol):
 
     @property
     def max_lanes(self) -> int:
-        """Number of transactions that may usefully run concurrently."""
+        """How many write transactions (of *lanes*) may usefully run at the same time."""
         ...
 
     def connect(self) -> Connection:
-        """Open a connection. Creates a database that is missing.
+        """Open a connection, and create the database if it does not exist.
 
-        On a server it does so only if the engine was created with that option.
+        A missing database on a MySQL server is created only if the engine was created with
+        ``creates``.
         """
         ...
 
     def check_fitness(self) -> None:
-        """Raise ``UnfitDatabase``, with the reason, if the database cannot keep our promises.
+        """Check that the database keeps committed messages durably, and is able to run escapement.
 
-        Reasons are a table or default engine that is not InnoDB, a read-only server, a packet
-        limit below the size of our statements, or a version that is too old.
+        Raises:
+          UnfitDatabase: with the reason if it does not: a table or a default engine other than
+            InnoDB, a packet limit below the size of our statements, or a version that is too old.
+          StorageReadOnly: if a server accepts no writes at the moment.
         """
         ...
 
     def kill(self, connection_ids: Sequence[int]) -> None:
-        """Close connections of an earlier owner to this database. Ignores unknown ids."""
+        """Close connections that an earlier broker left open to this database.
+
+        Args:
+          connection_ids: their ``Connection.id``. Ids that do not exist are ignored.
+        """
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A connection that is made when it is first needed, and replaced after an error."""
+"""A database connection that is opened at its first use, and replaced after an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class KeptConnection:
     """One connection to a database, for one thread at a time.
 
     Args:
-      first: a connection that is already open; None to make one when it is needed.
+      first: an open connection to use; None to open one at the first use.
     """
 
     def __init__(self, engine: Engine, first: Connection | None = None) -> None:
@@ -21,7 +21,10 @@ class KeptConnection:
 
     @contextmanager
     def use(self) -> Iterator[Connection]:
-        """Provide the connection. Close it if the block raises any error. Blocking."""
+        """Provide the connection, opened if it is not open; blocking.
+
+        If the block raises an error, the connection is closed, and the next use opens another.
+        """
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
@@ -31,7 +34,7 @@ class KeptConnection:
             raise
 
     def close(self) -> None:
-        """Close the connection. The next use makes another."""
+        """Close the connection, if it is open. The next use opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

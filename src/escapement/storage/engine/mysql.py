@@ -1,21 +1,23 @@
-"""The MySQL and MariaDB engine: the log on a database server.
+"""The MySQL and MariaDB engine: a database on a server.
 
-Owns the connection's settings, and the order of begin, commit and rollback on it. It knows
-no tables. Statements with parameters use the binary protocol (``binary``), the few others
-are sent as text.
+This module owns the settings of a connection, and the order of begin, commit and rollback on it. It
+knows no tables. Statements with parameters use MySQL's binary protocol (``mysql_binary.py``); the
+few others are sent as text.
 
 Invariants:
 
-- A transaction that writes is opened by ``autocommit=0``, never by BEGIN. When the server
-  rolls one back by itself (a deadlock), the statements sent after the failed one land in a
-  new transaction, which is rolled back too, instead of committing alone.
-- When a connection raises ``StorageUnavailable`` or ``OutcomeUnknown``, its socket is
-  closed, and the server rolls back the open transaction.
-- READ COMMITTED, except for snapshots: every read sees what is committed, and locking reads
-  lock rows only, no gaps. A lease row read with ``LOCK IN SHARE MODE`` cannot change until
-  this transaction ends, and the read returns its newest state however old the transaction is.
-- SQL text means the same as on SQLite: double quotes quote names, a backslash is a
-  backslash, ``||`` joins strings, an UPDATE counts the rows it matched, time is UTC.
+- A transaction that writes is opened by ``autocommit=0``, never by BEGIN. Several statements may be
+  sent before the reply to the first one. If the server rolls back the transaction at one of them
+  (a deadlock), those after it run in a new transaction. With ``autocommit=0`` that is rolled back
+  too, instead of being committed statement by statement.
+- When a connection raises ``StorageUnavailable`` or ``OutcomeUnknown``, its socket is closed, and
+  the server rolls back the open transaction.
+- The isolation level is READ COMMITTED, except for snapshots: every read sees the newest committed
+  rows, and locking reads lock rows but not the gaps between them. A row that was read with ``LOCK
+  IN SHARE MODE`` cannot change until the transaction ends, and the read returns its newest state
+  however long ago the transaction began.
+- SQL text means the same as on SQLite: double quotes quote names, a backslash has no special
+  meaning in a string, ``||`` joins strings, an UPDATE counts the rows it matched, time is UTC.
 """
 
 from __future__ import annotations
@@ -54,13 +56,16 @@ from escapement.storage.engine.result_buffer import Landing
 
 logger = logging.getLogger(__name__)
 
-# While one lane waits for the disk, others prepare groups. The server joins their fsyncs.
+# A *lane* writes one transaction after the other on its own connection. While one lane waits for
+# the disk, others prepare transactions, and the server combines their fsyncs.
 MAX_LANES: Final = 8
-# Row locks are held for one commit. A longer wait means that a transaction is stuck.
+# A transaction keeps its row locks only until its commit. A longer wait for a row lock means that
+# the other transaction is stuck.
 ROW_LOCK_WAIT_S: Final = 5
-# A table lock may wait for a long statement, but for less than our read timeout.
+# How long to wait for a table lock. A long statement may delay it, but the wait must end before the
+# connection's read timeout.
 TABLE_LOCK_WAIT_S: Final = 20
-# Detects within a minute that the peer of an idle connection has vanished.
+# TCP probes that detect within a minute that the other end of an idle connection has vanished.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 30, 10, 3
 
 DIALECT: Final = Dialect(
@@ -98,7 +103,11 @@ class MysqlEngine:
     max_lanes: Final = MAX_LANES
 
     def __init__(self, address: MysqlAddress, creates: bool = True) -> None:
-        """Create an engine. If ``creates``, connecting creates a missing database."""
+        """Create an engine, without connecting.
+
+        Args:
+          creates: let ``connect`` create the database if it does not exist.
+        """
         self._address = address
         self._creates = creates
         self.location = str(address)
@@ -122,10 +131,11 @@ class MysqlEngine:
             check_fitness(connection, self.location)
 
     def kill(self, connection_ids: Sequence[int]) -> None:
-        """Kill those of these connections that are connections to this database.
+        """Kill those of the given connections that use this database.
 
-        The server restarts its ids when it starts, so an old id may belong to any client, and
-        to the connection that kills. That one is spared.
+        A server that restarts counts its connection ids from the beginning again. So an id from
+        before a restart may belong to another client, or to the connection of this method, which
+        is not killed.
         """
         with contextlib.closing(self.connect()) as connection:
             for id in connection_ids:
@@ -169,7 +179,8 @@ class MysqlEngine:
             ssl_key=to.ssl_key,
             **tls,
         )
-        # The connect timeout covers a server that accepts the connection and then hangs.
+        # Until here the connect timeout applied to reads too, for a server that accepts the
+        # connection and then hangs.
         wire._read_timeout = wire._write_timeout = to.read_timeout
         _keep_alive(wire._sock)
         return wire
@@ -188,7 +199,7 @@ class MysqlEngine:
         logger.info("created the database %s", self.location)
 
     def _refused(self, error: pymysql.err.MySQLError) -> StorageError:
-        """Explain why connecting failed, and what to do about it."""
+        """Return an error that says why connecting failed, and what to do about it."""
         code = mysql_errors.number_of(error)
         if code in mysql_errors.ACCESS_DENIED:
             return StorageError(
@@ -211,10 +222,10 @@ class MysqlEngine:
 
 
 class _TlsIfOffered(Wire):  # type: ignore[misc]
-    """PyMySQL's connection, encrypted whenever the server offers TLS.
+    """A PyMySQL connection that is encrypted whenever the server offers TLS.
 
-    Without certificate options, PyMySQL would load all certificates of the system, 35 ms for
-    each connection, although it verifies nothing with them.
+    Without certificate options, PyMySQL itself would load all certificates of the system for each
+    connection, which takes 35 ms, although it verifies nothing with them.
     """
 
     def _create_ssl_ctx(self, told: dict[str, Any]) -> ssl.SSLContext:
@@ -228,7 +239,7 @@ class _TlsIfOffered(Wire):  # type: ignore[misc]
 
 
 class MysqlConnection:
-    """A connection, its prepared statements and the transaction on it."""
+    """A connection to a server, with its prepared statements and its open transaction."""
 
     def __init__(self, wire: Wire, location: str) -> None:
         self._wire = wire
@@ -261,7 +272,7 @@ class MysqlConnection:
 
     def begin(self) -> None:
         assert not self._in_transaction or self._lost, "begin inside a transaction"
-        with self._guarded():  # also checks the connection if autocommit is off already
+        with self._guarded():  # raises if the connection is lost, even if autocommit is off already
             self._set_autocommit(False)
         self._in_transaction = True
 
@@ -330,7 +341,10 @@ class MysqlConnection:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Translate errors, and put the connection into the state that each error promises."""
+        """Translate errors of PyMySQL in the block into those that ``base.py`` lists.
+
+        Rolls back or closes the connection, as ``base.py`` says for the error.
+        """
         if self._lost:
             raise StorageUnavailable(f"{self._location}: the connection is closed")
         try:
@@ -345,7 +359,7 @@ class MysqlConnection:
         except StorageError:
             raise
         except BaseException:
-            # A reply may be left unread, and the next statement would take it for its own.
+            # The reply to this statement may still come, and the next statement would read it.
             self.close()
             raise
 

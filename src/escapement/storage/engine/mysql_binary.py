@@ -1,18 +1,21 @@
 """MySQL's binary protocol for prepared statements, on a PyMySQL connection.
 
-PyMySQL sends SQL as text only. For blobs the server's lexer then is the bottleneck: text is
-5 to 8 times slower than binary parameters. This module owns COM_STMT_PREPARE,
-COM_STMT_EXECUTE and COM_STMT_CLOSE, and the binary encoding of parameters. It uses
-PyMySQL's socket, packet reader and error packets, and raises PyMySQL's errors. It has no
-notion of transactions.
+PyMySQL sends SQL as text only, and the server takes 5 to 8 times as long to parse large byte
+strings in a text as to read them as binary parameters. This module sends the commands
+COM_STMT_PREPARE, COM_STMT_EXECUTE and COM_STMT_CLOSE with the binary encoding of parameters. It
+uses PyMySQL's socket, packet reader and error packets, and raises PyMySQL's errors. It does not
+know transactions.
+
+Each *execution* of a statement is one command with its parameters, and has one reply. Executions
+are sent in *bursts*: several are sent before the reply to the first is read. An INSERT of many rows
+is sent in *blocks*, each one execution with many rows.
 
 Parameters are ``None``, ``int`` (64 bit, signed), ``float``, ``str`` (UTF-8), ``bytes``,
-``bytearray`` or ``memoryview``. Results have the same types
-(storage/engine/mysql_columns.py). If the caller passes a ``Landing``, long rows are received
-into it, and their byte strings are views of it, without another copy.
+``bytearray`` or ``memoryview``. Results have the same types (``mysql_columns.py``). If the caller
+passes a ``Landing``, long rows are received into it, and their byte strings are views of it,
+without another copy.
 
-The "Binary Protocol" chapters of the MySQL and MariaDB client/server protocol describe the
-packets.
+The "Binary Protocol" chapters of the MySQL and MariaDB client/server protocol describe the packets.
 """
 
 from __future__ import annotations
@@ -36,29 +39,32 @@ from escapement.storage.engine.mysql_columns import decode_row, decoder_of
 from escapement.storage.engine.mysql_errors import LOCK_WAIT_TIMEOUT, number_of
 from escapement.storage.engine.result_buffer import Landing
 
-# Statements kept prepared on a connection. A handful for each log table are hot. The server
-# allows 16,382 over all its connections.
+# The most statements that are prepared on a connection at a time. A few for each log table are used
+# often. By default a server allows 16,382 for all its connections together.
 MAX_PREPARED: Final = 256
-# Executions sent ahead of reading their replies. Unread replies must fit the socket's
-# buffers, or both ends wait for each other. An error packet has up to 530 bytes, and 64 of
-# them fit the smallest buffers in use.
+# The most executions in a burst. Their unread replies must fit into the socket's buffers, or both
+# ends wait for each other. An error packet has up to 530 bytes, and 64 of these fit into the
+# smallest buffers in use.
 PIPELINE_DEPTH: Final = 64
-# Bytes sent ahead of reading replies: enough to amortise a system call, little to copy.
+# A burst ends at this many bytes: enough for one system call, and little to copy.
 PIPELINE_BYTES: Final = 1 << 20
-# Rows of an INSERT in one statement, if they are small. This is 2.3 times as fast as one row
-# to a statement. Longer blocks gain 7 % more, but take four times as long to prepare.
+# The number of rows in a block of an INSERT. A block is 2.3 times as fast as one execution for each
+# row. Larger blocks would be 7 % faster still, but take four times as long to prepare.
 BLOCK_ROWS: Final = 64
 
 _COM_STMT_PREPARE, _COM_STMT_EXECUTE, _COM_STMT_CLOSE = 0x16, 0x17, 0x19
-# The size of a packet that another packet continues.
+# A packet of this size, the largest possible, is continued by the next packet.
 _MAX_PACKET: Final = (1 << 24) - 1
-# Shorter byte strings are copied: sending or receiving them separately does not pay.
+# Byte strings of at least this size are sent and received without copying them together with
+# others. For shorter ones a copy is faster.
 _LONG_BYTES: Final = 1 << 16
-_HEADER = struct.Struct("<I")  # three bytes of length, one of sequence number
-_PREPARE_OK = struct.Struct("<xIHH")  # status, statement id, columns, parameters
+_HEADER = struct.Struct("<I")  # of a packet: three bytes of length, one of sequence number
+# The reply to COM_STMT_PREPARE: status, statement id, number of columns, number of parameters.
+_PREPARE_OK = struct.Struct("<xIHH")
 _EXECUTE = struct.Struct("<BIBI")  # command, statement id, flags, iterations
 _CLOSE = struct.Struct("<BI")  # command, statement id
 
+# The two bytes that state the type of a parameter.
 _TYPE_NULL = struct.pack("<BB", FIELD_TYPE.NULL, 0)
 _TYPE_INT = struct.pack("<BB", FIELD_TYPE.LONGLONG, 0)
 _TYPE_FLOAT = struct.pack("<BB", FIELD_TYPE.DOUBLE, 0)
@@ -92,21 +98,24 @@ class PreparedStatements:
         self._by_sql: OrderedDict[str, _Statement] = OrderedDict()
 
     def execute(self, sql: str, params: Params, into: Landing | None = None) -> Result:
-        """Run ``sql`` once. This takes one round trip, or two if the statement is new."""
+        """Run a statement once. This takes one round trip, or two if it is not prepared yet."""
         packet = _execute_packet(self._prepared(sql), params)
         self._send(packet)
         self._wire._next_seq_id = packet.reply_number
         return self._read_result(into)
 
     def execute_all(self, steps: Sequence[Step]) -> Result:
-        """Run steps in order. Return the rows of all SELECTs and the rows affected by others.
+        """Run statements in order, each with its rows of parameters, in bursts.
 
-        Executions are sent ahead of their replies. When one fails, the others of its burst
-        have run or failed already. The first error is raised, and the caller rolls back.
+        When one execution fails, the others of its burst run or fail too. Then the first error is
+        raised, and the caller must roll back.
+
+        Returns:
+          The rows of all SELECTs, and the total number of rows that other statements affected.
         """
         done = Result([], 0, 0)
-        # A burst must not close its own statements. Their number is below MAX_PREPARED, so
-        # none of them is the least recently used.
+        # Preparing a statement may close the least recently used one, which must not be one of
+        # this burst. It is not, because a burst has fewer statements than MAX_PREPARED.
         burst: list[_Packet] = []
         size_bytes = 0
         for sql, params in steps:
@@ -119,7 +128,10 @@ class PreparedStatements:
         return self._run_burst(burst, done) if burst else done
 
     def _packets(self, sql: str, rows: Sequence[Params]) -> Iterator[_Packet]:
-        """Yield executions for all rows, in blocks if the statement and the rows allow it."""
+        """Yield the executions of a statement with rows of parameters.
+
+        Uses blocks if the statement is an INSERT of one row, and the rows are many and small.
+        """
         done = 0
         block_sql = _block_of(sql) if len(rows) >= BLOCK_ROWS else None
         if block_sql is not None:
@@ -150,16 +162,17 @@ class PreparedStatements:
         reply = self._wire._read_packet()
         statement = _Statement(*_PREPARE_OK.unpack_from(reply.get_all_data()))
         for definitions in (statement.params, statement.columns):
-            for _ in range(definitions + 1 if definitions else 0):  # and an EOF packet
+            for _ in range(definitions + 1 if definitions else 0):  # an EOF packet ends them
                 self._wire._read_packet()
         self._by_sql[sql] = statement
         return statement
 
     def _run_burst(self, burst: Sequence[_Packet], before: Result) -> Result:
-        """Run a burst and add its result to ``before``. Reads all replies, errors or not.
+        """Send a burst of executions, and return the sum of their results and ``before``.
 
-        The exception is a second lock timeout: the other executions may each wait as long, so
-        the connection is closed instead.
+        Reads the replies to all executions, even if one is an error, and then raises the first
+        error. But after a second lock timeout it closes the connection, because each of the other
+        executions might wait for a lock just as long.
         """
         self._send(*burst)
         rows, touched = before.rows, before.affected
@@ -196,7 +209,7 @@ class PreparedStatements:
                 gathered.append(part)
                 continue
             self._wire._write_bytes(b"".join(gathered))
-            self._wire._write_bytes(part)  # separately, because copying it takes longer
+            self._wire._write_bytes(part)  # separately, to avoid a copy
             gathered = []
         if gathered:
             self._wire._write_bytes(b"".join(gathered))
@@ -220,11 +233,11 @@ class PreparedStatements:
 
 
 class _Packet(NamedTuple):
-    """A command to be sent. ``parts`` refers to blobs without copying them."""
+    """A command to send to the server, as one packet or several."""
 
-    parts: list[bytes | memoryview]
-    size_bytes: int  # without headers
-    reply_number: int  # sequence number of the first packet of the reply
+    parts: list[bytes | memoryview]  # the bytes to send, in order; blobs are not copied
+    size_bytes: int  # the size of the command, without packet headers
+    reply_number: int  # the sequence number of the first packet of the reply
 
 
 def _execute_packet(statement: _Statement, params: Params) -> _Packet:
@@ -234,7 +247,7 @@ def _execute_packet(statement: _Statement, params: Params) -> _Packet:
     if not count:
         return _framed([head])
     nulls = 0
-    types: list[bytes] = [b"\x01"]  # "types follow"
+    types: list[bytes] = [b"\x01"]  # this byte says that the types of parameters follow
     values: list[bytes | memoryview] = []
     for at, value in enumerate(params):
         if value is None:
@@ -260,13 +273,13 @@ def _execute_packet(statement: _Statement, params: Params) -> _Packet:
 
 
 def _framed(parts: list[bytes | memoryview]) -> _Packet:
-    """Frame a command as one packet, or as several if it is too long for one."""
+    """Add packet headers to a command. It becomes several packets if it is too long for one."""
     size = sum(map(len, parts))
     if size < _MAX_PACKET:
         return _Packet([_HEADER.pack(size), *parts], size, 1)
     whole = memoryview(b"".join(parts))
     framed: list[bytes | memoryview] = []
-    # A last packet shorter than the maximum, perhaps empty, ends the command.
+    # The last packet must be shorter than the maximum, so it may be empty.
     lows = range(0, size + 1, _MAX_PACKET)
     for number, low in enumerate(lows):
         piece = whole[low : low + _MAX_PACKET]
@@ -292,7 +305,10 @@ _ONE_ROW = re.compile(
 
 @functools.lru_cache(maxsize=MAX_PREPARED)
 def _block_of(sql: str) -> str | None:
-    """Return an INSERT of one row as an INSERT of ``BLOCK_ROWS``; None for other statements."""
+    """Turn an INSERT or REPLACE of one row into one of ``BLOCK_ROWS`` rows.
+
+    Returns None for any other statement.
+    """
     found = _ONE_ROW.fullmatch(sql)
     return None if found is None else found["head"] + ", ".join([found["row"]] * BLOCK_ROWS)
 
@@ -301,12 +317,13 @@ def _block_of(sql: str) -> str | None:
 
 
 def _read_packet(wire: Wire, into: Landing | None) -> MysqlPacket:
-    """Read the next packet. A long packet is received into ``into``."""
+    """Read the next packet of a reply. A long packet is received into ``into``, if not None."""
     if into is None:
         return wire._read_packet()
     head = wire._rfile.peek(_HEADER.size)[: _HEADER.size]
     size = int.from_bytes(head[:3], "little")
-    # PyMySQL reads, or refuses, everything but a long packet with the expected number.
+    # Receive only a long packet with the expected sequence number here. PyMySQL reads, or refuses,
+    # all others.
     plain = len(head) == _HEADER.size and head[3] == wire._next_seq_id
     if not plain or not _LONG_BYTES <= size < _MAX_PACKET:
         return wire._read_packet()

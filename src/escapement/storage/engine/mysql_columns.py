@@ -1,7 +1,7 @@
-"""Decoding of MySQL's column values, from the binary protocol and from text.
+"""Decoding of the column values that a MySQL server sends, in binary and in text form.
 
-Text columns become ``str``, binary ones ``bytes``. Decimals (such as a SUM of integers) become
-``int`` if their type has no fraction, else ``float``. Temporal columns are refused, because
+Text columns become ``str``, binary columns ``bytes``. Decimals (such as a SUM of integers) become
+``int`` if their type has no fraction, else ``float``. Date and time columns are an error, because
 escapement stores times as integers.
 """
 
@@ -18,13 +18,13 @@ from pymysql.protocol import FieldDescriptorPacket, MysqlPacket
 from escapement.storage.engine.base import Row
 
 _Decoder = Callable[[MysqlPacket], Any]
-_BINARY_CHARSET: Final = 63
-_UNSIGNED: Final = 32  # column flag
-_MOST_DEFINITIONS: Final = 1024  # column definitions with a cached decoder
+_BINARY_CHARSET: Final = 63  # the number of the character set "binary", of byte strings
+_UNSIGNED: Final = 32  # the flag of an unsigned column
+_MOST_DEFINITIONS: Final = 1024  # decoders of this many column definitions are cached
 
 
 def decode_row(packet: MysqlPacket, decoders: Sequence[_Decoder]) -> Row:
-    """Decode a row, with one decoder for each value."""
+    """Decode a row in binary form, with one decoder for each column."""
     null_bytes = (len(decoders) + 9) // 8
     packet.advance(1)
     nulls = int.from_bytes(packet.read(null_bytes), "little") >> 2
@@ -37,15 +37,18 @@ def decode_row(packet: MysqlPacket, decoders: Sequence[_Decoder]) -> Row:
 
 @functools.lru_cache(_MOST_DEFINITIONS)
 def decoder_of(definition: bytes) -> _Decoder:
-    """Return the decoder for a column definition.
+    """Return the decoder of the values of a column, given the encoded column definition.
 
-    Cached, because each reply of a statement repeats the same column definitions.
+    Results are cached, because each reply to a statement repeats the same column definitions.
     """
     return _decoder(FieldDescriptorPacket(definition, "utf-8"))
 
 
 def _decoder(column: FieldDescriptorPacket) -> _Decoder:
-    """Choose the decoder of a column. A type that no table of ours uses is a programming error."""
+    """Return the decoder of the values of a column, chosen by its type.
+
+    Raises ``AssertionError`` for a type that no table of escapement uses.
+    """
     unsigned = column.flags & _UNSIGNED
     code = column.type_code
     if code in _NUMBERS:
@@ -75,7 +78,7 @@ def _read_bytes(packet: MysqlPacket) -> Any:
 
 
 def _read_text(packet: MysqlPacket) -> Any:
-    return str(packet.read_length_coded_string(), "utf-8")  # of bytes or of a view
+    return str(packet.read_length_coded_string(), "utf-8")  # decodes bytes or a memoryview
 
 
 def _read_decimal(packet: MysqlPacket) -> Any:
@@ -83,7 +86,7 @@ def _read_decimal(packet: MysqlPacket) -> Any:
 
 
 def _number(text: str) -> int | float:
-    """Convert a decimal as SQLite returns it: an int if its type has no fraction."""
+    """Convert a decimal to the type that SQLite returns: an int if it has no fraction digits."""
     return float(text) if "." in text else int(text)
 
 
@@ -111,7 +114,7 @@ _STRINGS: Final = frozenset(
         FIELD_TYPE.BIT,
     }
 )
-# Decoders for results in text form, as PyMySQL takes them.
+# Decoders of values in text form by column type, for PyMySQL's option ``conv``.
 FROM_TEXT: Final[dict[Any, Any]] = {
     **dict.fromkeys(_NUMBERS, int),
     **dict.fromkeys(_FLOATS, float),

@@ -1,7 +1,7 @@
-"""Translation of MySQL and MariaDB error numbers into the errors of ``engine.base``.
+"""Translation of MySQL and MariaDB error numbers into the errors that ``base.py`` lists.
 
-Owns only the tables of numbers. A number in none of them is a ``StorageError``: the
-statement was refused, and the connection is unchanged.
+A number that is in none of the tables below becomes a ``StorageError``: the server refused the
+statement, and the connection and its transaction are unchanged.
 """
 
 from __future__ import annotations
@@ -51,19 +51,24 @@ _UNAVAILABLE: Final = frozenset(
         4031,  # disconnected for inactivity
     }
 )
-# Numbers of the client library. Nearly all mean that the connection cannot be used.
+# Errors of the client library. Nearly all mean that the connection cannot be used.
 _CLIENT: Final = range(2000, 3000)
-# Cannot authenticate, or not with TLS (2026).
+# Errors of the client library that mean that the client cannot authenticate, or cannot use TLS
+# (2026). Connecting again does not help.
 _CLIENT_REFUSALS: Final = frozenset({2026, 2049, 2054, 2058, 2059, 2061})
 
 
 def number_of(error: Exception) -> int:
-    """Return the error's number; 0 if it has none, as for a closed connection."""
+    """Return the MySQL number of an error; 0 if it has none, as for a closed connection."""
     return error.args[0] if error.args and isinstance(error.args[0], int) else 0
 
 
 def translated(error: Exception, location: str) -> StorageError:
-    """Translate an error of PyMySQL or of a socket."""
+    """Return the error of ``base.py`` for an error of PyMySQL or of a socket.
+
+    Args:
+      location: the address of the database, with which the message begins.
+    """
     number = number_of(error)
     said = str(error.args[1]) if len(error.args) > 1 else str(error)
     text = f"{location}: {said or 'connection closed'}" + (f" ({number})" if number else "")
@@ -79,7 +84,7 @@ def _kind(error: Exception, number: int) -> type[StorageError]:
         return StorageReadOnly
     if number in _UNAVAILABLE or (number in _CLIENT and number not in _CLIENT_REFUSALS):
         return StorageUnavailable
-    # Errors without a number: of a socket, PyMySQL's "closed", or packets out of order.
+    # Errors without a number: a socket's error, PyMySQL's "closed", or packets out of order.
     lost = (OSError, pymysql.err.InterfaceError, pymysql.err.InternalError)
     if number == 0 and isinstance(error, lost):
         return StorageUnavailable

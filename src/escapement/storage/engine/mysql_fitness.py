@@ -1,7 +1,8 @@
-"""Checks that a MySQL or MariaDB server can keep our promises, with advice if it cannot.
+"""Checks that a MySQL or MariaDB server keeps committed messages durably, with advice if not.
 
-Runs once, at start. A setting that would lose messages or refuse every group raises
-``UnfitDatabase``. A setting that only weakens durability, perhaps on purpose, is a warning.
+A broker checks this once, when it starts. A setting that would lose messages, or let the server
+refuse our transactions, raises ``UnfitDatabase``. A setting that only weakens durability, perhaps
+on purpose, is logged as a warning.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from escapement.storage.engine.base import Connection
 
 logger = logging.getLogger(__name__)
 
-# Fits a group of about 1 MB and a message of the largest size, with room for the rest.
+# The smallest ``max_allowed_packet``. A group commit (one transaction for many requests) of about
+# 1 MB fits into it together with a message of the largest size.
 MIN_PACKET_BYTES: Final = 16 * 1024 * 1024
-# The first versions with LOCK IN SHARE MODE, persistent AUTO_INCREMENT and nopad collations.
+# The oldest versions with a persistent AUTO_INCREMENT, and with collations that compare trailing
+# spaces (nopad).
 OLDEST_MYSQL: Final = (8, 0)
 OLDEST_MARIADB: Final = (10, 6)
 
+# The server variables that are checked.
 _ASKED: Final = (
     "version",
     "default_storage_engine",
@@ -36,9 +40,14 @@ _ASKED: Final = (
 
 
 def check_fitness(connection: Connection, location: str) -> None:
-    """Raise ``UnfitDatabase`` with the first reason why this server is unfit.
+    """Check the settings and the tables of the server.
 
-    A server that is read-only now raises ``StorageReadOnly``, because that may change.
+    Args:
+      location: the address of the database, for messages.
+
+    Raises:
+      UnfitDatabase: with the first reason why the server is unfit.
+      StorageReadOnly: if the server is read-only at the moment. The check may be repeated later.
     """
     asked = ", ".join(f"'{name}'" for name in _ASKED)
     rows = connection.execute(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({asked})").rows

@@ -1,4 +1,4 @@
-"""The choice of an engine: by URL, or SQLite if there is no URL."""
+"""The choice of a database engine: MySQL or MariaDB if there is a URL, otherwise SQLite."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 
 
 def open_engine(url: str | None, data_dir: Path) -> Engine:
-    """Return the engine for ``url``, or for the file in ``data_dir`` if ``url`` is None.
+    """Return the engine of a broker's database, without connecting.
 
-    Does not connect yet. Raises ``InvalidRequest`` if the URL is malformed.
+    Args:
+      url: the URL of a MySQL or MariaDB database; None for a SQLite file in ``data_dir``.
+      data_dir: the broker's data directory.
+
+    Raises:
+      InvalidRequest: if the URL is not valid.
     """
     if url is None:
         return SqliteEngine(data_dir / FILE_NAME)

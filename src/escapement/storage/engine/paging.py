@@ -1,6 +1,6 @@
-"""Reading of many rows in the order of a key, a page at a time.
+"""Paging: reading many rows of a table in the order of a key, with one SELECT for each page.
 
-Each page continues after the last key of the page before, so a table may change meanwhile.
+Each page continues after the last key of the page before it, so the table may change between pages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from escapement.storage.engine.base import Connection, Params, Row
 
-# Rows in a page of a table without large columns: about a megabyte.
+# The number of rows in a page of a table without large columns: about a megabyte.
 PAGE_ROWS: Final = 4096
 
 
@@ -24,13 +24,16 @@ def pages(
     where: str = "",
     params: Params = (),
 ) -> Iterator[Row]:
-    """Yield the rows that follow the key ``after``, in the order of their keys.
+    """Yield the rows of a table whose keys are greater than ``after``, in the order of their keys.
 
     Args:
-      key: columns that differ in every two rows and are those of an index, after the columns
-        that ``where`` compares with ``=``.
-      columns: what to read: first the columns of the key.
-      where: a condition for the rows, with ``params``.
+      key: the columns of the key. It must be unique, and an index must begin with the columns that
+        ``where`` compares with ``=``, followed by these.
+      columns: the columns to read, as SQL text. It begins with the columns of the key.
+      page_rows: the number of rows in a page.
+      after: the key after which to begin, one value for each column of the key.
+      where: a condition that the rows meet, as SQL text; empty for all rows.
+      params: the parameters of ``where``.
     """
     sql = (
         f"SELECT {columns} FROM {table} WHERE {where + ' AND ' if where else ''}{_follows(key)}"
@@ -47,15 +50,22 @@ def pages(
 def by_id(
     connection: Connection, table: str, columns: str, where: str = "", params: Params = ()
 ) -> Iterator[Row]:
-    """Yield the rows of a table in the order of their ids. The columns begin with the id."""
+    """Yield the rows of a table in the order of the column ``id``, from id 1 on.
+
+    Args:
+      columns: the columns to read, as SQL text. It begins with ``id``.
+      where: a condition that the rows meet, as SQL text; empty for all rows.
+      params: the parameters of ``where``.
+    """
     return pages(connection, table, ["id"], columns, PAGE_ROWS, (0,), where, params)
 
 
 def _follows(key: Sequence[str]) -> str:
-    """Return the condition that a row follows a key, for :func:`_parameters`.
+    """Return a SQL condition that a row's key is greater than a given key.
 
-    Both engines seek directly to this condition: one range of the first column, less its
-    begin.
+    :func:`_parameters` returns its parameters. The condition is a range of the first column, from
+    which rows with small values in the other columns are excluded. MySQL and SQLite both find the
+    first such row in the index, instead of reading all rows before it.
     """
     first, *others = key
     if not others:
@@ -68,5 +78,8 @@ def _follows(key: Sequence[str]) -> str:
 
 
 def _parameters(after: Params) -> Params:
-    """Return the parameters of :func:`_follows` for this key: all but the last twice."""
+    """Return the parameters of :func:`_follows` for the key ``after``.
+
+    The value of the last column occurs once, and each other value twice.
+    """
     return [value for value in after[:-1] for _ in range(2)] + [after[-1]]

@@ -1,8 +1,8 @@
-"""Reusable memory for the long byte strings of results.
+"""Reusable memory for long byte strings in the results of SQL statements.
 
-New memory is expensive: the system clears each page when it is first touched, which takes
-longer than receiving into it. A caller that reads many results, and uses each only briefly,
-passes a ``Landing``.
+New memory is expensive: the operating system clears each page of it at the first use, which takes
+longer than receiving data into it. A caller that reads many results, and uses each only briefly,
+passes a :class:`Landing` to ``Connection.execute``, and clears it when it needs the result no more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from escapement.message import UInt8s
 
 
 class Landing:
-    """A buffer that is allocated in pieces, then cleared. For one thread at a time."""
+    """A buffer from which pieces are taken until it is cleared. For one thread at a time."""
 
     __slots__ = ("_memory", "_used")
 
@@ -22,7 +22,7 @@ class Landing:
         self._used = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return an unused piece of the buffer, or new memory if the buffer is full."""
+        """Return the next piece of the buffer, or new memory if the rest of it is too small."""
         begin, end = self._used, self._used + size_bytes
         if end > len(self._memory):
             return np.empty(size_bytes, np.uint8).data
@@ -30,5 +30,5 @@ class Landing:
         return self._memory[begin:end].data
 
     def clear(self) -> None:
-        """Reuse the buffer from its start. Pieces taken before will be overwritten."""
+        """Make the whole buffer available again. Pieces taken before will be overwritten."""
         self._used = 0

@@ -1,22 +1,23 @@
-"""The SQLite engine: the log in one file of the data directory, or in memory for tests.
+"""The SQLite engine: a database in one file of the data directory, or in memory for tests.
 
-Owns the file and how it is opened. It knows no tables. Every commit is fsynced (WAL,
-``synchronous=FULL``) before ``commit`` returns. SQLite has one writer: ``begin`` takes the
-write lock at once (``BEGIN IMMEDIATE``), so a transaction that reads and then writes cannot
-deadlock. So the locking words of the dialect are empty.
+This module owns the file and the way it is opened. It knows no tables. Every commit is fsynced
+(WAL, ``synchronous=FULL``) before ``commit`` returns. SQLite has one write lock, which ``begin``
+takes at once (``BEGIN IMMEDIATE``), so a transaction that reads and then writes cannot deadlock.
+For the same reason rows need no locks, and the row locks of the dialect are empty.
 
-The in-memory database lives as long as its engine. SQLite's ``memdb`` shares it between all
-connections of this process that name it, and an anchor connection keeps it alive. There a
-reader waits for an open transaction instead of reading past it. Otherwise it behaves as a
-file does, and passes the same contract suite.
+An in-memory database exists as long as its engine. SQLite's VFS ``memdb`` shares it between all
+connections of this process that open it by name, and a connection that is never used, the *anchor*,
+keeps it in existence. A reader of it waits until an open write transaction has ended, where a
+reader of a file would see the state before that transaction. Otherwise it behaves like a file, and
+passes the same contract suite.
 
-A connection is closed only while no other thread is inside a call of it. Closing it during a
+A connection is closed only while no other thread is inside one of its methods. Closing it during a
 call would crash the process, because SQLite frees memory that the other thread reads.
 
-Errors: not getting the lock within the busy timeout is ``TransactionAborted``. A full disk
-and I/O errors are ``StorageUnavailable``, because space or a disk may come back. During
-COMMIT they are ``OutcomeUnknown``, because the state after a failed fsync is unknown. A file
-that may not be written is ``StorageReadOnly``.
+Errors: if the write lock is not free within the busy timeout, that is ``TransactionAborted``. A
+full disk and I/O errors are ``StorageUnavailable``, because space or a disk may come back. During
+COMMIT they are ``OutcomeUnknown``, because the state after a failed fsync is unknown. A file that
+may not be written is ``StorageReadOnly``.
 """
 
 from __future__ import annotations
@@ -48,13 +49,15 @@ from escapement.storage.engine.base import (
 from escapement.storage.engine.result_buffer import Landing
 
 FILE_NAME: Final = "log.sqlite3"
-# Writers queue for the one lock. A longer wait means that a process is stuck.
+# How long a writer waits for the write lock. A longer wait means that another process is stuck.
 BUSY_TIMEOUT_S: Final = 5.0
-# For groups of about 1 MB: 1.7 times as many commits per second as with the default 4096.
+# With transactions of about 1 MB, this gives 1.7 times as many commits a second as the default of
+# 4096 bytes.
 PAGE_SIZE_BYTES: Final = 16384
-# Fold the WAL into the file every 32 MiB. The default would do so every fourth group.
+# Copy the write-ahead log (WAL) into the database file every 32 MiB. The default would do so after
+# every few transactions of 1 MB.
 WAL_CHECKPOINT_PAGES: Final = 2048
-# After a burst the WAL shrinks to this size when it is next reset.
+# A WAL that has grown larger is cut to this size when SQLite begins to write it from the start.
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 # The first version with memdb, the VFS that shares an in-memory database between connections.
 OLDEST_SQLITE: Final = (3, 36, 0)
@@ -84,12 +87,13 @@ class SqliteEngine:
         self.location = str(path)
         self._uri = path.absolute().as_uri()
         self._anchor: sqlite3.Connection | None = None
-        # Opens one connection at a time: changing the file to WAL does not wait for a lock.
+        # Taken to open one connection at a time: switching a new file to WAL mode fails at once if
+        # another connection has a lock, instead of waiting for it.
         self._opening = threading.Lock()
 
     @classmethod
     def in_memory(cls) -> SqliteEngine:
-        """Create an engine with an in-memory database, which is gone when it is closed."""
+        """Create an engine with a new in-memory database, which ``close`` deletes."""
         engine = cls(Path("memory"))
         engine.location = "memory"
         engine._uri = f"file:/escapement-{uuid.uuid4().hex}?vfs=memdb"
@@ -102,7 +106,9 @@ class SqliteEngine:
     def check_fitness(self) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             wanted = ".".join(map(str, OLDEST_SQLITE))
-            raise UnfitDatabase(f"SQLite {sqlite3.sqlite_version} is too old: needs {wanted}")
+            raise UnfitDatabase(
+                f"SQLite {sqlite3.sqlite_version} is too old; it must be {wanted} or newer"
+            )
         with contextlib.closing(self.connect()) as connection:
             try:
                 connection.begin()
@@ -110,7 +116,7 @@ class SqliteEngine:
                 raise UnfitDatabase(f"{self.location} cannot be written: {error}") from error
 
     def kill(self, connection_ids: Sequence[int]) -> None:
-        """Do nothing: the data directory's lock admits one process at a time."""
+        """Do nothing: the lock of the data directory lets one broker at a time use the file."""
 
     def close(self) -> None:
         if self._anchor is not None:
@@ -129,7 +135,8 @@ class SqliteEngine:
             try:
                 raw.execute(f"PRAGMA page_size = {PAGE_SIZE_BYTES}")
                 if raw.execute("PRAGMA page_count").fetchone() == (0,):
-                    # Only a new file can get this setting (storage/cleanup/sqlite_vacuum.py).
+                    # This setting, which storage/cleanup/sqlite_vacuum.py needs, is possible only
+                    # while the file is new.
                     raw.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 raw.execute("PRAGMA journal_mode = WAL").fetchall()
                 raw.execute("PRAGMA synchronous = FULL")
@@ -143,7 +150,7 @@ class SqliteEngine:
 
 
 class SqliteConnection:
-    """A connection to the engine's database."""
+    """A connection to a SQLite database."""
 
     id: Final = 0
 
@@ -151,7 +158,7 @@ class SqliteConnection:
         self._raw = raw
         self._location = location
         self._lost = False
-        # Held during calls into SQLite. Contended only when a close meets a call.
+        # Held during calls into SQLite, so that ``close`` in another thread waits for them.
         self._inside = threading.RLock()
 
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
@@ -214,7 +221,7 @@ class SqliteConnection:
                     self.close()
 
     def close(self) -> None:
-        """Close the connection, after waiting for a call of another thread to end."""
+        """Close the connection. If another thread is inside a call of it, wait for its end."""
         with self._inside:
             self._lost = True
             with contextlib.suppress(sqlite3.Error):
@@ -222,7 +229,10 @@ class SqliteConnection:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Translate errors, and put the connection into the state that each error promises."""
+        """Translate errors of SQLite in the block into those that ``base.py`` lists.
+
+        Rolls back or closes the connection, as ``base.py`` says for the error.
+        """
         try:
             with self._inside, _in_our_words(self._location):
                 yield

@@ -1,4 +1,4 @@
-"""A context manager for transactions."""
+"""A context manager for a database transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escapement.storage.engine.base import Connection
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Commit the changes of the block. Roll them back if the block or the commit fails."""
+    """Run the block in a transaction, and commit it. Roll back if the block or the commit fails."""
     connection.begin()
     try:
         yield

@@ -1,4 +1,8 @@
-"""Lists of values in SQL statements, in a few lengths, so that few statements are prepared."""
+"""Lists of values in SQL statements, such as ``id IN (?, ?)``.
+
+Their lengths are powers of two, because each length is another statement for the database to
+prepare.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,20 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-# Values in one statement, which keeps its text short.
+# The most values in one statement, so that its text is not long.
 MAX_VALUES: Final = 512
 
 
 def padded(values: Sequence[T], most: int = MAX_VALUES) -> Iterator[list[T]]:
-    """Yield the values in lists, each padded with its last value to a power of two."""
+    """Yield the values in lists whose lengths are powers of two.
+
+    A list of at most ``most`` values is filled up by repeating its last value.
+    """
     for low in range(0, len(values), most):
         some = list(values[low : low + most])
         yield some + some[-1:] * ((1 << (len(some) - 1).bit_length()) - len(some))
 
 
 def in_list(values: Sequence[object]) -> str:
-    """Return ``IN (?, ?, ...)`` for these values."""
+    """Return the SQL text ``IN (?, ?, ...)`` with a placeholder for each of these values."""
     return f"IN ({', '.join('?' * len(values))})"
