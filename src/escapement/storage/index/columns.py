@@ -100,7 +100,7 @@ class Arena:
         size = len(blobs.data)
         used = self.used
         if keep and size:
-            assert not used, "bytes are kept in an arena that has some"
+            assert not used, "only an empty arena can keep the bytes of a batch"
             self._bytes = np.frombuffer(blobs.data, np.uint8)
         else:
             if used + size > len(self._bytes):

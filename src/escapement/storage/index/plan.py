@@ -225,7 +225,7 @@ class Plan:
         if self._sources is None:
             self._sources = [part for span in self._spans for part in span.sources(self.stop)]
         at = match(self._keys, keys)
-        assert bool((at >= 0).all()), "keys of another range"
+        assert bool((at >= 0).all()), "locate takes only keys that read_traits returned"
         rows = self._rows[at]
         order = argsort(rows)
         rows = rows[order]
