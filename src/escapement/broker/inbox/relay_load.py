@@ -64,7 +64,7 @@ class Submitted:
 
     def __init__(self, held: int) -> None:
         self.held = held
-        self.going: dict[int, Load] = {}  # in progress or moved, by topic id
+        self.going: dict[int, Load] = {}  # in progress or succeeded, by topic id
         self.moved = 0  # number of entries
         self.moved_to: list[Load] = []  # those whose append succeeded
         self.refused: list[tuple[Load, EscapementError]] = []

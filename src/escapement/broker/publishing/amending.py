@@ -193,8 +193,8 @@ def _wanted(topic: Topic, offsets: Int64s, decision: Decision, at: Int64s, due_m
     """Return which messages at least one subscription has still to get; bool[n].
 
     Args:
-      at: the rows of these messages.
-      due_ms: when each of them is due; int64[n].
+      at: the positions in ``offsets`` of the n messages to look at; int64[n].
+      due_ms: when each of these is due; int64[n].
     """
     settled = {name: mask[at] for name, mask in decision.settled.items()}
     return still_wanted(topic.subscriptions(), offsets[at], due_ms, settled)

@@ -113,10 +113,7 @@ class Decision(NamedTuple):
     concerned: frozenset[str]
 
     def outcome(self) -> Outcome:
-        """Return the outcome. It is OVER, not DELIVERED, if a message lapsed for a subscription.
-
-        Only the subscriptions in ``concerned`` count for that.
-        """
+        """Return the outcome, with OVER for messages that lapsed for a concerned subscription."""
         statuses = self.statuses.copy()
         handed = dict(self.settled)
         for name, mask in self.lapsed.items():

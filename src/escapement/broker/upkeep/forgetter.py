@@ -19,6 +19,10 @@ so for the existing subscriptions. If a topic gets another subscription meanwhil
 sought), the topic is examined again. Then the generation is *retired* in one synchronous step, and
 readers find that the log begins later. The retired generation is durably marked, running reads end,
 and its tables are dropped (storage/cleanup/forgetting.py).
+
+At the end of a round, the task also shrinks what topics remember about messages before the log's
+beginning: *moves* (the due time of a rescheduled or relocated message, and the row that states it
+last) and *lapses* (the message expired or was dropped before a consumer got it).
 """
 
 from __future__ import annotations
@@ -162,11 +166,7 @@ class Forgetter:
         return True
 
     async def _forget_details(self) -> None:
-        """Forget moves and lapses of messages before the log's beginning.
-
-        A *move* has the due time of a rescheduled or relocated message, and names its latest row. A
-        *lapse* notes that a message expired or was dropped before a consumer got it.
-        """
+        """Forget moves and lapses of messages before the log's beginning."""
         for topic in list(self._registry.active.values()):
             moved = not topic.amendments.moves.empty
             if moved or _lapsing(topic):
@@ -177,7 +177,9 @@ class Forgetter:
                     self._forget_lapses(topic, begin)
 
     def _forget_lapses(self, topic: Topic, begin: int) -> None:
-        """Forget which messages lapsed, among those that no log row has any more.
+        """Count all messages that no log row has any more as lapsed, if a subscription has lapses.
+
+        The set of lapsed messages otherwise keeps a bit for each of them.
 
         Args:
           begin: the log's first offset.

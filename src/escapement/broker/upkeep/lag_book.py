@@ -28,7 +28,7 @@ _KEEP_MS: Final = HOUR_MS
 class _Page:
     first_seq: int
     last_seq: int
-    counts: dict[int, int] = field(default_factory=dict)  # by cell of the tally
+    counts: dict[int, int] = field(default_factory=dict)  # by cell of a ``Tally``
     changed_ms: int = 0  # when ``take_changed`` last returned it
 
 

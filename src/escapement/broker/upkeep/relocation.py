@@ -36,7 +36,7 @@ class Relocation:
         self._topic = topic
         self._pipeline = pipeline
         self._clock = clock
-        self._parts: list[Published] = []  # live messages, one part for each row
+        self._parts: list[Published] = []  # the gathered messages, by row
         self._due_ms: list[Int64s] = []  # their due times, as stated by the rows
         self._size_bytes = 0
 

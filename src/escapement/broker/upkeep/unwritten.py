@@ -207,7 +207,8 @@ class Unwritten:
     def _take_keys(self) -> tuple[list[KeyPart], dict[int, int]]:
         """Return the unwritten parts of dedup keys.
 
-        Also return the first part to keep of each rewritten topic, by topic id.
+        Also return, by topic id, the number of the first part to keep if a topic's keys are
+        rewritten.
         """
         now_ms = self._clock.now_ms()
         exists = self._registry.exists
