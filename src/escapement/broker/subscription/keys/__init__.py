@@ -1,1 +1,1 @@
-"""Order by key: one message of each key at a time, in due order."""
+"""Order by key, with one message of each key in flight at a time, and key ranges of consumers."""

@@ -1,11 +1,12 @@
-"""Busy keys: each holds back all ready messages with that key.
+"""Busy keys: no ready message of a busy key is delivered.
 
-For a subscription whose policy asks for an order by key, or of the whole topic. A key is *held* by
-a message that is in flight, and, unless the policy says otherwise, by one in retry. Keys with the
-same key hash (see ``escapement.traits``) hold each other back, too. If the whole topic is ordered,
-all messages have one key.
+This serves a subscription whose policy asks for an order by key, or of the whole topic. A message
+*holds* its key, which is then busy, while it is in flight and, unless the policy says otherwise,
+while it is in retry. Keys with the same key hash (see ``escapement.traits``) count as one key. If
+the whole topic is ordered, all messages have one key.
 
-Pure. It knows no acknowledgements: ``settle`` is given the messages that are still held.
+Pure. It is not told of acknowledgements: ``settle`` is given the messages that the subscription
+still has.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from escapement.storage.offsets import OffsetSet
 class BusyKeys:
     """The messages that hold the keys of a table.
 
-    For each busy key, one message is in the table. Several messages may hold a key if they were in
-    flight before there was an order; the others are in a list.
+    For each busy key, the table has one message that holds it. Several messages may hold a key if
+    they were in flight before the policy asked for an order. ``_others`` has the further messages.
     """
 
     __slots__ = ("_others", "_table")
@@ -32,12 +33,17 @@ class BusyKeys:
         self._others = np.zeros((2, 0), np.int64)  # key hashes and offsets
 
     def take(self, rows: Rows) -> None:
-        """Let messages hold their keys; some may do so already."""
+        """Let messages hold their keys; some messages may hold them already."""
         key_hashes, offsets = self._keyed(rows)
         self.take_at(self._table.place(key_hashes), offsets)
 
     def take_at(self, at: Places, offsets: Int64s) -> None:
-        """Let messages hold their keys, given the places of the keys; each message has a key."""
+        """Let messages hold their keys.
+
+        Args:
+          at: the place in the table of each message's key.
+          offsets: the messages; each has a key.
+        """
         table = self._table
         free = ~table.busy[at]
         table.holders[at[free]] = offsets[free]
@@ -59,14 +65,18 @@ class BusyKeys:
         self._free(at[table.busy[at] & (table.holders[at] == offsets[known])])
 
     def settle(self, held: OffsetSet) -> None:
-        """Release the keys of all messages that are not in ``held``. O(busy keys)."""
+        """Release the keys of all messages that are not in ``held``. O(busy keys).
+
+        Args:
+          held: the messages that the subscription has ready, in flight or in retry.
+        """
         if self._others.shape[1]:
             self._others = self._others[:, held.contains(self._others[1])]
         at = np.flatnonzero(self._table.busy)
         self._free(at[~held.contains(self._table.holders[at])])
 
     def _free(self, at: Places) -> None:
-        """Release keys, and let other messages that hold them take their place in the table."""
+        """Release keys from their messages in the table; ``_others`` then go into the table."""
         self._table.busy[at] = False
         if self._others.shape[1] and len(at):
             (key_hashes, offsets), self._others = self._others, np.zeros((2, 0), np.int64)

@@ -1,13 +1,14 @@
 """The key order of a subscription: which messages are ready, which keys are busy, when to deliver.
 
 It owns the queues of ready messages (:mod:`~escapement.broker.subscription.keys.key_queues`) and
-the busy keys (:mod:`~escapement.broker.subscription.keys.busy_keys`).
+the busy keys (:mod:`~escapement.broker.subscription.keys.busy_keys`). A key is busy while one of
+its messages holds it: no other message of the key may be delivered.
 
-It also decides when to deliver. Keys freed by acknowledgements continue in frames as large as those
-acknowledgements. So small frames would stay small forever, although each costs as much as a large
-one. If far more messages are in flight, or being read, than could be delivered now, it gathers free
-keys, for ``GATHER_MS`` at most. Meanwhile it only counts messages that become ready, and sorts them
-in at the end.
+It also decides when to deliver. An acknowledgement frees as many keys as it has messages, and the
+next frame could have one message of each. So small frames would stay small forever, although each
+costs as much as a large one. Therefore deliveries wait (*gather*) while far more messages are in
+flight, or being read, than could be delivered now, for ``GATHER_MS`` at most. Meanwhile messages
+that become ready are only counted. They are put into queues at the end.
 
 Pure: times arrive as arguments.
 """
@@ -23,13 +24,14 @@ from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.wait_limit import WaitLimit
 from escapement.storage.offsets import OffsetSet
 
-# A few times as long as a client gathers acknowledgements, and too short to be noticed.
+# The longest wait for more deliverable messages: a few times as long as a client gathers
+# acknowledgements, and too short to be noticed.
 GATHER_MS: Final = 20
-# With fewer messages in flight, gathering gains nothing.
+# With fewer messages in flight than this, deliveries do not wait, because it would gain nothing.
 _GATHER_IN_FLIGHT: Final = 1024
-# Gather until a quarter of the messages in flight could be delivered, ...
+# Deliveries wait until this share of the messages in flight (a quarter) could be delivered.
 _GATHER_SHARE: Final = 4
-# ... and, while few are ready and more are being read, until this many can go.
+# While few messages are ready and more are being read, deliveries wait until this many can be made.
 GATHER_READ: Final = 8192
 
 
@@ -57,15 +59,17 @@ class KeyOrder:
         self.table = KeyTable(whole)
         self.queues = KeyQueues(self.table, ageing_ms)
         self._hold = BusyKeys(self.table)
-        self._freed: list[Rows] = []  # ready again or acknowledged, with keys not released yet
-        self._removed = 0  # ``held.removed`` at the last ``settle``, and what is noted since
+        self._freed: list[Rows] = []  # acknowledged or ready again; their keys must be released
+        # How many removals from the subscription's ``held`` were handled: those before the last
+        # ``settle``, and those of ``done`` since.
+        self._removed = 0
         self._gather = WaitLimit(GATHER_MS)
-        # At the last look: how many messages could be delivered, and how many were in flight.
+        # How many messages could be delivered, and were in flight, at the last count.
         self._open = self._in_flight = 0
-        self._come = 0  # how many became ready since then
+        self._come = 0  # how many messages became ready since that count
 
     def advance(self, now_ms: int) -> bool:
-        """Advance to ``now_ms``; return whether to call ``assign`` again."""
+        """Advance to ``now_ms``; return whether the wait for more messages has just ended."""
         return self._gather.advance(now_ms)
 
     def next_wake_ms(self) -> int | None:
@@ -75,23 +79,28 @@ class KeyOrder:
     # -- when to deliver ---------------------------------------------------------------
 
     def may_be_worthwhile(self, wanted: int, in_flight: int, soon: int, now_ms: int) -> bool:
-        """Return whether to count deliverable messages; arguments as for ``is_worthwhile``."""
+        """Estimate whether it is time to deliver.
+
+        If so, the caller counts the deliverable messages, which costs more, and calls
+        ``is_worthwhile``. Arguments are as there.
+        """
         freed = max(0, self._in_flight - in_flight)
         enough = self._is_enough(self._open + self._come + freed, wanted, in_flight, soon)
-        # This estimate misses some keys, such as those freed in other ways; they are found a little
-        # later.
+        # The estimate misses keys that were freed in other ways than by acknowledgements. They are
+        # found when the wait ends.
         return enough or self._gather.is_out(now_ms)
 
     def is_worthwhile(
         self, count: int, wanted: int, in_flight: int, soon: int, now_ms: int
     ) -> bool:
-        """Return whether to deliver ``count`` messages now, rather than wait for more.
+        """Return whether to deliver messages now, rather than wait for more.
 
         Args:
-          wanted: how many could be delivered at most.
-          in_flight: how many are in flight.
-          soon: how many could be delivered once the current read ends; 0 if there is none or enough
-            messages are ready.
+          count: how many messages could be delivered now.
+          wanted: how many messages consumers accept, and limits allow, at most.
+          in_flight: how many messages are in flight.
+          soon: how many messages could be delivered when the current read of the index ends; 0 if
+            there is no such read, or if enough messages are ready.
         """
         self._open, self._in_flight, self._come = count, in_flight, 0
         enough = self._is_enough(count, wanted, in_flight, soon)
@@ -118,17 +127,21 @@ class KeyOrder:
         return self.queues.fresh_of(which)
 
     def again(self, rows: Rows) -> None:
-        """Add rows that were in flight or in retry, are ready again, and release their keys."""
+        """Add rows that come from flight or from retry to the ready ones, and free their keys."""
         self._freed.append(rows)
         self.push(rows)
 
     def done(self, rows: Rows) -> None:
-        """Note acknowledged messages, which leave ``held``."""
+        """Note acknowledged messages, whose keys become free; they leave ``held``."""
         self._freed.append(rows)
         self._removed += rows.height
 
     def settle(self, held: OffsetSet) -> None:
-        """Release the keys of all messages that are not in ``held``; put new rows into queues."""
+        """Release the keys of all messages that are not in ``held``; put new rows into queues.
+
+        Args:
+          held: the messages that the subscription has ready, in flight or in retry.
+        """
         self._release_freed()
         if held.removed > self._removed:
             self._hold.settle(held)
@@ -136,7 +149,12 @@ class KeyOrder:
         self.queues.lay_in()
 
     def deliver(self, rows: Rows, places: Places) -> None:
-        """Move rows that ``queues.open`` just returned into flight; they are in order."""
+        """Remove rows that are delivered from the queues, and let them hold their keys.
+
+        Args:
+          rows: rows that ``queues.open`` has just returned, in the same order.
+          places: the place of each row's key in the key table, as returned with the rows.
+        """
         self._open -= rows.height
         self._in_flight += rows.height
         self.queues.take(rows, places)
@@ -149,7 +167,7 @@ class KeyOrder:
         self._hold.take(rows)
 
     def release(self, rows: Rows) -> None:
-        """Release the keys of rows that are not ready."""
+        """Release the keys of rows that hold them."""
         self._hold.release(rows)
 
     def _release_freed(self) -> None:

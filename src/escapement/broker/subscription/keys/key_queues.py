@@ -3,17 +3,18 @@
 The first row of each queue, its *head*, is in the key table
 (:mod:`~escapement.broker.subscription.keys.key_table`), with the number of rows behind it. So the
 next deliverable messages are found among the heads alone, however long the queues are. The other
-rows are sorted by key (:mod:`~escapement.broker.subscription.keys.sorted_runs`). A next head is
-sought there only for queues with more rows. Messages without a key are kept apart, because nothing
-holds them back. If the whole topic is ordered, all messages are in one queue.
+rows are sorted by key (:mod:`~escapement.broker.subscription.keys.sorted_runs`). When a head is
+taken, a next head is sought there only if its queue has more rows. Messages without a key are kept
+apart, because no other message holds them up. If the whole topic is ordered, all messages are in
+one queue.
 
-Rows arrive in any order. A row that precedes the head of its queue replaces it. Rows that arrive in
-small parts are put into queues together, before the next question that needs it.
+Rows arrive in any order. A row that precedes the head of its queue replaces it. New rows are
+gathered, and put into their queues together by ``lay_in``.
 
 Invariants (``_check``): a queue with rows has a head, which precedes its other rows; the counts are
 right.
 
-Pure: it does not know which keys are busy; each call is given them.
+Pure. Callers pass in which keys are *closed*: busy, or wanted by no consumer now.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from escapement.broker.subscription.priorities.ready import Pile, Rows, goes_bef
 from escapement.message import Bools, Int64s
 from escapement.storage.index.keys import Key, position, sorted_order
 
-# How many rows of each key stay in memory if there are too many: the first value that frees enough.
+# When there are too many rows, the queues are cut to the first of these lengths that frees enough.
 _KEPT_OF_EACH: Final = (64, 16, 4, 1, 0)
 
 
@@ -52,7 +53,7 @@ class KeyQueues:
         self._ageing_ms = ageing_ms
         self._runs = SortedRuns(table, ageing_ms)
         self._free = Pile(ageing_ms)
-        self._new: list[Rows] = []  # not in queues yet
+        self._new: list[Rows] = []  # added rows that are not in queues yet
         self._fresh = dict.fromkeys(BANDS, 0)
 
     def __len__(self) -> int:
@@ -61,7 +62,7 @@ class KeyQueues:
         return heads + self._runs.count + self._free.count + new
 
     def fresh_of(self, which: int) -> int:
-        """Return the number of never-sent rows of a band."""
+        """Return the number of never-sent rows of a priority band."""
         return self._fresh[which]
 
     def _count(self, rows: Rows, sign: int) -> None:
@@ -81,7 +82,7 @@ class KeyQueues:
         self._new.append(rows)
 
     def lay_in(self) -> None:
-        """Put all added rows into their queues; the table's places may change."""
+        """Put all added rows into their queues; keys may get other places in the table."""
         if not self._new:
             return
         rows, self._new = Rows.concat(self._new), []
@@ -102,7 +103,7 @@ class KeyQueues:
         there, heads = table.there[places], table.heads.offsets[places]
         before = goes_before(ranks[first], rows.offsets[first], table.ranks[places], heads)
         table.behind[places] += np.diff(first, append=rows.height) - ~there
-        # Heads that a new row precedes go behind it.
+        # A head that a new row precedes goes behind the new head.
         displaced = table.heads.pick(places[there & before])
         leads = before | ~there
         ahead = first[leads]
@@ -111,21 +112,25 @@ class KeyQueues:
         self._runs.add(Rows.concat([rows.pick(behind), displaced]))
 
     def count_open(self, closed: Bools) -> int:
-        """Return the number of messages that ``open`` could return."""
+        """Return the number of deliverable messages, which ``open`` would return.
+
+        Args:
+          closed: which keys, by place, cannot be delivered now; bool[keys].
+        """
         return int(np.count_nonzero(self._table.there & ~closed)) + self._free.count
 
     def open(self, closed: Bools, most: int, *, all_heads: bool) -> tuple[Rows, Places]:
-        """Return the next deliverable rows, in order: heads, and rows without a key. All rows stay.
+        """Return the next deliverable rows, in order, without removing them.
 
-        ``lay_in`` must have been called.
+        These are heads of queues and rows without a key. ``lay_in`` must have been called.
 
         Args:
-          closed: the keys, by place, that are not deliverable.
+          closed: which keys, by place, cannot be delivered now; bool[keys].
           most: how many rows are wanted.
-          all_heads: whether to return all heads, however many.
+          all_heads: whether to return the heads of all queues that are not closed, however many.
 
         Returns:
-          The rows, and the place of the key of each, ``NO_PLACE`` for none.
+          The rows, and the place of each row's key, ``NO_PLACE`` for a row without a key.
         """
         assert not self._new
         table = self._table
@@ -146,7 +151,12 @@ class KeyQueues:
         return both.pick(order), np.append(at, np.full(free.height, NO_PLACE))[order]
 
     def take(self, rows: Rows, places: Places) -> None:
-        """Remove rows, in order, that ``open`` just returned; the rows behind them move up."""
+        """Remove rows that ``open`` has just returned; the next row of each queue becomes its head.
+
+        Args:
+          rows: some of the returned rows, in the same order.
+          places: the place of each row's key, as returned with the rows.
+        """
         self._count(rows, -1)
         free = places == NO_PLACE
         if free.any():
@@ -166,7 +176,13 @@ class KeyQueues:
         self.push(rows.pick(~np.isin(rows.offsets, offsets)))
 
     def recall(self, which: int, key: Key) -> Int64s:
-        """Remove a band's never-sent rows from a key on; return their offsets. O(rows)."""
+        """Remove the never-sent rows of a priority band from a position on. O(rows).
+
+        Returns the offsets of the removed rows.
+
+        Args:
+          key: the position in the delivery order, ``(due_ms, offset)``.
+        """
         rows = self.rows()
         rows = rows.pick(rows.attempts == 0)
         if rows.traits is not None:
@@ -188,16 +204,16 @@ class KeyQueues:
         return rows
 
     def rows(self) -> Rows:
-        """Return a copy of all rows, in no order, for a snapshot."""
+        """Return a copy of all rows, in no order."""
         return Rows.concat([self._queued(), *self._free.runs, *self._new])
 
     def never_sent(self, offsets: Int64s) -> Bools:
-        """Return which of these messages are here and were never sent; bool[n]. O(rows)."""
+        """Return which of these messages are ready and were never sent; bool[n]. O(rows)."""
         rows = self.rows()
         return np.isin(offsets, rows.offsets[rows.attempts == 0])
 
     def set_ageing(self, ageing_ms: int) -> None:
-        """Reorder all rows for another ``ageing_ms``."""
+        """Sort all rows again by the ranks for another ``ageing_ms``."""
         self._ageing_ms = ageing_ms
         self.push(self.drain())
 
@@ -206,12 +222,13 @@ class KeyQueues:
     def shorten(self, closed: Bools, most: int) -> Rows:
         """Remove and return the ends of long queues, so that ``most`` fresh rows are left.
 
-        Rows that were sent before stay, as do the rows before them in their queue, the heads of
-        queues that are not closed, and rows without a key. So more rows may be left. ``lay_in``
-        must have been called. O(rows).
+        Some rows always stay: rows that were sent before, the rows before them in their queue, the
+        heads of queues that are not closed, and rows without a key. So more rows may be left.
+        ``lay_in`` must have been called. O(rows).
 
         Args:
-          closed: the keys, by place, that are not deliverable.
+          closed: which keys, by place, cannot be delivered now; bool[keys].
+          most: how many fresh rows, which were never sent, may be left.
         """
         assert not self._new
         rows = self._queued()
@@ -263,7 +280,7 @@ class KeyQueues:
         table.heads.traits[places] = 0 if rows.traits is None else rows.traits
 
     def _move_up(self, places: Places) -> None:
-        """Replace the heads of these queues by their next rows; O(queues with more rows * runs)."""
+        """Make the next row of each of these queues its head; O(queues with more rows * runs)."""
         table = self._table
         table.there[places] = False
         places = places[table.behind[places] > 0]

@@ -1,9 +1,10 @@
-"""Key ranges: which consumer gets which slots.
+"""Key ranges: which consumer gets the messages of which slots.
 
-A consumer asks for an exact range, or lets the subscription assign one (``AUTO``). The slots
-outside exact ranges are divided equally among the ``AUTO`` consumers, in the order in which they
-joined. Consumers that ask for no range get the keys that are in no range; if there is no such
-consumer, those messages wait. A message without a key goes to any consumer.
+The *slot* of a message is a 16-bit hash of its key. A consumer asks for an exact range of slots, or
+lets the subscription assign one (``AUTO``). The slots outside exact ranges are divided equally
+among the ``AUTO`` consumers, in the order in which they joined. Consumers that ask for no range get
+the messages of the slots in no range. If there is no such consumer, these messages wait. A message
+without a key goes to any consumer.
 
 Pure: created again whenever a consumer joins or leaves.
 """
@@ -23,8 +24,8 @@ from escapement.errors import Conflict
 from escapement.message import Int64s
 from escapement.traits import AUTO, SLOTS, KeyRange, have_keys, key_slots
 
-_REST: Final = -1  # in no consumer's range
-_ANY: Final = -2  # without a key
+_REST: Final = -1  # the owner of a slot that is in no consumer's range
+_ANY: Final = -2  # the owner of a message without a key
 # The owners of all slots if no consumer asks for a range. Subscriptions share this array, because
 # it takes half a megabyte and most never need one of their own.
 _UNDIVIDED: Final = np.full(SLOTS, _REST, np.intp)
@@ -67,7 +68,7 @@ class KeyRanges:
         self._turn = 0
 
     def wanted(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return which rows have a consumer that gets them; bool[n]."""
+        """Return which rows some consumer is to get; bool[n]. The others wait."""
         if self._rest or rows.traits is None:
             return np.ones(rows.height, bool)
         owned: npt.NDArray[np.bool_] = self._owners[key_slots(rows.traits)] != _REST
@@ -77,13 +78,16 @@ class KeyRanges:
         """Return the slots whose consumers have no room; bool[SLOTS].
 
         Args:
-          room: how many messages each consumer may get.
+          room: how many messages each consumer can get now.
         """
         rest_has_none = not any(room[at] > 0 for at in self._rest)
         return np.array([*(left <= 0 for left in room), rest_has_none])[self._owners]
 
     def slots_beside(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return the slots of all consumers that get one of these rows for its key; bool[SLOTS]."""
+        """Return all slots of the consumers whose slots include the slot of a row; bool[SLOTS].
+
+        Slots in no range count as the slots of one consumer.
+        """
         there = np.zeros(self._consumers + 1, bool)  # the last: slots in no range
         if rows.traits is not None:
             there[self._owners[key_slots(rows.traits[have_keys(rows.traits)])]] = True
@@ -103,13 +107,14 @@ class KeyRanges:
 
         Args:
           open_rows: the positions of the deliverable rows, ascending.
-          room: how many messages each consumer may get.
-          most: how many rows to assign altogether; the first in order.
-          busy: how many messages each consumer has in flight, to give rows that several may get to
-            the least busy; None to take turns.
+          consumers: the same consumers as at the creation.
+          room: how many messages each consumer can get now.
+          most: how many rows to assign altogether; earlier rows are preferred.
+          busy: how many messages each consumer has in flight. A row that several consumers may get
+            then goes to the least busy of them. None to let them take turns.
 
         Returns:
-          For each consumer that gets rows its position and the positions of its rows.
+          For each consumer that gets rows, its position and the positions of its rows.
         """
         if not len(open_rows) or most <= 0:
             return []
@@ -152,10 +157,10 @@ class KeyRanges:
 
 
 def shorten(ready: Ready, most: int) -> Rows:
-    """Remove the last ready rows with a key, so that ``most`` rows are left that take room.
+    """Remove and return the last ready rows that have a key, so that ``most`` rows are left.
 
-    Rows without a key stay, because they go to any consumer. Rows that were sent before stay as
-    well, and take no room from now on. So more rows may be left. O(rows).
+    Rows without a key stay, because they go to any consumer. So more rows may be left. Rows with a
+    key that were sent before stay, too, but take no room in ``ready`` from now on. O(rows).
     """
     rows = ready.rows()
     if rows.traits is None:

@@ -1,14 +1,15 @@
 """A table of keys: whether each is busy, and the head of its queue.
 
-The table has the keys that are in use: a message of the key is ready or holds it. Keys have
-*places* in the table, in no order. Code that works with many keys finds their places once, by key
-hash (see ``escapement.traits``), and then works with columns. The table has all columns by key: the
-holders (:mod:`~escapement.broker.subscription.keys.busy_keys`), and the queue heads with the number
-of rows behind them (:mod:`~escapement.broker.subscription.keys.key_queues`).
+The table has the keys that are in use. A key is in use if a message of it is ready, or holds it
+because it is in flight or in retry. Keys have *places* in the table, in no order. Code that works
+with many keys finds their places once, by key hash (see ``escapement.traits``), and then works with
+columns. For each key, the columns have the message that holds it
+(:mod:`~escapement.broker.subscription.keys.busy_keys`), and the head of its queue of ready messages
+with the number of rows behind it (:mod:`~escapement.broker.subscription.keys.key_queues`).
 
-Places are valid until the next ``place``. Unused keys are removed when a new key finds no room, so
-memory follows the ready and held messages. Behind the last key, the columns are False: not busy,
-and without a head.
+Places are valid until the next call of ``place``. Unused keys are removed when a new key finds no
+room, so memory follows the messages that are ready or hold a key. In unused places behind the last
+key, ``busy`` and ``there`` are False.
 
 Invariants (``_check``): each key hash is in the table once, and is found at its place.
 """
@@ -25,7 +26,7 @@ from escapement.broker.subscription.priorities.ready import Rows
 from escapement.message import Bools, Int64s
 from escapement.traits import KEY_HASHES, SLOTS, hash_keys, have_keys, slots_of_key_hashes
 
-# The key hash of a message without a key, if the order is by key.
+# Stands for the key hash of a message without a key, if the order is by key.
 NO_KEY: Final = KEY_HASHES
 
 # The place of a missing key.
@@ -41,7 +42,7 @@ class KeyTable:
     """The keys in use of one subscription, in columns by place.
 
     Args:
-      whole: give all messages one key, 0.
+      whole: whether the whole topic is kept in order. All messages then have the key hash 0.
     """
 
     __slots__ = (
@@ -59,18 +60,18 @@ class KeyTable:
 
     def __init__(self, whole: bool) -> None:
         self.whole = whole
-        self._places = NumberMap()  # by key hash
-        self._height = 0  # keys, with unused ones
+        self._places = NumberMap()  # the place of each key, by key hash
+        self._height = 0  # how many keys are in the table, unused ones included
         self.key_hashes: Int64s = np.zeros(0, np.int64)
         self.busy: Bools = np.zeros(0, bool)
-        self.holders: Int64s = np.zeros(0, np.int64)  # the offset that holds each busy key
-        self.there: Bools = np.zeros(0, bool)  # whether the key has a head
-        self.behind: Int64s = np.zeros(0, np.int64)  # how many are behind the head
-        self.ranks: Int64s = np.zeros(0, np.int64)  # of heads
+        self.holders: Int64s = np.zeros(0, np.int64)  # the message that holds each busy key
+        self.there: Bools = np.zeros(0, bool)  # whether the key's queue has a head
+        self.behind: Int64s = np.zeros(0, np.int64)  # how many rows are behind the head
+        self.ranks: Int64s = np.zeros(0, np.int64)  # the ranks of the heads
         self.heads = Rows.none()._replace(traits=np.zeros(0, np.uint32))
 
     def key_hashes_of(self, rows: Rows) -> Int64s:
-        """Return the key hash of each row, ``NO_KEY`` for none; int64[n]."""
+        """Return the key hash of each row, ``NO_KEY`` for a row without a key; int64[n]."""
         if self.whole:
             return np.zeros(rows.height, np.int64)
         if rows.traits is None:
@@ -80,7 +81,10 @@ class KeyTable:
         return key_hashes if keyed.all() else np.where(keyed, key_hashes, NO_KEY)
 
     def find(self, key_hashes: Int64s) -> tuple[Places, Bools]:
-        """Return the places of these keys, and which are in the table; intp[n], bool[n]."""
+        """Return the places of these keys, and which keys are in the table; intp[n], bool[n].
+
+        The place of a key that is not in the table is 0.
+        """
         places = self._places.get(key_hashes)
         known = places >= 0
         return (places if known.all() else np.where(known, places, 0)), known
@@ -132,13 +136,21 @@ class KeyTable:
         self._places.put(self.key_hashes[: len(kept)], np.arange(len(kept)))
 
     def slots(self, which: Bools) -> Bools:
-        """Return the slots of these keys; bool[SLOTS]."""
+        """Return the slots of these keys; bool[SLOTS].
+
+        Args:
+          which: the keys, by place; bool[keys].
+        """
         found = np.zeros(SLOTS, bool)
         found[slots_of_key_hashes(self.key_hashes[which])] = True
         return found
 
     def among(self, slots: Bools) -> Bools:
-        """Return which keys have one of these slots; bool[keys]."""
+        """Return which keys, by place, have one of these slots; bool[keys].
+
+        Args:
+          slots: bool[SLOTS].
+        """
         found: Bools = slots[slots_of_key_hashes(self.key_hashes)]
         return found
 

@@ -1,10 +1,11 @@
 """Sorted rows behind the heads of their queues: a log-structured tree of runs.
 
-A run is sorted by key, rank and offset, and rows are taken from the beginning of each key. Each run
-is at least twice as long as the next. So a row is sorted only a few times, and the next rows of
-many keys are found by one search in each run.
+These are the ready messages of a subscription with an order that are not the first of their key. A
+run is sorted by key hash, rank and offset, and rows are taken from the beginning of each key. A new
+run is merged with shorter ones, so each run is at least twice as long as the next. So a row is
+sorted only a few times, and the next rows of many keys are found by one search in each run.
 
-Pure: it does not know which keys have a head.
+Pure: the heads themselves are in the key table.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from escapement.message import Int64s
 from escapement.sorting import argsort
 from escapement.storage.index.keys import sorted_order
 
-# The rank and the offset of a missing row: above all others.
+# The rank and the offset that stand for a missing row: above all others.
 _LAST: Final = (1 << 63) - 1
 _KEY_HASH_BITS: Final = 23
 _INT64_BITS: Final = 63  # without the sign
@@ -46,7 +47,7 @@ class SortedRuns:
         return sum(run.count for run in self._runs)
 
     def add(self, rows: Rows) -> None:
-        """Add rows in any order."""
+        """Add rows, in any order, as a new run; merge it with shorter runs."""
         parts, count = [rows], rows.height
         while self._runs and self._runs[-1].count < 2 * count:
             run = self._runs.pop()
@@ -56,9 +57,10 @@ class SortedRuns:
             self._runs.append(self._sorted(Rows.concat(parts)))
 
     def take_first(self, key_hashes: Int64s) -> Iterator[tuple[Int64s, Rows]]:
-        """Remove the first row of each of these keys; yield positions and rows, by run.
+        """Remove the first row of each of these keys, by rank and offset.
 
-        The caller must exhaust the iterator. O(keys * runs), faster if they ascend.
+        Yields, run by run, positions in ``key_hashes`` and the row of each. The caller must exhaust
+        the iterator. O(keys * runs), and faster if the key hashes ascend.
         """
         ranks, offsets = np.full(len(key_hashes), _LAST), np.full(len(key_hashes), _LAST)
         numbers = np.full(len(key_hashes), -1)
@@ -97,7 +99,7 @@ class SortedRuns:
 
 
 class _Run:
-    """Rows sorted by key, rank and offset; rows are taken from the beginning of each key."""
+    """Rows sorted by key hash, rank and offset; they are taken from the beginning of each key."""
 
     __slots__ = ("begins", "count", "ends", "key_hashes", "ranks", "rows")
 
@@ -111,7 +113,11 @@ class _Run:
         self.count = rows.height
 
     def take(self, which: Int64s) -> Rows:
-        """Remove the first row of each key at these positions; return the rows."""
+        """Remove the first row of each of these keys; return the rows.
+
+        Args:
+          which: the positions of the keys in ``self.key_hashes``.
+        """
         at = self.begins[which]
         self.begins[which] += 1
         self.count -= len(at)
@@ -138,7 +144,10 @@ class _Run:
 
 
 def queue_order(key_hashes: Int64s, ranks: Int64s, offsets: Int64s) -> Places:
-    """Return the order by key, rank and offset; linear if rows are a few sorted runs."""
+    """Return the positions that sort rows by key hash, rank and offset.
+
+    O(n) if the rows consist of a few sorted runs.
+    """
     low_rank, low_offset = int(ranks.min()), int(offsets.min())
     offset_bits = (int(offsets.max()) - low_offset).bit_length()
     rank_bits = (int(ranks.max()) - low_rank).bit_length()
