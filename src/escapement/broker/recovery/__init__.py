@@ -1,1 +1,1 @@
-"""From stored state to runtimes: the whole broker at a start, and a topic at its first use."""
+"""From stored state to objects in memory: the whole broker at a start, a topic at its first use."""

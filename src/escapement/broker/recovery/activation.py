@@ -1,7 +1,8 @@
 """The creation of the runtimes of topics and subscriptions from their stored state.
 
-A topic gets its runtime at its first use, or at recovery if the journal mentions it. Until then its
-state of the last checkpoint waits as bytes (broker/topic/passive_topics.py).
+A *runtime* is the objects in memory that serve a topic or a subscription. A topic with a runtime is
+active. It becomes active at its first use, or at recovery if the journal mentions it. Until then it
+is passive: its state of the last checkpoint is kept as bytes (broker/topic/passive_topics.py).
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from escapement.storage.index import KEY_MIN, DelayedIndex, Key
 
 
 class Activation:
-    """The factory of runtimes, which also knows the runtimes of all subscriptions.
+    """The factory of runtimes. It also has a map of all subscriptions that have a runtime.
 
     Args:
-      passive_topics: the stored state of passive topics. An active topic's state is taken out.
-      end_offsets: the end of the log, for topics that have grown since the checkpoint.
-      doubtful_until_ms: the time up to which an earlier broker may have made deliveries that it
-        did not record.
+      passive_topics: the stored state of passive topics. It is removed when a topic becomes active.
+      end_offsets: by topic id, the end of the log of topics that have grown since the last
+        checkpoint.
+      doubtful_until_ms: the time up to which an earlier broker may have delivered messages without
+        recording it.
+      on_change: called with a topic that got a new or another subscription.
+      on_dead: called with a subscription that has new dead messages.
     """
 
     def __init__(
@@ -65,8 +69,10 @@ class Activation:
         self._on_change = on_change
         self._on_dead = on_dead
         self.recovered_at_ms = clock.now_ms()
-        self.replaying = True  # the journal may still add to new runtimes
-        self.subscriptions: dict[int, Subscription] = {}  # all with a runtime, by id
+        # Whether the journal is being replayed. It may still add attempts to new subscriptions, so
+        # they are not begun.
+        self.replaying = True
+        self.subscriptions: dict[int, Subscription] = {}  # all that have a runtime, by id
 
     def topic(
         self,
@@ -94,20 +100,23 @@ class Activation:
         return topic
 
     def passivated(self, remains: Remains) -> None:
-        """Keep the state of a topic that no longer has a runtime."""
+        """Keep the state of a topic whose runtime is about to be dropped."""
         self._passive.keep(remains)
         for record in remains.records:
             del self.subscriptions[record.id]
 
     def new_subscription(self, topic: Topic, record: SubscriptionRecord) -> None:
-        """Create the runtime of a new subscription."""
+        """Create the runtime of a subscription that was just created."""
         self._subscription(topic, record, new=True)
         self._on_change(topic)
 
     def replace_subscription(
         self, topic: Topic, old: Subscription, record: SubscriptionRecord
     ) -> Subscription:
-        """Replace a subscription's runtime after a seek. Only its consumers are kept."""
+        """Replace a subscription's runtime after a seek, and return the new one.
+
+        The new runtime takes over the consumers of ``old`` and nothing else.
+        """
         del self.subscriptions[old.record.id]
         topic.groups.follow_seek(old.record.id, record.id)
         new = self._subscription(topic, record, new=True)
@@ -147,12 +156,13 @@ class Activation:
 
 
 def _first_mark(topic: Topic, record: SubscriptionRecord, *, new: bool) -> Key:
-    """Return where a subscription begins to read.
+    """Return the position in the delivery order from which a shared subscription reads the index.
 
     A new subscription also reads the messages that arrived while it was made durable.
     """
     if record.is_filling:
-        # Messages that were due before wait for the filler, which knows those that are forgotten.
+        # Messages that were due before the creation are read once the filler has marked those that
+        # the log has forgotten.
         begin_ms = record.created_at_ms + 1
     elif not new:
         return KEY_MIN

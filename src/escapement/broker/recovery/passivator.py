@@ -1,17 +1,19 @@
 """The passivator makes unused topics passive, so that memory follows the topics in use.
 
-The passivator acts when more than ``active_topics`` topics have a runtime. It then makes idle
-topics passive (broker/topic/passive_topics.py), in the order in which they became active. A passive
-topic needs no timer: it has no consumer, and its due messages wait in the index for the next one.
-``Registry.activate`` makes the topic active again. The topic is then as after a start.
+A topic is active if it has a *runtime*, its objects in memory. The passivator acts when more than
+``active_topics`` topics are active. It then makes idle topics passive
+(broker/topic/passive_topics.py), in the order in which they became active. A passive topic needs no
+timer: it has no consumer, and its due messages wait in the index for the next consumer.
+``Registry.activate`` makes the topic active again. The topic is then in the same state as after a
+start of the broker.
 
 A topic becomes passive in one synchronous step, and only under three conditions:
 
 1. It has not changed since the last checkpoint, and none of its items waits for a commit. So the
-   database has its whole state.
-2. It is idle (``is_idle``). So rows and records hold its whole state.
+   database has its whole durable state.
+2. It is idle (``is_idle``). So it has no other state in memory.
 3. No task refers to its runtime, as a weak reference shows. A task that looked the topic up and
-   waits for the database must not continue with an object that the registry has given up.
+   waits for the database must not continue with an object that the registry has dropped.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from escapement.broker.upkeep.progress import Progress
 from escapement.storage.commit.commit import CommitPipeline
 
 LOOK_S: Final = 1.0
-# Topics looked at in one synchronous step: a few milliseconds.
+# How many topics are examined in one synchronous step, which takes a few milliseconds.
 _STEP_TOPICS: Final = 64
-# When most topics are in use, the next round waits until the number of active ones has grown.
+# If a round leaves many topics active because they are in use, the next round begins when their
+# number has grown by this factor.
 _GROWTH: Final = 1.25
 
 
@@ -72,7 +75,10 @@ class Passivator:
                 most = max(self._active_topics, int(len(self._registry.active) * _GROWTH))
 
     async def round(self, stay: int = 0) -> None:
-        """Make idle topics passive, the longest active first, until ``stay`` topics are active."""
+        """Make idle topics passive, the longest active first, until ``stay`` topics are active.
+
+        First writes a checkpoint if topics have changed since the last one.
+        """
         if self._progress.touched:
             await self._checkpointer.checkpoint()
         active = self._registry.active
@@ -87,7 +93,10 @@ class Passivator:
             await trio.lowlevel.checkpoint()
 
     def _passivate(self, topic_id: int) -> None:
-        """Make a topic passive if the three conditions hold."""
+        """Make a topic passive if it is idle and no task refers to its runtime.
+
+        The caller has checked that the database has its whole durable state.
+        """
         topic = self._registry.active[topic_id]
         if not is_idle(topic):
             return

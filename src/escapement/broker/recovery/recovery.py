@@ -4,11 +4,12 @@
 2. Open the index, if its manifest fits this log and the last checkpoint. Otherwise discard it,
    and read the whole log again.
 3. Replay the journal behind the checkpoint: acknowledgements, attempts, producers. The journal
-   names the log rows that the index lacks. Each goes through ``Topic.recover``, which does what a
-   live group does.
+   names the log rows that the index lacks. ``Topic.recover`` adds the messages of each row, as a
+   live group commit does.
 
-Replaying an entry that the state already contains changes nothing, so the checkpoint may be newer
-than the manifest. The cost depends on the log since the last checkpoint, not on the number of
+This module does the first two steps, and :mod:`~escapement.broker.recovery.replay` the third.
+Replaying a journal entry that the state already contains changes nothing, so the checkpoint may be
+newer than the manifest. The cost depends on the log since the last checkpoint, not on the number of
 pending messages (B5).
 """
 
@@ -40,17 +41,18 @@ _STEP_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The stored state that a broker starts from, before it serves any of it."""
+    """The stored state that a broker starts from, as read from the database and the index."""
 
     connection: Connection
     log: Log
     state: State
     log_identity: str
     tail: JournalTail
-    lag_ends: Ends  # of the lag in the tail
+    lag_ends: Ends  # up to where in the journal the stored lag statistics reach
     index: DelayedIndex
-    index_positions: dict[int, JournalPosition]  # empty: the index is empty
-    rebuild: bool  # the index was discarded, or there never was one
+    # By lane, up to where in the journal the index has the messages; empty if the index is empty.
+    index_positions: dict[int, JournalPosition]
+    rebuild: bool  # whether the whole log must be read, because no usable index exists
 
     def missing(self) -> Iterator[list[LogRow]]:
         """Return the log rows that the index lacks, in order, in bounded steps. Blocking."""
@@ -59,7 +61,7 @@ class Ground:
         return self.log.read_rows(self.connection, self._missing_keys(), _STEP_BYTES)
 
     def _missing_keys(self) -> Iterator[RowKey]:
-        # The rows of a topic that was deleted since may be freed already.
+        # Leave out topics that were deleted since: their rows may be freed already.
         there = {topic.id for topic in self.state.topics}
         for row in self.tail.rows:
             known = self.index_positions.get(row.lane)
@@ -95,7 +97,8 @@ def survey(
                     " checkpoints since; rebuilding it"
                 )
                 index, manifest = _fresh_index(directory, limits), None
-        # Without a manifest, the journal names all rows only if no checkpoint ever trimmed it.
+        # Without a usable index, all log rows are needed. The journal names all of them only if no
+        # checkpoint has ever trimmed it.
         rebuild = manifest is None and any(at.seq for at in state.trims.values())
         return Ground(connection, log, state, identity, tail, lag_ends, index, positions, rebuild)
     except BaseException:

@@ -1,9 +1,10 @@
 """The replay of the journal behind the last checkpoint: the second half of recovery.
 
-The acknowledgements and attempts of the journal go to the cursors, its dedup keys and groups to
-their topics. The log rows that the index lacks go into it, in bounded steps. Whenever memory fills
-up, the replay writes a checkpoint. Until the replay has ended, such a checkpoint claims no more of
-the journal than the index had at the start. Otherwise a crash during recovery would lose the rest.
+The acknowledgements and attempts of the journal go to the subscriptions, its dedup keys and event
+groups to their topics. The log rows that the index lacks are added to it, in bounded steps.
+Whenever memory fills up, the replay writes a checkpoint. Such a checkpoint states that the index
+covers the journal only up to the position that it covered at the start. Otherwise, after a crash
+during the replay, the next start would not read the rest.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Replay:
         self._progress = progress
         self._checkpointer = checkpointer
         self._run = run
-        self._topic_of: dict[int, int] = {}  # by subscription id
+        self._topic_of: dict[int, int] = {}  # the topic id of each subscription, by its id
 
     async def run(self) -> None:
         """Replay the journal up to the last group commit."""
@@ -85,16 +86,20 @@ class Replay:
             yield replace(record, last_sequence=mark.last_sequence, last_offset=mark.last_offset)
 
     def _replay_ends(self) -> None:
-        """Let the next checkpoint write the ends of logs, which only the journal has.
+        """Let the next checkpoint write where the topics' logs end, which only the journal has.
 
-        That includes logs whose rows the index has: a checkpoint may have ended after its manifest
-        and before its state, and the next checkpoint trims the journal.
+        That includes topics whose log rows are all in the index. A broker may have died in a
+        checkpoint after it wrote the index's manifest and before it wrote the state. The next
+        checkpoint trims the journal.
         """
         for topic_id in self._ground.tail.next_offsets():
             self._topic(topic_id)
 
     async def _replay_moves(self) -> None:
-        """Replay the current due times, before any message. Later statements win."""
+        """Replay the new due times of moved messages, before any message is added to the index.
+
+        If a message was moved several times, the last due time counts.
+        """
         ground = self._ground
         steps = ground.tail.moved(ground.log, ground.connection, self._registry.exists)
         while (step := await self._run(next, steps, None)) is not None:
@@ -117,7 +122,7 @@ class Replay:
                 topic.amendments.cancelled.add(offsets)
 
     def _replay_lags(self) -> None:
-        """Replay the lag that the last checkpoint had not written."""
+        """Replay the lag statistics that the last checkpoint did not write."""
         for row, lag in behind(self._ground.lag_ends, self._ground.tail.rows):
             self._progress.lags.add(row.epoch, row.position.seq, lag)
 
@@ -129,7 +134,7 @@ class Replay:
                 subscription.attempts.recover(rows, table.next_ms, stored=False)
 
     def _replay_keys(self) -> None:
-        # Activate topics with stored keys at once, because the keys must be forgotten in time.
+        # Activate topics with stored dedup keys at once, because these keys expire.
         for topic_id in self._passive.keyed_topics:
             if self._registry.exists(topic_id):
                 self._registry.activate(topic_id)
@@ -154,14 +159,14 @@ class Replay:
                     topic.groups.forget_members(group)
 
     def _topic(self, topic_id: int) -> Topic | None:
-        """Return the runtime of a topic that the journal changes; None if it was deleted since."""
+        """Return the runtime of a topic that a journal entry changes; None if it was deleted."""
         if not self._registry.exists(topic_id):
             return None
         self._progress.touched.add(topic_id)
         return self._registry.activate(topic_id)
 
     def _subscription(self, subscription_id: int) -> Subscription | None:
-        """Return the runtime of a subscription; None if it was deleted since."""
+        """Return the runtime of a subscription that a journal entry changes; None if deleted."""
         topic_id = self._topic_of.get(subscription_id)
         if topic_id is None or self._topic(topic_id) is None:
             return None
