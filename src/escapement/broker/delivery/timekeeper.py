@@ -1,7 +1,7 @@
 """The one task that waits for time to pass, for all topics together.
 
-For each topic it is told when the topic next has work. The recurring schedules have one such time
-in common, under an id that no topic has. The task sleeps until the first of these times, but at
+``schedule`` sets the time at which a topic next has work. All recurring schedules together have one
+such time, under an id that no topic has. The task sleeps until the first of these times, but at
 most ``max_sleep_s``, so that it notices a jump of the wall clock. A topic without work to come has
 no entry and costs nothing.
 """

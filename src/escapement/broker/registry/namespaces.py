@@ -1,8 +1,8 @@
 """Namespaces: groups of topics of a tenant, with delay settings and a policy.
 
-The delay settings are the *tick*, at whose multiples delayed messages fall due, and the
-*granularity*, the time span of one partition of the delayed index. A namespace that is being
-deleted with everything in it is *condemned*: the broker creates nothing in it any more.
+The delay settings are the *tick*, by which a delayed message may be late, and the *granularity*,
+the time span of one partition of the delayed index. A namespace that is being deleted with
+everything in it is *condemned*: the broker creates nothing in it any more.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class DedupKeys:
         if self._budget.used + count > limit:
             raise Busy(
                 f"the limit of {limit} dedup keys is reached; "
-                "publish again when the windows of some have passed"
+                "publish again when the dedup windows of some keys have passed"
             )
 
     def hold(self, digests: Digests) -> None:

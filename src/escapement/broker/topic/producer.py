@@ -76,7 +76,7 @@ class Producer:
             raise self.fenced_error()
         if after > self.queued_sequence:
             raise SequenceGap(
-                f"sequence {sequence} follows {after}, which is not stored: send that first"
+                f"sequence {sequence} follows {after}, which is not stored; send {after} first"
             )
         known = min(max(self.queued_sequence - sequence + 1, 0), count)
         if known == count and sequence + count - 1 > self.last_sequence:
