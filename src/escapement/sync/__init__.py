@@ -10,10 +10,11 @@
                 with message:
                     handle(message.value)
 
-This package is a facade of the async client, which runs in an event loop in its own thread.
-Each call runs in that loop and waits for the result. All objects may be used from any number
-of threads. A call costs about 50 µs; if that is too much, use ``send_many``, ``submit`` and
-``batches``. Acknowledging by ``with message`` does not wait.
+The classes here are *facades* of the async client (``escapement.client``), which runs in an event
+loop in its own thread: each call runs a method of the async client in that loop, and waits for its
+result. All objects may be used from any number of threads. A call costs about 50 µs. If that is too
+much, use ``send_many``, ``submit`` and ``batches``. Acknowledging by ``with message`` does not
+wait.
 """
 
 from escapement.sync.broker import Broker

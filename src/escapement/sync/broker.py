@@ -1,4 +1,8 @@
-"""The blocking facade of ``escapement.Broker``."""
+"""The class ``Broker`` of the blocking client, a facade of ``escapement.Broker``.
+
+Each method calls the method of that class with the same name, and waits for its result. Arguments
+and errors are the same.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from escapement.sync.schedules import Schedules
 
 
 class Broker:
-    """A client of a broker, created by ``connect``, that reconnects when needed."""
+    """A client of a broker, created by ``connect``. It reconnects when the connection is lost."""
 
     def __init__(self, loop: Loop, broker: brokers.Broker) -> None:
         self._loop = loop
@@ -36,7 +40,7 @@ class Broker:
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        """The limits that the broker announced on the first connection."""
+        """The limits that the broker announced when the client connected first."""
         return self._broker.limits
 
     @property
@@ -45,13 +49,16 @@ class Broker:
         return self._broker.connected
 
     def producer(self, topic: str, **options: Any) -> Producer:
-        """Open a producer for a topic; options as for ``escapement.Broker.producer``."""
+        """Open a producer for a topic; ``options`` are those of ``escapement.Broker.producer``."""
         made = self._loop.call(self._broker.producer, topic, **options)
         return Producer(self._loop, made)
 
     @contextmanager
     def consumer(self, topic: str, subscription: str, **options: Any) -> Iterator[Inbox]:
-        """Open a consumer of a subscription; options as for ``escapement.Broker.consumer``."""
+        """Open a consumer of a subscription, for use with ``with``.
+
+        ``options`` are those of ``escapement.Broker.consumer``.
+        """
         context = self._broker.consumer(topic, subscription, **options)
         with self._loop.wrap_async_context_manager(context) as inbox:
             facade = Inbox(self._loop, inbox)
@@ -62,16 +69,16 @@ class Broker:
 
     @property
     def groups(self) -> Groups:
-        """The groups of messages, which publish a follow-up at group completion."""
+        """Requests about message groups, for which the broker publishes a message when finished."""
         return Groups(self._loop, self._broker.groups)
 
     @property
     def schedules(self) -> Schedules:
-        """The recurring schedules of the broker."""
+        """Requests about recurring schedules, by which the broker publishes again and again."""
         return Schedules(self._loop, self._broker.schedules)
 
     def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
-        """Return the ids of messages by their dedup keys; see ``escapement.Broker.find``."""
+        """Look up the ids of messages by their dedup keys; see ``escapement.Broker.find``."""
         return self._loop.call(self._broker.find, topic, dedup)
 
     def cancel(self, what: What | None = None, **options: Any) -> Outcomes:
@@ -97,23 +104,26 @@ class Broker:
         return self._loop.iterate(self._broker.read(topic, start, stop, **options))
 
     def peek(self, topic: str, **options: Any) -> Iterator[Upcoming]:
-        """Show the pending messages in the delivery order; see ``escapement.Broker.peek``."""
+        """Show the pending messages of a topic, next due first; see ``escapement.Broker.peek``."""
         return self._loop.iterate(self._broker.peek(topic, **options))
 
     def show(self, message: One, topic: str | None = None) -> MessageHistory:
-        """Return the history of a message; see ``escapement.Broker.show``."""
+        """Return the history and the state of a message; see ``escapement.Broker.show``."""
         return self._loop.call(self._broker.show, message, topic)
 
     def forecast(self, topic: str, **options: Any) -> Forecast:
-        """Count the messages that become due by time; see ``escapement.Broker.forecast``."""
+        """Count the messages that become due in each span of time.
+
+        See ``escapement.Broker.forecast``.
+        """
         return self._loop.call(self._broker.forecast, topic, **options)
 
     def pause(self, topic: str, subscription: str | None = None, **options: Any) -> None:
-        """Pause deliveries; see ``escapement.Broker.pause``."""
+        """Pause deliveries of a topic or a subscription; see ``escapement.Broker.pause``."""
         self._loop.call(self._broker.pause, topic, subscription, **options)
 
     def resume(self, topic: str, subscription: str | None = None) -> None:
-        """Resume deliveries; see ``escapement.Broker.resume``."""
+        """Resume deliveries of a topic or a subscription; see ``escapement.Broker.resume``."""
         self._loop.call(self._broker.resume, topic, subscription)
 
     def admin(self, verb: str, **arguments: Any) -> Any:

@@ -23,10 +23,10 @@ def connect(
     settings: Settings | None = None,
     backend: str = "asyncio",
 ) -> Iterator[Broker]:
-    """Connect to a broker, and stay connected until the block ends.
+    """Connect to a broker, and stay connected until the ``with`` block ends.
 
-    Args and errors are as for ``escapement.connect``. In addition, ``backend`` selects the
-    event loop, asyncio or trio.
+    The arguments and errors are those of ``escapement.connect``. In addition, ``backend`` selects
+    the library that runs the event loop, "asyncio" or "trio".
     """
     with start_blocking_portal(backend) as portal:
         connected = client.connect(url, name=name, stream_factory=stream_factory, settings=settings)

@@ -1,7 +1,8 @@
-"""The blocking facade of ``escapement.Inbox``, with its batches and messages.
+"""The class ``Inbox`` of the blocking client, a consumer, with its batches and messages.
 
-Any number of threads may receive messages. Acknowledgements of single messages are collected
-and passed to the event loop together.
+It is a facade of the async consumer, ``escapement.Inbox``, which runs in an event loop in another
+thread. Any number of threads may receive messages. Acknowledgements of single messages are
+collected, and passed to the event loop together.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ T = TypeVar("T")
 class Inbox:
     """A consumer of a subscription, created by ``Broker.consumer``.
 
-    Several threads may iterate over it; each message goes to one of them.
+    Several threads may iterate over it to receive messages. Each message goes to one of them.
     """
 
     def __init__(self, loop: Loop, inbox: inboxes.Inbox) -> None:
@@ -34,9 +35,10 @@ class Inbox:
         self._loop = loop
         self._inbox = inbox
         self._lock = Lock()  # guards _current and _row
-        self._current: Batch | None = None
-        self._row = 0
-        # Acknowledged offsets not yet passed to the event loop. One call of hand_over takes all.
+        self._current: Batch | None = None  # the batch from which messages are received
+        self._row = 0  # the row of its next message
+        # The offsets of acknowledged messages that are not passed to the event loop yet. One call
+        # of _pass_acks passes all of them, and _visit_planned is True while a call is planned.
         self._done: deque[int] = deque()
         self._visit_planned = False
 
@@ -46,14 +48,19 @@ class Inbox:
         return self._inbox.active
 
     def __iter__(self) -> Iterator[Message]:
-        """Wait for messages and yield them, until the consumer is closed."""
+        """Wait for messages and yield them, until this consumer is closed."""
         while (message := self.receive()) is not None:
             yield message
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """Wait for the next message; see ``escapement.Inbox.receive``.
+        """Wait for the next message and return it.
 
-        Returns None if no message arrives within ``timeout_s`` or the consumer is closed.
+        Args:
+          timeout_s: how long to wait, in seconds; None waits without limit. The wait for another
+            thread that is receiving does not count.
+
+        Returns:
+          The message, or None if none arrives in time or this consumer is closed.
         """
         with self._lock:
             if self._spent():
@@ -64,14 +71,21 @@ class Inbox:
             return Message(self._current, self._row - 1)
 
     def batches(self) -> Iterator[Batch]:
-        """Wait for batches of columns and yield them, until the consumer is closed."""
+        """Wait for batches of messages and yield them, until this consumer is closed."""
         while (batch := self.next_batch()) is not None:
             yield batch
 
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """Wait for the next batch; see ``escapement.Inbox.next_batch``.
+        """Wait for the next batch of messages and return it.
 
-        Returns None if no batch arrives within ``timeout_s`` or the consumer is closed.
+        If ``receive`` has returned some messages of a batch, this returns the rest of that batch.
+
+        Args:
+          timeout_s: how long to wait, in seconds; None waits without limit. The wait for another
+            thread that is receiving does not count.
+
+        Returns:
+          The batch, or None if none arrives in time or this consumer is closed.
         """
         with self._lock:
             batch = None
@@ -81,35 +95,47 @@ class Inbox:
             return batch or self._fetch(timeout_s)
 
     def ack(self, what: What, *, durable: bool = False) -> int | None:
-        """Acknowledge messages; see ``escapement.Inbox.ack``."""
+        """Acknowledge messages, so that they are not redelivered; see ``escapement.Inbox.ack``."""
         return self._call(self._inbox.ack, what, durable=durable)
 
     def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
-        """Acknowledge the messages from offset ``first`` to ``last``, both included."""
+        """Acknowledge the messages with offsets from ``first`` to ``last``, both included."""
         return self._call(self._inbox.ack_range, first, last, durable=durable)
 
     def nack(self, what: What, delay: Delay | None = None) -> None:
-        """Nack messages: they are redelivered after ``delay``, or after the usual back-off."""
+        """Negatively acknowledge messages, so that the broker redelivers them.
+
+        See ``escapement.Inbox.nack``.
+        """
         self._call(self._inbox.nack, what, delay)
 
     def release(self, what: What, delay: Delay | None = None) -> None:
-        """Release messages, without counting an attempt; see ``escapement.Inbox.release``."""
+        """Release messages, so that this delivery does not count as an attempt.
+
+        See ``escapement.Inbox.release``.
+        """
         self._call(self._inbox.release, what, delay)
 
     def extend(self, what: What, wait: Delay) -> int:
-        """Extend the ack deadline of messages; see ``escapement.Inbox.extend``."""
+        """Extend the time to acknowledge messages to at least ``wait`` from now.
+
+        See ``escapement.Inbox.extend``.
+        """
         return self._call(self._inbox.extend, what, wait)
 
     def seek(self, position: Where) -> None:
-        """Move the subscription to a position; see ``escapement.Inbox.seek``."""
+        """Move the subscription to another position; see ``escapement.Inbox.seek``."""
         self._call(self._inbox.seek, position)
 
     def flush_acks(self) -> None:
-        """Wait until all earlier acknowledgements are durable."""
+        """Wait until all acknowledgements before this call are durable.
+
+        Raises the errors of ``escapement.Inbox.flush_acks``.
+        """
         self._call(self._inbox.flush_acks)
 
     def _acknowledge(self, offset: int) -> None:
-        """Queue the acknowledgement of one message, without waiting."""
+        """Queue the acknowledgement of the message at ``offset``, without waiting."""
         self._done.append(offset)
         if not self._visit_planned:
             self._visit_planned = True
@@ -117,13 +143,13 @@ class Inbox:
 
     async def _pass_acks(self) -> None:
         """Pass the queued acknowledgements to the async consumer. Runs in the loop's thread."""
-        # Reset first: an acknowledgement queued from now on plans another call.
+        # This comes first, so that an acknowledgement queued from now on plans another call.
         self._visit_planned = False
         while self._done:
             self._inbox._done(self._done.popleft())
 
     def _spent(self) -> bool:
-        """Return whether the current batch has no messages left to receive."""
+        """Return whether no message of the current batch can be received any more."""
         current = self._current
         return (
             current is None
@@ -132,6 +158,8 @@ class Inbox:
         )
 
     def _fetch(self, timeout_s: float | None) -> Batch | None:
+        """Wait for the async consumer's next batch; None if none arrives in time."""
+
         async def fetch() -> Batch | None:
             await self._inbox._have_room()
             found = await self._inbox.next_batch(timeout_s)
@@ -159,34 +187,49 @@ class Inbox:
 
 
 class Batch(Delivery["Message"]):
-    """A batch of delivered messages, in columns of equal height.
+    """A batch of delivered messages, in columns with one row per message.
 
-    ``offsets`` and ``due_ms`` are int64 columns. Iterate over the batch, or index it, for
-    single messages.
+    ``offsets`` and ``due_ms`` (Unix milliseconds) are int64 columns. Iterate over the batch, or
+    index it, to get single messages.
     """
 
     __slots__ = ("rewinds",)
 
     _origin: Inbox
-    rewinds: int  # the consumer's number of seeks at delivery
+    rewinds: int  # how many seeks had made deliveries void when the batch was received
 
     def _view(self, row: int) -> Message:
         return Message(self, row)
 
     def ack(self, *, durable: bool = False) -> int | None:
-        """Acknowledge all messages of the batch; see ``Inbox.ack``."""
+        """Acknowledge all messages of the batch.
+
+        Args, the result and errors are as for ``escapement.Inbox.ack``.
+        """
         return self._origin.ack(self.offsets, durable=durable)
 
     def nack(self, delay: Delay | None = None) -> None:
-        """Nack all messages of the batch; see ``Inbox.nack``."""
+        """Negatively acknowledge all messages of the batch, so that the broker redelivers them.
+
+        Args:
+          delay: the broker redelivers them after this delay; None selects the back-off of the
+            subscription.
+        """
         self._origin.nack(self.offsets, delay)
 
     def release(self, delay: Delay | None = None) -> None:
-        """Release all messages of the batch; see ``Inbox.release``."""
+        """Release all messages of the batch, so that this delivery does not count as an attempt.
+
+        Args:
+          delay: the broker redelivers them after this delay; None means at once.
+        """
         self._origin.release(self.offsets, delay)
 
     def extend(self, wait: Delay) -> int:
-        """Extend the ack deadline of all messages of the batch; see ``Inbox.extend``."""
+        """Extend the time to acknowledge all messages of the batch to at least ``wait`` from now.
+
+        The result and errors are as for ``escapement.Inbox.extend``.
+        """
         return self._origin.extend(self.offsets, wait)
 
 
@@ -215,18 +258,28 @@ class Message(DeliveredRow):
             self._columns._origin._acknowledge(self.offset)
 
     def nack(self, delay: Delay | None = None) -> None:
-        """Nack the message: it is redelivered after ``delay``, or after the usual back-off."""
+        """Negatively acknowledge the message, so that the broker redelivers it.
+
+        Args:
+          delay: the broker redelivers it after this delay; None selects the back-off of the
+            subscription.
+        """
         self._columns._origin.nack(self.offset, delay)
 
     def release(self, delay: Delay | None = None) -> None:
-        """Release the message: this delivery does not count as an attempt."""
+        """Release the message, so that this delivery does not count as an attempt.
+
+        Args:
+          delay: the broker redelivers it after this delay; None means at once.
+        """
         self._columns._origin.release(self.offset, delay)
 
     def extend(self, wait: Delay) -> bool:
-        """Extend the ack deadline to at least ``wait`` from now.
+        """Extend the time to acknowledge the message to at least ``wait`` from now.
 
         Returns:
-          False if the message is no longer in flight at this consumer.
+          Whether the message is still in flight at this consumer. If not, the broker may have
+          delivered it to another consumer.
         """
         return bool(self._columns._origin.extend(self.offset, wait))
 

@@ -1,6 +1,7 @@
 """The event loop of a blocking client, which runs in its own thread.
 
-After the connection is closed, all calls raise ``Disconnected``.
+Other threads call async functions in this loop, and wait for the results. After the client has
+closed its connection, all calls raise ``Disconnected``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ T = TypeVar("T")
 
 
 class Loop:
-    """A portal into the event loop, which raises ``Disconnected`` after closing."""
+    """The calls that other threads make into the event loop, through a portal of anyio.
+
+    ``closed`` is True after the client has closed its connection.
+    """
 
     def __init__(self, portal: BlockingPortal) -> None:
         self.closed = False
@@ -30,11 +34,11 @@ class Loop:
     def call(self, act: Callable[P, Awaitable[T]], /, *arguments: P.args, **options: P.kwargs) -> T:
         """Run ``act`` in the event loop and return its result.
 
-        If Ctrl-C interrupts the wait, the call is cancelled in the event loop, so that a
-        message that it would have received stays in the delivery buffer.
+        If Ctrl-C interrupts the wait, the call is cancelled in the event loop. So a call that
+        receives a message does not lose it: the message stays with the consumer.
 
         Raises:
-          Disconnected: if this side has closed the connection.
+          Disconnected: if the client has closed its connection.
         """
         self.check()
         visit: _Visit[T] = _Visit(partial(act, *arguments, **options))
@@ -48,12 +52,16 @@ class Loop:
             raise
 
     def start_task_soon(self, act: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Run ``act`` in the event loop without waiting; raises as ``call``."""
+        """Start ``act`` in the event loop, and return a future for its result.
+
+        Raises:
+          Disconnected: if the client has closed its connection.
+        """
         self.check()
         return self._portal.start_task_soon(act)
 
     def iterate(self, found: AsyncIterator[T]) -> Iterator[T]:
-        """Iterate over an async iterator that yields no None."""
+        """Return a blocking iterator over the items of an async iterator, none of which is None."""
 
         async def following() -> T | None:
             return await anext(found, None)
@@ -63,18 +71,22 @@ class Loop:
     def wrap_async_context_manager(
         self, context: AbstractAsyncContextManager[T]
     ) -> AbstractContextManager[T]:
-        """Return an async context manager as a blocking one; raises as ``call``."""
+        """Return a blocking context manager that enters and exits ``context`` in the event loop.
+
+        Raises:
+          Disconnected: if the client has closed its connection.
+        """
         self.check()
         return self._portal.wrap_async_context_manager(context)
 
     def check(self) -> None:
-        """Raise ``Disconnected`` if this side has closed the connection."""
+        """Raise ``Disconnected`` if the client has closed its connection."""
         if self.closed:
             raise Disconnected("the connection was closed by this side")
 
 
 class _Visit(Generic[T]):
-    """One call into the event loop, which can be ended before, during and after its run."""
+    """One call of ``act`` in the event loop, which can be cancelled at any time, even before it."""
 
     def __init__(self, act: Callable[[], Awaitable[T]]) -> None:
         self._act = act
@@ -82,12 +94,14 @@ class _Visit(Generic[T]):
         self._ended = False
 
     async def pay(self) -> T:
+        """Run ``act`` and return its result. Raises ``Disconnected`` if ``end`` is called."""
         with CancelScope() as self._scope:
             if not self._ended:
                 return await self._act()
         raise Disconnected("the call was interrupted")
 
     def end(self) -> None:
+        """Cancel the call if it is running, and prevent it if it has not begun."""
         self._ended = True
         if self._scope is not None:
             self._scope.cancel()

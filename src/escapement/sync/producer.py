@@ -1,4 +1,4 @@
-"""The blocking facade of ``escapement.Producer``."""
+"""The class ``Producer`` of the blocking client, a facade of ``escapement.Producer``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Producer:
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next message. It starts after the last stored message."""
+        """The number (*sequence*) that the next message gets.
+
+        A new producer continues after the last message that the broker has stored under its name.
+        """
         return self._producer.next_sequence
 
     def send(self, value: Any, **options: Any) -> Receipt:
@@ -39,33 +42,45 @@ class Producer:
         return self._loop.call(self._producer.send, value, **options)
 
     def submit(self, value: Any, **options: Any) -> Future[Receipt]:
-        """Send one message without waiting; ``result()`` of the future is its receipt."""
+        """Send one message without waiting. ``result()`` of the future waits for the receipt.
+
+        ``options`` are those of ``escapement.Producer.send``.
+        """
         return self._loop.start_task_soon(partial(self._producer.send, value, **options))
 
     def send_many(self, values: Sequence[Any], **options: Any) -> Receipts:
-        """Send messages as one batch; see ``escapement.Producer.send_many``."""
+        """Send messages as one batch and wait until all are durable.
+
+        See ``escapement.Producer.send_many``.
+        """
         return self._loop.call(self._producer.send_many, values, **options)
 
     def send_batch(
         self, batch: MessageBatch, times: Times | None = None, **options: Any
     ) -> Receipts:
-        """Send a batch of columns; see ``escapement.Producer.send_batch``."""
+        """Send a batch of columns and wait until all messages are durable.
+
+        See ``escapement.Producer.send_batch``.
+        """
         return self._loop.call(self._producer.send_batch, batch, times, **options)
 
     def message(self, value: Any) -> MessageBuilder[Receipt]:
-        """Return a builder that describes a message step by step, and then sends it."""
+        """Return a builder with which to describe a message step by step and then send it."""
         return MessageBuilder(self.send, value)
 
     def close_group(self, group: str, subscription: str, then: FollowUp) -> Group:
-        """Close a group of the topic after all earlier sends; see ``Groups.close``."""
+        """Wait for all messages sent before, then close a group of this producer's topic.
+
+        See ``escapement.Groups.close``.
+        """
         return self._loop.call(self._producer.close_group, group, subscription, then)
 
     def flush(self) -> None:
-        """Wait until all messages sent before are durable or have failed."""
+        """Wait until all messages that were sent before this call are durable or have failed."""
         self._loop.call(self._producer.flush)
 
     def close(self) -> None:
-        """Wait for the outstanding receipts, then close the producer."""
+        """Wait until all messages are durable or have failed, then close this producer."""
         self._loop.call(self._producer.aclose)
 
     def __enter__(self) -> Producer:

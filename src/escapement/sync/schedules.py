@@ -1,4 +1,7 @@
-"""The blocking facade of ``escapement.client.administration.schedules``."""
+"""The class ``Schedules`` of the blocking client, a facade of ``escapement.Schedules``.
+
+An *occurrence* is one of the times at which a schedule publishes its message.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from escapement.sync.loop import Loop
 
 
 class Schedules:
-    """The recurring schedules of a broker; available as ``Broker.schedules``."""
+    """Requests about the recurring schedules of a broker; available as ``Broker.schedules``."""
 
     def __init__(self, loop: Loop, found: schedules.Schedules) -> None:
         self._loop = loop
@@ -19,26 +22,42 @@ class Schedules:
     def create(self, name: str, topic: str, value: Any = b"", **options: Any) -> Schedule:
         """Create a schedule that publishes ``value`` to ``topic`` repeatedly.
 
-        Options and errors are as for ``escapement.Schedules.create``.
+        ``options`` and errors are those of ``escapement.Schedules.create``.
         """
         return self._loop.call(self._schedules.create, name, topic, value, **options)
 
     def list(self, namespace: str | None = None) -> list[Schedule]:
-        """Return all schedules, or those of one namespace, ordered by name."""
+        """Return the schedules of a namespace, or of all namespaces, ordered by name."""
         return self._loop.call(self._schedules.list, namespace)
 
     def get(self, name: str) -> Schedule:
-        """Return one schedule, with its next ten times. Raises ``NotFound``."""
+        """Return one schedule, with the times of its next ten occurrences.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+        """
         return self._loop.call(self._schedules.get, name)
 
     def pause(self, name: str) -> Schedule:
-        """Pause a schedule until it is resumed. Raises ``NotFound``."""
+        """Pause a schedule: it publishes nothing until it is resumed.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+        """
         return self._loop.call(self._schedules.pause, name)
 
     def resume(self, name: str) -> Schedule:
-        """Resume a schedule with the next occurrence after now. Raises ``NotFound``."""
+        """Resume a paused schedule. The occurrences during the pause are not published.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+        """
         return self._loop.call(self._schedules.resume, name)
 
     def delete(self, name: str) -> None:
-        """Delete a schedule; the messages it published stay. Raises ``NotFound``."""
+        """Delete a schedule. The messages that it has published stay.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+        """
         self._loop.call(self._schedules.delete, name)
