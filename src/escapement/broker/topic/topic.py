@@ -167,9 +167,10 @@ class Topic:
         self._begin(subscription)
 
     def _introduce(self, subscription: SharedSubscription) -> None:
-        """Give a subscription a band for every priority if a message in the index has a priority.
+        """Create all priority bands of a subscription if the index has messages with priorities.
 
-        The subscription would otherwise notice such a message only when it has read that far.
+        Otherwise the subscription would create a band only when it finds a message for it, which
+        may be late in its backlog.
         """
         if self._index.has_priorities(self.id):
             subscription.bands.add_all()
