@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 # at most, and the job reports its progress after each step.
 _MESSAGES_AT_ONCE: Final = 10_000_000
 _TOPICS_AT_ONCE: Final = 500
-# The database divides topics into bundles, one for each lease. All topics are in bundle 0.
+# The database divides topics into bundles, each with one owner. So far, all topics are in bundle 0.
 _BUNDLE: Final = 0
 _SUFFIX: Final = ".zstd.parquet"
 
@@ -74,7 +74,7 @@ class Progress:
     topics: int  # finished topics
     of_topics: int  # all topics of the run
     messages: int  # archived messages
-    size_bytes: int  # of the archived files
+    size_bytes: int  # the size of the files with these messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ArchivedTopic:
 
     topic: str
     messages: int
-    size_bytes: int  # of the files
+    size_bytes: int  # the size of the files with these messages
     files: int
     first_offset: int
     last_offset: int
@@ -133,7 +133,9 @@ class _Task(NamedTuple):
     name: TopicName
     id: int
     before_ms: int  # only messages published before this time are archived
-    most: int  # the most messages to archive, without those that only restating rows have
+    # The most messages to archive. It does not count rescheduled and relocated messages whose first
+    # row the log has forgotten.
+    most: int
     since: int = 0  # the offset at which the topic's next step begins
 
 

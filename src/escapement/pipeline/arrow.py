@@ -6,7 +6,7 @@ lengths are summed up. The code does not loop over messages.
 
 Columns are built from buffers and read as buffers. pyarrow's conversions from lists and to arrays
 are not used, because they import pandas if it is installed. In a new process, that import takes
-longer than many tasks.
+longer than many tasks. Names of types such as ``BIGINT`` are those of Spark's SQL.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TYPES: Final[Mapping[str, Any]] = {
 
 
 def arrow_schema(columns: Sequence[tuple[str, bool]]) -> Any:
-    """Return the schema of some columns of a read.
+    """Return the Arrow schema of some columns of messages.
 
     Args:
       columns: names in ``READ_COLUMNS``, each with whether the column is nullable.
@@ -75,7 +75,7 @@ def instants(times_ms: Int64s) -> Any:
 
 
 def booleans(values: Bools) -> Any:
-    """Return a boolean column, for a filter."""
+    """Return a boolean column, to filter a record batch with."""
     packed = pa.py_buffer(np.packbits(values, bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, packed])
 

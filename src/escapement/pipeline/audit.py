@@ -63,7 +63,7 @@ _STRETCH: Final = 1_000_000
 _TOPICS_AT_ONCE: Final = 100
 # The maximum of attempts at an audit. Changes that force a new attempt are rare.
 _TRIES: Final = 5
-# The database divides topics into bundles, one for each lease. All topics are in bundle 0.
+# The database divides topics into bundles, each with one owner. So far, all topics are in bundle 0.
 _BUNDLE: Final = 0
 
 
@@ -215,7 +215,7 @@ class _Survey:
         except LogDamaged:
             if self._index.unchanged():
                 raise
-            return found  # a checkpoint has trimmed the journal: the audit starts again
+            return found  # a checkpoint has deleted journal entries, so the audit starts again
         self._stale = rows is None
         if rows is None:
             self._note(
@@ -260,7 +260,7 @@ class _Survey:
         if self._index is not None:
             for what in self._index.check():
                 self._note("", what)
-        keys: dict[str, Keys | None] = {}  # of the current topic only, to bound the memory
+        keys: dict[str, Keys | None] = {}  # the index's keys, of one topic at a time to save memory
         for stretch, found in zip(self.stretches, counted, strict=True):
             total = counts[stretch.topic]
             total.rows += found.rows
@@ -371,7 +371,7 @@ def _names(connection: Connection, wanted: Sequence[str]) -> list[TopicName]:
 def _states(
     engine: Engine, connection: Connection, names: Sequence[TopicName]
 ) -> Iterator[TopicState | NotFound | LogDamaged]:
-    """Yield the state of each topic in order, or the error for which the state cannot be read.
+    """Yield the state of each topic in order, or the error that reading the state raises.
 
     Topics are read in groups. If a state in a group is damaged, they are read one by one.
     """

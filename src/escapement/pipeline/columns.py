@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-# The columns of a read, unless the user's schema names some of them.
+# The columns of messages, with their types. A read returns all of them, unless the user's schema
+# names only some.
 READ_COLUMNS: Final[dict[str, str]] = {
     "topic": "STRING",
     "offset": "BIGINT",
@@ -20,7 +21,8 @@ READ_COLUMNS: Final[dict[str, str]] = {
     "state": "STRING",
     "payload": "BINARY",
 }
-# The type of an instant. TIMESTAMP means this type or another, depending on a setting.
+# Spark's type of a point in time. The name TIMESTAMP means this type or another one, depending on a
+# setting of Spark.
 INSTANT: Final = "TIMESTAMP_LTZ"
 # Columns that may be null: a message may have no key, and its attempts may be unknown.
 NULLABLE: Final = frozenset({"key", "attempt"})

@@ -47,7 +47,7 @@ class LagConfig:
     Args:
       source: the data source's options for the address of the log.
       topics: names of topics; empty for all topics.
-      within_ms: how far to look back, rounded down to the beginning of an hour.
+      within_ms: how far to look back from now. The first hour is included as a whole.
       output: the path of the Parquet, which must not exist yet; None to write no Parquet.
     """
 
@@ -70,8 +70,8 @@ class Lag:
     acknowledged: int
     unseen: int  # acknowledged while not in flight; not part of the statistics below
     redelivered: int  # messages with more than one delivery
-    # From the due time (or publication, where delays are ignored) to the last delivery: of messages
-    # with one delivery, and of messages with several.
+    # The time from the due time (or publication, if the subscription ignores delays) to the last
+    # delivery: ``late`` for messages with one delivery, ``late_again`` for those with several.
     late_p50_ms: int | None
     late_p90_ms: int | None
     late_p99_ms: int | None
@@ -80,7 +80,7 @@ class Lag:
     late_again_p90_ms: int | None
     late_again_p99_ms: int | None
     late_again_max_ms: int | None
-    # From the last delivery to the acknowledgement.
+    # The time from the last delivery to the acknowledgement.
     acked_after_p50_ms: int | None
     acked_after_p90_ms: int | None
     acked_after_p99_ms: int | None

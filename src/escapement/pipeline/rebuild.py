@@ -78,8 +78,8 @@ class RebuildConfig:
       data: the data directory of the broker that is to use the index; created if missing.
       log_url: the URL of the log, as for `escapement serve --log`; None for SQLite in ``data``. A
         missing user or password is read from the environment, as for the other jobs.
-      engine: where the index is computed; None for Spark if the session's master is a cluster, else
-        for this process.
+      engine: ``local`` to compute the index in this process, ``spark`` to do so in Spark's tasks.
+        None means ``spark`` if the master of the Spark session is a cluster, else ``local``.
       memory_bytes: the memory for messages until they are written; with Spark, that of each task.
         The local engine fills one half while it writes the other half as a segment.
       progress: called repeatedly with the progress, in the thread that runs the job. With Spark,
@@ -157,9 +157,9 @@ class Site:
     log: Log
     claims: Claims  # determines for each topic which messages the index must have
     now_ms: int
-    building: Building  # the new index
+    building: Building  # the new index, under construction
     renewal: _Renewal
-    done: Progress  # the function keeps it up to date
+    done: Progress  # the progress, which the function keeps up to date
     tell: Callable[[Progress], None]  # called with ``done`` to show the progress
 
 

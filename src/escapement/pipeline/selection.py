@@ -21,11 +21,11 @@ from escapement.message import Int64s
 from escapement.names import TopicName
 from escapement.pipeline.options import Options
 
-# Beyond every offset and every time.
+# A number above every offset and every time.
 END: Final = 1 << 62
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
-# The numbers that stand for these words in Kafka's JSON.
+# The numbers that stand for ``earliest`` and ``latest`` in the JSON of Kafka's options.
 _KAFKAS: Final = {"-2": EARLIEST, "-1": LATEST}
 
 # Groups of options of batch and streaming reads.

@@ -27,10 +27,10 @@ NEEDS_SPARK: Final = (
 _MASTER: Final = re.compile(
     r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
 )
-# The variable from which Spark's scripts take options for Java.
+# The environment variable from which Spark's scripts take options for Java.
 _JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
-# The variable by which spark-submit gives Python the port of the running Java. With spark-submit,
-# the user configures the Python of the workers.
+# The environment variable in which spark-submit gives Python the port of the running Java. If it is
+# set, spark-submit has started this process, and the user configures the Python of the workers.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 

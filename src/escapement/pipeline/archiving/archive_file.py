@@ -145,7 +145,7 @@ def _by_day(batch: Any) -> Iterator[tuple[int, Any]]:
 
 
 class FoundFile(NamedTuple):
-    """The findings about an archive file that was decoded to verify it."""
+    """Facts about an archive file, as computed by decoding it."""
 
     topic: str
     day: date
@@ -155,7 +155,7 @@ class FoundFile(NamedTuple):
 
 
 def decode(content: Any) -> FoundFile:
-    """Decode a whole archive file, given as a buffer, and return the findings.
+    """Decode a whole archive file, given as a buffer, and return facts about it.
 
     Raises:
       StorageError: if the file is damaged, has no messages, has a message twice, or has messages of

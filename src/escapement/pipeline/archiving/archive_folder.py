@@ -61,8 +61,8 @@ class Place(Protocol):
 class Ready(NamedTuple):
     """The verified files of one topic, which are still in the directory of their run."""
 
-    manifest: Manifest  # with the paths to which the files will be moved
-    offsets: OffsetSet  # of all messages in the files
+    manifest: Manifest  # lists the files, with the paths to which they will be moved
+    offsets: OffsetSet  # the offsets of all messages in the files
     names: tuple[str, ...]  # the names of the manifest's files in the run's directory
 
     @property

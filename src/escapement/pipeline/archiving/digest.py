@@ -97,7 +97,7 @@ def _parts(name: str, column: Any) -> Iterator[tuple[str, Buffer]]:
     there = present(column)
     yield f"{name} present", there.data
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        # A null value has no bytes.
+        # Null strings have no bytes, so they need no special treatment.
         _, where, data = column.buffers()
         places = np.frombuffer(where, np.int32, len(column) + 1, column.offset * 4)
         yield f"{name} lengths", np.diff(places).data

@@ -30,7 +30,7 @@ class Stored(NamedTuple):
 
     name: str  # the file's name in the shared directory
     digest: Digest  # of the messages that were encoded
-    found: FoundFile  # the findings about the bytes read back
+    found: FoundFile  # facts about the file, as computed from the bytes read back
 
 
 def store(shared: SharedDirectory, number: int, files: Iterable[Encoded]) -> Iterator[Stored]:

@@ -51,7 +51,7 @@ class Made(NamedTuple):
     """The files that all tasks wrote."""
 
     read: Digest  # of the messages as read from the log
-    files: dict[str, FoundFile]  # the findings about the files read back, by file name
+    files: dict[str, FoundFile]  # facts about the files, as read back, by file name
 
 
 def make(spark: SparkSession, address: LogAddress, parts: Sequence[Part], directory: str) -> Made:
@@ -151,7 +151,7 @@ def _row(content: Any) -> Any:
 
 
 def read_back(spark: SparkSession, directory: str) -> dict[str, FoundFile]:
-    """Read all files of a directory in Spark tasks. Return the findings about each, by name."""
+    """Read and decode all files of a directory in Spark tasks. Return facts about each, by name."""
 
     def found(files: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa

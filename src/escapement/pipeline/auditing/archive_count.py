@@ -30,7 +30,7 @@ from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.topic_state import TopicState
 
 _STEP_BYTES: Final = 8 << 20
-# Offsets added to a digest at once.
+# The range of offsets that is added to a digest in one step.
 _AT_ONCE: Final = 1 << 20
 _NONE: Final = np.zeros(0, np.int64)
 

@@ -35,7 +35,7 @@ _AHEAD: Final = 18
 # memory of the tables more often, which costs less than new memory from the system. They also leave
 # less to write after all rows are read. A broker keeps about a dozen segments.
 _SHARES: Final = 11
-# A table below this size is not written just to reach the target number.
+# A table below this size is not written just to reach the target number of segments.
 _LEAST_SHARE_BYTES: Final = 32 << 20
 
 
@@ -43,7 +43,7 @@ _LEAST_SHARE_BYTES: Final = 32 << 20
 class Progress:
     """The progress of the job ``rebuild``."""
 
-    messages: int = 0  # read from the log
+    messages: int = 0  # messages read from the log
     pending: int = 0  # pending messages, which were added to the index
     read_bytes: int = 0  # the size of the log rows read
     log_bytes: int = 0  # the size of the whole log, as of the last checkpoint
@@ -75,7 +75,8 @@ class Filling:
         wait: Wait[None],
         done: Progress,
     ) -> None:
-        """
+        """Create two empty tables.
+
         Args:
           building: the index under construction.
           claims: the data that determines which messages the index must have.

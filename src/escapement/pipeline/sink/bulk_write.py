@@ -60,7 +60,7 @@ WRITE_OPTIONS: Final = (
     "txnVersion",
     "report",
 )
-# A stream also has a checkpoint location, and Spark passes on the name of its query.
+# The options of a stream. Spark adds its own options, the checkpoint location and the query's name.
 STREAM_OPTIONS: Final = (*WRITE_OPTIONS, "checkpointLocation", "queryName")
 # Options whose values differ between any two streams.
 _TELLING: Final = ("checkpointLocation", "txnAppId")
@@ -120,7 +120,7 @@ class BulkWrite:
     report: str | None  # the path of the file for the report
     began_s: float  # when the write was planned, in Unix seconds
     start_ms: int  # the time from which delays count, by the database's clock
-    max_delay_ms: int  # times later than this after ``start_ms`` are refused
+    max_delay_ms: int  # the longest accepted time from ``start_ms`` to a due time
     null_times: str  # whether a null time is refused, or means now
 
     @classmethod
@@ -228,8 +228,8 @@ def _run_of(options: Options) -> str:
     The plan that aborts a batch should have the same prefix as the plan of its tasks. The two plans
     have only the options in common, so the prefix is a hash of these. Options may be the same for
     two streams, for example if Spark's configuration has the checkpoint location. Then the prefix
-    is random: otherwise, aborting a batch would give up what another stream has staged for its
-    batch of the same number.
+    is random. Otherwise, aborting a batch would abandon the messages that another stream has staged
+    for its batch of the same number.
     """
     if not any(map(options.text, _TELLING)):
         return secrets.token_hex(8)

@@ -16,7 +16,7 @@ from escapement.message import Blobs, Bools, Int64s, UInt8s, copy_strings
 _FIXMAP, _MAP16 = 0x80, 0xDE
 _FIXSTR, _STR8, _STR16, _STR32 = 0xA0, 0xD9, 0xDA, 0xDB
 _NIL: Final = 0xC0
-# The largest map that is encoded. Messages do not have larger maps.
+# The maximum number of entries of a map. Bulk writes refuse messages with more properties.
 MOST_ENTRIES: Final = 65_535
 
 

@@ -66,7 +66,7 @@ class RowReader:
       shape: the columns of the record batches.
       topic: the topic of rows without one; "" if each row must have one.
       start_ms: the time from which delays count, in Unix milliseconds.
-      max_delay_ms: times later than this after ``start_ms`` are refused.
+      max_delay_ms: the longest accepted time from ``start_ms`` to a due time.
       null_times: ``NULL_IS_REFUSED`` or ``NULL_IS_NOW``.
       partition: Spark's number of the partition, which errors name.
     """

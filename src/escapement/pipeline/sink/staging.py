@@ -32,7 +32,8 @@ from escapement.storage.inbox.job import Attempt, Counted, Tally
 # The target size of an inbox entry. The broker moves an entry into the topic's log in one commit.
 # Larger entries delay other publishers. Smaller ones have a higher commit cost per message.
 ENTRY_BYTES: Final = 2 << 20
-# The least size of a transaction, except the last: each COMMIT costs an fsync.
+# The least size of a transaction, except the last one of an attempt. Transactions are large because
+# each COMMIT costs an fsync.
 TRANSACTION_BYTES: Final = 4 << 20
 # The maximum size of messages gathered for all targets. Above it, all of them are put into inbox
 # entries, even if these are not full.

@@ -34,7 +34,7 @@ from escapement.storage.engine.base import Connection
 # The bounds of one part, which one task reads.
 _MOST_MESSAGES: Final = 1_000_000
 _MOST_FILES: Final = 64
-# The bounds of one record batch: the size of its data in the file before compression, and its rows.
+# The bounds of one record batch: the size of its data before compression, and the number of rows.
 _STEP_BYTES: Final = 8 << 20
 _MOST_ROWS: Final = 1 << 17
 # The maximum of rows in a record batch with a dictionary-encoded column of long values. Such a
@@ -172,7 +172,7 @@ def _read(
 
 
 def _rows_at_once(group: Any, needed: Set[str]) -> int:
-    """Return the number of a row group's rows that a record batch may have.
+    """Return the maximum number of rows of a record batch that is read from a row group.
 
     Args:
       needed: the names of the columns to read.

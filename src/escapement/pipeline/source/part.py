@@ -79,11 +79,11 @@ class Part:
 def parts_of_each(
     states: Sequence[tuple[TopicState, Selection]], together: int | None
 ) -> list[int | None]:
-    """Return how many parts each topic is to have, in proportion to its messages; at least one.
+    """Return the least number of parts for each topic, in proportion to its selected messages.
 
     Args:
-      together: the number of parts of all topics. If it is None, the result has None for each
-        topic.
+      together: the least number of parts of all topics together. If it is None, the result has None
+        for each topic.
     """
     if together is None:
         return [None] * len(states)

@@ -65,7 +65,7 @@ class ReadPlan:
     def _states(
         self, engine: Engine, connection: Connection
     ) -> Iterator[tuple[TopicName, TopicState]]:
-        """Yield the state of each topic. Raises ``NotFound`` if a topic does not exist."""
+        """Yield each topic to read and its state. Raises ``NotFound`` if a topic does not exist."""
         states = read_topics(engine, connection, self.topics)
         for topic, state in zip(self.topics, states, strict=True):
             if isinstance(state, NotFound):

@@ -30,7 +30,8 @@ class ReadAhead:
     def __init__(
         self, engine: Engine, readers: int, ahead: int, landing_bytes: int | None = None
     ) -> None:
-        """
+        """Prepare the threads. They connect when they fetch the first rows.
+
         Args:
           readers: the maximum number of connections.
           ahead: the maximum number of steps that are being fetched, or wait until they are used.

@@ -24,8 +24,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        # Both are checked on first use, because Spark replaces an error of the constructor with an
-        # error of its own.
+        # Options and schema are checked on first use, because Spark replaces an error of the
+        # constructor with an error of its own.
         self._options = options
         self._schema = schema
         # Where a query with Trigger.AvailableNow ends; None for other queries.
