@@ -31,7 +31,7 @@ _NONE: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Maps:
-    """The entries of a column of maps, joined: the names and the values of one map after another."""
+    """The entries of a column of maps, joined: those of the first map, then of the second, etc."""
 
     counts: Int64s  # the number of entries of each map
     names: Blobs

@@ -188,7 +188,7 @@ class Places:
             )
 
     def of(self, topic: TopicName) -> int | str:
-        """Return the place in a topic."""
+        """Return the place at which the read starts or ends in a topic."""
         return self._by_topic.get(topic, self._default)
 
     def _place(self, text: str) -> int | str:

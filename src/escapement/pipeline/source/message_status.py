@@ -62,7 +62,7 @@ class MessageStatuses:
     now_ms: int  # when the topic's state was read, by the database's clock
     cancelled: OffsetSet
     subscriptions: list[SubscriptionState]
-    one: bool  # true for the states in the only subscription given, false for those in the topic
+    one: bool  # true: states are those in the only subscription given; false: those in the topic
 
     @classmethod
     def of(
