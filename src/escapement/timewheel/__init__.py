@@ -1,4 +1,7 @@
-"""The hierarchical timing wheel. It depends on numpy alone; begin with ``wheel.py``."""
+"""The hierarchical timing wheel, which returns entries when they are due.
+
+It depends on numpy alone. Begin with ``wheel.py``.
+"""
 
 from escapement.timewheel.entries import Entries
 from escapement.timewheel.wheel import TimingWheel

@@ -1,7 +1,8 @@
-"""Entries of a timing wheel as columns, and their sort order.
+"""Entries of a timing wheel, stored as columns, and how they are sorted.
 
-The order is by time, then by id. Sorting dominates the cost of expiry, so ``sorted`` uses the
-cheapest of several algorithms that suits the values. All of them produce the same order.
+Entries are sorted by time, then by id. Sorting is most of the cost of returning due entries. So
+``sorted`` uses the cheapest of several algorithms that suits the values. All of them produce the
+same order.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp] | npt.NDArray[np.bool_]
 
-# For this many rows, one indirect sort costs less than a search for a cheaper algorithm.
+# Up to this many entries, the general algorithm costs less than a search for a cheaper one.
 _FEW: Final = 1500
-# numpy sorts 16-bit integers by radix: linear, and four times faster than by comparison.
+# numpy sorts 16-bit integers by radix: in linear time, and four times faster than by comparison.
+# So the radix sort is for times that span less than this.
 _RADIX_SPAN: Final = 1 << 16
-# The bits of a non-negative int64, into which a sort key is packed.
+# The bits of a non-negative int64, which must have room for a time and an id to sort by both.
 _KEY_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Columns of equal height: a time, an id and, optionally, a tag and a label.
+    """Entries in columns: each has a time, an id and, optionally, a tag and a label.
 
-    The caller defines the tags and labels. The receiver of entries owns their arrays: nothing
-    else changes them.
+    All columns have one row per entry. The user of the wheel decides what tags and labels mean. The
+    receiver of entries owns their arrays: no other code changes them.
     """
 
     when_ms: Int64s
@@ -42,12 +44,12 @@ class Entries:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the columns."""
+        """The size of the columns in bytes."""
         used = [column for column in (self.tags, self.labels) if column is not None]
         return self.when_ms.nbytes + self.ids.nbytes + sum(column.nbytes for column in used)
 
     def take(self, rows: Rows) -> Entries:
-        """Return the rows given by index or mask, in that order."""
+        """Return the entries in ``rows``, given by index (in that order) or as a boolean mask."""
         return Entries(
             self.when_ms[rows],
             self.ids[rows],
@@ -56,7 +58,7 @@ class Entries:
         )
 
     def slice(self, low: int, high: int) -> Entries:
-        """Return the rows from ``low`` to below ``high``, as views; O(1)."""
+        """Return the entries in the rows from ``low`` to below ``high``, as views; O(1)."""
         return Entries(
             self.when_ms[low:high],
             self.ids[low:high],
@@ -71,14 +73,20 @@ class Entries:
         return Entries(self.when_ms.copy(), self.ids.copy(), tags, labels)
 
     def owned(self) -> Entries:
-        """Return the same entries in arrays that keep no larger ones alive; O(1) if they do so."""
+        """Return the same entries, copied if their arrays are views of other arrays.
+
+        A view would keep the memory of the whole other array alive.
+        """
         columns = (self.when_ms, self.ids, self.tags, self.labels)
         views = any(column is not None and column.base is not None for column in columns)
         return self.copy() if views else self
 
     @staticmethod
     def concat(parts: Sequence[Entries]) -> Entries:
-        """Concatenate the parts. A part without tags or labels gets 0 if another part has them."""
+        """Join several entries to one, in order.
+
+        If only some parts have tags or labels, those of the others are 0.
+        """
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -91,10 +99,10 @@ class Entries:
         )
 
     def sorted(self) -> Entries:
-        """Return the entries sorted by time, then id. Ties keep their order.
+        """Return the entries sorted by time, then id. Equal entries keep their order.
 
-        O(n) if they are sorted already, or if ids ascend and the times span less than 65,536 ms,
-        as in a slot whose ids are assigned in order of arrival. O(n log n) otherwise.
+        O(n) if they are sorted already. Also O(n) if the ids ascend and the times span less than
+        65,536 ms, as in a slot of a wheel when ids grow in order of arrival. O(n log n) otherwise.
         """
         if len(self) < 2:
             return self
@@ -116,6 +124,7 @@ class Entries:
         return self.take(np.lexsort((self.ids, self.when_ms)))
 
     def _in_order(self) -> bool:
+        """Return whether the entries are sorted by time, then id."""
         steps = np.diff(self.when_ms)
         if int(steps.min()) < 0:
             return False

@@ -1,12 +1,16 @@
-"""The levels of a wheel, which decide the slot of an entry relative to the current tick.
+"""The levels of a timing wheel, which determine the slot of each entry.
 
-``Level`` holds up to 64 slots. ``Levels`` is a stack of them around the current tick: it lays out
-entries, turns to a later tick, and finds the next slot. It works with ticks and slots; the wheel
-handles staging, clocks and the order of entries.
+``wheel.py`` explains ticks, levels and slots, with an example. To *lay out* entries is to put them
+into their slots. To *turn* to a later tick is to take out the entries whose slots have come: the
+wheel has *passed* the slots before that tick, and has *entered* a slot that contains it.
 
-Invariants (``_check``): every entry lies in the slot that its tick and the current tick
-determine; a slot exists exactly while it holds entries; the highest level is not empty;
-the count is the number of entries.
+A ``Level`` has up to 64 slots. ``Levels`` is a stack of levels relative to the current tick: it
+lays out entries, turns to a later tick, and finds the next slot. The wheel handles staging, time
+and the order of entries.
+
+Invariants (``_check``): every entry lies in the slot that its tick and the current tick determine.
+A slot exists exactly while it has entries. The highest level is not empty. The count is the number
+of entries.
 """
 
 from __future__ import annotations
@@ -22,19 +26,22 @@ from escapement.timewheel.entries import Entries, Int64s
 from escapement.timewheel.slot import Slot
 from escapement.timewheel.staging import NEVER
 
-# 64 slots a level: six bits of the tick number a slot, and eleven levels hold every tick of an
-# int64.
+# Each level has 64 slots: a slot number is six bits of the tick. Eleven levels reach every tick of
+# an int64.
 SLOT_BITS: Final = 6
 SLOTS: Final = 1 << SLOT_BITS
 
 _SLOT_MASK: Final = SLOTS - 1
 
 
-Level = dict[int, Slot]  # by number, 0 to 63; only occupied slots
+Level = dict[int, Slot]  # the slots that have entries, by number from 0 to 63
 
 
 class Levels:
-    """Entries laid out around a tick. None of them is earlier than the tick."""
+    """The levels relative to the current tick, with their entries. No entry is before that tick.
+
+    Iterating yields all slots, from the lowest level to the highest.
+    """
 
     __slots__ = ("_count", "_earliest_ms", "_levels", "tick", "tick_ms")
 
@@ -53,7 +60,7 @@ class Levels:
             yield from level.values()
 
     def lay_out(self, entries: Entries) -> None:
-        """Copy entries into their slots; O(n)."""
+        """Copy entries into their slots, adding levels as needed; O(n)."""
         count = len(entries)
         if not count:
             return
@@ -80,7 +87,15 @@ class Levels:
 
     @staticmethod
     def _places(ticks: Int64s, ahead: Int64s, highest: int) -> npt.NDArray[np.uint16]:
-        """Return level and slot in one number, small enough to be sorted by radix."""
+        """Return the level and slot of each entry as ``64 * level + slot``.
+
+        The numbers have 16 bits, because numpy sorts these by radix.
+
+        Args:
+          ticks: the tick of each entry.
+          ahead: that tick exclusive-or the current tick.
+          highest: the highest level of an entry.
+        """
         levels = np.zeros(len(ticks), np.uint8)
         for level in range(1, highest + 1):
             levels += ahead >= 1 << (SLOT_BITS * level)
@@ -91,10 +106,15 @@ class Levels:
         return places
 
     def turn(self, tick: int) -> tuple[list[Slot], list[Slot]]:
-        """Turn to a later tick; remove and return the slots passed, in order, and the slot entered.
+        """Turn to a later tick, and remove the slots whose time has come.
 
-        The slot of the current tick itself counts as passed. Only levels that were laid out ahead
-        of their time have one. O(levels + slots removed).
+        Returns:
+          The slots passed, in order of time: all their entries are due. Then a list with the slot
+          entered, if any. It spans ``tick``, so only some of its entries are due, and the others
+          must be laid out again.
+
+        A slot of the tick before the turn is among the slots passed. It exists only if the levels
+        were laid out ahead of their time. O(levels + slots removed).
         """
         assert tick >= self.tick, (tick, self.tick)
         top = _level_of(tick ^ self.tick)
@@ -108,13 +128,16 @@ class Levels:
             passed += _take_below(self._levels[top], number)
             slot = self._levels[top].pop(number, None)
             if slot is not None:
-                # On the lowest level a slot is one tick, and that tick has come.
+                # On the lowest level, a slot is one tick, so all its entries are due.
                 (entered if top else passed).append(slot)
         self._took_out(sum(map(len, passed)) + sum(map(len, entered)))
         return passed, entered
 
     def adopt(self, lower: Levels) -> None:
-        """Take over levels laid out ahead and turned to this tick, as the lowest levels."""
+        """Take over the levels ``lower``, which were laid out ahead of time for the same tick.
+
+        They become the lowest levels, which must be empty.
+        """
         assert lower.tick == self.tick
         for number, level in enumerate(lower._levels):
             if number == len(self._levels):
@@ -126,7 +149,10 @@ class Levels:
         self._earliest_ms = None
 
     def next_to_enter(self) -> tuple[int, int] | None:
-        """Return the first tick and the size of the next slot that spans more than a tick."""
+        """Return the first tick and the number of entries of the next slot above the lowest level.
+
+        Returns None if there is no such slot.
+        """
         for number, level in enumerate(self._levels):
             if number and level:
                 slot_number = min(level)
@@ -136,7 +162,10 @@ class Levels:
         return None
 
     def take_from_next(self, count: int) -> Entries:
-        """Remove and return the first ``count`` entries of the slot of ``next_to_enter``."""
+        """Remove and return the first ``count`` entries of the slot that is entered next.
+
+        This is the slot of ``next_to_enter``, which must exist.
+        """
         level = next(level for level in self._levels[1:] if level)
         number = min(level)
         taken = level[number].take_first(count)
@@ -147,7 +176,7 @@ class Levels:
 
     @property
     def earliest_ms(self) -> int:
-        """The earliest time of all entries; ``NEVER`` if there are none.
+        """The earliest time of all entries, or ``NEVER`` if there are none.
 
         O(1), or O(entries of one slot) after a removal.
         """
@@ -157,6 +186,7 @@ class Levels:
         return self._earliest_ms
 
     def _took_out(self, count: int) -> None:
+        """Update the count and drop empty levels, after ``count`` entries were removed."""
         if count:
             self._count -= count
             self._earliest_ms = None
@@ -182,10 +212,13 @@ class Levels:
 
 
 def _take_below(level: Level, end: int) -> list[Slot]:
-    """Remove and return every slot with a number below ``end``, lowest first."""
+    """Remove and return the slots of a level with numbers below ``end``, lowest first."""
     return [level.pop(number) for number in sorted(level) if number < end]
 
 
 def _level_of(ahead: int) -> int:
-    """Return the highest level on which two ticks differ, given their exclusive or; else 0."""
+    """Return the highest level on which two ticks differ, given their exclusive-or.
+
+    Returns 0 if they are equal.
+    """
     return max(ahead.bit_length() - 1, 0) // SLOT_BITS

@@ -1,8 +1,8 @@
-"""One slot of a wheel: a growing collection of entries.
+"""One slot of a timing wheel: a growing collection of entries.
 
-The columns lie in one matrix, one matrix row each, with spare capacity at the end. Entries are
-copied in, so a slot never keeps a caller's larger array alive. The rows for tags and labels exist
-only after an entry with one arrived.
+The columns of the entries are the rows of one matrix, which has spare capacity at its end. Entries
+are copied into it, so a slot never keeps a caller's larger array alive. The matrix rows for tags
+and labels exist only after an entry with a tag or a label has arrived.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import numpy as np
 from escapement.timewheel.entries import Entries
 
 _WHEN, _ID, _TAG, _LABEL = 0, 1, 2, 3
-# A full slot grows by half: entries are copied twice on average, and at most a third of the
+# A full slot grows by half. So each entry is copied about twice, and at most a third of the
 # capacity is unused.
 _GROWTH: Final = 1.5
 
 
 class Slot:
-    """Entries in order of arrival."""
+    """The entries of one slot, in order of arrival."""
 
     __slots__ = ("_columns", "_end", "_first")
 
     def __init__(self, entries: Entries) -> None:
         self._columns = np.empty((_height(entries), len(entries)), np.int64)
-        self._first = 0  # entries before it have been taken
+        self._first = 0  # the index of the first entry; those before it were taken out
         self._end = 0
         self.put(entries)
 
@@ -35,7 +35,7 @@ class Slot:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the columns, unused capacity included."""
+        """The size of the matrix in bytes, including its unused capacity."""
         return int(self._columns.nbytes)
 
     @property
@@ -44,12 +44,12 @@ class Slot:
         return int(self._columns[_WHEN, self._first : self._end].min())
 
     def entries(self) -> Entries:
-        """Return the entries as views, which are valid until the slot changes; O(1)."""
+        """Return all entries as views, which are valid until the slot changes; O(1)."""
         columns = self._columns[:, self._first : self._end]
         return Entries(*columns)
 
     def put(self, entries: Entries) -> None:
-        """Copy entries in; amortised O(n)."""
+        """Add copies of entries; amortised O(n)."""
         end = self._end + len(entries)
         height = max(_height(entries), len(self._columns))
         if end > self._columns.shape[1] or height > len(self._columns):
@@ -66,7 +66,10 @@ class Slot:
         self._end = end
 
     def take_first(self, count: int) -> Entries:
-        """Remove and return the first ``count`` entries to arrive, or all; amortised O(count)."""
+        """Remove and return the ``count`` entries that arrived first; amortised O(count).
+
+        Returns all entries if there are fewer.
+        """
         taken = self.entries().slice(0, count).copy()
         self._first += len(taken)
         if self._first > len(self):
@@ -74,7 +77,7 @@ class Slot:
         return taken
 
     def _move(self, capacity: int, height: int) -> None:
-        """Copy the entries into new columns."""
+        """Copy the entries into a new matrix of ``height`` rows and ``capacity`` columns."""
         columns = np.empty((height, capacity), np.int64)
         count = len(self)
         columns[: len(self._columns), :count] = self._columns[:, self._first : self._end]
@@ -83,5 +86,5 @@ class Slot:
 
 
 def _height(entries: Entries) -> int:
-    """Return how many matrix rows the entries need."""
+    """Return how many matrix rows the entries need: 2, or 3 with tags, or 4 with labels."""
     return 4 if entries.labels is not None else 2 if entries.tags is None else 3

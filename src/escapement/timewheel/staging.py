@@ -1,7 +1,7 @@
-"""The staging area of a timing wheel: entries that are not laid out over the slots yet.
+"""The staging area of a timing wheel: entries that are not in the slots of the wheel yet.
 
-Arrays are kept without a copy, unless they are views of larger ones. The wheel lays out all of them
-when the earliest falls due, or when their number reaches a portion.
+The area keeps the arrays of arriving entries without a copy, unless they are views. The wheel moves
+all entries to its slots when the earliest falls due, or when the area is full.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from escapement.timewheel.entries import Entries
 
 # Later than every time.
 NEVER: Final = 1 << 63
-# Staging is full at this many arrays: each small array costs more than its entries.
+# The area is full when it has this many arrays, because a small array costs more than its entries.
 MAX_ARRAYS: Final = 1024
 
 
 class Staging:
-    """Staged entries in order of arrival."""
+    """The staging area of one wheel, with its entries in order of arrival.
+
+    ``earliest_ms`` is the earliest time of an entry, or ``NEVER`` if there are none.
+    """
 
     __slots__ = ("_count", "_parts", "earliest_ms")
 
@@ -25,7 +28,7 @@ class Staging:
         self.clear()
 
     def clear(self) -> None:
-        """Remove everything."""
+        """Remove all entries."""
         self.earliest_ms = NEVER
         self._parts: list[Entries] = []
         self._count = 0
@@ -35,30 +38,31 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the entries."""
+        """The size of the entries in bytes."""
         return sum(part.size_bytes for part in self._parts)
 
     def is_full(self, portion: int) -> bool:
-        """Whether the staged entries make up a portion."""
+        """Return whether there are ``portion`` entries, or too many arrays."""
         return self._count >= portion or len(self._parts) >= MAX_ARRAYS
 
     def put(self, entries: Entries, earliest_ms: int) -> None:
-        """Stage entries; ``earliest_ms`` is the earliest time in them. O(1), O(n) for views."""
+        """Add entries, of which ``earliest_ms`` is the earliest time. O(1), or O(n) for views."""
         self.earliest_ms = min(self.earliest_ms, earliest_ms)
         self._parts.append(entries.owned())
         self._count += len(entries)
 
     def parts(self) -> list[Entries]:
-        """Return everything staged."""
+        """Return all entries, in the parts in which they arrived."""
         return [*self._parts]
 
     def take(self) -> list[Entries]:
-        """Return everything staged and clear the staging area."""
+        """Remove and return all entries, in the parts in which they arrived."""
         parts = self._parts
         self.clear()
         return parts
 
     def _check(self) -> None:
+        """Assert that the count and the earliest time are those of the entries; O(size)."""
         assert self._count == sum(map(len, self._parts))
         found = [int(part.when_ms.min()) for part in self._parts]
         assert self.earliest_ms == min(found, default=NEVER)

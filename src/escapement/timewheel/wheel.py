@@ -18,14 +18,14 @@ all the slots of the level below:
     =====  ==================  ==========================  ==========================
 
 and so on; the eleventh level reaches the end of an int64. Levels exist only while they are
-needed, and slots only while they hold entries.
+needed, and slots only while they have entries.
 
 **Where an entry goes.** Write the current tick T and the entry's tick t (the first at or
 after its time) as digits to the base 64. The highest digit in which they differ gives the
 level, and t's digit there gives the slot. As t lies ahead of T and all higher digits agree,
-that slot lies ahead of T's own on its level. So a slot never holds two different rounds, every
-entry on a lower level is earlier than every entry on a higher one, and the lowest occupied
-slot of the lowest occupied level is due next.
+that slot lies ahead of T's own slot on its level. So a slot never has entries of two different
+rounds of its level. Every entry on a lower level is earlier than every entry on a higher one, and
+the lowest occupied slot of the lowest occupied level is due next.
 
 **A worked example**, with ticks of 1 s, at T = 130, in digits (2, 2). An entry for t = 135,
 (2, 7), differs in the last digit: level 0, slot 7. An entry for t = 200, (3, 8), differs in
@@ -35,19 +35,19 @@ the wheel enters slot 3 of level 1: it takes the entries out and lays them out a
 returns it. If the wheel goes from 130 to T = 10,000 at once, it takes out everything between
 slot by slot, without a visit to any of the 9,870 ticks.
 
-**Staging.** The wheel keeps arriving arrays as they are, and lays them out over the slots when
-the earliest of them falls due, or when many have gathered. So an arriving batch costs one
-comparison, small batches are laid out together, and entries that fall due with the earliest
-one never enter a slot.
+**Staging.** The wheel first keeps arriving arrays as they are, in its staging area. It *lays them
+out*, that is, puts the entries into slots, when the earliest of them falls due, or when many have
+gathered. So an arriving batch costs one search for its earliest time, small batches are laid out
+together, and entries that fall due with the earliest one never enter a slot.
 
-**Preparing.** Moving a slot with a million entries to lower levels takes tens of milliseconds,
-and everything that falls due meanwhile would be late. So the wheel empties the next such slot
-ahead of its time, one portion at each turn, into separate levels that are laid out as if the
-slot's first tick had come. When it comes, they become the lower levels. ``next_wake_ms`` asks
-for the turns that this takes.
+**Preparing.** When the wheel enters a slot, it moves the entries to lower levels. For a million
+entries this takes tens of milliseconds, and everything that falls due meanwhile would be late. So
+the wheel empties the next such slot ahead of its time, one portion at each turn, into separate
+levels. These are laid out as if the slot's first tick had come. When that tick comes, they become
+the lower levels. ``next_wake_ms`` makes sure that there are enough turns before.
 
-Invariants (``_check``): every entry lies in the slot that its tick and T determine; all entries
-that are staged or laid out lie ahead of T; the length is the number of entries.
+Invariants (``_check``): every entry lies in the slot that its tick and T determine. All entries
+are ahead of T. The length is the number of entries.
 """
 
 from __future__ import annotations
@@ -58,21 +58,26 @@ from escapement.timewheel.entries import NONE, Entries, Int64s
 from escapement.timewheel.levels import Levels
 from escapement.timewheel.staging import NEVER, Staging
 
-# Entries to lay out, or to move down ahead of time, in one step: about 0.3 ms of work, in
-# columns that fit a second-level cache. A slot of level 1 is entered 64 turns after the one
-# before it, so a million entries are moved down in time.
+# How many entries to lay out, or to move to lower levels ahead of time, in one step. This is about
+# 0.3 ms of work, in columns that fit a second-level cache. The wheel enters a slot of level 1 every
+# 64 ticks, which is time to prepare a million entries.
 PORTION_ENTRIES: Final = 16_384
 
 
 class TimingWheel:
-    """A timing wheel: entries by the time at which they are due.
+    """A timing wheel, which returns entries when they are due.
 
-    An entry for ``when_ms`` falls due at the first tick at or after it: at
-    ``ceil(when_ms / tick_ms) * tick_ms``. ``advance(now_ms)`` returns it if, and only if,
-    that is no later than ``now_ms``; hence never before its time. Ids need not be unique:
-    an entry inserted twice is returned twice.
+    An entry with the time ``when_ms`` falls due at the first tick at or after that time:
+    ``ceil(when_ms / tick_ms) * tick_ms``. ``advance(now_ms)`` returns the entry if this tick is not
+    later than ``now_ms``, so never before its time. Ids need not be unique: an entry that is
+    inserted twice is returned twice.
 
-    The wheel keeps arrays that the caller passes in, for a while. Do not change them afterwards.
+    The wheel keeps the arrays that the caller inserts for a while. Do not change them afterwards.
+
+    Args:
+      tick_ms: the length of a tick.
+      now_ms: the current time.
+      portion_entries: how many entries to move in one step.
     """
 
     __slots__ = ("_levels", "_now_ms", "_portion", "_prepared", "_staging", "tick_ms")
@@ -88,7 +93,8 @@ class TimingWheel:
         self._portion = portion_entries
         self._staging = Staging()
         self._levels = Levels(tick_ms, now_ms // tick_ms)
-        self._prepared: Levels | None = None  # the levels of a slot that is not entered yet
+        # The levels into which the next slot is emptied ahead of its time (see *Preparing*).
+        self._prepared: Levels | None = None
 
     def __len__(self) -> int:
         prepared = 0 if self._prepared is None else len(self._prepared)
@@ -96,19 +102,19 @@ class TimingWheel:
 
     @property
     def now_ms(self) -> int:
-        """The time given to the wheel last."""
+        """The latest time that the caller has given to the wheel."""
         return self._now_ms
 
     @property
     def turned_to_ms(self) -> int:
-        """The last tick passed: everything due up to here has been returned."""
+        """The time of the current tick. The wheel has returned all entries due up to this time."""
         return self._levels.tick * self.tick_ms
 
     @property
     def earliest_ms(self) -> int:
-        """The earliest time of all entries; ``NEVER`` if there are none.
+        """The earliest time of all entries, or ``NEVER`` if there are none.
 
-        O(1); O(entries of one slot) after a turn.
+        O(1), or O(entries of one slot) after a turn.
         """
         earliest_ms = min(self._staging.earliest_ms, self._levels.earliest_ms)
         if self._prepared is not None:
@@ -117,7 +123,7 @@ class TimingWheel:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the entries, unused capacity of slots included."""
+        """The memory of all entries in bytes, including the unused capacity of slots."""
         slots = sum(slot.size_bytes for levels in self._laid_out() for slot in levels)
         return slots + self._staging.size_bytes
 
@@ -130,10 +136,12 @@ class TimingWheel:
         tags: Int64s | None = None,
         labels: Int64s | None = None,
     ) -> Entries | None:
-        """Insert entries; return those due already (``when_ms <= now_ms``), sorted, or None.
+        """Insert entries, except those that are due already (``when_ms <= now_ms``).
 
-        The wheel does not keep the returned entries. O(n) comparisons now, O(n) copies at the next
-        turn.
+        Returns:
+          The entries that are due already, sorted, or None if there are none.
+
+        O(n) comparisons now, and O(n) copies at a later turn.
         """
         assert len(when_ms) == len(ids) == (len(ids) if tags is None else len(tags))
         assert labels is None or len(labels) == len(ids)
@@ -156,10 +164,11 @@ class TimingWheel:
     # -- removing ------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> Entries:
-        """Turn to ``now_ms`` and return what fell due, sorted by time, then id.
+        """Turn the wheel to ``now_ms``, and return the entries that fell due, sorted.
 
-        The cost depends on the entries returned and moved to a lower level, not on the time that
-        has passed. The time must not go back: drain the wheel into another one.
+        The cost depends on the number of entries that are returned or moved to a lower level, not
+        on the time that has passed. ``now_ms`` must not be earlier than before. If the clock was
+        set back, drain the wheel and insert the entries into a new one.
         """
         assert now_ms >= self._now_ms, f"time went back from {self._now_ms} to {now_ms}"
         self._now_ms = now_ms
@@ -189,9 +198,10 @@ class TimingWheel:
     def next_wake_ms(self) -> int | None:
         """Return the time at which to call ``advance`` next, or None if the wheel is empty.
 
-        It is the tick at which the earliest entry falls due. If a slot with many entries is to be
-        entered, it is a tick early enough to prepare that slot portion by portion. O(1); O(entries
-        of one slot) after a turn.
+        This is the tick at which the earliest entry falls due. If the next slot to enter has many
+        entries, the result is a tick early enough to prepare the slot one portion at a time.
+
+        O(1), or O(entries of one slot) after a turn.
         """
         earliest_ms = self.earliest_ms
         if earliest_ms == NEVER:
@@ -212,7 +222,8 @@ class TimingWheel:
     def drain(self) -> Entries:
         """Remove and return all entries, in no particular order. O(size).
 
-        They go into a wheel of another tick or time, or some of them back into this one.
+        Use it to move the entries to a wheel with another tick or time, or to remove some of them
+        and insert the others again.
         """
         everything = self.entries()
         self._staging.clear()
@@ -236,7 +247,7 @@ class TimingWheel:
         self._levels.lay_out(Entries.concat(self._staging.take()))
 
     def _move(self, entries: Entries) -> Entries:
-        """Lay out the entries that lie ahead and return the others."""
+        """Put entries into the slots of the current tick, and return those that are due."""
         ahead = entries.when_ms > self.turned_to_ms
         if ahead.all():
             self._levels.lay_out(entries)
@@ -245,10 +256,11 @@ class TimingWheel:
         return entries.take(~ahead)
 
     def _prepare(self) -> None:
-        """Move a portion of the next large slot into the levels that it will become.
+        """Move one portion of the next large slot into levels that are laid out for its first tick.
 
-        If an earlier large slot turns up while one is prepared, the prepared one stays, and the
-        earlier one is moved down at once when it is entered.
+        If entries of another large slot arrive that is earlier, the wheel goes on with the slot
+        that it is preparing. It moves the entries of the earlier slot all at once when it enters
+        that slot.
         """
         large = self._next_large_of(self._levels)
         if large is None:
@@ -262,7 +274,10 @@ class TimingWheel:
             self._prepared.lay_out(self._levels.take_from_next(portion))
 
     def _next_large_of(self, levels: Levels) -> tuple[int, int] | None:
-        """Return first tick and size of the next slot to enter, if it is worth preparing."""
+        """Return the first tick and the size of the next slot to enter, if that is a large one.
+
+        A slot is large if it has more than a portion of entries. Returns None if it is not.
+        """
         upcoming = levels.next_to_enter()
         return upcoming if upcoming is not None and upcoming[1] > self._portion else None
 
