@@ -94,7 +94,7 @@ class Moves:
 
     @property
     def empty(self) -> bool:
-        """Whether no message of the topic has been moved."""
+        """Whether the topic has no entries."""
         return not len(self._old.offsets) and not len(self._young.offsets)
 
     def put(self, offsets: Int64s, due_ms: Int64s, stale_ms: Int64s, bases: Int64s | int) -> None:

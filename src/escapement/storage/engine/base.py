@@ -52,7 +52,7 @@ class TransactionAborted(StorageError):
 
 
 class DuplicateKey(StorageError):
-    """Raised when an INSERT meets a row with the same key."""
+    """Raised when a row to insert has the same key as an existing row."""
 
     code = "duplicate_key"
 

@@ -73,8 +73,8 @@ DIALECT: Final = Dialect(
     share_lock=" LOCK IN SHARE MODE",
     update_lock=" FOR UPDATE",
     blob="LONGBLOB",
-    # utf8mb4_bin ignores trailing spaces when it compares. The nopad collations do not, and
-    # have a different name on each server.
+    # A "nopad" collation compares trailing spaces too, which utf8mb4_bin ignores. It has different
+    # names on MariaDB and MySQL, and each server reads only its own of these two comments.
     name=(
         "VARCHAR(255) CHARACTER SET utf8mb4 "
         "COLLATE /*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */"

@@ -61,8 +61,8 @@ _LONG_BYTES: Final = 1 << 16
 _HEADER = struct.Struct("<I")  # of a packet: three bytes of length, one of sequence number
 # The reply to COM_STMT_PREPARE: status, statement id, number of columns, number of parameters.
 _PREPARE_OK = struct.Struct("<xIHH")
-_EXECUTE = struct.Struct("<BIBI")  # command, statement id, flags, iterations
-_CLOSE = struct.Struct("<BI")  # command, statement id
+_EXECUTE = struct.Struct("<BIBI")  # COM_STMT_EXECUTE, statement id, flags, iterations
+_CLOSE = struct.Struct("<BI")  # COM_STMT_CLOSE, statement id
 
 # The two bytes that state the type of a parameter.
 _TYPE_NULL = struct.pack("<BB", FIELD_TYPE.NULL, 0)
@@ -73,7 +73,7 @@ _TYPE_BYTES = struct.pack("<BB", FIELD_TYPE.LONG_BLOB, 0)
 
 
 class _Statement:
-    """A prepared statement of one connection."""
+    """A prepared statement: its id on the server, and its numbers of columns and parameters."""
 
     __slots__ = ("columns", "id", "params")
 
@@ -155,7 +155,7 @@ class PreparedStatements:
             return statement
         if len(self._by_sql) >= MAX_PREPARED:
             _, oldest = self._by_sql.popitem(last=False)
-            self._send(_framed([_CLOSE.pack(_COM_STMT_CLOSE, oldest.id)]))  # has no reply
+            self._send(_framed([_CLOSE.pack(_COM_STMT_CLOSE, oldest.id)]))  # no reply comes
         packet = _framed([bytes([_COM_STMT_PREPARE]), sql.encode()])
         self._send(packet)
         self._wire._next_seq_id = packet.reply_number

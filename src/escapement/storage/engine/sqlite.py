@@ -262,7 +262,8 @@ def _translated(error: sqlite3.Error, location: str) -> StorageError:
     text = f"{location}: {error}"
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
-        # The sqlite3 module's own errors have no code. Only a closed connection matters.
+        # Errors of the sqlite3 module itself have no code. If the error is that the connection is
+        # closed, the connection counts as lost.
         closed = isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
         return StorageUnavailable(text) if closed else StorageError(text)
     if code in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE):

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-# The most values in one statement, so that its text is not long.
+# A statement has at most this many values, so that its text is short.
 MAX_VALUES: Final = 512
 
 

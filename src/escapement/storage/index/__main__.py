@@ -34,7 +34,7 @@ def _end_with_the_parent() -> None:
 def main() -> int:
     """Merge the segments of the job on standard input, and return the process's exit code."""
     os.nice(_NICENESS)
-    with suppress(OSError):  # not Linux, or a kernel without autogroups
+    with suppress(OSError):  # the file exists only on Linux, and not with every kernel
         Path("/proc/self/autogroup").write_text(str(_NICENESS), "ascii")
     job = Job.decode(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_parent, daemon=True).start()

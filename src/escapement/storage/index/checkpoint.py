@@ -160,7 +160,7 @@ class Checkpoint:
         for topic_id in sorted({t for generation in self.generations for t in generation.topics}):
             tables: list[MemoryTable] = []
             for generation in self.generations:
-                topic = generation.topics.get(topic_id)  # None if the topic was deleted meanwhile
+                topic = generation.topics.get(topic_id)  # None if it has no messages of the topic
                 tables += topic.tables if topic is not None else []
             if not tables:
                 continue

@@ -48,7 +48,7 @@ _NARROW_BYTES: Final = 32
 
 
 class Strings(Protocol):
-    """A column of byte strings: ``data`` has their bytes, ``starts`` where each string begins."""
+    """A column of byte strings: the bytes of all, and the start and the length of each in these."""
 
     @property
     def data(self) -> Buffer: ...
@@ -367,7 +367,8 @@ def _from_cells(lengths: UInt32s, width: int, used: Sequence[tuple[Pick, Strings
       used: each pick with the column of its source.
     """
     (places, _, rows), source = used[0]
-    if len(places) == len(lengths) and _are_neighbours(places):  # the usual case, one copy less
+    # In the usual case, one source has all strings in order, and no cells have to be rearranged.
+    if len(places) == len(lengths) and _are_neighbours(places):
         cells = cells_of(source.data, source.starts[rows], lengths, width)
         return Blobs(lengths, _cut(cells, lengths).data)
     cells = np.empty(len(lengths), np.dtype((np.void, width)))

@@ -39,8 +39,8 @@ class Key(NamedTuple):
         return Key(self.due_ms, self.offset + 1)
 
 
-KEY_MIN: Final = Key(0, 0)  # before every message
-KEY_MAX: Final = Key((1 << 63) - 1, (1 << 63) - 1)  # past every message
+KEY_MIN: Final = Key(0, 0)  # the position before all messages
+KEY_MAX: Final = Key((1 << 63) - 1, (1 << 63) - 1)  # the position after all messages
 
 NO_KEYS: Final[Keys] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 

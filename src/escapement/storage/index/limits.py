@@ -14,7 +14,7 @@ from escapement.storage.index.segments.segment import BLOCK_ROWS
 
 @dataclass(frozen=True, slots=True)
 class IndexLimits:
-    """The bounds of one index, and sizes that only tests change."""
+    """The bounds of one delayed index, with their defaults."""
 
     # The memory of messages that are in no segment yet. When half of it is used, the index asks
     # for a checkpoint: new messages need the other half until the checkpoint is on disk.

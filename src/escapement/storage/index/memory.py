@@ -69,7 +69,8 @@ class MemoryTable:
 
     def __init__(self, row_capacity: int, size_bytes: int) -> None:
         capacity = min(max(row_capacity, _FIRST_ROWS), TABLE_ROWS)
-        self._array: Int64s = np.empty((2, capacity), np.int64)  # due_ms, offsets
+        # The first row of the array has the due times, the second one the offsets.
+        self._array: Int64s = np.empty((2, capacity), np.int64)
         self.columns = GrowingColumns(capacity, size_bytes)
         self.traits: UInt32s | None = None
         self.most_traits = 0
@@ -90,7 +91,9 @@ class MemoryTable:
 
     @property
     def due_ms(self) -> Int64s:
-        count = self.count  # read first, so that the array has at least that many rows
+        # Another thread may append meanwhile. It changes the count last, so the count is read
+        # before the array, which then has at least that many rows.
+        count = self.count
         return self._array[0, :count]
 
     @property
@@ -191,9 +194,11 @@ class MemoryTable:
           offsets: the offset of each key, in the table's ``offset_range``.
         """
         own = self.offsets
-        own_ms = self.due_ms  # read second, so that it is at least as long
+        # Another thread may append meanwhile. Read after the offsets, this column is at least as
+        # long as they are.
+        own_ms = self.due_ms
         first = int(own[0])
-        if int(own[-1]) - first + 1 == len(own):  # contiguous
+        if int(own[-1]) - first + 1 == len(own):  # the table's offsets have no gaps
             rows = offsets - first
             there = own_ms[rows] == due_ms
         else:

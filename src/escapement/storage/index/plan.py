@@ -378,7 +378,7 @@ class Fetch:
             if not found:
                 continue
             if not picks and len(found) == 1 and len(found[0].places) == len(missing):
-                only = found[0]  # the usual case
+                only = found[0]  # the usual case: all messages are in one block of one source
                 return [only._replace(places=missing[only.places])], missing[:0]
             left = np.ones(len(missing), np.bool_)
             for places, columns, rows in found:
@@ -410,7 +410,8 @@ class Fetch:
             if low == high:
                 continue
             asked = np.arange(low, high)
-            if not left[low:high].all():  # ranges may overlap
+            # The ranges of tables may overlap, so an earlier table may have some of these messages.
+            if not left[low:high].all():
                 asked = asked[left[low:high]]
             for found, columns, rows in store.find(due_ms[asked], offsets[asked]):
                 left[asked[found]] = False

@@ -15,7 +15,7 @@ from escapement.storage.index.columns import Columns
 from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
 from escapement.storage.index.plan import Landmarks, Source
 
-# A row number has this many bits, which bounds the rows of a table.
+# The number of bits of a row number in a packed key. It bounds the rows of a memory table.
 ROW_BITS: Final = 16
 _ROW_MASK: Final = (1 << ROW_BITS) - 1
 

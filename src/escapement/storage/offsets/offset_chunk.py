@@ -203,7 +203,7 @@ def members(full: BitMap64, low: int, high: int) -> Iterator[int]:
 def encode_chunk(chunk: BitMap) -> bytes:
     """Encode a bitmap as the bytes of a row: a checksum, then roaring's portable form.
 
-    Also changes the bitmap's representation in memory to the smallest one.
+    Also packs the bitmap itself, so that it takes less memory.
     """
     chunk.run_optimize()
     body: bytes = chunk.serialize()

@@ -53,7 +53,7 @@ _WINDOW_ROWS: Final = 1 << 16
 # Inputs of less than this size in total are merged in the calling thread: a process takes 0.3 s to
 # start, and this much is merged in that time.
 _SMALL_BYTES: Final = 8 << 20
-# How much of a segment is live is estimated from this many of its largest topics.
+# The share of a segment's messages that are live is estimated from this many of its largest topics.
 _ASKED_TOPICS: Final = 1024
 # The exit code of the child process when an input is damaged.
 EXIT_DAMAGED: Final = 3
@@ -86,11 +86,11 @@ class Job:
     block_rows: int
     cache_bytes: int
     dropped: list[int]  # the ids of topics to leave out
-    dead: dict[str, Any]  # file: offsets of messages to leave out
-    early: dict[str, Any]  # file: offsets of messages to leave out if they are due early enough,
-    before_ms: dict[str, Any]  # file: that is, before this time, for each offset of ``early``
-    outdated: dict[str, Any]  # file: offsets of messages of which one key at most is needed,
-    staying_ms: dict[str, Any]  # file: that is, the key due at this time
+    dead: dict[str, Any]  # a file with offsets of messages to leave out
+    early: dict[str, Any]  # a file with offsets of messages to leave out if due early enough
+    before_ms: dict[str, Any]  # a file: for each message of ``early``, the time it must be before
+    outdated: dict[str, Any]  # a file with offsets of messages that need at most one key
+    staying_ms: dict[str, Any]  # a file: for each message of ``outdated``, that key's due time
     due_until_ms: int  # ``dead`` and ``early`` do not apply to messages due after this time
     far_ms: int  # messages due from this time on are not read for a while
 
@@ -252,7 +252,7 @@ class Compaction:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # index/__main__.py explains why
+            start_new_session=True,  # so that its low priority counts (see index/__main__.py)
         )
         if self._given_up:
             self._child.kill()

@@ -159,7 +159,7 @@ Block = KeyBlock | MessageBlock | TraitBlock
 
 
 class BlockCache:
-    """A cache of the most recently read blocks of all segments, bounded in bytes; thread-safe."""
+    """A cache of the most recently used blocks of all segments, bounded in bytes; thread-safe."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes

@@ -81,7 +81,7 @@ class DirectFile:
         return self._descriptor
 
     def close(self) -> None:
-        """Close the file; may be called again."""
+        """Close the file. Further calls do nothing."""
         if self._open:
             self._open = False
             self._pool.shutdown()

@@ -53,7 +53,7 @@ _STEP_BLOCKS: Final = 8
 
 
 class SegmentWriter:
-    """Writes one segment, topic after topic in ascending ids, keys ascending in each."""
+    """Writes one segment: topics in ascending order of ids, the messages of each in key order."""
 
     def __init__(
         self,
