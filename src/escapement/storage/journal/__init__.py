@@ -1,1 +1,4 @@
-"""The journal: what each group commit did, as changes to the state of the last checkpoint."""
+"""The journal: the changes that each group commit made since the last checkpoint.
+
+Begin with ``journal.py``.
+"""

@@ -1,8 +1,10 @@
 """A journal entry as bytes: what one group commit did, except the data of its log rows.
 
-An entry consists of columns: the rows written to the log, the offsets that subscriptions
-acknowledged, the attempts counted, the progress of each producer, the dedup keys of messages, the
-groups of messages, and the additions that acknowledgements make to the lag. Layout,
+An entry consists of columns: the keys of the rows written to the log, the offsets that
+subscriptions acknowledged, the attempts of messages, the progress of each producer, the dedup keys
+of new messages, the event groups of new messages, and the *lag* of the acknowledgements (how late
+they were, storage/encoding/lag.py). Cancelled and *lapsed* offsets are stored among the
+acknowledged ones, under other ids (:func:`cancellations_id`, :func:`lapses_id`). Layout,
 little-endian::
 
     version u8 | 0 u8 x3 | rows u32 | acks u32 | attempts u32 | producers u32 | crc32 u32
@@ -46,8 +48,9 @@ from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 from escapement.storage.log.log_table import RowKey
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
-# Version 1 has none of the optional parts. Each later version adds one: dedup keys, groups, lags,
-# attempts. An entry has the lowest version with all the parts that it needs.
+# The version of an entry tells which optional parts it may have. Version 1 has none. Each later
+# version adds one: dedup keys, event groups, lags, attempts. An entry has the lowest version with
+# all the parts that it needs.
 _VERSION: Final = 1
 _KEYED: Final = 2
 _TRIED: Final = 5
@@ -56,29 +59,34 @@ _HEAD: Final = struct.Struct("<BxxxIIII")
 _START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
 
-# Subscription ids are lower.
+# The bit that marks the id for a subscription's lapsed offsets. Subscription ids are lower.
 _LAPSED: Final = 1 << 62
 
 Table = npt.NDArray[np.int64]
 
 
 def cancellations_id(topic_id: int) -> int:
-    """Return the id under which a topic's cancellations are stored among the acknowledgements."""
+    """Return the id under which the offsets of a topic's cancelled messages are stored.
+
+    It takes the place of a subscription's id.
+    """
     return -topic_id
 
 
 def lapses_id(subscription_id: int) -> int:
-    """Return the id for a subscription's lapsed offsets; its own inverse.
+    """Return the id under which the lapsed offsets of a subscription are stored.
 
-    Lapsed offsets expired or were dropped before any delivery.
+    *Lapsed* messages expired or were dropped before any delivery. The function is its own inverse:
+    it returns the subscription's id for the id of its lapsed offsets.
     """
     return subscription_id ^ _LAPSED
 
 
 class Acked(NamedTuple):
-    """Offsets that a subscription acknowledged; sorted when read back.
+    """Offsets that a subscription acknowledged. They ascend if they come from :func:`decode_entry`.
 
-    The id may also stand for a topic's cancellations (negative) or a subscription's lapses.
+    Instead of a subscription's id, ``subscription_id`` may be that of a topic's cancelled offsets
+    or of a subscription's lapsed offsets.
     """
 
     subscription_id: int
@@ -87,7 +95,10 @@ class Acked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttemptColumns:
-    """Deliveries that did not end in an acknowledgement; five int64 columns."""
+    """Messages that were delivered and not acknowledged, as five int64 columns of equal length.
+
+    ``attempt`` is the number of deliveries with flags, and ``next_ms`` is the time of the next one.
+    """
 
     subscription_id: Int64s
     offset: Int64s
@@ -100,7 +111,7 @@ class AttemptColumns:
 
 
 class ProducerMark(NamedTuple):
-    """The progress of a producer: its last sequence, and the last offset assigned to it."""
+    """The progress of a named producer: the sequence and the offset of its last message."""
 
     producer_id: int
     last_sequence: int
@@ -108,9 +119,9 @@ class ProducerMark(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """Messages that belong to a group of a topic. No offsets means that the group was forgotten.
+    """New messages of an event group of a topic. Without offsets: the event group was deleted.
 
-    That takes effect after the rest of the entry.
+    The deletion takes effect after the rest of the journal entry.
     """
 
     topic_id: int
@@ -120,7 +131,7 @@ class Grouped(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
-    """The content of one journal row."""
+    """What one group commit did: the decoded content of one journal row."""
 
     rows: Sequence[RowKey] = ()
     acks: Sequence[Acked] = ()
@@ -132,7 +143,7 @@ class JournalEntry:
 
 
 def encode_entry(entry: JournalEntry) -> bytes:
-    """Return the bytes of one entry."""
+    """Return a journal entry as bytes."""
     offsets = [encode_offsets(acked.offsets) for acked in entry.acks]
     parts = [
         _columns(entry.rows, 5),
@@ -158,7 +169,8 @@ def encode_entry(entry: JournalEntry) -> bytes:
         ),
         _encode_attempts(entry.attempts) if entry.attempts is not None else [],
     ]
-    # The last part present determines the version. The parts before it have their sizes stored.
+    # The last optional part that is present determines the version. Only the sizes of the parts
+    # before it are stored.
     count = max((number for number, part in enumerate(tail, 1) if part), default=0)
     for part in tail[: max(0, count - 1)]:
         parts.append(_COUNT.pack(sum(map(len, part))))
@@ -169,10 +181,10 @@ def encode_entry(entry: JournalEntry) -> bytes:
 
 
 def decode_entry(data: Buffer) -> JournalEntry:
-    """Return the entry after verifying it.
+    """Return the journal entry that :func:`encode_entry` has encoded, after verifying its checksum.
 
     Raises:
-      LogDamaged: if ``encode_entry`` did not make the bytes.
+      LogDamaged: if ``encode_entry`` did not produce these bytes.
     """
     view = unsealed(data, _HEAD.size, _START, "a journal entry")
     version, rows, acks, attempts, producers = _HEAD.unpack_from(view)
@@ -209,7 +221,14 @@ def decode_entry(data: Buffer) -> JournalEntry:
 
 
 def _parts(view: memoryview, version: int) -> list[memoryview | None]:
-    """Return the parts with dedup keys, groups, lags and attempts; None for a missing part."""
+    """Return the bytes of the optional parts: dedup keys, event groups, lags, attempts.
+
+    The result has four elements. An element is None if the entry does not have this part.
+
+    Args:
+      view: the rest of the entry, which begins with the sizes of the parts.
+      version: the version of the entry.
+    """
     sizes = []
     at = _COUNT.size * max(0, version - _KEYED)
     if len(view) < at:
@@ -280,7 +299,14 @@ def _decode_attempts(view: memoryview | None) -> AttemptColumns | None:
 
 
 def _joined(*numbers: Sequence[int], pieces: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """Return a part of an entry as :func:`_split` takes it; nothing if the columns are empty."""
+    """Encode an optional part of an entry: columns of integers, then columns of byte strings.
+
+    :func:`_split` decodes it. If the columns are empty, the result is empty.
+
+    Args:
+      numbers: the columns of integers.
+      pieces: the columns of byte strings.
+    """
     count = len(numbers[0])
     if not count:
         return []
@@ -292,14 +318,16 @@ def _joined(*numbers: Sequence[int], pieces: Sequence[Sequence[bytes]]) -> list[
 def _split(
     view: memoryview | None, numbers: int, pieces: int, what: str
 ) -> tuple[list[list[int]], list[list[memoryview]]]:
-    """Split a part of an entry into columns of i64 and columns of byte strings.
+    """Decode an optional part of an entry into columns of integers and columns of byte strings.
 
-    The part begins with a count, then the columns of i64. The columns of a missing part are
-    empty.
+    The part consists of the count of elements in each column (u32), the columns of integers (i64),
+    the lengths of all byte strings (u32), and the byte strings.
 
     Args:
-      numbers: how many columns of i64 there are.
-      pieces: how many columns of byte strings follow. Their lengths, u32, come before them all.
+      view: the part. If it is None, the columns are empty.
+      numbers: how many columns of integers the part has.
+      pieces: how many columns of byte strings the part has.
+      what: the name of the part, for error messages.
 
     Raises:
       LogDamaged: if the part has the wrong length, or its count is 0.
@@ -323,7 +351,7 @@ def _split(
 
 
 def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:
-    """Return records as columns of i64, end to end."""
+    """Return the bytes of records of ``width`` integers, as columns of i64, end to end."""
     if not records:
         return b""
     return np.array(records, "<i8").reshape(-1, width).T.tobytes()

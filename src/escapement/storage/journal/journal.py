@@ -1,16 +1,18 @@
 """The journal: one row for each group commit, until a checkpoint covers it.
 
-This module owns the tables ``journal`` and ``journal_trim``; the key is ``(bundle, lane, seq)``.
-Within a lane, ``seq`` counts up by one from 1 forever, across restarts and epochs. A trimmed lane
-stores its last deleted position. So the lane can continue the count, and an index that is complete
-up to exactly there is still recognised.
+An *entry* is the content of a row: the changes that the group commit made
+(storage/journal/entry.py). The key of a row is ``(bundle_id, lane, seq)``. A *bundle* is the set of
+topics of one broker, and a *lane* is a task of the broker that writes group commits. Within a lane,
+``seq`` counts up by one from 1 forever, across restarts. A *position* is a ``seq`` with the random
+id of the group commit there. A checkpoint *trims* a lane: it deletes the entries that it covers,
+and stores the last deleted position. So the lane can continue the count, and an index on disk that
+is complete up to exactly this position is still recognised. This module owns the tables ``journal``
+and ``journal_trim``.
 
-**Order.** Entries of one topic must be replayed in the order of their commits. In one epoch a
-topic has one lane, so the lane's order is enough. The number of lanes may change between starts.
-As every start has its own epoch, reading goes by epoch first, then lane, then seq, which keeps the
-order of every topic.
-
-Reading goes in bounded steps. storage/journal/entry.py defines the content of an entry.
+**Order.** Entries of one topic must be replayed in the order of their commits. In one epoch a topic
+has one lane, so the lane's order is enough. The number of lanes may change between starts of the
+broker. As every start has its own epoch, entries are read by epoch first, then lane, then seq,
+which keeps the order of every topic.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from escapement.storage.engine.base import Connection, Step
 from escapement.storage.engine.paging import pages
 from escapement.storage.journal.entry import JournalEntry, decode_entry
 
-# Rows of a lane to read at once; each has some hundred bytes to some hundred kilobytes.
+# Rows of a lane read in one query. Each has from some hundred bytes to some hundred kilobytes.
 _ROWS_AT_ONCE: Final = 64
-# Rows of a lane to delete in one transaction, for which commits have to wait on SQLite.
+# Limit of rows of a lane deleted in one transaction. On SQLite commits have to wait for it.
 _ROWS_TRIMMED_AT_ONCE: Final = 512
 
 
 class JournalPosition(NamedTuple):
-    """A position in a lane's journal: the entry ``seq``, and the random id of its group."""
+    """A position in a lane's journal: the number of an entry, and the id of its group commit."""
 
     seq: int
     group_id: bytes
@@ -42,7 +44,7 @@ START: Final = JournalPosition(0, bytes(8))
 
 
 class JournalRow(NamedTuple):
-    """One entry as read back; sorting by the first two fields gives the order of replay."""
+    """A journal row that was read from the database. Replay goes by epoch, lane and position."""
 
     epoch: int
     lane: int
@@ -59,7 +61,11 @@ def insertion(
     created_at_ms: int,
     data: bytes,
 ) -> Step:
-    """Return the step that writes one entry."""
+    """Return the SQL statement that inserts a journal row.
+
+    Args:
+      data: the encoded entry.
+    """
     return Step(
         "INSERT INTO journal (bundle_id, lane, seq, epoch, group_id, created_at_ms, data)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -70,7 +76,14 @@ def insertion(
 def read(
     connection: Connection, bundle_id: int, after: Mapping[int, int] | None = None
 ) -> Iterator[JournalRow]:
-    """Iterate over the bundle's entries in order; in a lane of ``after`` only past that seq."""
+    """Yield the rows of a bundle's journal in the order of replay.
+
+    Args:
+      after: by lane, a ``seq``. Entries of the lane up to this one are left out.
+
+    Raises:
+      LogDamaged: if an entry is missing or damaged.
+    """
     done = {lane: position.seq for lane, position in trims(connection, bundle_id).items()}
     for lane, seq in (after or {}).items():
         done[lane] = max(seq, done.get(lane, 0))
@@ -82,7 +95,7 @@ def read(
 
 
 def ends(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
-    """Return the last position of every lane that ever existed, where the lane goes on."""
+    """Return the last position of every lane that ever wrote an entry, by lane."""
     found = trims(connection, bundle_id)
     rows = connection.execute(
         "SELECT lane, MAX(seq) FROM journal WHERE bundle_id = ? GROUP BY lane", (bundle_id,)
@@ -95,7 +108,7 @@ def ends(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
 
 
 def trims(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
-    """Return the position up to which each lane's entries were deleted."""
+    """Return the last position that was deleted from each lane, by lane."""
     rows = connection.execute(
         "SELECT lane, seq, group_id FROM journal_trim WHERE bundle_id = ?", (bundle_id,)
     ).rows
@@ -103,7 +116,7 @@ def trims(connection: Connection, bundle_id: int) -> dict[int, JournalPosition]:
 
 
 def find(connection: Connection, bundle_id: int, lane: int, seq: int) -> bytes | None:
-    """Return the group id of an entry, or None if it does not exist."""
+    """Return the group commit's id of a journal entry, or None if the entry does not exist."""
     rows = connection.execute(
         "SELECT group_id FROM journal WHERE bundle_id = ? AND lane = ? AND seq = ?",
         (bundle_id, lane, seq),
@@ -112,7 +125,10 @@ def find(connection: Connection, bundle_id: int, lane: int, seq: int) -> bytes |
 
 
 def touch(connection: Connection, bundle_id: int, lane: int, seq: int) -> None:
-    """Change one entry without effect on its meaning, to make a commit reach the disk."""
+    """Change a journal row without effect, so that committing this makes the row durable.
+
+    It adds 1 ms to ``created_at_ms``. A server may show a commit before it is on disk.
+    """
     connection.execute(
         "UPDATE journal SET created_at_ms = created_at_ms + 1"
         " WHERE bundle_id = ? AND lane = ? AND seq = ?",
@@ -121,10 +137,10 @@ def touch(connection: Connection, bundle_id: int, lane: int, seq: int) -> None:
 
 
 def knows(connection: Connection, bundle_id: int, lane: int, position: JournalPosition) -> bool:
-    """Whether this database's lane passed through ``position`` and can go on from it.
+    """Return whether the lane has written the entry at ``position`` and still has all later ones.
 
-    False for another database, for one restored from an older backup, and for a position
-    that has been trimmed past.
+    It returns False if the position comes from another database, if the database was restored from
+    an older backup, or if entries after the position were deleted.
     """
     trimmed = trims(connection, bundle_id).get(lane, START)
     if position.seq <= trimmed.seq:
@@ -135,9 +151,10 @@ def knows(connection: Connection, bundle_id: int, lane: int, position: JournalPo
 def trim_step(
     connection: Connection, bundle_id: int, positions: Mapping[int, JournalPosition]
 ) -> bool:
-    """Delete some of each lane's entries up to its position, inside the open transaction.
+    """Delete some of each lane's entries, inside the open transaction. Return whether more remain.
 
-    Returns whether there is more to delete.
+    Args:
+      positions: by lane, the position of the last entry to delete.
     """
     more = False
     for lane, position in positions.items():

@@ -1,15 +1,16 @@
-"""The journal's tail: the changes that its rows make to the state of the last checkpoint.
+"""The tail of the journal: the changes to the state since the last checkpoint.
 
-To know the current state, a reader loads the state that a checkpoint wrote
-(storage/state/checkpoint.py) and then applies the changes here in this order: rescheduled due
-times, acknowledgements and cancellations, attempts. A broker does so for all of its topics when it
-starts; a reader beside the broker does so for one topic at a time (storage/state/topic_state.py).
+The *state* is acknowledged and cancelled messages, attempts, due times, and more
+(storage/state/checkpoint.py). To know the current state, a reader loads the state at the last
+checkpoint and then applies the changes of the tail, attempts after acknowledgements, because the
+attempts of acknowledged messages do not count. A broker does so for all of its topics when it
+starts. A reader beside the broker does so for some topics (storage/state/topic_state.py).
 
-All changes here are absolute and in the order of their commits. So applying a change that the
-state already has changes nothing, and of two changes to one message the later one counts. The
-additions to the lag are not absolute: storage/state/lag_table.py finds those that the state already
-has. The journal may have rows of subscriptions and topics that were deleted since; the reader
-leaves them out.
+All changes here are absolute and in the order of their commits. So applying a change that the state
+already has changes nothing, and of two changes to one message the later one counts. Only additions
+to the lag are not absolute: storage/state/lag_table.py finds those that the state already has. The
+journal may have changes of subscriptions and topics that were deleted since. The reader leaves them
+out.
 """
 
 from __future__ import annotations
@@ -26,28 +27,32 @@ from escapement.storage.journal.entry import Acked, ProducerMark, cancellations_
 from escapement.storage.journal.journal import JournalRow
 from escapement.storage.log.log import Log
 
-# The bytes of log rows to read at once: a few group commits.
+# Limit of the bytes of log rows that :meth:`JournalTail.moved` reads at once: a few group commits.
 _STEP_BYTES: Final = 4 * 1024 * 1024
 
 
 class Moved(NamedTuple):
-    """Messages of a topic that are due at ``due_ms`` by the log row ``base``; offsets ascend."""
+    """Messages of a topic that one log row has rescheduled or relocated."""
 
     topic_id: int
-    offsets: Int64s
-    due_ms: Int64s
-    stale_ms: Int64s
-    base: int
+    offsets: Int64s  # ascending
+    due_ms: Int64s  # the new due times
+    stale_ms: Int64s  # the previous due times
+    base: int  # the base offset of the row, negative
 
 
 class JournalTail:
-    """The changes in the journal rows of a bundle, which must be in the order of reading."""
+    """The changes in the journal rows of a bundle.
+
+    Args:
+      rows: the journal rows behind the last checkpoint, in the order of replay.
+    """
 
     def __init__(self, rows: Sequence[JournalRow]) -> None:
         self.rows = rows
 
     def next_offsets(self) -> dict[int, int]:
-        """Return the next offset of the log of each topic with new messages, by topic id."""
+        """Return, for each topic with new messages, the offset after the last one; by topic id."""
         ends: dict[int, int] = {}
         for row in self.rows:
             for key in row.entry.rows:
@@ -59,13 +64,16 @@ class JournalTail:
     def moved(
         self, log: Log, connection: Connection, wanted: Callable[[int], bool]
     ) -> Iterator[list[Moved]]:
-        """Yield the rescheduled due times, in bounded steps; blocking.
+        """Yield the messages that were rescheduled or relocated, some at a time. Blocking.
+
+        Reads the log rows that restate them.
 
         Args:
-          wanted: whether a topic, given by its id, matters and still exists.
+          wanted: whether to read the rows of the topic with this id. It must return False for
+            deleted topics.
 
         Raises:
-          LogDamaged: if a row with such times is missing or damaged.
+          LogDamaged: if such a row is missing or damaged.
         """
         keys = [
             key
@@ -90,22 +98,25 @@ class JournalTail:
                     yield acked
 
     def lapsed(self) -> Iterator[Acked]:
-        """Yield the acknowledged offsets that expired or were dropped before any delivery."""
+        """Yield the lapsed offsets of subscriptions: expired or dropped before any delivery.
+
+        They are among the acknowledged offsets, too.
+        """
         for row in self.rows:
             for acked in row.entry.acks:
                 if acked.subscription_id > (id := lapses_id(acked.subscription_id)) >= 0:
                     yield Acked(id, acked.offsets)
 
     def cancelled(self) -> Iterator[tuple[int, Int64s]]:
-        """Yield the cancelled messages as ``(topic id, offsets)``."""
+        """Yield the cancelled messages as pairs of a topic id and offsets."""
         for row in self.rows:
             for acked in row.entry.acks:
                 if acked.subscription_id < 0:
-                    # The function is its own inverse.
+                    # ``cancellations_id`` is its own inverse, so this is the topic's id.
                     yield cancellations_id(acked.subscription_id), acked.offsets
 
     def attempted(self) -> Iterator[tuple[int, AttemptTable]]:
-        """Yield the attempts as ``(subscription id, attempts)``."""
+        """Yield the attempts of messages as pairs of a subscription id and a table."""
         for row in self.rows:
             attempts = row.entry.attempts
             if attempts is None:
@@ -116,5 +127,5 @@ class JournalTail:
                 yield subscription_id, AttemptTable(*(column[at] for column in columns))
 
     def producers(self) -> dict[int, ProducerMark]:
-        """Return the last sequence and offset of each producer, by its id."""
+        """Return the progress of each named producer, by its id: its last sequence and offset."""
         return {mark.producer_id: mark for row in self.rows for mark in row.entry.producers}

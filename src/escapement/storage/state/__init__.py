@@ -1,1 +1,4 @@
-"""The state of a broker at its last checkpoint."""
+"""The state in the database: what a checkpoint writes, and what a broker or reader loads.
+
+Begin with ``checkpoint.py``.
+"""

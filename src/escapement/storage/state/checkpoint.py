@@ -1,15 +1,22 @@
-"""A checkpoint: the state that the journal adds up to, written so that the journal can be trimmed.
+"""A checkpoint: the changes to the broker's state since the last one, written to the database.
 
-Owns the tables ``last_checkpoint``, ``cursor_chunks``, ``moves``, ``attempts``, ``dedup_keys``
-and ``group_members``, and the order in which a checkpoint changes the others. It is written in
-short transactions, each with the lease check. A long one would delay the renewal of the lease,
-and all commits after it.
+The journal has a row for each group commit, with its changes to the *state*: acknowledged and
+cancelled messages, attempts, due times of rescheduled messages (*moves*), dedup keys, members of
+event groups, progress of producers, lag. A checkpoint writes the sum of these changes to the tables
+of the state, and then *trims* the journal: it deletes the rows that it covers. Sets of offsets and
+moves are stored in *chunks*, which are replaced when they change. Attempts and dedup keys are
+stored in numbered *parts*, which override those with lower numbers.
 
-The mark of the checkpoint is written first. From then on, an index that lacks the state of this
-checkpoint does not count. The journal is trimmed last. All values are absolute, except for lags,
-whose rows name the journal entries that they cover (storage/state/lag_table.py). So replaying the
-journal over a newer state changes nothing. If a checkpoint ends half-way, or its COMMIT gets no
-reply, it is simply written again.
+This module owns the tables ``last_checkpoint``, ``cursor_chunks``, ``moves``, ``attempts``,
+``dedup_keys`` and ``group_members``, and the order in which a checkpoint changes them and others. A
+checkpoint is written in short transactions, each of which begins with the lease check. A long one
+would delay the renewal of the lease, and all commits after it.
+
+The *mark*, which identifies the checkpoint, is written first. From then on, an index that lacks the
+messages of this checkpoint is not used. The journal is trimmed last. All values are absolute,
+except for the lag, whose rows name the journal entries that they cover
+(storage/state/lag_table.py). So replaying the journal over a newer state changes nothing. If a
+checkpoint ends half-way, or its COMMIT gets no reply, it is simply written again.
 
 :mod:`~escapement.storage.state.state` reads the checkpoint when a broker starts.
 """
@@ -39,8 +46,8 @@ from escapement.storage.log.generation import Generation
 from escapement.storage.state import lag_table
 from escapement.storage.state.lag_table import LagRow
 
-# Rows written in one transaction, which takes some tens of milliseconds. A row counts as one
-# more for each ``_ROW_BYTES``.
+# Limit of rows written in one transaction, so that it takes only some tens of milliseconds. A large
+# row counts as one more for each ``_ROW_BYTES``.
 _STEP_ROWS: Final = 1_000
 _ROW_BYTES: Final = 4096
 
@@ -57,8 +64,8 @@ _SET_GENERATION: Final = "UPDATE generations SET size_bytes = ? WHERE id = ?"
 class ChunkRow(NamedTuple):
     """A chunk of a set of offsets, or of a topic's moves. Empty data deletes the row.
 
-    The owner of a set is a subscription, or a topic with its negative id for its cancelled
-    messages.
+    The owner of a set of acknowledged offsets is a subscription. The owner of a topic's cancelled
+    offsets is the negative id of the topic. The owner of moves is a topic.
     """
 
     owner_id: int
@@ -67,7 +74,7 @@ class ChunkRow(NamedTuple):
 
 
 class AttemptPart(NamedTuple):
-    """A part of a subscription's attempts."""
+    """A part of the attempts of a subscription's messages."""
 
     subscription_id: int
     part: int
@@ -75,7 +82,7 @@ class AttemptPart(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    """A row of an event group's members. Empty data deletes the row."""
+    """A chunk of the offsets of the messages of an event group. Empty data deletes the row."""
 
     topic_id: int
     group: str
@@ -92,7 +99,7 @@ class KeyPart(NamedTuple):
 
 
 class ProducerRow(NamedTuple):
-    """A producer's last sequence and offset, and the time of its last activity."""
+    """The sequence and offset of a producer's last message, and when the producer was last used."""
 
     producer_id: int
     last_sequence: int
@@ -101,7 +108,7 @@ class ProducerRow(NamedTuple):
 
 
 class SubscriptionRow(NamedTuple):
-    """The range of the log that is still to be filled in."""
+    """The range of offsets that a subscription still has to fill in from the log."""
 
     subscription_id: int
     fill_from: int
@@ -113,28 +120,32 @@ class Checkpoint:
     """The changes since the last checkpoint. Each field may be empty."""
 
     mark: Mark | None = None  # identifies this checkpoint
-    chunks: Sequence[ChunkRow] = ()
+    chunks: Sequence[ChunkRow] = ()  # of acknowledged, cancelled and lapsed offsets
     attempts: Sequence[AttemptPart] = ()
-    attempts_from: Mapping[int, int] = field(default_factory=dict)  # lower parts are deleted
+    # By subscription id, the lowest part of its attempts to keep.
+    attempts_from: Mapping[int, int] = field(default_factory=dict)
     keys: Sequence[KeyPart] = ()
-    keys_from: Mapping[int, int] = field(default_factory=dict)  # lower parts are deleted
+    # By topic id, the lowest part of its dedup keys to keep.
+    keys_from: Mapping[int, int] = field(default_factory=dict)
     next_offsets: Mapping[int, int] = field(default_factory=dict)  # by topic id
     producers: Sequence[ProducerRow] = ()
     subscriptions: Sequence[SubscriptionRow] = ()
-    generation: Generation | None = None  # the current one, with its size
-    trims: Mapping[int, JournalPosition] = field(default_factory=dict)  # by lane
+    generation: Generation | None = None  # the current one of the log, with its size
+    # By lane, the last journal entry that the checkpoint covers.
+    trims: Mapping[int, JournalPosition] = field(default_factory=dict)
     moves: Sequence[ChunkRow] = ()
-    forgotten: Sequence[tuple[int, str]] = ()  # groups, by topic id; deleted before ``members``
+    # Event groups to delete, as topic id and name. This happens before ``members`` are written.
+    forgotten: Sequence[tuple[int, str]] = ()
     members: Sequence[MemberRow] = ()
     lags: Sequence[LagRow] = ()
 
 
 def write(engine: Engine, connection: Connection, lease: Lease, checkpoint: Checkpoint) -> None:
-    """Write ``checkpoint`` in as many transactions as it needs.
+    """Write a checkpoint in as many transactions as it needs, then trim the journal.
 
     Raises:
-      LeaseLost: nothing more was written.
-      TransactionAborted, StorageUnavailable: write it again.
+      LeaseLost: another broker has taken the lease. Nothing was written after that.
+      TransactionAborted, StorageUnavailable: write the checkpoint again.
     """
 
     for step in _steps(_changes(lease.bundle_id, checkpoint)):
@@ -151,14 +162,17 @@ Change = tuple[str, tuple[Any, ...]]
 
 
 def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
-    """Yield each statement with the parameters of one row, equal statements together."""
+    """Yield the SQL statements that write a checkpoint, in order, each with its parameters.
+
+    Equal statements follow each other.
+    """
     if checkpoint.mark is not None:
         yield _SET_MARK, (bundle_id, *checkpoint.mark)
     yield from CURSOR_CHUNKS.changes(checkpoint.chunks)
     yield from MOVES.changes(checkpoint.moves)
     for part in checkpoint.attempts:
         yield ATTEMPTS.put, (part.subscription_id, part.part, encode_attempts(part.table))
-    # Delete parts only after the parts that replace them are written.
+    # Parts are deleted only after the parts that replace them are written.
     for id, part_number in checkpoint.attempts_from.items():
         yield ATTEMPTS.delete_below, (id, part_number)
     for keys in checkpoint.keys:
@@ -181,7 +195,7 @@ def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
 
 
 def _steps(changes: Iterator[Change]) -> Iterator[list[Change]]:
-    """Split the changes into lists that one short transaction can write."""
+    """Divide the changes, in order, into lists for one short transaction each."""
     step: list[Change] = []
     weight = 0
     for change in changes:

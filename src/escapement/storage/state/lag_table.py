@@ -1,13 +1,16 @@
 """The lag of subscriptions by hour, stored for longer than the journal.
 
-Owns the table ``lags``. A row covers the journal entries from ``first_seq`` to ``last_seq`` of one
-epoch, for one subscription and hour. In an epoch all entries of a subscription are in one lane,
-so their numbers are ordered. Rows of one subscription and hour do not overlap. A checkpoint
-writes rows first and trims the journal later, so an entry may be in both. A reader that sums up
-both skips the entries that a row covers already (:func:`behind`).
+The *lag* shows how late messages were delivered and acknowledged. It is counted in a *tally* for
+each subscription and hour (storage/encoding/lag.py). The journal entry of a group commit has the
+tallies of its acknowledgements. Checkpoints add them up and store the sums in the table ``lags``,
+which this module owns. A row covers the journal entries from ``first_seq`` to ``last_seq`` of one
+epoch, for one subscription and hour. In an epoch all entries of a subscription are in one lane, so
+their numbers are ordered. Rows of one subscription and hour do not overlap. A checkpoint writes
+rows first and trims the journal later, so an entry may be in both. A reader of both skips the
+entries that a row covers already (:func:`behind`).
 
-The key is the id of the subscription's *origin*, which a seek does not change. Rows are deleted
-after ``REMEMBERED_MS``.
+Each seek replaces a subscription by a new one. Its lag is stored under the id of the *origin*, the
+first of these subscriptions. Rows are deleted after ``REMEMBERED_MS``.
 """
 
 from __future__ import annotations
@@ -24,21 +27,21 @@ from escapement.storage.journal import journal
 from escapement.storage.journal.journal import JournalRow
 from escapement.storage.schema import require
 
-# Retention of the lag of an hour: 90 days, which is about a quarter.
+# How long the lag of an hour is kept: 90 days, about a quarter of a year.
 REMEMBERED_MS: Final = 90 * 86_400_000
-# Rows deleted in one step. Each has some hundred bytes.
+# Limit of rows that one call of :func:`forget_step` deletes. Each has some hundred bytes.
 _STEP_ROWS: Final = 512
 
 SET_ROW: Final = (
     "REPLACE INTO lags (hour_ms, origin_id, epoch, first_seq, last_seq, data)"
     " VALUES (?, ?, ?, ?, ?, ?)"
 )
-# The last journal entry that a row covers, by hour, origin and epoch.
+# By hour, origin and epoch, the number of the last journal entry that the table ``lags`` covers.
 Ends = Mapping[tuple[int, int, int], int]
 
 
 class LagRow(NamedTuple):
-    """A row to be written, with counts by cell of a tally."""
+    """A row of the table ``lags`` to be written. ``counts`` are those of its tally, by cell."""
 
     hour_ms: int
     origin_id: int
@@ -48,23 +51,27 @@ class LagRow(NamedTuple):
     counts: Mapping[int, int]
 
     def params(self) -> tuple[object, ...]:
-        """Return the parameters for ``SET_ROW``."""
+        """Return the parameters of the SQL statement ``SET_ROW``."""
         return (*self[:5], encode_tally(Tally.of(self.counts)))
 
 
 class HourOfLag(NamedTuple):
-    """The counts of a subscription in an hour."""
+    """The lag of one subscription in one hour."""
 
     topic: TopicName
     subscription: str
-    hour_ms: int  # begin of the hour
+    hour_ms: int  # when the hour begins
     tally: Tally
 
 
 def read_ends(
     connection: Connection, rows: Sequence[JournalRow]
 ) -> dict[tuple[int, int, int], int]:
-    """Return the last entry covered by the table, for the hours in these rows. One query."""
+    """Return the numbers of the last journal entries that the table ``lags`` covers. One query.
+
+    Args:
+      rows: journal rows. The result covers all hours for which they have a lag.
+    """
     hours = {lag.hour_ms for row in rows for lag in row.entry.lags}
     if not hours:
         return {}
@@ -77,7 +84,12 @@ def read_ends(
 
 
 def behind(ends: Ends, rows: Sequence[JournalRow]) -> Iterator[tuple[JournalRow, Lag]]:
-    """Yield the lags of journal entries that no row covers."""
+    """Yield each lag in the journal that the table ``lags`` does not cover, with its journal row.
+
+    Args:
+      ends: the last entries that the table covers.
+      rows: journal rows.
+    """
     for row in rows:
         for lag in row.entry.lags:
             if row.position.seq > ends.get((lag.hour_ms, lag.origin_id, row.epoch), 0):
@@ -91,16 +103,18 @@ def read_lags(
     topics: Sequence[TopicName] | None = None,
     bundle_id: int = 0,
 ) -> list[HourOfLag]:
-    """Return the counts of the hours that began in ``[from_ms, until_ms)``, in order. Blocking.
+    """Return the lag of subscriptions by hour, ordered by topic, subscription and hour. Blocking.
 
-    The result is that of one moment: it covers exactly the acknowledgements durable by then.
+    The result covers exactly the acknowledgements that are durable when it is read.
 
     Args:
+      from_ms: return hours that begin at this time or later.
+      until_ms: return hours that begin before this time.
       topics: the topics to read; None for all.
 
     Raises:
       NotFound: if a topic does not exist.
-      SchemaError: if this program's broker did not write the database.
+      SchemaError: if the database has no log, or its schema is not that of this program.
     """
     connection.snapshot()
     try:
@@ -130,7 +144,7 @@ def read_lags(
 def _names(
     connection: Connection, topics: Sequence[TopicName] | None, bundle_id: int
 ) -> dict[int, tuple[TopicName, str]]:
-    """Return the topic and name of each subscription, by its origin."""
+    """Return the topic and the name of each subscription of ``topics``, by its origin."""
     if topics is None:
         by_id = {record.id: name for name, record in catalog.read_named(connection, bundle_id)}
         return {
@@ -146,7 +160,7 @@ def _names(
 
 
 def _rows(connection: Connection, from_ms: int, until_ms: int) -> Iterator[Row]:
-    """Yield the rows of some hours in the order of their key, reading a page at a time."""
+    """Yield the rows of the hours that begin in ``[from_ms, until_ms)``, in the order of hours."""
     key = ["hour_ms", "origin_id", "epoch", "first_seq"]
     columns = "hour_ms, origin_id, epoch, first_seq, last_seq, data"
     after = (from_ms, 0, 0, 0)
@@ -154,7 +168,7 @@ def _rows(connection: Connection, from_ms: int, until_ms: int) -> Iterator[Row]:
 
 
 def forget_step(before_ms: int, connection: Connection) -> bool:
-    """Delete some hours that began before ``before_ms``. Return whether there may be more."""
+    """Delete some rows of hours that began before a time. Return whether there may be more."""
     rows = connection.execute(
         "SELECT hour_ms, origin_id, epoch, first_seq FROM lags WHERE hour_ms < ?"
         f" ORDER BY hour_ms LIMIT {_STEP_ROWS}",

@@ -1,8 +1,8 @@
 """The state at the last checkpoint, from which a broker starts.
 
-Replaying the journal (storage/journal/journal.py) on this state gives the state at the end of the
-last group commit. :mod:`~escapement.storage.state.checkpoint` writes it. An index on disk matches
-it or does not (:func:`fits`).
+The *state* is the catalog, and what checkpoints write (storage/state/checkpoint.py). Replaying the
+journal (storage/journal/journal.py) on it gives the state at the end of the last group commit. The
+delayed index on the local disk may be used only if it fits the database (:func:`fits`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of a bundle at its last checkpoint, without log and journal."""
+    """The state of a bundle of topics at its last checkpoint, without log and journal.
+
+    Chunks and parts are rows of encoded data, as in ``checkpoint.py``. Where a comment says "by"
+    something, the field maps its id to the rows.
+    """
 
     log_identity: bytes
     mark: Mark | None  # identifies the checkpoint; None before the first
@@ -47,18 +51,20 @@ class State:
     subscriptions: list[SubscriptionRecord]
     producers: list[ProducerRecord]
     schedules: list[Schedule]
-    chunks: dict[int, list[tuple[int, bytes]]]  # subscription: (chunk, data)
-    moves: dict[int, list[tuple[int, bytes]]]  # topic: (chunk, data)
-    attempts: dict[int, list[tuple[int, bytes]]]  # subscription: (part, data), ascending
-    keys: dict[int, list[tuple[int, bytes]]]  # topic: (part, data) of its dedup keys
-    members: dict[int, list[MemberRow]]  # by topic: members of its event groups
-    completions: dict[int, list[Completion]]  # by topic
-    trims: dict[int, JournalPosition]  # by lane: the last entry that the checkpoint covers
-    journal_ends: dict[int, JournalPosition]  # by lane: the last entry
+    # By subscription, (chunk, data) of its acknowledged offsets. Cancelled and lapsed offsets are
+    # here too, under the ids that ``cancellations_id`` and ``lapses_id`` return.
+    chunks: dict[int, list[tuple[int, bytes]]]
+    moves: dict[int, list[tuple[int, bytes]]]  # by topic, (chunk, data) of rescheduled due times
+    attempts: dict[int, list[tuple[int, bytes]]]  # by subscription, (part, data), ascending
+    keys: dict[int, list[tuple[int, bytes]]]  # by topic, (part, data) of its dedup keys
+    members: dict[int, list[MemberRow]]  # by topic, chunks of the members of its event groups
+    completions: dict[int, list[Completion]]  # by topic, its group completions
+    trims: dict[int, JournalPosition]  # by lane, the last journal entry that was deleted
+    journal_ends: dict[int, JournalPosition]  # by lane, the last journal entry
 
 
 def load_state(connection: Connection, bundle_id: int = 0) -> State:
-    """Return the state from which the bundle's owner starts. Reads in bounded steps."""
+    """Read the state of a bundle, from which its owner starts. Reads a bounded page at a time."""
     return State(
         log_identity=log_identity(connection),
         mark=_read_mark(connection, bundle_id),
@@ -80,11 +86,12 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
 
 
 def fits(connection: Connection, bundle_id: int, manifest: Manifest) -> bool:
-    """Return whether this manifest's index and the journal after it are complete.
+    """Return whether the index with this manifest may be used with this database.
 
-    They are not if the index belongs to another log, or to one that was restored from a backup.
-    Nor if another broker has written a checkpoint since. Messages that this broker filled in are
-    in its index only, and no group commit has them.
+    If so, the index and the journal entries after it have all messages together. It may not be used
+    if it belongs to another log, if the database was restored from a backup, or if another broker
+    has written a checkpoint since. That broker may have filled in messages from the log, which then
+    are only in its own index and in no journal entry.
     """
     if manifest.log_identity != log_identity(connection).hex():
         return False

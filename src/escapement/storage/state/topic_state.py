@@ -1,10 +1,14 @@
 """The status of topics, read from the database beside a running broker.
 
-The acknowledged, cancelled and moved messages and the attempts are those of a checkpoint plus the
-journal's tail (storage/journal/tail.py), as in a broker's recovery. Both, and the catalog,
-are read in one snapshot, because a concurrent checkpoint moves data from one to the other. The
-begin of the log is read there too, but none of its rows: rows never change, and a table that a
-snapshot has read cannot be dropped until the snapshot ends.
+The *status* of a topic is the extent of its log, its cancelled and moved messages, and the
+acknowledged messages and attempts of each subscription. A *moved* message was rescheduled or
+relocated: another row of the log, a *restatement*, has it too.
+
+The status is the state at the last checkpoint plus the changes in the *tail* of the journal, the
+entries behind it (storage/journal/tail.py), as in a broker's recovery. Both, and the catalog, are
+read in one snapshot, because a concurrent checkpoint moves data from one to the other. The snapshot
+also finds the beginning of the log, but reads no messages: log rows never change, and a table that
+a snapshot has read cannot be dropped until the snapshot ends.
 
 So the status is that of one moment, and covers everything committed by then. It does not include
 the state in a broker's memory: messages in flight, and acknowledgements not yet committed.
@@ -49,16 +53,19 @@ _TOPICS_AT_ONCE: Final = 100
 
 @dataclass(slots=True, eq=False)
 class SubscriptionState:
-    """The acknowledged messages of a subscription, and the attempts of the others."""
+    """The status of a subscription: its acknowledged messages, and the attempts of the others."""
 
     record: SubscriptionRecord
     acked: OffsetSet = field(default_factory=OffsetSet)
-    tried: Int64s = field(default_factory=lambda: _NOTHING)  # ascending
-    counts: Int64s = field(default_factory=lambda: _NOTHING)  # deliveries of each of these
-    lapsed: OffsetSet = field(default_factory=OffsetSet)  # acknowledged without a delivery
+    # Offsets of messages that were delivered and are not acknowledged; ascending.
+    tried: Int64s = field(default_factory=lambda: _NOTHING)
+    # Number of deliveries of each message in ``tried``.
+    counts: Int64s = field(default_factory=lambda: _NOTHING)
+    # Acknowledged messages that expired or were dropped before any delivery.
+    lapsed: OffsetSet = field(default_factory=OffsetSet)
 
     def covers(self, due_ms: Int64s, offsets: Int64s) -> Bools:
-        """Return which messages the subscription gets at all; bool[n]."""
+        """Return which messages the subscription gets, by where it begins; bool[n]."""
         record = self.record
         covered = offsets >= record.start_offset
         if record.kind == "shared":
@@ -70,24 +77,24 @@ class SubscriptionState:
 class TopicState:
     """The status of a topic at one moment.
 
-    The first rows of messages ``[begin_offset, end_offset)`` are in the log. Of earlier messages,
-    the log has those that ``moves`` names, in the rows that restate them, unless these are older
-    than ``first_base``.
+    The log has the first rows of messages ``[begin_offset, end_offset)``. Of earlier messages, it
+    has those in ``moves``, in the restatements that ``moves`` names. It does not have restatements
+    older than ``first_base``.
     """
 
     name: str  # in full
     record: TopicRecord
-    read_at_ms: int  # by the database's clock
+    read_at_ms: int  # when the status was read, by the database's clock
     begin_offset: int
     end_offset: int
-    first_base: int  # key of the oldest row with restatements; 0 if there is none
+    first_base: int  # base offset of the oldest restatement; 0 if there is none
     log: Log
     cancelled: OffsetSet
     moves: Moves
     subscriptions: list[SubscriptionState]
 
     def subscription(self, name: str) -> SubscriptionState:
-        """Return the status of a subscription. Raises ``NotFound``."""
+        """Return the status of the topic's subscription with this name. Raises ``NotFound``."""
         for one in self.subscriptions:
             if one.record.name == name:
                 return one
@@ -95,11 +102,11 @@ class TopicState:
 
 
 def read_topic(engine: Engine, connection: Connection, name: TopicName) -> TopicState:
-    """Return the status of a topic. Blocking. Costs reading the journal and the topic's rows.
+    """Return the status of a topic. Blocking. Reads the whole journal and the topic's state.
 
     Raises:
       NotFound: if the topic does not exist.
-      SchemaError: if this program's broker did not write the database.
+      SchemaError: if the database has no log, or its schema is not that of this program.
       StorageUnavailable: if the database cannot be reached.
     """
     (state,) = read_topics(engine, connection, [name])
@@ -111,11 +118,14 @@ def read_topic(engine: Engine, connection: Connection, name: TopicName) -> Topic
 def read_topics(
     engine: Engine, connection: Connection, names: Sequence[TopicName]
 ) -> Iterator[TopicState | NotFound]:
-    """Yield the status of each topic, in their order, or ``NotFound``. Blocking.
+    """Yield the status of each topic, in the order of ``names``, or ``NotFound``. Blocking.
 
-    The topics are not all read at the same moment. Costs reading their rows, and the journal once
-    for each hundred of them. The connection is free between two topics. Raises as
-    :func:`read_topic`.
+    A hundred topics at a time are read at the same moment. That costs reading the state of these
+    topics, and the whole journal. Between two results the caller may use the connection.
+
+    Raises:
+      SchemaError: if the database has no log, or its schema is not that of this program.
+      StorageUnavailable: if the database cannot be reached.
     """
     for first in range(0, len(names), _TOPICS_AT_ONCE):
         yield from _read_again(engine, connection, names[first : first + _TOPICS_AT_ONCE])
@@ -129,8 +139,8 @@ def _read_again(
     except StorageError as error:
         if type(error) is not StorageError:
             raise
-        # A generation that the snapshot lists was dropped before its table was read. The next
-        # snapshot does not list it. Any other error happens again.
+        # Probably a generation that the snapshot lists was dropped before its table was read. The
+        # next snapshot does not list it. Any other error happens again.
         return _read(engine, connection, names)
 
 
@@ -177,9 +187,14 @@ def _found(connection: Connection, name: TopicName) -> TopicRecord | NotFound:
 def _stored(
     connection: Connection, name: TopicName, record: TopicRecord, log: Log, now_ms: int, end: int
 ) -> TopicState:
-    """Return a topic as of the last checkpoint; ``end`` is the end of its log by the journal."""
+    """Return the status of a topic at the last checkpoint, without the journal's changes.
+
+    Args:
+      end: the offset after the topic's last message that the journal names; 0 for none.
+    """
     end = max(record.next_offset, end)
-    # The only access to the log's tables. Moves must be read at the same moment.
+    # Only this and ``first_base`` read the log's tables in the snapshot. They must see the same
+    # moment as the reading of the moves.
     begin = log.first_offset(connection, record.id)
     return TopicState(
         name.full,
@@ -203,10 +218,13 @@ def _stored(
 
 
 def read_range(connection: Connection, name: TopicName) -> tuple[int, int, int]:
-    """Return a topic's id, and the current end and begin of its log. A few short queries.
+    """Return a topic's id, and the end and the beginning of its log as offsets. A few queries.
 
-    Rows of one topic are committed in order, so all rows before the end are committed. Raises as
-    :func:`read_topic`.
+    The rows of a topic are committed in order, so all rows before the end are committed.
+
+    Raises:
+      NotFound: if the topic does not exist, or the log has no generation.
+      StorageUnavailable: if the database cannot be reached.
     """
     record = find_topic(connection, name)
 
@@ -219,7 +237,7 @@ def read_range(connection: Connection, name: TopicName) -> tuple[int, int, int]:
 
 
 class _Amended(Protocol):
-    """The changed messages of a topic."""
+    """The cancelled and the moved messages of a topic, to which :func:`replay` adds others."""
 
     cancelled: OffsetSet
     moves: Moves
@@ -233,13 +251,16 @@ def replay(
     log: Log,
     connection: Connection,
 ) -> None:
-    """Apply the changes of the tails to these topics and subscriptions, by their ids; blocking.
+    """Apply the changes in the journal's tails to the status of topics and subscriptions. Blocking.
 
     Args:
-      attempts: the attempts of each of the subscriptions at the last checkpoint.
+      topics: the topics to change, by their ids.
+      subscriptions: the subscriptions to change, by their ids.
+      attempts: the attempts of each of these subscriptions at the last checkpoint. The tables of
+        later attempts are added to it.
 
     Raises:
-      LogDamaged: if a row that restates a due time is missing or damaged.
+      LogDamaged: if a restatement is missing or damaged.
     """
     for tail in tails:
         for acked in tail.acknowledged():
