@@ -185,11 +185,12 @@ class Engine(Protocol):
         ...
 
     def check_fitness(self) -> None:
-        """Check that the database keeps committed messages durably, and is able to run escapement.
+        """Check that the database can be used, and keeps committed messages durably.
 
         Raises:
-          UnfitDatabase: with the reason if it does not: a table or a default engine other than
-            InnoDB, a packet limit below the size of our statements, or a version that is too old.
+          UnfitDatabase: with the reason if it does not. Reasons are a version that is too old, a
+            table or a default engine other than InnoDB, a packet limit below the size of our
+            statements, or a SQLite file that cannot be written.
           StorageReadOnly: if a server accepts no writes at the moment.
         """
         ...
