@@ -100,7 +100,7 @@ class Activation:
         return topic
 
     def passivated(self, remains: Remains) -> None:
-        """Keep the state of a topic whose runtime is about to be dropped."""
+        """Keep the state of a topic that became passive, and forget its subscriptions' runtimes."""
         self._passive.keep(remains)
         for record in remains.records:
             del self.subscriptions[record.id]

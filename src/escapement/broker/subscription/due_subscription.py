@@ -57,7 +57,7 @@ _ANY_OFFSET: Final = 1 << 62
 
 
 class DueSubscription(Subscription):
-    """A subscription that reads the delivery order through priority bands."""
+    """A subscription that takes messages from the delivery order through priority bands."""
 
     def __init__(
         self, record: SubscriptionRecord, environment: Environment, now_ms: int, mark: Key

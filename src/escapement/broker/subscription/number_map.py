@@ -22,7 +22,7 @@ NOWHERE: Final = -1
 
 _GOLDEN: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
 _LEAST_BITS: Final = 4
-_SLOTS_PER_KEY: Final = 2  # the least
+_SLOTS_PER_KEY: Final = 2  # the fewest
 
 
 class NumberMap:

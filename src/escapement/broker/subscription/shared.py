@@ -133,7 +133,7 @@ class SharedSubscription(DueSubscription):
         return rows.pick(~over)
 
     def _due_of(self, rows: Rows, now_ms: int) -> Rows:
-        """Return the rows that are due, expire expired ones, and return early ones to ready.
+        """Return the rows that are due, expire expired ones, and put early ones back into ready.
 
         The caller has removed all these rows from ready.
         """
@@ -166,7 +166,7 @@ class SharedSubscription(DueSubscription):
         return Ready.take_apart(stores, most, with_tried=with_tried)
 
     def _put_back(self, rows: Rows) -> None:
-        """Return rows that were just taken to the ready stores of their bands.
+        """Put rows that were just taken out of ready back into the stores of their bands.
 
         Args:
           rows: sorted by rank.
@@ -193,9 +193,9 @@ class SharedSubscription(DueSubscription):
         self._lay_aside(rows.pick(~asked))
 
     def _lay_aside(self, rows: Rows) -> None:
-        """Add rows that were sent before and are in no consumer's range to ready.
+        """Put rows into ready that were sent before and are in no consumer's range.
 
-        They go to the rows that waited out a back-off, and so take no room from others.
+        They are kept with the rows that waited out a back-off, which take no room from others.
         """
         for band, part in self.bands.split(rows):
             band.ready.push_tried(part.in_order(band.ready.ageing_ms))
@@ -369,7 +369,7 @@ class SharedSubscription(DueSubscription):
     ) -> list[HandOver]:
         """Do what ``assign`` does for a subscription with an order.
 
-        At most one message of each key is in flight, or of the whole topic.
+        At most one message of each key, or of the whole topic, is in flight.
 
         Args:
           ready: the most messages to deliver.

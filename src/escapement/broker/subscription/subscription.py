@@ -96,7 +96,7 @@ class Subscription(ABC):
         self.limits = limits
         self.doubtful_until_ms = doubtful_until_ms
         self.acked = Cursor()
-        self.lapsed: OffsetSet | None = None  # None as long as no message has lapsed
+        self.lapsed: OffsetSet | None = None  # lapsed messages; None as long as there are none
         self.held = OffsetSet()
         self.in_flight = InFlight()
         self.consumers: list[Consumer] = []
@@ -133,7 +133,7 @@ class Subscription(ABC):
 
     @abstractmethod
     def _again(self, rows: Rows, *, waited: bool) -> None:
-        """Make held messages ready: returned, after a retry, or recovered at a start.
+        """Make held messages ready that were taken back, were in retry, or were recovered.
 
         Args:
           waited: whether they have waited out a back-off in retry.
@@ -323,7 +323,7 @@ class Subscription(ABC):
         rows = rows._replace(attempts=rows.attempts | RELEASED)
         self.attempts.state(rows, rows.due_ms)
         if self.held.discard(rows.offsets):
-            self._forget_ready(rows.offsets)  # ready has them as messages that were never sent
+            self._forget_ready(rows.offsets)  # there they count as never sent
         self.held.add(rows.offsets)
         self._again(rows, waited=False)
 
@@ -382,10 +382,9 @@ class Subscription(ABC):
             self._forget_ready(offsets)
 
     def kept(self) -> OffsetSet:
-        """Return a set that has all messages that the subscription keeps if they are cancelled.
+        """Return all messages that stay here if they are cancelled, and other held messages.
 
-        It keeps the messages that it has delivered. The set has further held messages, and must
-        not be changed.
+        Messages stay here if they were delivered. The caller must not change the set.
         """
         return self.held
 
@@ -553,7 +552,7 @@ class Subscription(ABC):
             self.acknowledge(rows.offsets, None, lapsed=self._unsent(rows))
 
     def _unsent(self, rows: Rows) -> Int64s:
-        """Return the offsets of the rows that neither this broker nor an earlier one delivered."""
+        """Return the offsets of rows that neither this nor an earlier broker can have delivered."""
         unsent = rows.attempts == 0
         before = self.was_sent_before(rows)
         offsets: Int64s = rows.offsets[unsent if before is None else unsent & ~before]
@@ -580,7 +579,7 @@ class Subscription(ABC):
     # -- time ----------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> bool:
-        """Advance to ``now_ms``: return messages past their ack deadline, and end back-offs.
+        """Advance to ``now_ms``: take back messages past their ack deadline, and end back-offs.
 
         Returns whether messages may have become deliverable.
         """
@@ -623,7 +622,7 @@ class Subscription(ABC):
         batch: MessageBatch | None = None,
         wanted_ms: Int64s | None = None,
     ) -> HandOver:
-        """Put messages in flight to a consumer, and count an attempt of each.
+        """Put a run of messages in flight to a consumer, and count an attempt of each.
 
         Args:
           batch: the messages, if they are in memory.
@@ -652,20 +651,21 @@ class Subscription(ABC):
         return HandOver(consumer, rows, delivery_id, batch)
 
     def _wanted_ms(self, rows: Rows, wanted_ms: Int64s | None) -> Int64s:
-        """Return ``wanted_ms``, or the due times if it is None, but no time before the creation.
+        """Return the earliest time at which each message could have been delivered; int64[n].
 
-        The lag statistics count how late a delivery is from this time on.
+        That is ``wanted_ms`` or, if it is None, the due time, but no time before the subscription
+        began. The lag statistics count lateness from it.
         """
         wanted_ms = rows.due_ms if wanted_ms is None else wanted_ms
         began_ms = self.record.created_at_ms
         return wanted_ms if int(wanted_ms.min()) >= began_ms else np.maximum(wanted_ms, began_ms)
 
     def note_sent(self, hand: HandOver) -> None:
-        """Note that a run was sent. Its messages keep their attempt when the consumer leaves."""
+        """Note that a run was sent: the attempt now counts even if the consumer leaves."""
         self.in_flight.note_sent(hand.delivery_id)
 
     def put_back(self, hand: HandOver, now_ms: int) -> None:
-        """Return the messages of a run that must not be sent to ready, without an attempt."""
+        """Make a run's messages ready again, because it must not be sent. No attempt counts."""
         hand.consumer.permits += hand.rows.height
         held = hand.rows.offsets[self.still_held(hand)]
         self._return_untried(self.in_flight.take_back(held, hand.consumer.id), 0, now_ms)

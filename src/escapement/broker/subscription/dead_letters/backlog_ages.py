@@ -89,7 +89,7 @@ class Ages:
             mine = (offsets // SPAN_MESSAGES == offset) & (offsets < self.known_to)
             since_ms = int(due_ms[mine].min())
             low, high = int(offsets[mine].min()), int(offsets[mine].max()) + 1
-            # All spans that the range touches are merged with it.
+            # All spans that the range from ``low`` to ``high`` touches become one span with it.
             first = bisect_right(self._highs, low)
             last = bisect_left(self._lows, high)
             if first < last:

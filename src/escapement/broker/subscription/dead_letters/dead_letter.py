@@ -33,7 +33,7 @@ KEEPER: Final = "dead-letters"
 # The most bytes in the body of one inbox entry, unless a single message is larger. Several entries
 # share a commit.
 ENTRY_BYTES: Final = 1 << 20
-# The largest message that fits into an inbox entry, with room for the added properties.
+# The largest message that fits into an inbox entry, with room for the properties of ``marked``.
 MAX_MESSAGE_BYTES: Final = (8 << 20) - (16 << 10)
 
 _PREFIX: Final = "dead_letter_"

@@ -18,7 +18,10 @@ from escapement.storage.offsets import OffsetSet
 
 
 class DeadMessages:
-    """A queue of dead messages; its length is their number."""
+    """A queue of dead messages.
+
+    Its length excludes messages whose dead letters are being committed.
+    """
 
     __slots__ = ("_parts", "_pending_dead_letters")
 

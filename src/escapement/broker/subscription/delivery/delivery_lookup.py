@@ -38,7 +38,7 @@ class DeliveryLookup:
         """Return the live rows of these messages, by delivery, the oldest delivery first."""
         self._learn()
         places = np.sort(self._places.get(offsets))
-        places = places[np.diff(places, prepend=NOWHERE) > 0]  # each once, without missing ones
+        places = places[np.diff(places, prepend=NOWHERE) > 0]  # each place once; none is missing
         if not len(places):
             return []
         ids = places >> _ROW_BITS

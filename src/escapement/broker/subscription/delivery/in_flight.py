@@ -121,7 +121,7 @@ class InFlight:
         return delivery_id
 
     def shares_of(self, offsets: Int64s) -> list[Share]:
-        """Kill and return the rows of messages that are acknowledged now, as far as in flight.
+        """Kill and return the rows of in-flight messages that are acknowledged now.
 
         The caller must then call ``settle``. Offsets in the order of delivery are found in O(n),
         the others by a search.

@@ -30,7 +30,7 @@ class BusyKeys:
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
-        self._others = np.zeros((2, 0), np.int64)  # key hashes and offsets
+        self._others = np.zeros((2, 0), np.int64)  # their key hashes, and their offsets
 
     def take(self, rows: Rows) -> None:
         """Let messages hold their keys; some messages may hold them already."""

@@ -39,7 +39,7 @@ class KeyOrder:
     """The ready messages and busy keys of one subscription with an order.
 
     Args:
-      whole: keep the whole topic in order, not each key.
+      whole: whether to keep the whole topic in order, and not each key.
       ageing_ms: how many ms a step of priority is worth; see ``Rows.ranks``.
     """
 

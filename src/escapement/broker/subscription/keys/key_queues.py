@@ -213,7 +213,7 @@ class KeyQueues:
         return np.isin(offsets, rows.offsets[rows.attempts == 0])
 
     def set_ageing(self, ageing_ms: int) -> None:
-        """Sort all rows again by the ranks for another ``ageing_ms``."""
+        """Set another ``ageing_ms``, and sort all rows again by their new ranks."""
         self._ageing_ms = ageing_ms
         self.push(self.drain())
 

@@ -88,7 +88,7 @@ class KeyRanges:
 
         Slots in no range count as the slots of one consumer.
         """
-        there = np.zeros(self._consumers + 1, bool)  # the last: slots in no range
+        there = np.zeros(self._consumers + 1, bool)  # the last one stands for slots in no range
         if rows.traits is not None:
             there[self._owners[key_slots(rows.traits[have_keys(rows.traits)])]] = True
         found: npt.NDArray[np.bool_] = there[self._owners]

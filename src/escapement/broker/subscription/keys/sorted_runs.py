@@ -24,7 +24,7 @@ from escapement.storage.index.keys import sorted_order
 # The rank and the offset that stand for a missing row: above all others.
 _LAST: Final = (1 << 63) - 1
 _KEY_HASH_BITS: Final = 23
-_INT64_BITS: Final = 63  # without the sign
+_INT64_BITS: Final = 63  # without the sign bit
 
 
 class SortedRuns:

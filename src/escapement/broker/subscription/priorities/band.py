@@ -122,7 +122,7 @@ class Band:
         self._scan_until: Key | None = None  # the end of the current scan; None without a scan
         self._scan_catches_up = False  # whether this end was the frontier when the scan began
         self._scan_low: Key | None = None  # the lowest key offered inside the scan's range
-        self._scan_over: Key | None = None  # the first key offered beyond it that found no room
+        self._scan_over: Key | None = None  # the first key beyond the range without room
 
     # -- offers --------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Band:
 
     @property
     def unread_from(self) -> Key | None:
-        """The lowest key of a due message that may be unread; None if there is none."""
+        """The lowest key at which a due message may be unread; None if there is none."""
         return lowest((self.mark, self._scan_low))
 
     def begin_scan(self, stop: Key, catches_up: bool) -> None:

@@ -40,7 +40,7 @@ class Bands:
     """The bands of one subscription.
 
     Args:
-      make: creates a band with a read mark; None for a band that is not behind.
+      make: creates a band, given which band and its read mark; None for a band that is not behind.
       mark: the read mark of the normal band.
     """
 
@@ -74,7 +74,10 @@ class Bands:
             self.of(which)
 
     def split(self, rows: Rows) -> list[tuple[Band, Rows]]:
-        """Return each band that some of the rows belong to, with these rows; create new bands."""
+        """Divide rows among their bands; return each band that has some, with its rows.
+
+        Creates bands that do not exist yet.
+        """
         if rows.traits is None:
             return [(self.normal, rows)]
         bands = bands_of(rows.traits)
@@ -95,7 +98,7 @@ class Bands:
 
     @property
     def unread_from(self) -> Key | None:
-        """The lowest key of a due message that may be unread; None if there is none."""
+        """The lowest key at which a due message may be unread; None if there is none."""
         return lowest(band.unread_from for band in self)
 
     def fall_behind(self, key: Key) -> None:

@@ -277,7 +277,7 @@ class Ready:
         return Rows.concat([*Ready.take_apart([self], len(self))]).in_order(self.ageing_ms)
 
     def set_ageing(self, ageing_ms: int) -> None:
-        """Sort all rows again by the ranks for another ``ageing_ms``."""
+        """Set another ``ageing_ms``, and sort all rows again by their new ranks."""
         others, tried = self._take_untried(len(self)), self._tried.take(len(self))
         self.ageing_ms = self._side.ageing_ms = self._tried.ageing_ms = ageing_ms
         self.push(others.in_order(ageing_ms))

@@ -138,10 +138,10 @@ class Skipping:
         return rows.pick(~skipped)
 
     def leave_out(self, rows: Rows, slots: Bools) -> None:
-        """Note rows that were removed from ready as passed over, and skip slots from now on.
+        """Skip slots from now on, after rows of them were removed from ready.
 
         Args:
-          rows: sorted by ``(due_ms, offset)``.
+          rows: the removed rows, sorted by ``(due_ms, offset)``; they count as passed over.
           slots: the slots to skip; they include those of the rows; bool[SLOTS].
         """
         self._stuck.end()

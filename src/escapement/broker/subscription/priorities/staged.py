@@ -35,7 +35,7 @@ from escapement.storage.index.keys import sorted_order
 
 # The fewest rows that are worth a read.
 _LEAST_ROWS: Final = 2048
-# The memory of a row besides its strings: its place, and the bounds of each string.
+# The bytes that a message takes besides its strings: for its place, and the bounds of each string.
 _ROW_BYTES: Final = 64
 # A place has the row in this many lower bits, and the number of the part above them.
 _ROW_BITS: Final = 32
@@ -209,7 +209,7 @@ class Staged:
         """Merge parts into a new one.
 
         Args:
-          left: by the number of each part, the rows of it to keep.
+          left: the numbers of the parts to merge, each with the rows to keep.
         """
         parts = [(self._parts.pop(number), rows) for number, rows in left.items()]
         picks, height = [], 0
