@@ -1,4 +1,4 @@
-"""The real broker for tests: in the test process, in memory, on a virtual clock.
+"""A broker for tests of applications: the real one, in the test process, with virtual time.
 
 Tests of an application need no server and no sleep::
 
@@ -12,9 +12,9 @@ Tests of an application need no server and no sleep::
                     (message,) = await escapement.testing.arrived(inbox)
                     assert message.value == b"renew"
 
-The broker runs under trio on a ``trio.testing.MockClock``. The fixture ``mock_clock`` of
-pytest-trio provides one; without pytest-trio use :func:`run`. Time stands still until the
-test advances it. Advancing it by a month takes milliseconds.
+The broker keeps its messages in memory. It runs under trio with a ``trio.testing.MockClock``, which
+the fixture ``mock_clock`` of pytest-trio provides. Without pytest-trio, use :func:`run`. Time
+stands still until the test advances it. Advancing it by a month takes milliseconds.
 """
 
 from escapement.testing.clock import START_MS, VirtualClock

@@ -1,8 +1,10 @@
-"""A virtual wall clock that stands still until a test advances it.
+"""A virtual wall clock for the broker in a test, which stands still until the test advances it.
 
-The clock follows trio's ``MockClock``, so that the wall clock and sleeps agree. ``advance``
-moves both. It stops at each time when the broker has work to do, and waits until the broker
-has done it. ``set_back`` moves only the wall clock, as an operator or a bad time server does.
+The broker reads two clocks: the wall clock decides when messages are due, and trio's clock how long
+tasks sleep. In a test, trio's clock is a ``trio.testing.MockClock``, and the virtual wall clock
+follows it. ``advance`` moves both. It stops at each time at which the broker has work to do, and
+waits until the broker has done it. ``set_back`` moves only the wall clock, as an operator or a bad
+time server does.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ import trio.testing
 
 from escapement.errors import InvalidRequest
 
-# 24 December 2026, 12:00 UTC.
+# The time at which a test starts unless it chooses another: 24 December 2026, 12:00 UTC.
 START_MS: Final = 1_798_113_600_000
-# trio's clock counts float seconds. Adding this keeps a whole number of milliseconds whole.
+# trio's clock counts seconds as floats. Adding this before truncating to milliseconds makes up for
+# their rounding errors.
 _ROUNDING_MS: Final = 0.001
 
 
 class VirtualClock:
-    """The broker's clock in a test, created by ``escapement.testing.start``."""
+    """The broker's wall clock in a test, created by ``escapement.testing.start``."""
 
     def __init__(self, start_ms: int = START_MS) -> None:
         clock = trio.lowlevel.current_clock()
@@ -37,15 +40,18 @@ class VirtualClock:
         self.next_wake_ms: Callable[[], int | None] = lambda: None
 
     def now_ms(self) -> int:
-        """Return the virtual wall-clock time in Unix milliseconds."""
+        """Return the time of the virtual wall clock in Unix milliseconds."""
         return self._start_ms + self.lease_ms()
 
     def lease_ms(self) -> int:
-        """Return the virtual time since the start in milliseconds; it never goes back."""
+        """Return the milliseconds since the start of the test, which ``set_back`` does not change.
+
+        The broker uses this clock for the lease of its database.
+        """
         return int((trio.current_time() - self._began_s) * 1000 + _ROUNDING_MS)
 
     def set_back(self, ms: int) -> None:
-        """Set the wall clock back (or, with a negative number, ahead) by ``ms``."""
+        """Set the wall clock back by ``ms`` milliseconds, or ahead if ``ms`` is negative."""
         self._start_ms -= ms
 
     async def advance(
@@ -57,13 +63,13 @@ class VirtualClock:
         seconds: float = 0,
         ms: float = 0,
     ) -> None:
-        """Advance the time, and let the broker do all work that becomes due.
+        """Advance the time by the sum of the arguments, and let the broker do all work due by then.
 
-        The call returns when all tasks wait for more time or for the test. The consumers then
-        have all delivered messages in their buffers.
+        The call returns when all tasks wait for a later time or for the test. The consumers have
+        then received all messages that the broker has sent.
 
         Raises:
-          InvalidRequest: if the time is negative.
+          InvalidRequest: if the sum is negative.
         """
         amount_ms = round(((days * 24 + hours) * 60 + minutes) * 60_000 + seconds * 1000 + ms)
         if amount_ms < 0:
@@ -77,5 +83,5 @@ class VirtualClock:
             await self.settle()
 
     async def settle(self) -> None:
-        """Wait until every task waits for more time or for the test."""
+        """Wait until all tasks wait for a later time or for the test. The time stands still."""
         await trio.testing.wait_all_tasks_blocked()

@@ -1,8 +1,9 @@
 """A broker for tests, with a virtual clock and a database in memory.
 
-The broker, the protocol and the client are the real ones. Only four parts are replaced: the
-clock is virtual, blocking calls run inline, the database is in memory, and memory streams
-replace sockets. ``crash`` and ``restart`` act like a kill and a start of the broker process.
+The broker, the protocol and the client are the real ones. Only four things differ: the clock is
+virtual, calls that a real broker makes in threads run in the event loop, the database is in memory,
+and memory streams replace network connections. ``World.crash`` and ``World.restart`` act like a
+kill and a start of the broker process.
 """
 
 from __future__ import annotations
@@ -36,18 +37,19 @@ from escapement.testing.clock import START_MS, VirtualClock
 
 T = TypeVar("T")
 
+# Timeouts that no test reaches.
 _FOREVER_S: Final = 1e9
 _FOREVER_MS: Final = 10**12
 _URL: Final = "escapement://memory"
 
 
 class World:
-    """A broker and its environment, created by :func:`start`.
+    """A broker for a test, with its clock and database, created by :func:`start`.
 
     Attributes:
-      clock: the virtual clock.
+      clock: the virtual clock of the broker.
       config: the configuration of the broker.
-      index_directory: the directory of the broker's index.
+      index_directory: the directory in which the broker keeps its index of pending messages.
     """
 
     def __init__(
@@ -72,48 +74,53 @@ class World:
 
     @property
     def server(self) -> Server:
-        """The broker object, for tests that inspect its internals."""
+        """The broker object that is running, for tests that inspect its internals."""
         assert self._server is not None, "the broker is down"
         return self._server
 
     def connect(self, **options: Any) -> AbstractAsyncContextManager[Broker]:
         """Connect a client to this broker, as ``escapement.connect`` does.
 
-        When the block ends, it waits for unanswered acknowledgements and publishes. If the
-        broker cannot answer, for example without its database, this wait lasts until the test
-        advances the time. To avoid the wait, pass
-        ``settings=Settings(heartbeat_s=None, close_timeout_s=0)``. Unanswered requests may
-        then be lost, as when a connection breaks.
+        When the block ends, the client waits until the broker has answered all acknowledgements
+        and publishes. If the broker cannot answer, for example because a test has made its
+        database fail, this wait lasts until the test advances the time. To avoid the wait, pass
+        ``settings=Settings(heartbeat_s=None, close_timeout_s=0)``. Unanswered requests may then
+        be lost, as when a connection breaks.
+
+        Args:
+          options: the arguments of ``escapement.connect``, without ``url`` and
+            ``stream_factory``.
         """
-        # No heartbeat: virtual time advances in steps longer than its timeout.
+        # Without a heartbeat, because the time advances in steps longer than its timeout.
         options.setdefault("settings", Settings(heartbeat_s=None))
         return connect(_URL, stream_factory=self._open_stream, **options)
 
     async def checkpoint(self) -> None:
-        """Let the broker write a checkpoint now. In tests it writes none automatically."""
+        """Let the broker write a checkpoint, that is, save its state. It writes none by itself."""
         await self.server.checkpoint()
 
     async def stop(self) -> None:
-        """Stop the broker cleanly."""
+        """Stop the broker cleanly, as an operator does, and wait until it has stopped."""
         self.server.stop()
         await self._ended.wait()
 
     async def crash(self) -> None:
-        """Kill the broker between two of its steps, as kill -9 would.
+        """Stop the broker at once, without saving anything, as ``kill -9`` does.
 
-        Connected clients notice the loss and wait before they reconnect. After a restart, the
-        test must advance the time before they are connected again.
+        Connected clients notice that the connection is lost, and wait before they reconnect. So
+        after a restart, the test must advance the time until they are connected again.
         """
         self._incarnation.cancel()
         await self._ended.wait()
 
     async def restart(self) -> None:
-        """Start a new broker on the database and index of the previous one."""
+        """Start a new broker with the database and the index of the one that has ended."""
         assert self._server is None, "the broker is running"
         self._incarnation, self._ended = trio.CancelScope(), trio.Event()
         await self._nursery.start(self._live)
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
+        """Run one broker until it stops or crashes."""
         server = Server(
             self._engine,
             self.index_directory,
@@ -138,6 +145,7 @@ class World:
             self._ended.set()
 
     async def _open_stream(self) -> MemoryStream:
+        """Open a connection to the broker. Raises ``Disconnected`` while none is running."""
         await trio.lowlevel.checkpoint()
         if self._front is None:
             raise Disconnected("the broker is down")
@@ -147,13 +155,18 @@ class World:
 
 
 class MemoryStream:
-    """A trio stream with the interface that the client expects."""
+    """A trio stream with the methods and exceptions of an anyio stream, which the client uses."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Return some bytes. Raises ``anyio.EndOfStream`` at the end of the stream."""
+        """Wait for bytes and return at most ``max_bytes``.
+
+        Raises:
+          anyio.EndOfStream: if the other end has closed the stream.
+          anyio.BrokenResourceError: if the stream is broken or closed.
+        """
         try:
             data = await self._stream.receive_some(max_bytes)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -163,7 +176,11 @@ class MemoryStream:
         return bytes(data)
 
     async def send(self, item: bytes) -> None:
-        """Send all bytes of ``item``."""
+        """Send all bytes of ``item``.
+
+        Raises:
+          anyio.BrokenResourceError: if the stream is broken or closed.
+        """
         try:
             await self._stream.send_all(item)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -182,15 +199,16 @@ async def start(
     engine: Engine | None = None,
     run: Run = inline,
 ) -> AsyncIterator[World]:
-    """Run a broker on a virtual clock until the block ends, with an empty database in memory.
+    """Run a broker with a virtual clock and an empty database in memory, until the block ends.
 
     Args:
-      config: the configuration, as for a real broker. The timeouts of connections and leases
-        have no effect, because virtual time advances in large steps.
-      start_ms: the initial wall-clock time in Unix milliseconds.
-      engine: a database to use instead of one in memory; it must answer at once.
-      run: runs the broker's blocking calls. It must not use threads, because virtual time
-        does not wait for them.
+      config: the configuration, as for a real broker. The timeouts of connections, the interval
+        of checkpoints and the length of the lease have no effect, because virtual time advances
+        in large steps.
+      start_ms: the wall-clock time at the start, in Unix milliseconds.
+      engine: a database to use instead of one in memory. Its calls must not wait.
+      run: the function that runs the broker's blocking calls. It must not use threads, because
+        virtual time does not wait for them.
 
     Raises:
       InvalidRequest: if trio does not run on a ``MockClock``.
@@ -222,7 +240,7 @@ async def start(
 
 
 async def arrived(inbox: Inbox) -> list[Message]:
-    """Receive and return all messages that have arrived, without advancing the time."""
+    """Receive all messages that a consumer can get without advancing the time, and return them."""
     found: list[Message] = []
 
     async def read() -> None:
@@ -237,5 +255,11 @@ async def arrived(inbox: Inbox) -> list[Message]:
 
 
 def run(test: Callable[..., Awaitable[T]], *arguments: object) -> T:
-    """Run an async function under trio on a virtual clock, without pytest-trio."""
+    """Run the async function ``test`` under trio with virtual time, and return its result.
+
+    Use it where the fixture ``mock_clock`` of pytest-trio is not available.
+
+    Args:
+      arguments: the arguments of ``test``.
+    """
     return trio.run(test, *arguments, clock=trio.testing.MockClock())
