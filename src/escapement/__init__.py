@@ -1,8 +1,8 @@
-"""escapement: a delayed-delivery message broker with MySQL as its durable log.
+"""escapement: a message broker that delivers each message when it is due, with MySQL as its log.
 
-Start with ``connect``, or with ``escapement.sync.connect`` in blocking code. Classes
-that need numpy or trio are imported on first use, so that ``escapement --help``, which imports
-this package too, answers without loading these libraries.
+Start with ``connect``, or with ``escapement.sync.connect`` in blocking code. Classes that need
+numpy or trio are imported when they are first used. So ``escapement --help``, which also imports
+this package, does not load these libraries.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Dedup keys: of two messages with the same dedup key, a topic stores only the first.
+"""Dedup keys: a topic stores only the first of several messages with the same dedup key.
 
 A dedup key is any text that is not empty. The protocol and the broker use only its *digest*,
 128 bits of BLAKE2b, so that a column of digests has the same width for each message. The digest

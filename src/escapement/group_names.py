@@ -17,7 +17,7 @@ from escapement.names import MAX_NAME_LENGTH, check_name
 
 
 class Member(NamedTuple):
-    """The messages of a batch that belong to one group, by row in the batch or by offset."""
+    """A group, and the messages of one batch that belong to it, by row or by offset."""
 
     group: str
     places: Int64s  # rows of the batch, or offsets; ascending

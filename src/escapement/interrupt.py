@@ -21,7 +21,11 @@ INTERRUPTED: Final = 130  # the exit status by shell convention: 128 + SIGINT
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """End the process at once on Ctrl-C in this block, unless SIGINT is handled or ignored."""
+    """End the process at once if Ctrl-C is pressed during the block.
+
+    Does nothing if the program handles or ignores SIGINT already, or in another thread than the
+    main one.
+    """
     ours = threading.current_thread() is threading.main_thread() and (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
@@ -36,9 +40,10 @@ def leaving_at_once() -> Iterator[None]:
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Delay Ctrl-C until the block ends, unless SIGINT is handled or ignored already.
+    """Delay the ``KeyboardInterrupt`` of a Ctrl-C until the block ends.
 
-    A second Ctrl-C interrupts the block at once.
+    A second Ctrl-C interrupts the block at once. Does nothing if the program handles or ignores
+    SIGINT already, or in another thread than the main one.
     """
     came = False
 

@@ -176,10 +176,12 @@ def copy_strings(
 
 
 def cells_of(data: Buffer, begins: Int64s, lengths: UInt32s, width: int) -> npt.NDArray[np.void]:
-    """Return ``width`` bytes of ``data`` for each string, from its begin on; void[n].
+    """Return the first ``width`` bytes of each string in ``data``, as one element each; void[n].
 
-    The caller uses only the first bytes of each element, up to the length of the string or
-    ``width``. Bytes beyond the end of ``data`` are undefined.
+    Args:
+      begins: the index in ``data`` at which each string begins.
+      lengths: the length of each string. If a string is shorter than ``width``, the rest of its
+        element is undefined, and the caller must not use it.
     """
     last = len(data) - width
     if last < 0:
@@ -190,8 +192,8 @@ def cells_of(data: Buffer, begins: Int64s, lengths: UInt32s, width: int) -> npt.
         beyond = np.flatnonzero((begins > last) & (lengths > 0))
     else:
         return _windows(data, width)[begins]
-    # Strings that begin this close to the end of ``data`` have at most ``width`` different
-    # begins.
+    # Elements for strings that begin in the last ``width`` bytes of ``data`` would reach beyond its
+    # end. Such strings are few, so they are copied one by one.
     rows = cells.view(np.uint8).reshape(-1, width)
     for row in beyond.tolist():
         begin, length = int(begins[row]), int(lengths[row])
@@ -236,13 +238,16 @@ class MessageBatch:
         return sizes
 
     def strings(self, column: Blobs | None) -> list[bytes]:
-        """Return a string column of this batch as a list; empty strings if the column is None."""
+        """Return ``column``, a string column of this batch, as a list.
+
+        If the column is None, the list has an empty string for each message.
+        """
         return [b""] * len(self) if column is None else column.to_list()
 
     def encode(self) -> bytes:
         """Return this batch encoded as a body: a header of 8 bytes, then the columns.
 
-        Of a string column, the lengths come first.
+        A string column has the lengths of all strings first, and then their bytes.
         """
         return b"".join(self.encode_parts())
 

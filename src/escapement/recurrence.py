@@ -44,8 +44,8 @@ _WALL: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SECOND_MS: Final = 1_000
 _DAY_MS: Final = 86_400_000
-# How far back ``latest`` searches for an occurrence at first, and the factor by which it extends
-# the search.
+# How far back ``Recurrence.latest`` searches for an occurrence at first, and the factor by which it
+# extends the search if it finds none.
 _WINDOW_MS: Final = 60_000
 _WINDOW_GROWTH: Final = 8
 
@@ -115,7 +115,8 @@ class Recurrence:
         Args:
           since_ms: one of the schedule's times, where the search ends.
 
-        Complexity: O(occurrences within eight times the distance of the last one).
+        Complexity: O(occurrences in a period before ``now_ms``). The period is at most eight times
+        as long as the time from the result to ``now_ms``, or a minute.
         """
         end_ms = now_ms if self.until_ms is None else min(now_ms, self.until_ms)
         window_ms = _WINDOW_MS
@@ -135,6 +136,7 @@ class Recurrence:
         return count(self.anchor_ms + (passed + 1) * self.every_ms, self.every_ms)
 
     def _by_cron(self, after_ms: int) -> Iterator[int]:
+        """Iterate over the times of a schedule with a cron expression, later than ``after_ms``."""
         found = self._at_times_of_day if self._has_times_of_day else self._in_real_time
         with suppress(OverflowError, ValueError):  # Python's calendar ends
             yield from found(after_ms)
@@ -146,6 +148,7 @@ class Recurrence:
         return len(fields) == 5 and not any(field.startswith("*") for field in fields[:2])
 
     def _at_times_of_day(self, after_ms: int) -> Iterator[int]:
+        """Iterate over the times later than ``after_ms``, by cronsim's rules for clock changes."""
         begin = moment(after_ms).astimezone(self.zone())
         for found in self._simulation(begin):
             ms = unix_ms(found)
@@ -208,6 +211,11 @@ class Recurrence:
         return shift
 
     def _simulation(self, begin: datetime) -> CronSim:
+        """Return cronsim's iterator over the times of the expression later than ``begin``.
+
+        Raises:
+          InvalidRequest: if the expression is not valid.
+        """
         try:
             return CronSim(self.cron, begin)
         except CronSimError as error:

@@ -1,8 +1,8 @@
-"""Sorting of integers, by the algorithm that suits their number of ascending runs.
+"""Sorting of integers by the faster of numpy's two algorithms, and searches in sorted integers.
 
-numpy's stable sort finds ascending runs and merges them. Its quicksort ignores runs, but compares
-many numbers at a time: it is several times faster with many runs and slower with few. The order of
-equal numbers is not defined.
+A *run* is a sequence of ascending numbers. numpy's stable sort finds runs and merges them. Its
+quicksort ignores runs, but compares many numbers at a time: it is several times faster if there are
+many runs, and slower if there are few. The order of equal numbers is not defined.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ def argsort(numbers: Int64s) -> npt.NDArray[np.intp]:
 
 
 def find_sorted(numbers: Int64s, sought: Int64s) -> tuple[npt.NDArray[np.intp], Bools]:
-    """Return the index of each sought number in ascending ``numbers``, and whether it is there."""
+    """Search for several numbers in ``numbers``, which are in ascending order.
+
+    Returns:
+      The index of each sought number, and whether the number is there. If it is not, its index
+      has no meaning, but is valid unless ``numbers`` is empty.
+    """
     if not len(numbers):
         return np.zeros(len(sought), np.intp), np.zeros(len(sought), np.bool_)
     at = np.minimum(numbers.searchsorted(sought), len(numbers) - 1)
@@ -38,7 +43,7 @@ def find_sorted(numbers: Int64s, sought: Int64s) -> tuple[npt.NDArray[np.intp], 
 
 
 def sort(numbers: Int64s) -> None:
-    """Sort the numbers in place."""
+    """Sort ``numbers`` in ascending order, in place."""
     numbers.sort(kind=_kind(numbers))
 
 
@@ -48,5 +53,6 @@ def lowest(values: Iterable[T | None]) -> T | None:
 
 
 def _kind(numbers: Int64s) -> Literal["stable", "quicksort"]:
+    """Return the faster algorithm for ``numbers``, by their number of ascending runs."""
     ends = np.count_nonzero(numbers[1:] < numbers[:-1])
     return "stable" if ends < _FEW_RUNS else "quicksort"

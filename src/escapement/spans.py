@@ -16,9 +16,9 @@ MAX_SPANS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The time spans of a forecast: ``count`` spans of ``by_ms``, from ``first_ms`` on.
+    """The time spans of a forecast: ``count`` spans of the length ``by_ms``, from ``first_ms`` on.
 
-    They cover the period of the forecast, ``(from_ms, until_ms)``.
+    They cover the period of the forecast, from after ``from_ms`` to before ``until_ms``.
     """
 
     from_ms: int
@@ -29,9 +29,10 @@ class Spans:
 
     @classmethod
     def after(cls, now_ms: int, *, by_ms: int, within_ms: int, origin_ms: int = 0) -> Spans:
-        """Return the spans of a forecast for the time ``within_ms`` after ``now_ms``.
+        """Return the spans of a forecast for the next ``within_ms`` after ``now_ms``.
 
         Args:
+          by_ms: the length of a span.
           origin_ms: a time at which a span begins, such as a midnight.
 
         Raises:
@@ -52,6 +53,9 @@ class Spans:
         return self.first_ms + span * self.by_ms
 
     def length_ms(self, span: int) -> int:
-        """Return the length of the part of a span that lies in the period of the forecast."""
+        """Return how much of a span lies in the period of the forecast.
+
+        This is less than ``by_ms`` for a first or last span that is only partly in the period.
+        """
         begins_ms = self.begins_ms(span)
         return min(begins_ms + self.by_ms, self.until_ms) - max(begins_ms, self.from_ms)
