@@ -8,13 +8,12 @@ number that grows with each acquisition.
 
 **The epoch decides, not the time.** A transaction that writes begins by locking the lease row in
 share mode and comparing the epoch (:func:`check`). (A group commit sends its writes together with
-this check, and rolls back if the epoch differs.) Acquiring the lease changes that row, so it
-waits until such a transaction has ended. Afterwards no transaction with the old epoch passes the
-check. So a former owner changes nothing, however late it resumes (invariant 8). An owner whose
-lease has expired may therefore go on writing until another broker takes the lease. But it must
-not *deliver* past its deadline, because a successor may already deliver the same messages. The
-owner counts that deadline from *before* it sent the renewal, on a clock that also runs while the
-machine sleeps.
+this check, and rolls back if the epoch differs.) Acquiring the lease changes that row, so it waits
+until such a transaction has ended. Afterwards no transaction with the old epoch passes the check.
+So a former owner changes nothing, however late it resumes (invariant 8). An owner whose lease has
+expired may therefore go on writing until another broker takes the lease. But it must not *deliver*
+past its deadline, because a successor may already deliver the same messages. The owner counts that
+deadline from *before* it sent the renewal, on a clock that also runs while the machine sleeps.
 
 The lease row lists the ids of the connections that the owner writes through. A successor kills
 them, because a connection that hangs inside a transaction would block it.
@@ -69,8 +68,8 @@ class Lease:
     epoch: int
     was_clean: bool  # whether the previous owner stopped cleanly
     # If the previous owner stopped cleanly: earlier owners may have delivered messages due until
-    # this time without a record. If not: the last time, by the wall clock of the previous owner,
-    # at which it renewed the lease.
+    # this time without a record. If not: the last time, by the wall clock of the previous owner, at
+    # which it renewed the lease.
     doubtful_until_ms: int
     duration_ms: int
     deadline_ms: int  # when the lease expires, by ``Clock.lease_ms``
@@ -129,8 +128,8 @@ def renew(
 
     Args:
       seen_ms: the time that the wall clock would show if it had not been set back. The lease row
-        records this time, or the present time if that is later, as the last one at which the
-        owner was alive.
+        records this time, or the present time if that is later, as the last one at which the owner
+        was alive.
 
     Raises:
       LeaseLost: if another broker, or a later start of this one, has taken the lease.
@@ -158,8 +157,8 @@ def release(
 
     Args:
       clean: whether all deliveries of this owner are recorded in the database.
-      doubtful_until_ms: the due time up to which earlier owners may have delivered messages
-        without a record.
+      doubtful_until_ms: the due time up to which earlier owners may have delivered messages without
+        a record.
     """
     _change(
         engine,
@@ -171,7 +170,7 @@ def release(
 
 
 def check(engine: Engine, connection: Connection, lease: Lease) -> None:
-    """Check, inside the open transaction, that this lease still has its epoch in the database.
+    """Check, inside the open transaction, that this broker still has the lease, by its epoch.
 
     Until the transaction ends, no other broker can take the lease. Raises ``LeaseLost``.
     """
@@ -222,8 +221,8 @@ class Recorded:
     def enter(self, connection: Connection, replaces: int = 0) -> None:
         """Add a connection to the list in the lease row.
 
-        Writing the lease row also checks the database. It raises an error if the database cannot
-        be reached, accepts no writes, or names another owner.
+        Writing the lease row also checks the database. It raises an error if the database cannot be
+        reached, accepts no writes, or names another owner.
 
         Args:
           replaces: id of a closed connection to remove from the list; 0 for none.

@@ -24,7 +24,7 @@ What = Literal[
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
-    """Mark the thing with this kind and id for deletion, inside the open transaction."""
+    """Mark a kind and id, inside the open transaction. Its rows are deleted later."""
     connection.execute("REPLACE INTO removals (kind, id) VALUES (?, ?)", (kind, id))
 
 

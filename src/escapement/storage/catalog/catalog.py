@@ -119,7 +119,7 @@ class SubscriptionRecord:
 
     @property
     def is_filling(self) -> bool:
-        """Whether messages of the log are still to be filled in."""
+        """Whether the broker still has to read earlier messages from the log for this one."""
         return self.fill_from < self.fill_until
 
 

@@ -175,9 +175,9 @@ def topic(default: str, help: str, nothing: str) -> str:
 
 
 def moment(help: str) -> int:
-    """Define a field for a time in Unix milliseconds, until which something is paused; 0: not.
+    """Define a field for the time until which something is paused; 0: not paused.
 
-    Its text is an ISO 8601 time with a zone, or ``forever``.
+    The value is in Unix milliseconds. Its text is an ISO 8601 time with a zone, or ``forever``.
     """
 
     def read(value: Any) -> int:

@@ -82,11 +82,11 @@ class Restate:
     body: Buffer
     times: Times | None
     stale_ms: Int64s  # the previous due times
-    first_ms: Int64s  # the due times in the row that first stored the messages
-    published_ms: Int64s  # when that row was accepted
+    first_ms: Int64s  # the due times in the row that stated the messages first
+    published_ms: Int64s  # the publish times: when that first row was accepted
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore
-    earliest_ms: Int64s | int = 0  # lower bound of the new due times
+    earliest_ms: Int64s | int = 0  # lower bound of the new due times; earlier ones are raised to it
 
     @property
     def size_bytes(self) -> int:

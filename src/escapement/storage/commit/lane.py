@@ -105,7 +105,7 @@ class Lane:
         self._on_change = on_change
         self._queue: deque[Item] = deque()
         self._group: Group | None = None
-        self._unknown = False  # whether a COMMIT of the group may have succeeded
+        self._unknown = False  # whether a COMMIT of the group got no reply and may have succeeded
         self._wake = trio.Event()
         self._last_start_s = float("-inf")
         self._why: StorageUnavailable = StorageUnavailable("the lane has not started")
@@ -151,7 +151,7 @@ class Lane:
     def doubt(self, error: StorageReadOnly) -> None:
         """Treat the database as read-only until an attempt to connect succeeds.
 
-        Has no effect while a group is being written, because that finds out by itself.
+        Has no effect while a group is being written, because this write shows the state itself.
         """
         if self.state is State.UP and self._group is None:
             self._go_down(error)
@@ -226,7 +226,7 @@ class Lane:
             try:
                 await self._write(group)
             except OutcomeUnknown as error:
-                logger.warning("lane %d: %s; reading back", self.number, error)
+                logger.warning("lane %d: %s; checking what is stored", self.number, error)
                 self._unknown = True
             except TransactionAborted as error:
                 logger.warning("lane %d: %s; retrying", self.number, error)
@@ -341,7 +341,7 @@ class Lane:
             self._group = None
             told = error
             if self._unknown:
-                told = OutcomeUnknown("the broker stopped before it knew whether this is durable")
+                told = OutcomeUnknown("the broker stopped before it knew whether this is stored")
             self._fail(group.refusable, told)
         refused = [item for item in self._queue if isinstance(item, Refusable)]
         self._queue.clear()

@@ -27,10 +27,10 @@ from escapement.errors import InboxEntryDamaged, RemoteProtocolError
 from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
 from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 
-# Limits of the database's columns.
+# Limits of a target and a source id, which the columns of the database set.
 MAX_TARGET_BYTES: Final = 640
 MAX_SOURCE_ID_CHARS: Final = 255
-# An inbox entry must fit a packet of the database, and its body a row of the log.
+# Limits of an inbox entry. It must fit into a packet of the database, and its body into a log row.
 MAX_ENTRY_BYTES: Final = 8 << 20
 MAX_ENTRY_MESSAGES: Final = 65_536
 # Size of the sample of a body that decides whether the body is compressed. Bodies that shrink to a

@@ -72,7 +72,7 @@ class Step(NamedTuple):
     emptied: Sequence[int] = ()  # ids of staged batches with no entries left to move
     last: staged_batch.Place = (
         staged_batch.FIRST
-    )  # for entries of bulk jobs: the last one, after which the next step begins
+    )  # for entries of bulk jobs: the place of the last one, after which the next step begins
 
     def is_full(self, step_bytes: int) -> bool:
         """Return whether the step has entries of bulk jobs, of at least half of ``step_bytes``.
@@ -327,7 +327,7 @@ def hold(connection: Connection, id: int, reason: str) -> None:
 
 
 def close(connection: Connection, target: str) -> int:
-    """Delete an inbox target, given by name, with its staged batches. Its entries go later.
+    """Delete an inbox target, given by name, and its staged batches. Their entries follow later.
 
     Returns:
       The number of its entries that were not moved; 0 if the target does not exist.
@@ -348,7 +348,8 @@ def close(connection: Connection, target: str) -> int:
 def close_namespace(connection: Connection, namespace: str) -> None:
     """Delete the inbox targets of a namespace whose topics are all deleted.
 
-    There are few: only those of topics that never existed.
+    There are few: a target is deleted with its topic, so only those of topics that do not exist
+    remain.
     """
     rows = connection.execute(
         "SELECT target FROM mailboxes WHERE target > ? AND target < ?", names_in(namespace)
@@ -358,7 +359,7 @@ def close_namespace(connection: Connection, namespace: str) -> None:
 
 
 def names_in(namespace: str) -> tuple[bytes, bytes]:
-    """Return two bounds for the full names of everything in a namespace, both exclusive."""
+    """Return a lower and an upper bound, both exclusive, for the full names in a namespace."""
     # Names are ASCII, where "0" is the character after "/".
     return f"{namespace}/".encode(), f"{namespace}0".encode()
 
@@ -367,7 +368,7 @@ def names_in(namespace: str) -> tuple[bytes, bytes]:
 
 
 def waiting(connection: Connection, limit: int) -> list[Waiting]:
-    """Return the figures of the inbox targets with entries, in the order of their ids.
+    """Return figures about the waiting entries of each inbox target, in the order of their ids.
 
     Args:
       limit: the most targets to return.

@@ -86,7 +86,8 @@ class JobState(NamedTuple):
     created_at_ms: int
     committed_at_ms: int | None  # None: not committed yet
     adopted_at_ms: int | None  # when its last messages were moved to the logs; None: not yet
-    given_up_at_ms: int | None  # last abandoning of batches, if not committed and none are staged
+    # When staged batches were last abandoned. None if the job is committed or has staged batches.
+    given_up_at_ms: int | None
     messages: int  # committed messages, or the staged ones if the job is not committed
     size_bytes: int  # of these messages
     waiting: int  # committed messages that are not in their topics' logs yet

@@ -57,7 +57,7 @@ class JournalTail:
         for row in self.rows:
             for key in row.entry.rows:
                 if key.base_offset < 0:
-                    continue  # the row restates earlier messages
+                    continue  # a restatement, which has no new messages
                 ends[key.topic_id] = max(ends.get(key.topic_id, 0), key.end_offset)
         return ends
 

@@ -38,7 +38,7 @@ _CREATE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation.
+    """One generation of the log.
 
     In the database, ``size_bytes`` is as of the last checkpoint. In memory it is up to date.
     """

@@ -281,9 +281,10 @@ class Log(Generations):
             at = max(at, begun + 1)
 
     def _heads(self, connection: Connection, topic_id: int, offset: int) -> list[RowHead]:
-        """Return heads of a topic's rows in one generation, ascending.
+        """Return the heads of some of a topic's rows, in order, from the one near ``offset`` on.
 
-        The first is the topic's last row whose base offset is at most ``offset``.
+        The first is the last row whose base offset is at most ``offset``. They are up to
+        ``_HEADS_AT_ONCE`` rows of one generation. Without a first row, the result is empty.
         """
         for generation in reversed(self._generations):
             found = heads_from_last_to(connection, generation, topic_id, offset, _HEADS_AT_ONCE)
@@ -324,7 +325,7 @@ class Log(Generations):
         return self.fetch_found(connection, keys), len(bases)
 
     def first_offset(self, connection: Connection, topic_id: int) -> int | None:
-        """Return the offset of a topic's first message whose first row is in the log, or None."""
+        """Return the lowest offset that a topic's rows state, without restatements, or None."""
         return next(self._outermost(connection, topic_id, "MIN", 0, NO_END), None)
 
     def lowest_base(self, connection: Connection, topic_id: int) -> int:

@@ -56,7 +56,7 @@ class Published(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Sequence[Published]) -> Published:
-        """Join parts with ascending offsets to one."""
+        """Join parts, whose offsets ascend from each part to the next, into one."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -82,9 +82,9 @@ class Published(NamedTuple):
         return Published(self.offsets[some], self.due_ms[some], self.published_ms[some], batch)
 
     def of_these(self, offsets: Int64s) -> Published:
-        """Return the messages with these offsets, without those that are not here.
+        """Return those of the messages whose offset is in ``offsets``.
 
-        O(log n) for each offset.
+        O(log n) for each offset, where n is the number of messages.
 
         Args:
           offsets: ascending; int64[n].

@@ -108,7 +108,7 @@ class ProducerRow(NamedTuple):
 
 
 class SubscriptionRow(NamedTuple):
-    """The range of offsets that a subscription still has to fill in from the log."""
+    """The range of offsets whose messages are still to be read from the log for a subscription."""
 
     subscription_id: int
     fill_from: int

@@ -67,7 +67,9 @@ class HourOfLag(NamedTuple):
 def read_ends(
     connection: Connection, rows: Sequence[JournalRow]
 ) -> dict[tuple[int, int, int], int]:
-    """Return the numbers of the last journal entries that the table ``lags`` covers. One query.
+    """Return, by hour, origin and epoch, the last journal entry that the table ``lags`` covers.
+
+    Makes one query.
 
     Args:
       rows: journal rows. The result covers all hours for which they have a lag.

@@ -39,8 +39,8 @@ T = TypeVar("T")
 class State:
     """The state of a bundle of topics at its last checkpoint, without log and journal.
 
-    Chunks and parts are rows of encoded data, as in ``checkpoint.py``. Where a comment says "by"
-    something, the field maps its id to the rows.
+    Chunks and parts are rows of encoded data (storage/state/checkpoint.py). A field "by topic", for
+    example, maps the id of each topic to its rows.
     """
 
     log_identity: bytes

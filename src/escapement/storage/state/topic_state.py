@@ -82,7 +82,7 @@ class TopicState:
     older than ``first_base``.
     """
 
-    name: str  # in full
+    name: str  # the full name
     record: TopicRecord
     read_at_ms: int  # when the status was read, by the database's clock
     begin_offset: int
