@@ -11,7 +11,7 @@ A topic becomes passive in one synchronous step, and only under three conditions
 
 1. It has not changed since the last checkpoint, and none of its items waits for a commit. So the
    database has its whole durable state.
-2. It is idle (``is_idle``). So it has no other state in memory.
+2. It is idle (``is_idle``). So its memory has nothing that cannot be read again.
 3. No task refers to its runtime, as a weak reference shows. A task that looked the topic up and
    waits for the database must not continue with an object that the registry has dropped.
 """

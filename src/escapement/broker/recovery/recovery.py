@@ -1,8 +1,8 @@
 """Recovery: from the stored state to a broker that serves.
 
 1. Read the catalog, the bitmaps and the attempts of the last checkpoint.
-2. Open the index, if its manifest fits this log and the last checkpoint. Otherwise discard it,
-   and read the whole log again.
+2. Open the index, if its manifest, the file that describes it, fits this log and the last
+   checkpoint. Otherwise discard it, and read the whole log again.
 3. Replay the journal behind the checkpoint: acknowledgements, attempts, producers. The journal
    names the log rows that the index lacks. ``Topic.recover`` adds the messages of each row, as a
    live group commit does.

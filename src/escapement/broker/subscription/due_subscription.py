@@ -184,12 +184,12 @@ class DueSubscription(Subscription):
 
         Args:
           found: the messages that a scan found and that become ready next. None for the ready
-            messages that an offer left to be read ahead.
+            messages that were noted to be read ahead.
           room_bytes: returns how many bytes may be added to ``staged``.
           mean_bytes: the mean size of a message.
         """
         staged = self.staged
-        # A message that left ready and came back was noted twice.
+        # A message that left ready and came back was noted twice: keep one row.
         rows = staged.take_expected(self._waits).once() if found is None else found
         if not rows.height:
             return rows

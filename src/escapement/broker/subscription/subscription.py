@@ -293,7 +293,7 @@ class Subscription(ABC):
     # -- cancelling ----------------------------------------------------------------
 
     def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which messages are acknowledged, or held and were delivered before; bool[n].
+        """Return which messages are acknowledged, dead, or held after a delivery; bool[n].
 
         Does not include a message that a previous broker may have delivered without recording it;
         see ``may_have_had``.

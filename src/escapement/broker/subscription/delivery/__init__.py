@@ -1,1 +1,1 @@
-"""Deliveries: consumers, messages in flight, and the choice which consumer gets which messages."""
+"""Deliveries: consumers, messages in flight, and which consumer gets which messages."""

@@ -201,7 +201,7 @@ class InFlight:
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether ``take_unrecorded`` has not examined all sent deliveries yet."""
+        """Whether there are sent deliveries that ``take_unrecorded`` has not examined yet."""
         return bool(self._unrecorded)
 
     def take_unrecorded(self, now_ms: int, after_ms: int) -> Rows:

@@ -60,8 +60,8 @@ class Bands:
     def of(self, which: int) -> Band:
         """Return a band; create it if needed.
 
-        A new band gets the normal band's read mark, because the part before it had no message of
-        the new band.
+        A new band gets the normal band's read mark, because the delivery order had no message for
+        the new band before that mark.
         """
         band = self._bands.get(which)
         if band is None:

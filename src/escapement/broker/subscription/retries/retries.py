@@ -23,8 +23,8 @@ from escapement.timewheel import Entries, TimingWheel
 TIMER_TICK_MS: Final = 10
 # The tag of a retry has the attempts in its lower 16 bits and the due time above them.
 _ATTEMPTS: Final = 0xFFFF
-# The wheel may have this many timers more than four for each message or delivery in use. Beyond
-# that, watches of finished deliveries are removed.
+# Watches of finished deliveries are removed when the wheel has more timers than this and four for
+# each held message and unfinished delivery.
 _TIDY_TIMERS: Final = 16_384
 
 
@@ -70,7 +70,7 @@ class Retries:
         """Return whether most timers are watches of finished deliveries.
 
         Args:
-          live: an upper bound of the messages in retry and the deliveries in flight.
+          live: the number of held messages and unfinished deliveries.
         """
         return len(self._wheel) > _TIDY_TIMERS + 4 * live
 
