@@ -75,7 +75,7 @@ class Lease:
     deadline_ms: int  # when the lease expires, by ``Clock.lease_ms``
 
     def delivered_until_ms(self, now_ms: int) -> int:
-        """Return the due time up to which earlier owners may have delivered without a record.
+        """Return the due time up to which earlier owners may have made unrecorded deliveries.
 
         If the previous owner did not stop cleanly, this is ``now_ms``, the time of the start. If
         the wall clock has been set back since that owner last renewed the lease, it is the time of
@@ -241,7 +241,7 @@ class _LeaseRow(NamedTuple):
     clean: int
     connection_ids: str
     doubtful_until_ms: int
-    now_ms: int  # by the database's clock
+    now_ms: int  # the present time, by the database's clock
 
 
 def _takeable(

@@ -24,7 +24,7 @@ What = Literal[
 
 
 def mark(connection: Connection, kind: What, id: int) -> None:
-    """Mark a kind and id, inside the open transaction. Its rows are deleted later."""
+    """Mark the rows of an id for later deletion, inside the open transaction."""
     connection.execute("REPLACE INTO removals (kind, id) VALUES (?, ?)", (kind, id))
 
 

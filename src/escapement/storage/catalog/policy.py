@@ -281,7 +281,7 @@ class SubscriptionPolicy(Policy):
         "If order is key or topic: whether a message in retry holds up the messages after it, or "
         "is skipped.",
     )
-    # The number of attempts is stored in 15 bits.
+    # At most 30,000, because the number of deliveries is stored in 15 bits.
     max_deliveries: int = rule.number(
         0,
         30_000,

@@ -51,7 +51,7 @@ class Append:
     body: Buffer
     count: int
     times: Times = NO_TIMES
-    producer_id: int = 0  # 0: a producer without a name
+    producer_id: int = 0  # id of the named producer; 0: the producer has no name
     last_sequence: int = -1
     context: Any = None
     fail: Callable[[EscapementError], None] = _ignore

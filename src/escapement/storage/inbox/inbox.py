@@ -59,7 +59,7 @@ class Stored(NamedTuple):
     """An inbox entry as the database stores it."""
 
     id: int
-    size_bytes: int  # of the entry with its body decompressed
+    size_bytes: int  # size of the entry with its body decompressed
     data: Buffer
     advance: staged_batch.Advance | None = None  # for an entry of a bulk job: the batch's progress
 

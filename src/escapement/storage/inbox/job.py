@@ -89,7 +89,7 @@ class JobState(NamedTuple):
     # When staged batches were last abandoned. None if the job is committed or has staged batches.
     given_up_at_ms: int | None
     messages: int  # committed messages, or the staged ones if the job is not committed
-    size_bytes: int  # of these messages
+    size_bytes: int  # total size of these messages
     waiting: int  # committed messages that are not in their topics' logs yet
     held: int  # number of inbox entries with waiting messages that can never be moved
     reason: str  # why one of the held entries cannot be moved, or ""

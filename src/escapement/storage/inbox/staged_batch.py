@@ -255,5 +255,5 @@ def purge_step(dialect: Dialect, connection: Connection) -> bool:
     left = {job for id, touched, job in found if give_up(connection, id, touched)}
     for job_id in sorted(left):
         note_given_up(dialect, connection, job_id)
-    _finish_jobs(dialect, connection)  # for jobs whose last batches were deleted with their topic
+    _finish_jobs(dialect, connection)  # there are jobs whose last batch was deleted with its topic
     return len(found) == _PURGE_STEP

@@ -325,7 +325,7 @@ class Log(Generations):
         return self.fetch_found(connection, keys), len(bases)
 
     def first_offset(self, connection: Connection, topic_id: int) -> int | None:
-        """Return the lowest offset that a topic's rows state, without restatements, or None."""
+        """Return the lowest offset in a topic's rows, without restatements; None without rows."""
         return next(self._outermost(connection, topic_id, "MIN", 0, NO_END), None)
 
     def lowest_base(self, connection: Connection, topic_id: int) -> int:

@@ -120,7 +120,7 @@ class Checkpoint:
     """The changes since the last checkpoint. Each field may be empty."""
 
     mark: Mark | None = None  # identifies this checkpoint
-    chunks: Sequence[ChunkRow] = ()  # of acknowledged, cancelled and lapsed offsets
+    chunks: Sequence[ChunkRow] = ()  # those of acknowledged, cancelled and lapsed offsets
     attempts: Sequence[AttemptPart] = ()
     # By subscription id, the lowest part of its attempts to keep.
     attempts_from: Mapping[int, int] = field(default_factory=dict)

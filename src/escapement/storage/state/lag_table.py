@@ -41,7 +41,10 @@ Ends = Mapping[tuple[int, int, int], int]
 
 
 class LagRow(NamedTuple):
-    """A row of the table ``lags`` to be written. ``counts`` are those of its tally, by cell."""
+    """A row of the table ``lags`` to be written.
+
+    ``counts`` maps each cell of the row's tally to its count (storage/encoding/lag.py).
+    """
 
     hour_ms: int
     origin_id: int
