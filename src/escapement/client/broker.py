@@ -182,12 +182,16 @@ class Broker:
 
     @property
     def groups(self) -> Groups:
-        """Requests about message groups, for which the broker publishes a message when finished."""
+        """The message groups of topics: close, list, get or delete them.
+
+        When a subscription has finished all messages of a closed group, the broker publishes a
+        follow-up message.
+        """
         return Groups(self.admin)
 
     @property
     def schedules(self) -> Schedules:
-        """Requests about recurring schedules, by which the broker publishes again and again."""
+        """The recurring schedules of the broker: create, list, pause, resume or delete them."""
         return Schedules(self.admin)
 
     async def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:

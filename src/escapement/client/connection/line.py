@@ -265,7 +265,7 @@ class Line:
             if (answer := self._answers.pop(number, None)) is not None:
                 answer(command.error() if isinstance(command, wire.Refused) else command)
         elif id:
-            # A producer or consumer that the application has closed is not found; ignore these.
+            # Commands for a producer or consumer that the application has closed are ignored.
             if (attachment := self._attachments.get(id)) is not None:
                 attachment._heard(command)
         elif isinstance(command, wire.Refused):

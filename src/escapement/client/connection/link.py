@@ -91,7 +91,9 @@ class Link:
         except TimeoutError:
             raise Disconnected(f"the broker did not answer within {timeout_s:g} s") from None
         except _ENDS as error:
-            raise Disconnected(f"the broker cannot be reached: {error or 'it closed'}") from error
+            raise Disconnected(
+                f"the broker cannot be reached: {error or 'it closed the connection'}"
+            ) from error
 
     @classmethod
     async def _greet(cls, stream: Stream, client: str) -> Link:
@@ -174,7 +176,9 @@ class Link:
         except RemoteProtocolError as error:
             self.end(error)
         except _ENDS as error:
-            self.end(Disconnected(f"the connection was lost: {str(error) or 'closed'}"))
+            self.end(
+                Disconnected(f"the connection was lost: {str(error) or 'the broker closed it'}")
+            )
 
     async def _write(self) -> None:
         try:
@@ -188,7 +192,9 @@ class Link:
                 for piece in _joined(buffers):
                     await self._stream.send(piece)
         except _ENDS as error:
-            self.end(Disconnected(f"the connection was lost: {str(error) or 'closed'}"))
+            self.end(
+                Disconnected(f"the connection was lost: {str(error) or 'the broker closed it'}")
+            )
 
     async def _beat(self, heartbeat_s: float, timeout_s: float) -> None:
         asked_s = anyio.current_time()

@@ -29,7 +29,7 @@ from escapement.client.connection.retry import Retry
 from escapement.errors import EscapementError
 from escapement.message import Int64s
 
-# The most rows in a pending ack of single acknowledgements. The broker handles an Ack of this size
+# The open pending ack is closed when it has this many rows. The broker handles an Ack of this size
 # in one or two milliseconds.
 MAX_ROWS: Final = 65_536
 # How long the open pending ack collects acknowledgements. Too short for users to notice, and longer
@@ -60,7 +60,7 @@ class PendingAck(Promise):
 
     def __init__(self) -> None:
         super().__init__()
-        self.since_s = inf  # when ``AckQueue.take`` first saw it open
+        self.since_s = inf  # the time from which ``LINGER_S`` counts
         self.rows = 0
         self.count = 0  # the number of messages that the broker acknowledged because of it
         self.error: EscapementError | None = None

@@ -167,5 +167,5 @@ class Message(DeliveredRow):
         if error is None:
             await self.ack()
         else:
-            # No checkpoint here: this must also work in a cancelled scope.
+            # The nack is queued without a checkpoint, so that it also works in a cancelled scope.
             self._columns._origin._give_back(np.array([self.offset], np.int64), None)

@@ -459,8 +459,8 @@ class Inbox(Attached):
         if not ready:
             return inf
         pending_acks, again_s = self._acks.take(now_s)
-        # Nacks and releases wait while acknowledgements are being collected, so that these are
-        # collected as well.
+        # Nacks and releases wait while acknowledgements are being collected, so that several of
+        # them are sent together.
         if again_s > now_s + LINGER_S:
             self._send_back()
         for pending_ack in pending_acks:

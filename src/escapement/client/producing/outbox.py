@@ -179,7 +179,7 @@ class Outbox:
         if number < self.next_sequence:
             if number + count - 1 > self.stored or number < 0:
                 raise InvalidRequest(
-                    f"sequence {number} is used: the next of this producer is {self.next_sequence}"
+                    f"sequence {number} was used before: the next one is {self.next_sequence}"
                 )
             stored = PublishRequest(number, inf)
             stored.count = count
