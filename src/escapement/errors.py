@@ -112,7 +112,10 @@ class RemoteProtocolError(ProtocolError):
 
 
 class Disconnected(EscapementError):
-    """Raised when the connection is lost and the outcome of the request is unknown."""
+    """Raised when the broker cannot be reached, or does not answer before the connection is lost.
+
+    A request that was sent may or may not have taken effect.
+    """
 
     code = "disconnected"
     retryable = True
@@ -218,7 +221,7 @@ class IndexDamaged(StorageError):
 
 
 class Busy(EscapementError):
-    """Raised when a limit of the broker is reached for the moment. Retry later."""
+    """Raised when the broker has reached one of its limits for the moment. Retry later."""
 
     code = "busy"
     retryable = True

@@ -52,7 +52,7 @@ _FEW_STRINGS: Final = 128
 _WIDE_BYTES: Final = 1024
 
 _BODY_VERSION: Final = 1
-_HEADER = struct.Struct("<BBxxI")  # of a body: version, flags, messages
+_HEADER = struct.Struct("<BBxxI")  # of a body: its version, its flags, the number of messages
 _FLAGS = _HAS_KEYS, _HAS_PROPERTIES, _HAS_PRIORITIES, _HAS_GROUPS = 1, 2, 4, 8
 
 

@@ -24,8 +24,8 @@ from uuid import uuid4
 
 from escapement.errors import InvalidRequest
 
-# In bytes. Three parts and their slashes stay below 767 bytes, the limit of an InnoDB index
-# key in every row format.
+# The greatest length of one part of a name, in bytes. Three parts and their slashes stay below 767
+# bytes, the limit of an InnoDB index key in every row format.
 MAX_NAME_LENGTH: Final = 200
 DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgpack
 
-# For people: text that is not valid UTF-8 is shown with escapes such as \xff, as in keys.
+# How to read text that is not valid UTF-8 if people shall read it: with escapes such as \xff.
 READABLE: Final = "backslashreplace"
-# For copies: text that is not valid UTF-8 is kept, so that ``pack_again`` restores the bytes.
+# How to read such text to copy it: in a form from which ``pack_again`` restores the bytes.
 AS_IS: Final = "surrogateescape"
 
 

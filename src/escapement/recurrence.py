@@ -52,9 +52,10 @@ _WINDOW_GROWTH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """The times of a schedule: ``cron`` in ``timezone``, or each ``every_ms`` from ``anchor_ms``.
+    """The times of a schedule: by a cron expression, or at a fixed interval.
 
-    There are no times after ``until_ms``, if it is given.
+    These are the times of ``cron`` in ``timezone``, or every ``every_ms`` milliseconds after
+    ``anchor_ms``. If ``until_ms`` is given, the schedule has only times up to it.
     """
 
     cron: str = ""
@@ -113,7 +114,8 @@ class Recurrence:
         """Return the schedule's last time that is not later than ``now_ms``.
 
         Args:
-          since_ms: one of the schedule's times, where the search ends.
+          since_ms: a time of the schedule, not later than ``now_ms``. Earlier times are not
+            searched.
 
         Complexity: O(occurrences in a period before ``now_ms``). The period is at most eight times
         as long as the time from the result to ``now_ms``, or a minute.
@@ -138,7 +140,7 @@ class Recurrence:
     def _by_cron(self, after_ms: int) -> Iterator[int]:
         """Iterate over the times of a schedule with a cron expression, later than ``after_ms``."""
         found = self._at_times_of_day if self._has_times_of_day else self._in_real_time
-        with suppress(OverflowError, ValueError):  # Python's calendar ends
+        with suppress(OverflowError, ValueError):  # raised where Python's calendar ends
             yield from found(after_ms)
 
     @property
@@ -240,14 +242,18 @@ class Recurrence:
 def due(
     recurrence: Recurrence, next_ms: int, now_ms: int, missed: Missed, limit: int
 ) -> tuple[list[int], int | None]:
-    """Return the times of a schedule to publish messages for now, and its next time after them.
+    """Return the times of a schedule for which it must publish now, and the next time after these.
 
-    If ``next_ms`` is more than a minute ago, all times up to now are *missed*: the policy
-    ``skip`` publishes none of them, ``last`` only the last one, and ``all`` every one, up to
-    ``limit`` in one call. Otherwise every time is published.
+    If ``next_ms`` is more than a minute ago, all times up to now are *missed*: the policy ``skip``
+    publishes for none of them, ``last`` only for the last one, and ``all`` for every one. If they
+    are not missed, the schedule publishes for every one.
 
     Args:
-      next_ms: the first time for which no message was published yet.
+      recurrence: the times of the schedule.
+      next_ms: the first time for which the schedule has not published yet.
+      now_ms: the current time.
+      missed: the policy.
+      limit: the most times to return in one call.
 
     Raises:
       InvalidRequest: if the expression or the time zone is no longer valid.

@@ -145,7 +145,7 @@ def have_keys(traits: UInt32s) -> npt.NDArray[np.bool_]:
 
 
 def key_slots(traits: UInt32s) -> npt.NDArray[np.intp]:
-    """Return the key slots in the traits of messages, 0 without a key; intp[n], to index tables."""
+    """Return the slot of each message's key, 0 without a key; intp[n], which can index an array."""
     return (traits & np.uint32(_SLOT_MASK)).astype(np.intp)
 
 
@@ -156,7 +156,7 @@ def hash_keys(traits: UInt32s) -> Int64s:
 
 
 def slots_of_key_hashes(key_hashes: Int64s) -> npt.NDArray[np.intp]:
-    """Return the slots of keys with these key hashes; intp[n], to index tables."""
+    """Return the slots of keys with these key hashes; intp[n], which can index an array."""
     return key_hashes & _SLOT_MASK
 
 

@@ -77,12 +77,12 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether the other side sends nothing more."""
+        """Whether no more commands can arrive from the other side."""
         return self._ended or self._heard_goodbye or self.state is State.DEAD
 
     @property
     def finished(self) -> bool:
-        """Whether this side may send nothing more."""
+        """Whether this side may send no more commands."""
         return self._said_goodbye or self.state is State.DEAD
 
     # -- receiving ---------------------------------------------------------------

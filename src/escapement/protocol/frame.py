@@ -173,7 +173,7 @@ def pack(values: list[Any]) -> list[Buffer]:
         head = bytearray(_LENGTH.size)
         head += msgpack.packb(values[:-1])
         head[_LENGTH.size] = _FIXARRAY + len(values)
-        head += b"\xc6" + _LENGTH.pack(len(last))  # bin 32
+        head += b"\xc6" + _LENGTH.pack(len(last))  # the msgpack header of a long byte string
         _LENGTH.pack_into(head, 0, len(head) - _LENGTH.size + len(last))
         return [head, last]
     packed: bytes = msgpack.packb(values)

@@ -69,12 +69,16 @@ class Broker:
 
     @property
     def groups(self) -> Groups:
-        """Requests about message groups, for which the broker publishes a message when finished."""
+        """The message groups of topics: close, list, get or delete them.
+
+        When a subscription has finished all messages of a closed group, the broker publishes a
+        follow-up message.
+        """
         return Groups(self._loop, self._broker.groups)
 
     @property
     def schedules(self) -> Schedules:
-        """Requests about recurring schedules, by which the broker publishes again and again."""
+        """The recurring schedules of the broker: create, list, pause, resume or delete them."""
         return Schedules(self._loop, self._broker.schedules)
 
     def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:

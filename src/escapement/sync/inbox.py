@@ -149,7 +149,7 @@ class Inbox:
             self._inbox._done(self._done.popleft())
 
     def _spent(self) -> bool:
-        """Return whether no message of the current batch can be received any more."""
+        """Return whether ``receive`` needs another batch: the current one is used up or void."""
         current = self._current
         return (
             current is None
@@ -196,7 +196,7 @@ class Batch(Delivery["Message"]):
     __slots__ = ("rewinds",)
 
     _origin: Inbox
-    rewinds: int  # how many seeks had made deliveries void when the batch was received
+    rewinds: int  # ``rewinds`` of the async consumer when the batch was received
 
     def _view(self, row: int) -> Message:
         return Message(self, row)

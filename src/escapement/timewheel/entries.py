@@ -20,7 +20,7 @@ Rows = npt.NDArray[np.intp] | npt.NDArray[np.bool_]
 # Up to this many entries, the general algorithm costs less than a search for a cheaper one.
 _FEW: Final = 1500
 # numpy sorts 16-bit integers by radix: in linear time, and four times faster than by comparison.
-# So the radix sort is for times that span less than this.
+# Times that span less than this many milliseconds are sorted as such integers.
 _RADIX_SPAN: Final = 1 << 16
 # The bits of a non-negative int64, which must have room for a time and an id to sort by both.
 _KEY_BITS: Final = 63

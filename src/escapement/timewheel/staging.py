@@ -42,7 +42,7 @@ class Staging:
         return sum(part.size_bytes for part in self._parts)
 
     def is_full(self, portion: int) -> bool:
-        """Return whether there are ``portion`` entries, or too many arrays."""
+        """Return whether there are ``portion`` entries or more, or ``MAX_ARRAYS`` arrays."""
         return self._count >= portion or len(self._parts) >= MAX_ARRAYS
 
     def put(self, entries: Entries, earliest_ms: int) -> None:

@@ -215,7 +215,8 @@ class TimingWheel:
             begin_tick = first_tick - -(-count // self._portion)
             tick = min(tick, max(begin_tick, self._levels.tick + 1))
         if prepared is not None and self._next_large_of(prepared) is not None:
-            # That slot is prepared after these levels are entered.
+            # The levels being prepared have a large slot, too. It can be prepared only after the
+            # wheel has adopted these levels.
             tick = min(tick, prepared.tick)
         return tick * self.tick_ms
 
@@ -247,7 +248,7 @@ class TimingWheel:
         self._levels.lay_out(Entries.concat(self._staging.take()))
 
     def _move(self, entries: Entries) -> Entries:
-        """Put entries into the slots of the current tick, and return those that are due."""
+        """Put the entries that are not due yet into slots, and return those that are due."""
         ahead = entries.when_ms > self.turned_to_ms
         if ahead.all():
             self._levels.lay_out(entries)
