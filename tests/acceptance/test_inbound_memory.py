@@ -18,19 +18,26 @@ from support.broker_processes import PATIENT, BrokerProcess, broker_process
 MIB = 1 << 20
 
 
-def begin_a_large_frame(broker: BrokerProcess) -> socket.socket:
-    """Connect, send a hello, and begin to send a large frame."""
+def connected(broker: BrokerProcess) -> tuple[socket.socket, Connection]:
+    """Connect, and shake hands."""
     peer = socket.create_connection(("127.0.0.1", broker.port))
     protocol = Connection("client")
     peer.sendall(b"".join(protocol.send(wire.Hello(PROTOCOL_VERSION, "unfinished", {}))))
-    peer.recv(65_536)
+    protocol.receive_data(peer.recv(65_536))
+    assert [type(answer) for answer in protocol.events()] == [wire.Welcome]
     peer.setblocking(False)
+    return peer, protocol
+
+
+def begin_a_large_frame(broker: BrokerProcess) -> socket.socket:
+    """Connect, and begin to send a large frame."""
+    peer, _ = connected(broker)
     size = MAX_FRAME_BYTES - 100
     send_on(peer, size.to_bytes(4, "big"))
     return peer
 
 
-def send_on(peer: socket.socket, data: bytes = bytes(MIB)) -> int:
+def send_on(peer: socket.socket, data: bytes | memoryview = bytes(MIB)) -> int:
     """Send as much as the kernel accepts, and return its size in bytes."""
     try:
         return peer.send(data)
@@ -61,6 +68,42 @@ async def test_unfinished_frames_are_bounded_while_a_good_client_goes_on(tmp_pat
         for peer in peers:
             peer.close()
         assert (most - before) / MIB < 250, f"{(most - before) / MIB:.0f} MiB more"
+        assert broker.stop() == 0
+
+
+def requests_that_wait(protocol: Connection) -> bytes:
+    """Return requests for pages, and large requests that wait until the pages are read."""
+    pages = [wire.Read(number, "t", 0, -1, 1_000) for number in range(1, 13)]
+    large = [
+        wire.Admin(number, "topics.list", {"text": "x" * (MIB - 1_000)}) for number in range(13, 65)
+    ]
+    return b"".join(buffer for command in (*pages, *large) for buffer in protocol.send(command))
+
+
+async def test_waiting_requests_are_bounded_while_a_good_client_goes_on(tmp_path: Path) -> None:
+    """Invariant 9: 10 peers each send 52 requests of 1 MiB, and do not read the answers."""
+    with broker_process(tmp_path / "broker") as broker:
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            producer = await client.producer("t")
+            for _ in range(40):
+                await producer.send_many([bytes(MIB // 16)] * 16, delay=timedelta(days=1))
+            before = most = broker.rss_bytes()
+            peers = [connected(broker) for _ in range(10)]
+            left = {peer: memoryview(requests_that_wait(protocol)) for peer, protocol in peers}
+            async with client.consumer("t", "s") as inbox:
+                for number in range(100):
+                    for peer, data in left.items():
+                        left[peer] = data[send_on(peer, data[:MIB]) :]
+                    await producer.send(b"%d" % number)
+                    message = await inbox.receive(timeout_s=30)
+                    assert message is not None
+                    await message.ack()
+                    most = max(most, broker.rss_bytes())
+                    await producer.send_many([bytes(1_000)] * 300, delay=timedelta(days=1))
+        for peer in left:
+            peer.close()
+        print(f"{(most - before) / MIB:.0f} MiB more")
+        assert (most - before) / MIB < 350, f"{(most - before) / MIB:.0f} MiB more"
         assert broker.stop() == 0
 
 

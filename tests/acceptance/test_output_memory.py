@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -78,3 +78,43 @@ async def test_output_of_peers_that_do_not_read_is_bounded(
         print(f"{(most - before) / MIB:.0f} MiB more")
         assert (most - before) / MIB < 350, f"{(most - before) / MIB:.0f} MiB more"
         assert broker.stop() == 0
+
+
+async def test_slow_consumers_do_not_starve_a_good_one(tmp_path: Path) -> None:
+    """Invariant 9: 100 consumers read 300 KB each 1.5 s, which is not slow enough to be cut off."""
+    with broker_process(tmp_path / "broker") as broker, ExitStack() as slow:
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            large = await client.producer(TOPIC)
+            for _ in range(40):
+                await large.send_many([bytes(MIB // 16)] * 16)
+            peers = [slow.enter_context(ask(broker, consumes(number))) for number in range(100)]
+            for peer in peers:
+                peer.setblocking(False)
+            producer = await client.producer("t")
+            async with client.consumer("t", "s") as inbox, trio.open_nursery() as nursery:
+                nursery.start_soon(read_slowly, peers)
+                await trio.sleep(3)
+                longest_s = 0.0
+                for number in range(40):
+                    began_s = trio.current_time()
+                    await producer.send(b"%d" % number)
+                    message = await inbox.receive(timeout_s=30)
+                    assert message is not None
+                    await message.ack()
+                    longest_s = max(longest_s, trio.current_time() - began_s)
+                    await trio.sleep(0.1)
+                nursery.cancel_scope.cancel()
+        slow.close()
+        print(f"the slowest message took {longest_s:.2f} s")
+        assert longest_s < 5
+        assert broker.stop() == 0
+
+
+async def read_slowly(peers: list[socket.socket]) -> None:
+    """Read 300 KB of each peer every 1.5 s."""
+    while True:
+        for peer in peers:
+            with suppress(BlockingIOError):
+                peer.recv(300_000)
+            await trio.lowlevel.checkpoint()
+        await trio.sleep(1.5)

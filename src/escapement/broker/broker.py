@@ -6,9 +6,9 @@ One task tree::
     ├─ LeaseKeeper     renews the lease
     └─ Services.run    runs all services (escapement.broker.services)
 
-Sessions (one for each connection) use the services, some of them through ``Admin``. The
-broker itself does not know connections. If any task fails, the broker cancels all tasks, and
-``run`` raises the error. A new broker then recovers from the durable state.
+Sessions (one for each connection) use the services, some of them through ``Admin``. The broker
+itself does not know connections. If any task fails, the broker cancels all tasks, and ``run``
+raises the error. A new broker then recovers from the durable state.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import trio
 from escapement.broker.config import DEFAULT_PARALLELISM, MOST_PARALLELISM, BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.delivery.consuming import Consuming
+from escapement.broker.delivery.output_bound import OutputBound
 from escapement.broker.inspection.forecast import Forecast, forecast
 from escapement.broker.inspection.message_history import MessageHistory, message_history, published
 from escapement.broker.inspection.peek import Peeked, peek
@@ -63,7 +64,9 @@ class Broker:
       engine: the database of the log.
       index_directory: the directory of the delayed index.
       identity: the identity of this broker across restarts.
-      clock, run: the source of time, and the function that runs blocking calls.
+      clock: the source of time.
+      run: runs blocking calls, usually in threads.
+      config: the settings; None for the defaults.
     """
 
     def __init__(
@@ -79,23 +82,24 @@ class Broker:
         self.config = config or BrokerConfig()
         self.clock = clock
         self.stopping = False
-        self.stopped = trio.Event()  # everything is durable; connections may be closed
+        self.output = OutputBound(self.config.limits.output_bytes)
+        self.stopped = trio.Event()  # set when ``run`` is about to return or raise
         self._engine = engine
         self._index_directory = index_directory
         self._run = run
         self._limits = self.config.limits
         self._stop = trio.Event()
-        self._clean = False  # the stop finished in time
+        self._clean = False  # whether the stop finished its work in time
         self._farewells: list[Callable[[], None]] = []
         self._endings: list[Callable[[], Awaitable[None]]] = []
         self._services: Services | None = None
 
-    # ``run`` sets the lease keeper first, and the services when recovery has read the state.
+    # ``run`` sets ``_keeper`` first, and ``_services`` when recovery has read the stored state.
     _keeper: LeaseKeeper
 
     @property
     def services(self) -> Services:
-        """The services. Available once the broker has started."""
+        """The services, once recovery has read the stored state."""
         assert self._services is not None, "the broker has not started"
         return self._services
 
@@ -121,10 +125,10 @@ class Broker:
         """Recover, report "started", serve until :meth:`stop`, and stop cleanly.
 
         Raises:
-          LeaseHeld: another broker owns the database.
-          LeaseLost: another broker has taken over.
-          IndexDamaged: the index was damaged. It is discarded; the next start rebuilds it.
-          StorageError: the database is unsuitable, or rejected a statement that must succeed.
+          LeaseHeld: if another broker owns the database.
+          LeaseLost: if another broker has taken the database over.
+          IndexDamaged: if the index was damaged. It is discarded, and the next start rebuilds it.
+          StorageError: if the database is unsuitable, or rejected a statement that must succeed.
         """
         await self._run(self._engine.check_fitness)
         await self._run(migrate, self._engine)
@@ -138,7 +142,7 @@ class Broker:
             with one_error():
                 self._clean = await self._live(lease, task_status)
         except IndexDamaged:
-            # Before all else: however this process ends, the next start must not read the index.
+            # Discard the index first. Whatever else fails now, the next start must not read it.
             with trio.CancelScope(shield=True):
                 await self._run(DelayedIndex.discard, self._index_directory)
             raise
@@ -175,7 +179,13 @@ class Broker:
             self.clock.now_ms(),
         )
         self._services = Services(
-            ground, self._keeper, self._engine, self.clock, self._run, self.config
+            ground,
+            self._keeper,
+            self._engine,
+            self.clock,
+            self._run,
+            self.config,
+            self.output.frame_bytes,
         )
         await self._services.recover(ground)
 
@@ -193,19 +203,19 @@ class Broker:
         self._stop.set()
 
     def on_stop(self, farewell: Callable[[], None]) -> None:
-        """Call ``farewell`` when the broker stops, after it has queued the last receipts."""
+        """Register a function to call when the broker stops and has queued the last receipts."""
         self._farewells.append(farewell)
 
     def on_end(self, ending: Callable[[], Awaitable[None]]) -> None:
-        """Await ``ending`` before the broker closes anything that sessions use.
+        """Register a function that the broker awaits before it closes what sessions use.
 
-        The broker does so however it ends. ``ending`` returns when no session uses the broker
-        and no new session can.
+        The broker awaits it whether it stops or fails. ``ending`` must return only when no session
+        uses the broker and no new session can begin.
         """
         self._endings.append(ending)
 
     def check_open(self) -> None:
-        """Raise ``ShuttingDown`` if the broker takes no new work."""
+        """Raise ``ShuttingDown`` if the broker is stopping and accepts no new work."""
         if self.stopping:
             raise ShuttingDown("the broker is stopping; connect again")
 
@@ -236,7 +246,7 @@ class Broker:
     # -- requests of sessions and operators ------------------------------------
 
     def holds_lease(self) -> bool:
-        """Return whether no other broker can be delivering messages of this log yet."""
+        """Return whether the lease is valid, so that no other broker can deliver messages yet."""
         return self._keeper.held
 
     async def checkpoint(self) -> None:
@@ -244,11 +254,11 @@ class Broker:
         await self.services.checkpointer.checkpoint()
 
     def next_wake_ms(self) -> int | None:
-        """Return the next time at which a service has work, for clocks that jump there."""
+        """Return when a topic or schedule next has work, for test clocks that jump there."""
         return self.services.timekeeper.next_wake_ms()
 
     async def set_table_parallelism(self, count: int) -> None:
-        """Continue the log in a new generation of ``count`` tables, at once.
+        """Begin a new generation of the log, a set of ``count`` tables, at once.
 
         Raises:
           InvalidRequest: if ``count`` is too large.
@@ -265,7 +275,7 @@ class Broker:
         await self.services.deletion.topic(name)
 
     async def read(self, topic: Topic, start: int, stop: int | None, max_messages: int) -> Page:
-        """Read messages of a topic by offset; see ``read_page``."""
+        """Return a page of a topic's messages in a range of offsets; see ``read_page``."""
         return await read_page(topic, self.services.reader, start, stop, max_messages)
 
     async def forecast(
@@ -287,16 +297,16 @@ class Broker:
         return await peek(topic, self.index, self._run, self.clock.now_ms(), sought, count, after)
 
     async def select(self, topic: Topic, sought: Sought, after: Key) -> Selected:
-        """Return the offsets of pending messages that match; see ``select``."""
+        """Return the offsets of pending messages that match ``sought``; see ``select``."""
         return await select(topic, self.index, self._run, self.clock.now_ms(), sought, after)
 
     async def due_of(self, topic: Topic, offset: int) -> int:
-        """Return when a message is due. Raises ``NotFound``."""
+        """Return the current due time of a message. Raises ``NotFound``."""
         found = await published(topic, self.services.reader, offset)
         return int(topic.amendments.moves.current(found.offsets, found.due_ms)[0])
 
     async def message_history(self, topic: Topic, offset: int) -> MessageHistory:
-        """Return the history of one message. Raises ``NotFound``."""
+        """Return the state of one message in each subscription. Raises ``NotFound``."""
         return await message_history(topic, self.services.reader, self.clock.now_ms(), offset)
 
     def stats(self) -> dict[str, Any]:

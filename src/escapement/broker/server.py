@@ -1,7 +1,8 @@
 """The server process: it listens, serves, recovers from a damaged index, and stops cleanly.
 
-The server checks the cheapest operator mistakes first: the data directory, the port, the
-database, the lease. Only then does it read the log. It accepts connections when recovery is done.
+The server first checks what an operator may have set wrongly, the quickest check first: the data
+directory, the port, the database, the lease. Only then does it read the log. It accepts connections
+when recovery is done.
 
 A damaged index needs no operator. The broker crashes, and the same process starts a new broker,
 which rebuilds the index from the log.
@@ -29,7 +30,6 @@ from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.session import Session
 from escapement.broker.session.inbound import Inbound
-from escapement.broker.session.output_bound import OutputBound
 from escapement.clock import SystemClock
 from escapement.errors import (
     Busy,
@@ -51,23 +51,25 @@ from escapement.storage.lease import Identity
 _log = logging.getLogger(__name__)
 
 DEFAULT_HOST: Final = "127.0.0.1"
-# For lanes, lease, checkpoint, log reads, and one index read for each worker of the pump.
+# The number of threads for blocking calls: commit lanes, lease, checkpoint, log reads, and an index
+# read for each worker of the pump.
 _THREADS: Final = 16
-# How long a computing thread (a checkpoint, a fetch) may keep the event loop waiting. Python's
-# default of 5 ms is half a tick.
+# How long a thread that computes (a checkpoint, a fetch) may keep the event loop waiting. Python's
+# default of 5 ms would be half a tick of 10 ms.
 _SWITCH_S: Final = 0.001
 _BACKLOG: Final = 1024
-# Attempts to find a port that is free on all addresses. Most ports that are free on one address
-# are free on the others too.
+# How often to look for a port that is free on all addresses. One attempt usually suffices, because
+# most ports that are free on one address are free on the others too.
 _PORT_ATTEMPTS: Final = 20
 _ADVICE: Final = {
     errno.EADDRINUSE: "is another broker running? (--listen chooses another port)",
     errno.EADDRNOTAVAIL: "this machine does not have the address; choose another with --listen",
     errno.EACCES: "ports below 1024 need root privileges; choose another with --listen",
 }
-# Time for a refused peer to receive the reason.
+# How long the server tries to send the reason to a peer that it refuses.
 _LAST_WORDS_S: Final = 1.0
-# Added to the broker's own stop timeout. The sum is less than ten seconds.
+# How much longer than the broker's own stop timeout the process may live after a signal. Together
+# they are less than ten seconds.
 LEAVE_S: Final = 1.5
 
 
@@ -86,7 +88,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
     """Serve until SIGTERM or SIGINT, then stop cleanly.
 
     Args:
-      on_ready: called with ``host:port`` each time connections are accepted.
+      on_ready: called with ``host:port`` each time the server begins to accept connections.
 
     Raises:
       EscapementError: if the server cannot start, or must not continue; the message says why.
@@ -114,7 +116,7 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
     """Listen on every address of the host. Port 0 picks one free port for all of them.
 
     Raises:
-      StorageError: if that is impossible; the message says what to do.
+      StorageError: if the server cannot listen there; the message says what to do.
     """
     where = f"cannot listen on {host}:{port}"
     try:
@@ -131,7 +133,7 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
 
 
 async def _on_one_port(host: str, port: int) -> list[trio.SocketListener]:
-    """Do as ``trio.open_tcp_listeners``, but pick the same free port for IPv4 and IPv6."""
+    """Open listeners on all addresses of the host, with the same port for IPv4 and IPv6."""
     for _ in range(_PORT_ATTEMPTS):
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
         first = listeners[0].socket.getsockname()[1]
@@ -159,9 +161,10 @@ async def _serve_and_repair(
 ) -> None:
     """Serve until asked to stop. Start a new broker each time the index was damaged.
 
-    Damage that is found during the stop is left to the next start: the index is discarded by then.
-    During such a restart the server waits for an unavailable database. At the first start an
-    unavailable database is an error: the operator may have named the wrong one.
+    The new broker rebuilds the index. While it starts, the server waits if the database is
+    unavailable. At the first start, an unavailable database is an error, because the operator may
+    have named the wrong one. If damage is found during the stop, the next start of the server
+    rebuilds the index.
     """
     repairing, pause_s = False, FIRST_PROBE_S
 
@@ -192,7 +195,7 @@ async def _serve_and_repair(
 
 
 async def _asked_to_stop(within_s: float) -> bool:
-    """Return whether SIGTERM or SIGINT arrives within ``within_s``."""
+    """Wait up to ``within_s`` seconds; return whether SIGTERM or SIGINT arrives."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         with trio.move_on_after(within_s):
             await anext(signals)
@@ -209,7 +212,7 @@ async def _serve_once(
         async with trio.open_nursery() as connections:
             await connections.start(front.run_broker)
             for listener in listeners:
-                # A duplicate, because ``accept`` closes it and the port outlives the broker.
+                # Duplicate the socket: ``accept`` closes its own, and another broker may need it.
                 own = trio.SocketListener(listener.socket.dup())
                 connections.start_soon(front.accept, own, connections)
             on_ready()
@@ -226,20 +229,19 @@ class Front:
         self._sessions: set[Session] = set()
         limits = broker.config.limits
         self._inbound = Inbound(limits.inbound_bytes, limits.inbound_timeout_s)
-        self._output = OutputBound(limits.output_bytes)
         self._ending = False
         self._session_ended = trio.Event()
 
     async def run_broker(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Run the broker. Say goodbye to the peers when the last receipts are queued."""
+        """Run the broker. When it stops, tell all peers after their last receipts are queued."""
         self._broker.on_stop(self.say_goodbye)
         self._broker.on_end(self.end_sessions)
         await self._broker.run(task_status=task_status)
 
     async def accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
-        """Accept connections forever. A bad connection never disturbs another."""
+        """Accept connections forever. An error in one connection does not disturb the others."""
         await trio.serve_listeners(self.serve_stream, [listener], handler_nursery=nursery)
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
@@ -251,12 +253,12 @@ class Front:
         if self._broker.stopping or self._ending:
             await _turn_away(stream, ShuttingDown("the broker is stopping"))
             return
-        session = Session(self._broker, stream, limits, self._inbound, self._output)
+        session = Session(self._broker, stream, limits, self._inbound)
         self._sessions.add(session)
         try:
             await session.run()
         except* AssertionError:
-            raise  # it ends the broker: after a broken invariant nothing can be trusted
+            raise  # end the broker: after a broken invariant its state cannot be trusted
         except* Exception:
             # A bug in one session ends that session only.
             _log.exception("a session failed; its connection is closed")
@@ -270,7 +272,7 @@ class Front:
             session.say_goodbye("the broker is stopping")
 
     async def end_sessions(self) -> None:
-        """End every connection, and wait for the calls that its session runs in threads."""
+        """End all sessions, and wait for the calls that they run in threads."""
         self._ending = True
         for session in self._sessions:
             session.end()
@@ -303,9 +305,10 @@ async def _watch_signals(broker: Broker) -> None:
 
 
 def _leave() -> None:
-    """End the process: threads that wait for a hanging database cannot be interrupted.
+    """End the process although threads still wait for a database that does not answer.
 
-    Their work is unfinished as after a crash, and the next start recovers from that.
+    Such threads cannot be interrupted. Their work is left unfinished as after a crash, and the next
+    start recovers from that.
     """
     _log.warning("the database does not answer: stopping without it")
     logging.shutdown()

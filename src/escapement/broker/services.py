@@ -1,13 +1,14 @@
 """The services of a broker, created from the log upward, and the callables that join them.
 
-A service knows the services below it. Calls in the other direction (a commit that changes
-topics, a topic that needs a wake-up) go through callables that are passed down here. Nothing runs
-before ``run``. docs/architecture/code-map.md says what each task does.
+A service knows the services below it. Calls in the other direction (a commit that changes topics, a
+topic that needs a wake-up) go through callables that this module passes to the lower service. No
+task runs before ``run``. docs/architecture/code-map.md says what each task does.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -70,6 +71,7 @@ class Services:
     Args:
       ground: the stored state that the broker starts from.
       keeper: the keeper of the lease that all services work under.
+      frame_bytes: returns how large each of a number of frames may be that are queued now.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Services:
         clock: Clock,
         run: Run,
         config: BrokerConfig,
+        frame_bytes: Callable[[int], int],
     ) -> None:
         self.index = ground.index
         self.log = ground.log
@@ -87,6 +90,7 @@ class Services:
         self._clock = clock
         self._run = run
         self._limits = config.limits
+        self._frame_bytes = frame_bytes
         self._progress = Progress(dict(ground.index_positions))
         state = ground.state
         self._passive = PassiveTopics(
@@ -185,7 +189,7 @@ class Services:
         )
 
     def _move(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
-        """Create the services that move messages towards their consumers."""
+        """Create the services that read messages and deliver them to consumers."""
         clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
         self.reader = LogReader(engine, ground.log, run, ground.connection)
         self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
@@ -195,6 +199,7 @@ class Services:
             ground.index,
             clock,
             limits,
+            self._frame_bytes,
             run,
             self.reader,
             drop_oldest,
@@ -378,7 +383,7 @@ class Services:
             self.inbox_relay.wake()
         waiting, most = self.pipeline.waiting_acks, self._limits.unwritten_acks
         if waiting < most <= waiting + group.ack_count:
-            self.wake_all()  # dispatch had stopped at this bound
+            self.wake_all()  # deliveries had stopped at this bound
 
     def _appended(self, topic: Topic) -> None:
         for subscription in topic.subscriptions():
@@ -389,11 +394,11 @@ class Services:
     # -- wake-ups --------------------------------------------------------------
 
     def reschedule(self, topic: Topic) -> None:
-        """Tell the timekeeper when the topic next has work."""
+        """Tell the timekeeper when to wake the topic next."""
         self.timekeeper.schedule(topic.id, topic.next_wake_ms(self._clock.now_ms()))
 
     def wake_all(self) -> None:
-        """Wake every active topic, because dispatch may continue."""
+        """Wake every active topic, because deliveries may continue."""
         for topic in self.registry.active.values():
             self.pump.wake(topic)
 
@@ -412,7 +417,7 @@ class Services:
         self.reschedule(topic)
 
     def _activated(self, topic: Topic) -> None:
-        if not self.activation.replaying:  # ``run`` schedules all topics afterwards
+        if not self.activation.replaying:  # after the replay, ``run`` schedules all topics
             self._look_at(topic)
 
     def _dead(self, subscription: Subscription) -> None:
@@ -435,10 +440,11 @@ class Services:
     # -- the database ----------------------------------------------------------
 
     def _may_dispatch(self) -> bool:
-        """Return whether messages may be delivered.
+        """Return whether messages may be delivered now.
 
-        They may not once a successor may deliver them, nor while the database is read-only. While
-        the database is unavailable, only a bounded number may.
+        No message may be delivered after the lease has expired, because a successor may deliver it,
+        nor while the database is read-only. While the database is unavailable, deliveries go on
+        until ``unwritten_acks`` acknowledgements wait for it.
         """
         if self.pipeline.state is State.READ_ONLY or not self._keeper.held:
             return False

@@ -1,9 +1,17 @@
-"""Moves messages: windows from the index into wheels, backlogs into ready, frames out.
+"""The pump, which reads due messages and sends them to consumers.
 
-A few workers take turns over the topics and subscriptions that were *woken*. One worker at a time
-serves a subscription, so its deliveries are in order. A subscription that is woken while it is
-served gets one more round afterwards. Meanwhile, readers read the backlogs of subscriptions that
-are behind into ready, and wake these subscriptions.
+Its tasks do three things:
+
+- *Workers* read the next *window* of keys from a topic's index into its timing wheel, and send the
+  ready messages of subscriptions. They take turns over the topics and subscriptions that were
+  *woken*, because they may have work. One worker at a time serves a subscription, so its deliveries
+  are in order. A subscription that is woken while it is served gets one more round afterwards.
+- *Readers* read the *backlogs* of subscriptions that are behind, which are due messages in the
+  index, make them ready, and wake these subscriptions.
+- The *collector* sends messages whose back-off is over.
+
+The ready messages that a subscription assigns to one consumer at a time are a *run*. Its payloads
+are fetched from the index, and it is sent in one or more frames.
 
 The decisions are made in :mod:`topic <escapement.broker.topic.topic>`, :mod:`shared
 <escapement.broker.subscription.shared>` and :mod:`ordered
@@ -37,21 +45,22 @@ from escapement.message import Blobs, MessageBatch
 from escapement.storage.blocking import Run, read_from
 from escapement.storage.index import DelayedIndex, Key
 
-# Enough to overlap the disk reads of one topic with the deliveries of others. More workers would
-# only compete for the interpreter.
+# So many workers overlap the disk reads of one topic with the deliveries of others. More would only
+# compete for the interpreter.
 WORKERS: Final = 4
-# Messages that are not delivered in index order are in many blocks, and each block is read once per
-# run. So a run has up to this many frames.
+# Messages that a subscription does not deliver in the order of the index are in many of its blocks,
+# and each run reads its blocks again. So such a run has up to this many frames.
 _SCATTERED_FRAMES: Final = 4
-# From this many messages on, such a run is assembled in a thread, even from memory, because that
-# takes some milliseconds.
+# From this many messages on, such a run is assembled in a thread even if all blocks are in memory,
+# because that takes some milliseconds.
 _SCATTERED_ROWS: Final = 1024
-# Pause before the log is read again while the database is away.
+# The pause before the log is read again while the database is unavailable.
 _RETRY_S: Final = 1.0
-# How often an assigned frame that must not leave checks whether it may; this is rare.
+# How often the task that sends a run checks whether deliveries are allowed again. It rarely waits.
 _PAUSE_S: Final = 0.05
 
 
+# A woken subscription; None: a woken topic, which wants a window.
 _Work = tuple[Topic, Subscription | None]
 
 
@@ -59,9 +68,10 @@ class Pump:
     """The tasks that move messages.
 
     Args:
+      frame_bytes: returns how large a frame may be if this many are queued now.
       may_dispatch: returns whether messages may be delivered now.
-      sent: called with a subscription when messages of it are being sent.
-      reschedule: called after a topic's timers may have changed.
+      sent: called with a subscription when some of its messages are sent.
+      reschedule: called with a topic whose next wake-up time may have changed.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class Pump:
         index: DelayedIndex,
         clock: Clock,
         limits: BrokerLimits,
+        frame_bytes: Callable[[int], int],
         run: Run,
         log: LogReader,
         drop_oldest: DropOldest,
@@ -79,6 +90,7 @@ class Pump:
         self._index = index
         self._clock = clock
         self._limits = limits
+        self._frame_bytes = frame_bytes
         self._run = run
         self._log = log
         self._drop_oldest = drop_oldest
@@ -88,9 +100,10 @@ class Pump:
         self._woken: OrderedDict[_Work, None] = OrderedDict()
         self._busy: set[_Work] = set()
         self._resting = trio.lowlevel.ParkingLot()  # workers that found nothing to do
-        # Runs of messages after a back-off: for a subscription, at most those of one ``assign``.
+        # Runs of messages whose back-off is over, for the collector to send. A subscription
+        # assigns further such runs only when these have been sent.
         self._aside: OrderedDict[tuple[Topic, Subscription], list[HandOver]] = OrderedDict()
-        self._no_aside = trio.lowlevel.ParkingLot()  # the collector, with nothing to do
+        self._no_aside = trio.lowlevel.ParkingLot()  # the collector, if it has nothing to do
         self._reads: OrderedDict[tuple[Topic, SharedSubscription], None] = OrderedDict()
         self._no_reads = trio.lowlevel.ParkingLot()  # readers that found nothing to do
         self._reading: set[SharedSubscription] = set()
@@ -98,25 +111,25 @@ class Pump:
         self._stager = Stager(index, limits, run)
 
     def wake(self, topic: Topic) -> None:
-        """Serve a topic and all of its subscriptions."""
+        """Queue a topic that wants a window, and its subscriptions, for the workers."""
         if topic.wants_window(self._clock.now_ms()):
             self._add((topic, None))
         for subscription in topic.subscriptions():
             self.wake_subscription(topic, subscription)
 
     def wake_subscription(self, topic: Topic, subscription: Subscription) -> None:
-        """Serve one subscription that may have credit, or something to send."""
+        """Queue a subscription that may have something to deliver for the workers."""
         if not subscription.is_idle:
             self._add((topic, subscription))
 
     def _add(self, work: _Work) -> None:
         self._woken[work] = None
-        # A worker that is busy with it looks again by itself.
+        # A worker that serves it now will look again when it has finished.
         if work not in self._busy:
             self._resting.unpark()
 
     async def run(self) -> None:
-        """Move messages forever."""
+        """Run the workers, the readers and the collector forever."""
         async with trio.open_nursery() as nursery:
             for _ in range(WORKERS):
                 nursery.start_soon(self._worker)
@@ -124,7 +137,7 @@ class Pump:
             nursery.start_soon(self._collector)
 
     async def _worker(self) -> None:
-        # A resting task must not refer to a topic: that topic could not become passive.
+        # A worker that rests must not refer to a topic, or the topic could not become passive.
         while True:
             if not await self._serve_next():
                 await self._resting.park()
@@ -132,7 +145,10 @@ class Pump:
                 await trio.lowlevel.checkpoint()
 
     async def _serve_next(self) -> bool:
-        """Serve the first woken work that no worker serves; return False if there is none."""
+        """Serve the first woken topic or subscription that no worker serves.
+
+        Returns False if there is none.
+        """
         work = next((work for work in self._woken if work not in self._busy), None)
         if work is None:
             return False
@@ -149,9 +165,10 @@ class Pump:
         return True
 
     async def _collector(self) -> None:
-        """Send messages after their back-off. Q6.
+        """Send messages whose back-off is over. Q6.
 
-        They are on disk, and fresh messages must not wait until they are read.
+        This is a task of its own, because these messages are read from disk, and other messages
+        must not wait for that.
         """
         while True:
             while not self._aside:
@@ -185,7 +202,7 @@ class Pump:
         while self._may_dispatch():
             progress = False
             if subscription.keep_most is not None and not await self._drop(topic, subscription):
-                break  # it is woken when the log can be read, or when the current read ends
+                break  # woken again when the database is back, or when the read in progress ends
             if isinstance(subscription, SharedSubscription):
                 now_ms = self._clock.now_ms()
                 if subscription.keeps_order:
@@ -202,15 +219,16 @@ class Pump:
                     progress = await self._read_log(topic, subscription)
                 except StorageUnavailable:
                     break  # the broker wakes every topic when the database is back
-            frame_messages = topic.sizes.frame_messages(
-                self._limits.deliver_messages, self._limits.deliver_bytes
+            frames = _SCATTERED_FRAMES if subscription.scatters else 1
+            room_bytes = self._frame_bytes(frames * len(subscription.consumers))
+            frame_messages = frames * topic.sizes.frame_messages(
+                self._limits.deliver_messages, min(room_bytes, self._limits.deliver_bytes)
             )
-            if subscription.scatters:
-                frame_messages *= _SCATTERED_FRAMES
             expired = subscription.counts.expired
             tried = (topic, subscription) not in self._aside
             hands = subscription.assign(self._clock.now_ms(), frame_messages, tried=tried)
-            progress = progress or subscription.counts.expired > expired  # there is room now
+            # Expired messages leave room for others.
+            progress = progress or subscription.counts.expired > expired
             if aside := [hand for hand in hands if hand.tried]:
                 self._aside[topic, subscription] = aside
                 self._no_aside.unpark()
@@ -227,7 +245,7 @@ class Pump:
     # -- backlogs --------------------------------------------------------------------
 
     async def _reader(self) -> None:
-        """Read backlogs, while ready messages are sent."""
+        """Read the backlogs of subscriptions forever, while workers send ready messages."""
         while True:
             if await self._read_next():
                 await trio.lowlevel.checkpoint()
@@ -235,9 +253,9 @@ class Pump:
                 await self._no_reads.park()
 
     async def _read_next(self) -> bool:
-        """Read for the next subscription that wants it; return False if there is none."""
-        # One reader at a time reads for a subscription. Two would read the same messages, and
-        # both would compete with its deliveries for the processor.
+        """Read for the next subscription that wants a read; return False if none does."""
+        # Only one reader at a time reads for a subscription. Two would read the same messages, and
+        # compete with its deliveries for the processor.
         work = next((work for work in self._reads if work[1] not in self._reading), None)
         if work is None:
             return False
@@ -254,12 +272,13 @@ class Pump:
     async def _read(self, topic: Topic, subscription: SharedSubscription) -> None:
         if subscription.staged.wants_read:
             await self._stager.read(topic, subscription)
-        # Dropping reads the backlog itself, and afterwards its worker requests the next scan.
+        # While a worker drops messages over the quota, it reads the backlog itself, and requests
+        # the next scan afterwards.
         if subscription not in self._dropping:
             await self._scan(topic, subscription)
 
     async def _scan(self, topic: Topic, subscription: SharedSubscription) -> None:
-        """Read a piece of the backlog, as far as there is room."""
+        """Read a part of a subscription's backlog from the index, and make it ready."""
         now_ms = self._clock.now_ms()
         frontier = Key(topic.frontier_ms(now_ms) + 1, 0)
         scan = subscription.next_scan(frontier, now_ms)
@@ -280,7 +299,7 @@ class Pump:
         subscription.end_scan(scan.bands, *keys, scan.expired_until_ms)
 
     async def _drop(self, topic: Topic, subscription: Subscription) -> bool:
-        """Drop messages over the topic's quota; return False if that cannot be done now."""
+        """Drop messages over the backlog quota; return False if that is not possible now."""
         if isinstance(subscription, SharedSubscription) and subscription.bands.is_reading:
             return False
         self._dropping.add(subscription)
@@ -293,9 +312,12 @@ class Pump:
         return True
 
     async def _read_log(self, topic: Topic, subscription: OrderedSubscription) -> bool:
-        """Expire messages, then read on from an ordered subscription's position.
+        """Expire old messages of an exclusive or failover subscription, then read its next ones.
 
-        Returns whether there was something to read. Raises ``StorageUnavailable``.
+        Returns whether it has read.
+
+        Raises:
+          StorageUnavailable: if the database cannot be reached.
         """
         if subscription.expiry.begin_sweep():
             await self._drop_oldest.expire(topic, subscription)
@@ -317,12 +339,15 @@ class Pump:
     async def _send(
         self, topic: Topic, subscription: Subscription, hand: HandOver, fresh: bool
     ) -> None:
-        """Fetch a run's payloads and send it.
+        """Fetch the payloads of a run and send it to its consumer.
+
+        Messages that were acknowledged or taken back since the run was put in flight are not sent,
+        and the consumer gets their permits back.
 
         Args:
-          fresh: whether the run was put in flight in this same step. Otherwise, and after any wait,
-            some of its messages may have been acknowledged (and have left the index) or taken back.
-            These are not sent, and their credit is returned.
+          hand: the run.
+          fresh: whether the run was put in flight in this same synchronous step, so that no message
+            can have been acknowledged or taken back yet.
         """
         consumer, rows, batch = hand.consumer, hand.rows, hand.batch
         if batch is None:
@@ -333,12 +358,12 @@ class Pump:
                     return
             rows, batch, waited = await self._payloads(topic, subscription, rows)
             fresh = fresh and not waited and rows.height == hand.rows.height
-        # A run that was assigned earlier must not leave once the lease has ended.
+        # A run that was put in flight earlier must not be sent after the lease has expired.
         if not fresh and not self._may_dispatch():
             self._reschedule(topic)
         while not fresh and not self._may_dispatch() and not consumer.closed:  # noqa: ASYNC110 (it is rare)
             await trio.sleep(_PAUSE_S)
-        # When a consumer leaves, its unsent messages are taken back without an attempt.
+        # When a consumer leaves, its subscription takes back unsent messages without an attempt.
         if consumer.closed or consumer.halted:
             return
         now_ms = self._clock.now_ms()
@@ -374,10 +399,15 @@ class Pump:
     async def _payloads(
         self, topic: Topic, subscription: Subscription, rows: Rows
     ) -> tuple[Rows, MessageBatch, bool]:
-        """Return those messages of ``rows`` that still exist, and whether it took a wait."""
+        """Return the messages of ``rows`` that still exist, and whether fetching them took a wait.
+
+        A missing message is an error of the index, unless the log has forgotten the message or the
+        subscription's past is still being filled in from the log.
+        """
         near = subscription.staged if isinstance(subscription, SharedSubscription) else None
         fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets, near)
-        # Messages in the range to be filled in may have left the index since they were found.
+        # Messages in the range that is being filled in from the log may have left the index since
+        # the subscription found them.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)
         large = subscription.scatters and rows.height >= _SCATTERED_ROWS
         at_hand = not large and fetch.in_memory
@@ -409,10 +439,10 @@ class Pump:
     async def _without_forgotten(
         self, topic: Topic, subscription: Subscription, rows: Rows
     ) -> Rows:
-        """Acknowledge messages that the log has forgotten; return the others.
+        """Acknowledge messages that the log has forgotten; return the other messages.
 
-        This happens if the clock was set back: the subscription found the messages in an index that
-        has been lost since.
+        The clock may have been set back after the subscription found such messages in the index,
+        and that index has been lost since.
         """
         moves = topic.amendments.moves
         while True:

@@ -2,9 +2,9 @@
 
 Bounds: above ``outbound_bytes`` consumers get no more messages, and large answers wait. The same
 holds if all connections together queue too much (:mod:`output_bound
-<escapement.broker.session.output_bound>`); while they do, a peer that accepts nothing for
-``STALL_S`` is cut off. Above ``outbound_hard_bytes`` the broker cuts off the peer, which does not
-read its answers.
+<escapement.broker.delivery.output_bound>`). While others wait, a peer that accepts less than
+``SLOW_BYTES`` in ``STALL_S`` is cut off. Above ``outbound_hard_bytes`` the broker cuts off the
+peer, which does not read its answers.
 
 Messages leave only while the broker holds the lease. The broker checks that before it queues them.
 But while they wait here for a slow peer, the process may be stopped or the machine may sleep for
@@ -23,8 +23,8 @@ from typing import Final
 
 import trio
 
+from escapement.broker.delivery.output_bound import FRAME_BYTES, OutputBound
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.session.output_bound import FRAME_BYTES, OutputBound
 from escapement.errors import EscapementError, LimitExceeded, LocalProtocolError, ProtocolError
 from escapement.message import Buffer
 from escapement.protocol import commands as wire
@@ -35,8 +35,9 @@ _log = logging.getLogger(__name__)
 # The bytes handed to the socket between two checks of the lease. A writable socket usually accepts
 # this much; half of it would double the calls.
 PIECE_BYTES: Final = 256 * 1024
-# A peer that accepts nothing for this time is cut off while all output together is at its bound.
+# A peer that accepts less than SLOW_BYTES in this time is cut off while others wait.
 STALL_S: Final = 5.0
+SLOW_BYTES: Final = 64 * 1024
 
 
 class Outbound:
@@ -44,6 +45,7 @@ class Outbound:
 
     Args:
       may_deliver: returns whether messages may still leave.
+      others_wait: returns whether other connections wait for memory that this one may hold.
       on_room: called when there is room for messages again.
       cut_off: ends the connection at once.
     """
@@ -56,6 +58,7 @@ class Outbound:
         bound: OutputBound,
         *,
         may_deliver: Callable[[], bool],
+        others_wait: Callable[[], bool],
         on_room: Callable[[], None],
         cut_off: Callable[[], None],
     ) -> None:
@@ -68,6 +71,7 @@ class Outbound:
         self._limits = limits
         self._bound = bound
         self._may_deliver = may_deliver
+        self._others_wait = others_wait
         self._on_room = on_room
         self._cut_off = cut_off
         self._frames: list[Buffer] = []
@@ -81,7 +85,10 @@ class Outbound:
     @property
     def has_room(self) -> bool:
         """Whether messages may be queued. If not, ``on_room`` is called when they may."""
-        if not self._bound.may_queue(self._size_bytes):
+        return self._has_room_for(self._bound.frame_bytes(1))
+
+    def _has_room_for(self, more_bytes: int) -> bool:
+        if not self._bound.may_queue(self._size_bytes, more_bytes):
             self._bound.wait(self)
         elif self._size_bytes < self._limits.outbound_bytes:
             return True
@@ -96,7 +103,7 @@ class Outbound:
 
     async def room(self) -> None:
         """Wait until a large answer may be queued."""
-        while not self.has_room and not self._is_over:
+        while not self._has_room_for(FRAME_BYTES) and not self._is_over:
             await self._roomy.park()
 
     @asynccontextmanager
@@ -200,14 +207,17 @@ class Outbound:
 
     async def _write(self, left: memoryview, has_messages: bool) -> None:
         """Write frames; those with messages only while messages may leave."""
+        slow_since_s, slow_from_bytes = trio.current_time(), len(left)
         while left:
+            if slow_from_bytes - len(left) >= SLOW_BYTES:
+                slow_since_s, slow_from_bytes = trio.current_time(), len(left)
             may_leave = not has_messages or self._may_deliver()
             if may_leave and (written := self._write_at_once(left[:PIECE_BYTES])):
                 left = left[written:]
                 if left:
                     await trio.lowlevel.checkpoint()
                 continue
-            await self._accepts_more()
+            await self._accepts_more(slow_since_s)
             if has_messages and not self._may_deliver():
                 _log.warning("the lease has ended: cutting off a peer that was to get messages")
                 self._cut_off()
@@ -216,16 +226,22 @@ class Outbound:
                 await self._stream.send_all(left[:PIECE_BYTES])
                 left = left[PIECE_BYTES:]
 
-    async def _accepts_more(self) -> None:
-        """Wait until the peer accepts more; cut it off if others wait for too long."""
+    async def _accepts_more(self, slow_since_s: float) -> None:
+        """Wait until the peer accepts more; cut it off if it is too slow while others wait.
+
+        Args:
+          slow_since_s: since when the peer has accepted less than ``SLOW_BYTES``.
+        """
+        deadline_s = slow_since_s + STALL_S
         while True:
-            with trio.move_on_after(STALL_S):
+            with trio.move_on_at(deadline_s):
                 await self._stream.wait_send_all_might_not_block()
                 return
-            if self._bound.is_full:
-                _log.warning("cutting off a peer that does not read, because output is full")
+            if self._others_wait():
+                _log.warning("cutting off a peer that reads too slowly while others wait")
                 self._cut_off()
                 await trio.lowlevel.checkpoint()
+            deadline_s = trio.current_time() + STALL_S
 
     def _write_at_once(self, data: memoryview) -> int:
         """Write what the socket accepts without a wait, so without a turn of the event loop.

@@ -22,7 +22,6 @@ from escapement.broker.session.amendments import AmendmentRequests
 from escapement.broker.session.consumers import Consumers
 from escapement.broker.session.inbound import Inbound, Intake
 from escapement.broker.session.outbound import Outbound
-from escapement.broker.session.output_bound import OutputBound
 from escapement.broker.session.producers import Producers
 from escapement.broker.session.reading import Reading
 from escapement.broker.session.request_handler import AtOnce, RequestHandler, Waiting
@@ -58,7 +57,6 @@ class Session:
         stream: trio.abc.Stream,
         limits: BrokerLimits,
         inbound: Inbound,
-        output: OutputBound,
     ) -> None:
         self._broker = broker
         self._stream = stream
@@ -71,8 +69,9 @@ class Session:
             stream,
             self._protocol,
             limits,
-            output,
+            broker.output,
             may_deliver=broker.holds_lease,
+            others_wait=lambda: broker.output.is_full or inbound.has_waiting,
             on_room=lambda: self._consumers.wake(),
             cut_off=self._scope.cancel,
         )
@@ -144,8 +143,9 @@ class Session:
                     await self._handle_events(nursery)
                     await self._producers.room()
                     if not self._protocol.closed:
+                        await self._intake.room(self._protocol.unfinished_bytes)
                         silence.begin()
-                        await self._receive()
+                        self._protocol.receive_data(await self._intake.read())
                         silence.end()
         finally:
             silence.close()
@@ -153,7 +153,8 @@ class Session:
             raise trio.TooSlowError
 
     async def _greet(self) -> bool:
-        await self._receive()
+        await self._intake.room(self._protocol.unfinished_bytes)
+        self._protocol.receive_data(await self._intake.read())
         for command in self._protocol.events():
             if isinstance(command, wire.Hello):
                 limits = {
@@ -169,11 +170,11 @@ class Session:
                 return True
         return False
 
-    async def _receive(self) -> None:
-        self._protocol.receive_data(await self._intake.read(self._protocol.unfinished_bytes))
-
     async def _handle_events(self, nursery: trio.Nursery) -> None:
+        left_bytes = self._protocol.unfinished_bytes
         for command in self._protocol.events():
+            before_bytes, left_bytes = left_bytes, self._protocol.unfinished_bytes
+            self._intake.frame_ends()
             kind = type(command)
             try:
                 if in_turn := self._in_turn.get(kind):
@@ -181,20 +182,23 @@ class Session:
                 elif at_once := self._at_once.get(kind):
                     at_once(command)
                 elif aside := self._aside.get(kind):
+                    size_bytes = before_bytes - left_bytes
+                    self._intake.begin_request(size_bytes)
                     await self._requests.acquire()
-                    nursery.start_soon(self._carry_out, aside, command)
+                    nursery.start_soon(self._carry_out, aside, command, size_bytes)
             except RemoteProtocolError:
                 raise
             except EscapementError as error:
                 self._refuse(command, error)
 
-    async def _carry_out(self, aside: Waiting, command: wire.Command) -> None:
+    async def _carry_out(self, aside: Waiting, command: wire.Command, size_bytes: int) -> None:
         try:
             await aside(command)
         except EscapementError as error:
             self._refuse(command, error)
         finally:
             self._requests.release()
+            self._intake.end_request(size_bytes)
 
     def _refuse(self, command: wire.Command, error: EscapementError) -> None:
         request_id = getattr(command, "request_id", 0)

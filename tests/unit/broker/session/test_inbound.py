@@ -22,6 +22,11 @@ async def receive_at_once(most_bytes: int) -> bytes:
     return bytes(most_bytes)
 
 
+async def read(intake: Intake, unfinished_bytes: int) -> bytes | bytearray:
+    await intake.room(unfinished_bytes)
+    return await intake.read()
+
+
 class Peer:
     """A connection that sends a frame of ``size_bytes`` and, if it stalls, not the last byte."""
 
@@ -52,7 +57,7 @@ class Peer:
         with self.scope:
             there = 0
             while not self.done:
-                there += len(await self.intake.read(there))
+                there += len(await read(self.intake, there))
         self.intake.close()
 
 
@@ -89,9 +94,9 @@ async def test_peer_that_stalls_after_others_began_to_wait_is_cut_off(
 
     async def stall() -> None:
         with stalling.scope:
-            await stalling.intake.read(100)
+            await read(stalling.intake, 100)
             await database.wait()
-            await stalling.intake.read(100)
+            await read(stalling.intake, 100)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stall)
@@ -113,7 +118,7 @@ async def test_small_requests_never_wait(autojump_clock: MockClock) -> None:
             nursery.start_soon(Peer(inbound, 15 * MIB, stalls=True).run)
         await trio.sleep(1)
         began_s = trio.current_time()
-        assert await Intake(inbound, receive_at_once, lambda: None).read(0)
+        assert await read(Intake(inbound, receive_at_once, lambda: None), 0)
         assert trio.current_time() == began_s
         nursery.cancel_scope.cancel()
 
@@ -125,31 +130,118 @@ async def test_frames_that_are_not_read_are_not_cut_off(autojump_clock: MockCloc
     slow = Intake(inbound, receive_at_once, lambda: cut.append("slow"))
     other = Intake(inbound, receive_at_once, lambda: cut.append("other"))
     async with trio.open_nursery() as nursery:
-        await slow.read(MIB)
-        nursery.start_soon(other.read, 100)
+        await read(slow, MIB)
+        nursery.start_soon(read, other, 100)
         for _ in range(4):
             await trio.sleep(10)  # a batch before this frame waits
-            await slow.read(MIB)
+            await read(slow, MIB)
         nursery.cancel_scope.cancel()
     assert cut == []
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3) | st.none()), max_size=40))
-def test_held_bytes_equal_a_recount(steps: list[tuple[int, int | None]]) -> None:
-    """Invariant 9: after any sequence of reads and closed connections."""
+async def test_waiting_requests_count_until_they_are_carried_out(autojump_clock: MockClock) -> None:
+    """Invariant 9: seven connections send requests of 1 MiB, of which none ends."""
+    inbound = Inbound(16 * MIB, TIMEOUT_S)
+    intakes = [Intake(inbound, receive_at_once, lambda: None) for _ in range(7)]
+
+    async def send_requests(intake: Intake) -> None:
+        while True:
+            for there in range(0, MIB, LARGE_READ_BYTES):
+                await read(intake, there)
+            intake.frame_ends()
+            intake.begin_request(MIB)
+
+    other = Peer(inbound, 15 * MIB)
+    async with trio.open_nursery() as nursery:
+        for intake in intakes:
+            nursery.start_soon(send_requests, intake)
+        nursery.start_soon(other.run)
+        await trio.sleep(10)
+        assert 16 * MIB <= inbound.held_bytes <= 3 * 16 * MIB
+        assert inbound.has_waiting
+        assert not other.done
+        nursery.cancel_scope.cancel()
+    again = Peer(inbound, 15 * MIB)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again.run)
+        await trio.sleep(10)
+        assert not again.done
+        for intake in [*intakes, other.intake]:
+            intake.close()
+        nursery.cancel_scope.deadline = trio.current_time() + 10
+    assert again.done
+
+
+async def test_connection_that_waits_for_its_own_requests_is_not_the_oldest(
+    autojump_clock: MockClock,
+) -> None:
+    """Invariant 9: its frame is whole, so it need not read on first."""
+    inbound = Inbound(3 * LARGE_READ_BYTES, TIMEOUT_S)
+    blocked = Intake(inbound, receive_at_once, lambda: None)
+    await read(blocked, 100)
+    blocked.frame_ends()
+    blocked.begin_request(100)
+    good = Peer(inbound, 15 * MIB)
+    with trio.fail_after(10):
+        await good.run()
+    assert good.done
+
+
+async def test_peer_that_sends_frame_after_frame_is_not_cut_off(autojump_clock: MockClock) -> None:
+    """The time for a frame begins anew with each frame, also if no read ends between two."""
+    inbound = Inbound(2 * MIB, TIMEOUT_S)
+    cut: list[str] = []
+
+    async def slowly(most_bytes: int) -> bytes:
+        await trio.sleep(0.9)
+        return bytes(100)
+
+    busy = Intake(inbound, slowly, lambda: cut.append("busy"))
+    async with trio.open_nursery() as nursery:
+        await read(busy, MIB)
+        nursery.start_soon(Peer(inbound, 15 * MIB).run)
+        for _ in range(20):
+            await read(busy, MIB)
+            busy.frame_ends()
+        nursery.cancel_scope.cancel()
+    assert cut == []
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.sampled_from(["read", "end", "ask", "answer", "close"]),
+            st.integers(0, 3),
+        ),
+        max_size=60,
+    )
+)
+def test_held_bytes_equal_a_recount(steps: list[tuple[int, str, int]]) -> None:
+    """Invariant 9: after any sequence of reads, requests and closed connections."""
 
     async def play() -> None:
         inbound = Inbound(1024 * MIB, TIMEOUT_S)
         intakes = [Intake(inbound, receive_at_once, lambda: None) for _ in range(5)]
-        model = [0] * 5
-        for at, size in steps:
-            if size is None:
+        frames, requests = [0] * 5, [0] * 5
+        for at, step, size in steps:
+            if step == "close":
                 intakes[at].close()
-                model[at] = 0
-            else:
-                await intakes[at].read(size)
-                model[at] = size + LARGE_READ_BYTES if size else 0
-            assert [one.held_bytes for one in intakes] == model
-            assert inbound.held_bytes == sum(model)
+                frames[at] = requests[at] = 0
+            elif step == "read":
+                await read(intakes[at], size)
+                frames[at] = size + LARGE_READ_BYTES if size else 0
+            elif step == "end":
+                intakes[at].frame_ends()
+            elif step == "ask":
+                intakes[at].begin_request(size)
+                frames[at], requests[at] = max(frames[at] - size, 0), requests[at] + size
+            elif requests[at]:
+                intakes[at].end_request(requests[at])
+                requests[at] = 0
+            assert [one.held_bytes for one in intakes] == [
+                sum(pair) for pair in zip(frames, requests, strict=True)
+            ]
+            assert inbound.held_bytes == sum(frames) + sum(requests)
 
     trio.run(play)

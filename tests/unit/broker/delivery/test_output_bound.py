@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escapement.broker.session.output_bound import FRAME_BYTES, OutputBound
+from escapement.broker.delivery.output_bound import FRAME_BYTES, LEAST_SHARE_BYTES, OutputBound
 
 
 class Peer:
@@ -19,8 +19,18 @@ class Peer:
     def has_room_again(self) -> None:
         self.calls += 1
 
-    def may_queue(self) -> bool:
-        return self._bound.may_queue(self.queued_bytes)
+    def queue_messages(self, consumers: int = 1) -> None:
+        """Queue a frame of messages as large as it may be."""
+        size_bytes = self._bound.frame_bytes(consumers)
+        before, self.queued_bytes = self.queued_bytes, self.queued_bytes + size_bytes
+        self._bound.change(before, self.queued_bytes)
+
+    def may_queue(self, more_bytes: int = FRAME_BYTES) -> bool:
+        return self._bound.may_queue(self.queued_bytes, more_bytes)
+
+    @property
+    def has_room(self) -> bool:
+        return self.may_queue(self._bound.frame_bytes(1))
 
 
 def test_connection_below_its_share_may_queue_while_the_bound_is_reached() -> None:
@@ -32,7 +42,6 @@ def test_connection_below_its_share_may_queue_while_the_bound_is_reached() -> No
     assert bound.queued_bytes == 8 * FRAME_BYTES
     assert modest.may_queue()
     modest.queue(1)
-    assert modest.may_queue()
     assert not greedy.may_queue()
 
 
@@ -45,6 +54,35 @@ def test_all_connections_together_queue_at_most_twice_the_bound() -> None:
             if peer.may_queue():
                 peer.queue(1)
     assert bound.queued_bytes <= 16 * FRAME_BYTES
+
+
+def test_connection_that_queues_nothing_may_always_queue_a_frame_of_messages() -> None:
+    """Invariant 9: frames shrink with the room, so all together stay within twice the bound."""
+    bound = OutputBound(8 * FRAME_BYTES)
+    slow = [Peer(bound) for _ in range(500)]
+    for _ in range(3):
+        for peer in slow:
+            if peer.has_room:
+                peer.queue_messages()
+    assert not any(peer.has_room for peer in slow)
+    good = Peer(bound)
+    assert good.has_room
+    assert not good.may_queue(), "a large answer waits"
+    good.queue_messages()
+    assert good.queued_bytes >= LEAST_SHARE_BYTES
+    assert bound.queued_bytes <= 16 * FRAME_BYTES + 501 * LEAST_SHARE_BYTES
+
+
+def test_frames_for_many_consumers_at_once_fit_together() -> None:
+    """Invariant 9: a subscription assigns a frame to each of its consumers in one step."""
+    bound = OutputBound(8 * FRAME_BYTES)
+    peers = [Peer(bound) for _ in range(100)]
+    size_bytes = bound.frame_bytes(len(peers))
+    for peer in peers:
+        assert peer.may_queue(size_bytes)
+        bound.change(0, size_bytes)
+    assert bound.queued_bytes <= 8 * FRAME_BYTES
+    assert bound.frame_bytes(1) >= LEAST_SHARE_BYTES
 
 
 def test_waiting_connection_learns_once_of_room() -> None:
@@ -60,7 +98,7 @@ def test_waiting_connection_learns_once_of_room() -> None:
     assert (waiting.calls, left.calls) == (1, 0)
 
 
-def test_connection_above_its_share_is_cut_off_at_three_times_the_bound() -> None:
+def test_connection_that_queues_most_is_cut_off_at_three_times_the_bound() -> None:
     """Invariant 9: small answers are queued without asking."""
     bound = OutputBound(4 * FRAME_BYTES)
     greedy, modest = Peer(bound), Peer(bound)
