@@ -68,8 +68,8 @@ class Lease:
     epoch: int
     was_clean: bool  # whether the previous owner stopped cleanly
     # If the previous owner stopped cleanly: earlier owners may have delivered messages due until
-    # this time without a record. If not: the last time, by the wall clock of the previous owner, at
-    # which it renewed the lease.
+    # this time without a record. If not: the last time that the previous owner recorded while it
+    # was alive, by its wall clock.
     doubtful_until_ms: int
     duration_ms: int
     deadline_ms: int  # when the lease expires, by ``Clock.lease_ms``
@@ -78,8 +78,8 @@ class Lease:
         """Return the due time up to which earlier owners may have made unrecorded deliveries.
 
         If the previous owner did not stop cleanly, this is ``now_ms``, the time of the start. If
-        the wall clock has been set back since that owner last renewed the lease, it is the time of
-        that renewal plus the duration of the lease.
+        the wall clock has been set back since that owner was last known to be alive, it is that
+        time plus the duration of the lease.
         """
         if self.was_clean:
             return self.doubtful_until_ms

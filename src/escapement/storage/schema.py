@@ -7,8 +7,8 @@ text. So a migration that was altered after its release is detected, and so is a
 newer program has changed. The checksum covers the comments in the file. So never edit them, even if
 a file that they name has moved.
 
-If two brokers start at once, the first takes a lock, and the second waits and then finds nothing
-to do. On SQLite the lock is the write transaction around all changes. On MySQL it is a named lock,
+If two brokers start at once, the first takes a lock, and the second waits and then finds nothing to
+do. On SQLite the lock is the write transaction around all changes. On MySQL it is a named lock,
 because MySQL commits the transaction before each CREATE TABLE. A crash may leave a migration begun
 but not recorded, so it must be possible to run every statement again. The statement ``ALTER TABLE t
 ADD COLUMN c ...``, with one column in each statement, is skipped if the column exists.

@@ -82,9 +82,9 @@ class TopicRecord:
 class Beginning(NamedTuple):
     """Where a subscription begins: the fields that decide which messages it gets.
 
-    It gets messages with offsets from ``start_offset`` on, and earlier ones that are due at
-    ``start_due_ms`` or later. The broker reads messages with offsets in ``[fill_from, fill_until)``
-    from the log to *fill in* those that the index may have dropped.
+    It gets messages with offsets from ``start_offset`` on. A shared subscription also gets earlier
+    ones that are due at ``start_due_ms`` or later. The broker reads messages with offsets in
+    ``[fill_from, fill_until)`` from the log to *fill in* those that the index may have dropped.
     """
 
     start_offset: int = 0

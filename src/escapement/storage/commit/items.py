@@ -6,9 +6,10 @@ relocated ones (:class:`Restate`), acknowledgements (:class:`Acks`), counted att
 The items that wait together become one *group commit*, a transaction that
 :mod:`~escapement.storage.commit.group` forms.
 
-Appends, restatements and statements fail while the database accepts no writes. Then the pipeline
-calls their ``fail``. Acknowledgements and attempts stay queued until they are durable. The field
-``context`` is for the submitter, who finds it in the group after the commit.
+Appends, restatements and statements fail while the database accepts no writes: the pipeline refuses
+new ones, and calls ``fail`` of those in its queues. Acknowledgements and attempts stay queued until
+they are durable. The field ``context`` is for the submitter, who finds it in the group after the
+commit.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Lane:
             self._wake.set()
 
     def close_topic(self, topic_id: int) -> None:
-        """Fail the queued appends to a topic that was deleted."""
+        """Fail the queued appends and restatements of a topic that is about to be deleted."""
         logged = [item for item in self._queue if isinstance(item, Append | Restate)]
         gone = [item for item in logged if item.topic_id == topic_id]
         if gone:

@@ -1,9 +1,10 @@
 """The generations of a log: which exist, how the next one begins, and how the oldest is dropped.
 
 A *generation* is a set of tables (storage/log/generation.py). New rows go into the *current* one,
-the newest. A generation that is *going* has no new readers, and its tables are being dropped. It is
-marked in the table ``removals``. The collections of generations here are tuples that are replaced
-and never changed. So a reader keeps the generations that it began with.
+the newest. A generation that is *going* has no new readers, and its tables are being dropped. A
+mark in the table ``removals`` makes the next start of the broker continue this. The collections of
+generations here are tuples that are replaced and never changed. So a reader keeps the generations
+that it began with.
 """
 
 from __future__ import annotations
