@@ -212,7 +212,8 @@ def give_up(connection: Connection, id: int, touched_at_ms: int) -> bool:
     """Abandon a staged batch, unless it was committed or has got more entries.
 
     Args:
-      touched_at_ms: when the last entries were staged, as the caller has read it.
+      touched_at_ms: when entries were last staged, as the caller has read it. If it has changed
+        since, the batch stays.
 
     Returns:
       Whether the batch was abandoned.

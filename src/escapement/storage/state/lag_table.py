@@ -173,7 +173,7 @@ def _rows(connection: Connection, from_ms: int, until_ms: int) -> Iterator[Row]:
 
 
 def forget_step(before_ms: int, connection: Connection) -> bool:
-    """Delete some rows of hours that began before a time. Return whether there may be more."""
+    """Delete some rows of hours that began before ``before_ms``. Return whether more may exist."""
     rows = connection.execute(
         "SELECT hour_ms, origin_id, epoch, first_seq FROM lags WHERE hour_ms < ?"
         f" ORDER BY hour_ms LIMIT {_STEP_ROWS}",
