@@ -78,7 +78,7 @@ class LimitExceeded(EscapementError):
 
 
 class SequenceGap(EscapementError):
-    """Raised when the broker has not stored the batch that a producer sent before this one."""
+    """Raised for a published batch if the broker has not stored the producer's previous batch."""
 
     code = "sequence_gap"
     retryable = True
@@ -112,7 +112,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class Disconnected(EscapementError):
-    """Raised when the broker cannot be reached, or does not answer before the connection is lost.
+    """Raised when the broker cannot be reached or does not answer, or the connection is lost.
 
     A request that was sent may or may not have taken effect.
     """

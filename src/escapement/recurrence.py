@@ -36,8 +36,8 @@ MISSED: Final[tuple[Missed, ...]] = get_args(Missed)
 # commit. Cron has no shorter interval either.
 MIN_EVERY_MS: Final = 1_000
 MAX_TEXT_CHARS: Final = 255
-# An occurrence counts as missed if the broker handles it later than this. A restart of the broker
-# takes less time. A machine that was off or asleep takes more.
+# An occurrence counts as missed if the broker handles it later than this after its time. A restart
+# of the broker takes less time. A machine that was off or asleep takes more.
 MISSED_AFTER_MS: Final = 60_000
 
 _WALL: Final = datetime(1970, 1, 1)

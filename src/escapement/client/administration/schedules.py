@@ -90,7 +90,8 @@ class Schedules:
         Raises:
           InvalidRequest: if an argument is not valid.
           AlreadyExists: if a schedule with this name exists.
-          LimitExceeded: if the namespace has too many schedules.
+          LimitExceeded: if there are too many schedules, or the message is too large.
+          NotFound: if the topic does not exist, and the broker does not create topics.
         """
         plain = await self._ask(
             "schedules.create",

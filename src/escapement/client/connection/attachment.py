@@ -86,7 +86,7 @@ class Attached(Attachment):
 
     @abstractmethod
     def _fail(self, error: EscapementError) -> None:
-        """Fail everything that waits with ``error``: this object will never be open again."""
+        """Let all waiting calls raise ``error``, because this object has failed for good."""
 
     @property
     @abstractmethod

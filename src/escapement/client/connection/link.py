@@ -43,7 +43,7 @@ class Stream(Protocol):
 
 StreamFactory = Callable[[], Awaitable[Stream]]
 
-# The exceptions that a stream raises when the connection has ended or cannot be opened.
+# The exceptions that a stream raises if the connection has ended, or if it cannot be opened.
 _ENDS: Final = (
     OSError,
     anyio.EndOfStream,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from escapement.errors import InvalidRequest
 from escapement.protocol import limits
 
-# Room for the header of a body, the encoding of a batch. The header is shorter.
+# How many bytes to leave for the header of an encoded batch, which is shorter than this.
 _BODY_BYTES: Final = 64
 
 
