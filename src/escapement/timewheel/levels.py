@@ -149,9 +149,10 @@ class Levels:
         self._earliest_ms = None
 
     def next_to_enter(self) -> tuple[int, int] | None:
-        """Return the first tick and the number of entries of the next slot above the lowest level.
+        """Find the slot that is entered next: the first one above the lowest level.
 
-        Returns None if there is no such slot.
+        Returns:
+          The first tick of the slot and its number of entries, or None if there is no such slot.
         """
         for number, level in enumerate(self._levels):
             if number and level:
