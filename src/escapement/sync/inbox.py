@@ -44,7 +44,10 @@ class Inbox:
 
     @property
     def active(self) -> bool:
-        """Whether this consumer of a failover subscription is the active one."""
+        """Whether this consumer is the one that a failover subscription delivers to.
+
+        Always True for other subscriptions.
+        """
         return self._inbox.active
 
     def __iter__(self) -> Iterator[Message]:
