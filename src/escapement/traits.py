@@ -47,8 +47,8 @@ AUTO: Final = "auto"
 _SLOT_MASK: Final = SLOTS - 1
 # The bits of the traits that depend on the key: "has a key", the slot, and more of the hash.
 _KEY_MASK: Final = FIRST_PRIORITY - 1
-# The 7 bits of the FNV hash that the key hash has beside the slot: their lowest bit in the FNV
-# hash, their mask, and their lowest bit in the traits.
+# The 7 bits of the FNV hash that belong to the key hash in addition to the slot: the number of
+# their lowest bit in the FNV hash, their mask, and the number of their lowest bit in the traits.
 _MORE_FROM: Final = 9
 _MORE_MASK: Final = KEY_HASHES // SLOTS - 1
 _MORE_SHIFT: Final = 17

@@ -53,9 +53,9 @@ class MessageBuilder(Generic[Sent]):
         return self
 
     def dedup(self, key: str) -> Self:
-        """Set the dedup key. The broker stores only the first message with a key for some time.
+        """Set the dedup key: of several messages with the same key, only the first is stored.
 
-        This time is the topic's dedup window; see ``Producer.send``.
+        This holds within the topic's dedup window; see ``Producer.send``.
         """
         self._options["dedup"] = key
         return self
