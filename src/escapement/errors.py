@@ -198,7 +198,7 @@ class InboxEntryDamaged(StorageError):
     The broker keeps this inbox entry, and continues with the others.
     """
 
-    code = "letter_damaged"
+    code = "inbox_entry_damaged"
 
 
 class StagingLost(StorageError):

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 import escapement
 from escapement.client.connection.address import Address
+from escapement.client.connection.link import Link, Stream
 from escapement.client.connection.retry import EARLY_S, LONGEST_EARLY_WAIT_S, Retry
 from escapement.errors import Busy, Disconnected, EscapementError, InvalidRequest, ProtocolError
 from escapement.protocol import commands as wire
-from support.client_peer import Peer, connect, on_both
+from support.client_peer import Peer, connect, on_both, pipes
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,17 @@ def test_nine_clients_in_ten_reconnect_soon_after_a_broker_returns(outage_s: flo
             now_s += retry.next_s(now_s)
         late_s.append(now_s - outage_s)
     assert sorted(late_s)[1_800] < 0.55
+
+
+@on_both
+async def test_error_says_that_the_broker_closed_the_connection() -> None:
+    async def closed() -> Stream:
+        ours, theirs = pipes()
+        await theirs.aclose()
+        return ours
+
+    with pytest.raises(Disconnected, match="reached: it closed the connection"):
+        await Link.open(closed, "test", 5.0)
 
 
 @on_both

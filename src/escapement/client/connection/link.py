@@ -92,7 +92,7 @@ class Link:
             raise Disconnected(f"the broker did not answer within {timeout_s:g} s") from None
         except _ENDS as error:
             raise Disconnected(
-                f"the broker cannot be reached: {error or 'it closed the connection'}"
+                f"the broker cannot be reached: {str(error) or 'it closed the connection'}"
             ) from error
 
     @classmethod

@@ -161,7 +161,8 @@ class CommitPipeline:
 
         No item of the topic may wait for commit. ``next_offset`` must be the topic's next offset.
         """
-        assert self._next_offsets.pop(topic_id) == next_offset
+        there = self._next_offsets.pop(topic_id)
+        assert there == next_offset, "the topic has grown"
 
     def topics(self) -> set[int]:
         """Return the ids of the topics with items that wait for commit."""
