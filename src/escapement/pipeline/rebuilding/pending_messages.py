@@ -70,7 +70,7 @@ class PendingMessages:
         return gone
 
 
-# The state of every topic, by topic id.
+# By topic id, what decides which messages of the topic an index must have.
 Claims = Mapping[int, PendingMessages]
 
 
@@ -93,7 +93,7 @@ def pending_of(
 def pending_messages_of(
     state: State, tail: JournalTail, log: Log, connection: Connection
 ) -> dict[int, PendingMessages]:
-    """Return the state of every topic, by topic id, that determines its pending messages; blocking.
+    """Return by topic id what decides which messages an index must have; blocking.
 
     Args:
       state: the state of the last checkpoint. The function removes the entries that it uses.

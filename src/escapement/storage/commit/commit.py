@@ -119,7 +119,7 @@ class CommitPipeline:
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of the appends, restatements and inbox entries that wait for commit."""
+        """Bytes of appends, restatements and inbox entries of acknowledgements that wait."""
         return sum(lane.body_bytes for lane in self._lanes)
 
     @property

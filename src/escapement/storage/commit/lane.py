@@ -91,7 +91,8 @@ class Lane:
     ) -> None:
         self.number = number
         self.state = State.DOWN
-        # Size of the appends, restatements and inbox entries that are queued or being written.
+        # Bytes of the appends, the restatements and the inbox entries of acknowledgements that are
+        # queued or being written.
         self.body_bytes = 0
         self.ack_count = 0  # acknowledged offsets that are queued or being written
         self._last_seq = last_seq

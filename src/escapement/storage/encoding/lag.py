@@ -74,7 +74,7 @@ class Tally(NamedTuple):
 
     @classmethod
     def of(cls, found: Mapping[int, int]) -> Tally:
-        """Return a tally with these counts, given by cell."""
+        """Return the tally with these counts; ``found`` maps each cell to its count, above 0."""
         cells = np.fromiter(found, np.int64, len(found))
         order = np.argsort(cells)
         return cls(cells[order], np.fromiter(found.values(), np.int64, len(found))[order])
@@ -136,8 +136,8 @@ class _Hour:
             held_ms = np.array([at_ms - one.at_ms for one, at_ms in self._parts])
             heights = np.array([len(one.attempts) for one, _ in self._parts])
             np.add.at(found[HELD], bucket_of(held_ms), heights)
-        # Count many small columns at once, to save calls of numpy. Together they should not be
-        # much longer than a step, so that they fit into the processor's cache.
+        # Count the columns of several deliveries at once, to save calls of numpy, but as soon as
+        # they have ``_STEP_ROWS`` messages, so that they fit into the processor's cache.
         waiting, rows = [], 0
         for one, _ in self._parts:
             waiting.append(one)

@@ -37,7 +37,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of a bundle of topics at its last checkpoint, without log and journal.
+    """The state of a *bundle* at its last checkpoint, without log and journal.
+
+    A bundle is the topics that one broker owns: today, all topics of the database.
 
     Chunks and parts are rows of encoded data (storage/state/checkpoint.py). A field "by topic", for
     example, maps the id of each topic to its rows.

@@ -457,9 +457,9 @@ class SliceSpan:
         ]
 
     def _parts(self, stop: Key) -> Iterator[tuple[int, slice]]:
-        """Yield the number of each run in the range, with the slice of its rows in the range.
+        """Yield the number of each run with keys of the span below ``stop``, and their slice.
 
-        The range ends at ``stop``.
+        The slice selects those rows of the run. It may be empty.
         """
         segment = self._slice.segment
         for run in range(self._low, self._high):
