@@ -439,7 +439,7 @@ class Pump:
     async def _without_forgotten(
         self, topic: Topic, subscription: Subscription, rows: Rows
     ) -> Rows:
-        """Acknowledge messages that the log has forgotten; return the other messages.
+        """Acknowledge messages that the log has forgotten; return the others that are still held.
 
         The clock may have been set back after the subscription found such messages in the index,
         and that index has been lost since.
@@ -453,4 +453,4 @@ class Pump:
                 await trio.sleep(_RETRY_S)
         if gone.any():
             subscription.acknowledge(rows.offsets[gone], None)
-        return rows.pick(~gone)
+        return rows.pick(~gone & subscription.held.contains(rows.offsets))
