@@ -28,9 +28,8 @@ class BrokerLimits:
     outbound_bytes: int = 8 * MIB
     # Output queued for one connection. At this bound its peer is disconnected.
     outbound_hard_bytes: int = 64 * MIB
-    # Output queued for all connections. At this bound, frames of messages become small, and
-    # connections above their share queue no messages and no large answers until they have sent
-    # some.
+    # Output queued for all connections. At this bound, frames of messages become small, and a
+    # connection above its share queues no messages and no large answers until it has sent some.
     output_bytes: int = 64 * MIB
     # Unfinished frames and waiting requests of all connections. At this bound, a connection with
     # more than its share of it stops reading in the middle of a frame until there is room.

@@ -71,7 +71,8 @@ class Services:
     Args:
       ground: the stored state that the broker starts from.
       keeper: the keeper of the lease that all services work under.
-      frame_bytes: returns how large each of a number of frames may be that are queued now.
+      frame_bytes: takes a number of frames that are queued now, and returns how large each of them
+        may be.
     """
 
     def __init__(

@@ -68,7 +68,8 @@ class Pump:
     """The tasks that move messages.
 
     Args:
-      frame_bytes: returns how large a frame may be if this many are queued now.
+      frame_bytes: takes a number of frames that are queued now, and returns how large each of them
+        may be.
       may_dispatch: returns whether messages may be delivered now.
       sent: called with a subscription when some of its messages are sent.
       reschedule: called with a topic whose next wake-up time may have changed.
