@@ -102,7 +102,7 @@ class BrokerLimits:
     schedule_turn_topics: int = 200  # topics that one turn publishes to
     # The pause between two turns, in which further occurrences gather.
     schedule_rest_ms: int = 50
-    # The pause for each topic of the last turn, if that is longer in total.
+    # The pause is at least this long for each topic that the last turn published to.
     schedule_topic_rest_ms: int = 1
 
     # -- groups

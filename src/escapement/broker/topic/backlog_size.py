@@ -70,7 +70,7 @@ class BacklogSize(NamedTuple):
 
     @staticmethod
     def of_all(amounts: Sequence[BacklogSize], quota: Quota) -> BacklogSize:
-        """Return the sum of backlogs. The mean size covers the messages that ``quota`` counts."""
+        """Return the sum of backlogs, with the mean size of the messages that ``quota`` counts."""
         due, beyond = sum(one.due for one in amounts), sum(one.beyond for one in amounts)
         ahead = sum(one.ahead for one in amounts)
         counted = [one.beside(quota) + (one.ahead if quota.counts_all else 0) for one in amounts]
