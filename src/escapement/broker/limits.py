@@ -34,8 +34,8 @@ class BrokerLimits:
     # Unfinished frames and waiting requests of all connections. At this bound, a connection with
     # more than its share of it stops reading in the middle of a frame until there is room.
     inbound_bytes: int = 64 * MIB
-    # The time to receive one frame while other connections wait for room. A peer that needs longer
-    # is disconnected.
+    # The time in which a peer must send one frame while other connections wait for room in
+    # ``inbound_bytes``. A peer that needs longer, or is silent for a second, is disconnected.
     inbound_timeout_s: float = 5.0
     # Published bytes of one connection without a receipt. At this bound the broker stops reading
     # from the connection until it has sent receipts.

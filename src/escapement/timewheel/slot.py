@@ -14,8 +14,8 @@ import numpy as np
 from escapement.timewheel.entries import Entries
 
 _WHEN, _ID, _TAG, _LABEL = 0, 1, 2, 3
-# A full slot grows by half. So each entry is copied about twice, and at most a third of the
-# capacity is unused.
+# A full slot grows by half. So growth copies each entry two to three times, and leaves at most a
+# third of the capacity unused.
 _GROWTH: Final = 1.5
 
 

@@ -120,9 +120,10 @@ def _read_located(plan: Plan, rows: Rows, room_bytes: int) -> _Read:
 def _read_fetches(
     pieces: Sequence[Rows], fetches: Sequence[Fetch], unfilled: tuple[int, int], room_bytes: int
 ) -> _Read:
-    """Read pieces, each with its fetch, until ``room_bytes`` are used up. Blocking.
+    """Read the messages of pieces, in order, until ``room_bytes`` are used up. Blocking.
 
     Args:
+      fetches: for each piece, the prepared read of its messages.
       unfilled: the range of offsets of messages that may be missing in the index, because they are
         still being read from the log.
     """

@@ -111,7 +111,8 @@ class DeadLetters:
         """Return the first ``count`` pending dead letters of a subscription.
 
         Raises:
-          NotFound: if the subscription or its topic does not exist.
+          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
+            does not exist.
         """
         pages = []
         async with aclosing(self._pages(self._grave(whose), None)) as found:
@@ -135,7 +136,8 @@ class DeadLetters:
           The count, and the key to continue from; None if all are counted.
 
         Raises:
-          NotFound: if the subscription or its topic does not exist.
+          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
+            does not exist.
         """
         counted = 0
         async with aclosing(self._pages(self._grave(whose), only, after)) as found:
@@ -170,7 +172,8 @@ class DeadLetters:
           only: the offsets in the dead-letter topic of those to send; None: all.
 
         Raises:
-          NotFound: if the subscription or its topic does not exist.
+          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
+            does not exist.
           StorageUnavailable: if the database accepts no writes now.
         """
         self._registry.topic_record(whose.topic)  # raises NotFound if it does not exist
@@ -196,7 +199,8 @@ class DeadLetters:
           only: the offsets in the dead-letter topic of those to delete; None: all.
 
         Raises:
-          NotFound: if the subscription or its topic does not exist.
+          NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
+            does not exist.
           StorageUnavailable: if the database accepts no writes now.
         """
         return await self._end(self._grave(whose), only, most, lambda grave, page: lambda fresh: ())
@@ -258,7 +262,7 @@ class DeadLetters:
     ) -> AsyncGenerator[Page, None]:
         """Yield the pending dead letters in steps. Each step is read when the caller asks for it.
 
-        Ends early if the keeper is deleted or sought meanwhile.
+        Ends early if the keeper is deleted, or moved by a seek, meanwhile.
 
         Args:
           only: the offsets of those to yield; None: all.

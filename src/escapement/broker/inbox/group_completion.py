@@ -240,7 +240,7 @@ class GroupCompleter:
                 self._complete[id] = completion
 
     def _parties(self, completion: Completion) -> tuple[Topic, Subscription] | None:
-        """Return the topic and the subscription of a completion, if they exist and are active."""
+        """Return the topic and the subscription of a completion; None if one was deleted."""
         topic = self._registry.active.get(completion.topic_id)
         subscription = self._subscriptions.get(completion.subscription_id)
         return None if topic is None or subscription is None else (topic, subscription)

@@ -163,7 +163,7 @@ class Consumers(RequestHandler):
         )
 
     def active(self, consumer_id: int, active: bool) -> None:
-        """Tell a consumer whether it is the active one."""
+        """Tell an exclusive or failover consumer whether it is the one that gets the messages."""
         self._outbound.send(wire.ConsumerActive(consumer_id, active))
 
     def rewound(self, consumer_id: int) -> None:

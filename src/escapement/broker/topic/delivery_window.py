@@ -200,7 +200,10 @@ class DeliveryWindow:
         yield from self._turn_in(waiting)
 
     def next_wake_ms(self) -> int | None:
-        """Return when to turn the wheel or plan the next window; None for never."""
+        """Return when to turn the wheel, plan a window or call ``pass_unread``; None for never.
+
+        ``pass_unread`` must be called when a key that is in no window falls due.
+        """
         wakes = [self._wheel_wake_ms(), self._index_next_ms]
         if self._index_next_ms is not None and self._loading is None and self._window_fits():
             wakes.append(self._window_at_ms())

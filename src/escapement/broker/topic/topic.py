@@ -456,7 +456,7 @@ class Topic:
 
         Args:
           reader: the ``DeliveryWindow`` that ``begin_window`` returned. The keys are ignored if the
-            topic has another one now.
+            topic does not have it any more.
         """
         if reader is self._coming:
             for due in reader.end_window(_entries(due_ms, offsets, traits)):

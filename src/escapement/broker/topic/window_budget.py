@@ -35,7 +35,8 @@ class WindowBudget:
     def asks_to_shrink(self, own: int) -> bool:
         """Return whether a topic with ``own`` keys in its wheel must remove some of them.
 
-        Messages that are published to fall due within a loaded window enter the wheel at once, so
-        the wheels may have more keys than the limit.
+        It must if all wheels together have more than twice the limit, and its own wheel is not
+        small. The wheels may have more keys than the limit, because messages that are published to
+        fall due within a loaded window enter the wheel at once.
         """
         return self.used > 2 * self.limit and own > 2 * LEAST_MESSAGES

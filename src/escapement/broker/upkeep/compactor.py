@@ -36,8 +36,9 @@ from escapement.storage.index.merging.compaction import Compaction
 
 _log = logging.getLogger(__name__)
 
-# How often to look for segments to merge: about as often as checkpoints write them. A round merges
-# once, so a wrong estimate of live messages costs one rewrite and not a busy loop.
+# How often to look for segments to merge: about as often as checkpoints write them. The choice of
+# segments relies on an estimate of how many messages a merge would keep. If it is too low, the
+# merged segment is chosen again. That costs one merge in each round, and not a busy loop.
 ROUND_S: Final = 5.0
 # Offsets examined in one step on the event loop, which takes about a millisecond.
 _STEP_OFFSETS: Final = 1 << 18

@@ -177,7 +177,10 @@ class Unwritten:
         return checkpoint, rewrites
 
     def _active(self, topic_ids: Iterable[int]) -> list[Topic]:
-        """Return the topics with these ids, without passive and deleted ones."""
+        """Return those of these topics that have a runtime.
+
+        Deleted topics have none. Passive topics have none either, and the database has their state.
+        """
         found = map(self._registry.active.get, topic_ids)
         return [topic for topic in found if topic is not None]
 

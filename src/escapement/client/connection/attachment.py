@@ -194,7 +194,9 @@ class Attached(Attachment):
         """Close this object for good; later calls raise ``InvalidRequest`` with ``reason``.
 
         Returns:
-          A promise that settles when the broker has closed it, too, or the link is lost.
+          A promise that settles when the broker has closed it, too, or the link is lost. It is
+          settled already if the object was not READY. If the object was being opened, the broker is
+          asked to close it after the broker's answer.
         """
         done = Promise()
         was, linked = self._state, self._line.link is not None

@@ -86,8 +86,8 @@ class JobState(NamedTuple):
     created_at_ms: int
     committed_at_ms: int | None  # None: not committed yet
     adopted_at_ms: int | None  # when its last messages were moved to the logs; None: not yet
-    # When staged batches were last abandoned. None if that never happened, or if the job is committed
-    # or has staged batches.
+    # When staged batches were last abandoned. None if that never happened, or if the job is
+    # committed or has staged batches.
     given_up_at_ms: int | None
     messages: int  # committed messages, or the staged ones if the job is not committed
     size_bytes: int  # total size of these messages

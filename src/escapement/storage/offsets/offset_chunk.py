@@ -22,9 +22,9 @@ from pyroaring import BitMap, BitMap64
 from escapement.errors import LogDamaged
 from escapement.message import Buffer, Int64s, UInt32s
 
-# A chunk is one row of the database, of at most 128 KiB, which is written again when it changes. So
-# a few acknowledgements spread over a whole topic write few bytes, and a million acknowledgements
-# of consecutive messages write one row.
+# A chunk that is neither empty nor full is one row of the database, of at most about 128 KiB and
+# mostly much less. The whole row is written again when the chunk changes. A million
+# acknowledgements of consecutive messages write two or three rows.
 CHUNK_BITS: Final = 20
 CHUNK_SIZE: Final = 1 << CHUNK_BITS
 

@@ -3,7 +3,8 @@
 This serves a subscription whose policy asks for an order by key, or of the whole topic. A message
 *holds* its key, which is then busy, while it is in flight and, unless the policy says otherwise,
 while it is in retry. Keys with the same key hash (see ``escapement.traits``) count as one key. If
-the whole topic is ordered, all messages have one key.
+the whole topic is ordered, all messages have one key. The keys are in a *key table*
+(:mod:`~escapement.broker.subscription.keys.key_table`).
 
 Pure. It is not told of acknowledgements: ``settle`` is given the messages that the subscription
 still has.
@@ -41,7 +42,7 @@ class BusyKeys:
         """Let messages hold their keys.
 
         Args:
-          at: the place in the table of each message's key.
+          at: for each message, the place of its key in the key table.
           offsets: the messages; each has a key.
         """
         table = self._table
