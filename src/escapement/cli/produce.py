@@ -102,9 +102,9 @@ def produce(
 ) -> None:
     """Publish messages to TOPIC, now or for later.
 
-    A topic is tenant/namespace/name, or a name alone in public/default. It is created on
-    first use. All messages of one command have the same time, key, priority, properties
-    and group.
+    A topic is tenant/namespace/name; a name alone means public/default/name. It is
+    created on first use. All messages of one command have the same time, key,
+    priority, properties and group.
     """
     if delay_ms is not None and at is not None:
         raise click.UsageError("Give --delay or --at, not both.")

@@ -36,8 +36,8 @@ Ask = Callable[..., Any]
 def schedule() -> None:
     """Publish messages repeatedly, by a cron expression or at an interval.
 
-    Schedules are named like topics: tenant/namespace/name, or a name alone in
-    public/default. Each occurrence is published exactly once.
+    Schedules are named like topics: tenant/namespace/name; a name alone means
+    public/default/name. Each occurrence is published exactly once.
     """
 
 
