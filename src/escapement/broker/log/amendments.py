@@ -11,8 +11,9 @@ made durable, the message is *withheld*: it is delivered neither at its old due 
 one.
 
 A change does not remove keys from timing wheels or from windows that are being read. Instead, all
-code that takes keys from there calls ``standing``, which returns the keys that may be delivered. So
-the cost of a change depends on the number of changed messages, not on the number of pending ones.
+code that takes keys from there calls ``deliverable``, which returns the keys that may be delivered.
+So the cost of a change depends on the number of changed messages, not on the number of pending
+ones.
 
 Pure: no clock, no I/O. This module does not know subscriptions; they and their topic call it.
 """
@@ -39,24 +40,24 @@ class Amendments:
         # Whether the wheel may have a key twice, because a message was moved away and back again.
         self.repeating = False
 
-    def standing(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
+    def deliverable(self, due_ms: Int64s, offsets: Int64s) -> Bools | None:
         """Return which of these sorted keys may be delivered; bool[n], or None for all.
 
         These are the current keys of messages that are neither cancelled nor withheld. Of equal
         keys only the first may be delivered.
         """
-        standing = self.uncancelled(offsets)
+        deliverable = self.uncancelled(offsets)
         if not self.repeating and self.moves.empty:
-            return standing
-        if standing is None:
-            standing = np.ones(len(offsets), bool)
+            return deliverable
+        if deliverable is None:
+            deliverable = np.ones(len(offsets), bool)
         if len(self.withheld):
-            standing &= ~self.withheld.contains(offsets)
+            deliverable &= ~self.withheld.contains(offsets)
         stale = self.moves.stale(due_ms, offsets)
         if stale is not None:
-            standing &= ~stale
-        standing[1:] &= (due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1])
-        return standing
+            deliverable &= ~stale
+        deliverable[1:] &= (due_ms[1:] != due_ms[:-1]) | (offsets[1:] != offsets[:-1])
+        return deliverable
 
     def changed(self, offsets: Int64s) -> Bools:
         """Return which of these messages were cancelled or moved; bool[n]."""

@@ -131,8 +131,8 @@ class DueSubscription(Subscription):
             if taken.intersects(bits):
                 rows = rows.pick(~taken.contains(rows.offsets))
                 bits = OffsetBits(rows.offsets)
-        standing = self._amendments.standing(rows.due_ms, rows.offsets)
-        return rows if standing is None else rows.pick(standing)
+        deliverable = self._amendments.deliverable(rows.due_ms, rows.offsets)
+        return rows if deliverable is None else rows.pick(deliverable)
 
     def _pass_over(self, rows: Rows, ranges: KeyRanges) -> Rows:
         """Return the rows that are in some consumer's range; note the others as passed over.

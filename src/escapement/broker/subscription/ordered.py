@@ -127,9 +127,9 @@ class OrderedSubscription(Subscription):
             wanted = offsets >= self.position
             for taken in (self.acked, self.held):
                 wanted &= ~taken.contains(offsets)
-            standing = self._amendments.uncancelled(offsets)
-            if standing is not None:
-                wanted &= standing | self._was_given_back(offsets)
+            uncancelled = self._amendments.uncancelled(offsets)
+            if uncancelled is not None:
+                wanted &= uncancelled | self._was_given_back(offsets)
             at = np.flatnonzero(wanted)
             if not len(at):
                 continue
@@ -232,9 +232,9 @@ class OrderedSubscription(Subscription):
         for taken in (self.acked, self.in_flight.offsets):
             open_ &= ~taken.contains(offsets)
         open_ &= ~np.isin(offsets, self.dead.rows.offsets)
-        standing = self._amendments.uncancelled(offsets)
-        if standing is not None:
-            open_ &= standing | self.held.contains(offsets) | self._was_given_back(offsets)
+        uncancelled = self._amendments.uncancelled(offsets)
+        if uncancelled is not None:
+            open_ &= uncancelled | self.held.contains(offsets) | self._was_given_back(offsets)
         rows = rows.pick(open_)
         tried = Rows.concat([self.retries.waiting()[0], self._ready_again()])
         at = np.flatnonzero(np.isin(rows.offsets, tried.offsets))

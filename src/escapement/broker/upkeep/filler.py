@@ -176,10 +176,10 @@ class Filler:
         wanted &= offsets >= subscription.record.fill_from
         wanted &= subscription.covers(due_ms, offsets)
         wanted &= ~subscription.acked.contains(offsets)
-        standing = topic.amendments.uncancelled(offsets)
-        if standing is not None:
+        uncancelled = topic.amendments.uncancelled(offsets)
+        if uncancelled is not None:
             # The subscription still wants cancelled messages that were delivered before.
-            wanted &= standing | subscription.holds(offsets)
+            wanted &= uncancelled | subscription.holds(offsets)
         at = np.flatnonzero(wanted)
         if len(at):
             topic.fill_in(offsets[at], due_ms[at], batch.take(at), now_ms)
