@@ -75,6 +75,11 @@ else:
         return value
 
 
+def __dir__() -> list[str]:
+    """Return the public names, of which most are imported when they are first used."""
+    return sorted(__all__)
+
+
 __all__ = [
     "JSON",
     "MSGPACK",

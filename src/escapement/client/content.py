@@ -83,9 +83,22 @@ def properties(values: Mapping[str, Any] | None) -> bytes:
         raise InvalidRequest("the names of properties must be str")
     try:
         packed: bytes = msgpack.packb(named)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"msgpack cannot encode the value of a property: {error}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidRequest(_unfit_property(named)) from None
     return packed
+
+
+def _unfit_property(named: dict[str, Any]) -> str:
+    """Return an error message about the first property that msgpack cannot encode."""
+    for name, value in named.items():
+        try:
+            msgpack.packb(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            return (
+                f"property {name!r} is a {type(value).__name__} that cannot be encoded ({error}). "
+                "Properties must be str, int, float, bool, bytes, None, or lists and maps of these."
+            )
+    return "the properties cannot be encoded together: they are too large"
 
 
 def check_priority(priority: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import anyio
@@ -26,6 +27,14 @@ from escapement.protocol import commands as wire
 from support.client_peer import Peer, connect, on_both
 
 TOPIC = "public/default/t"
+
+
+@on_both
+async def test_error_names_the_property_that_cannot_be_encoded() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        producer = await broker.producer("t")
+        with pytest.raises(InvalidRequest, match="property 'price' is a Decimal"):
+            await producer.send(b"one", properties={"name": "tea", "price": Decimal("1.20")})
 
 
 @on_both

@@ -129,7 +129,9 @@ class Registry:
         """Return the record of a topic. Raises ``NotFound``."""
         record = self.topics.get(name.full)
         if record is None:
-            raise NotFound(f"there is no topic {name.full}")
+            raise NotFound(
+                f"there is no topic {name.full}; `escapement admin topics list` shows all topics"
+            )
         return record
 
     def topic(self, name: TopicName) -> Topic:
