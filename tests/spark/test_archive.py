@@ -29,7 +29,7 @@ from escapement.pipeline.archiving.archive_file import FoundFile
 from escapement.pipeline.archiving.digest import Digest
 from escapement.pipeline.archiving.tasks import Made, make, read_back
 from escapement.pipeline.arrow import arrow_schema
-from escapement.pipeline.auditing.archive_count import ArchiveClaim, count_files
+from escapement.pipeline.auditing.archive_count import RecordedArchive, count_files
 from escapement.pipeline.columns import READ_COLUMNS
 from escapement.pipeline.directories.local_directory import local_path
 from escapement.pipeline.selection import Selection
@@ -253,16 +253,16 @@ def test_audit_checks_the_files_of_the_archive(spark: SparkSession, log: Log) ->
     assert found.findings == []
     assert (found.topics[0].archived, found.topics[0].forgotten) == (30, 198)
     connection = log.engine.connect()
-    (part,) = ArchiveClaim.look(connection, TOPIC, 1).parts
+    (part,) = RecordedArchive.look(connection, TOPIC, 1).parts
     (state,) = [read_topic(log.engine, connection, TopicName.parse(TOPIC))]
-    claim = ArchiveClaim.look(connection, TOPIC, 1)
+    recorded = RecordedArchive.look(connection, TOPIC, 1)
     connection.close()
-    assert claim.held_against(state, [count_files(part)]) == []
-    claim.archived.add_one(250)
-    (finding,) = claim.held_against(state, [count_files(part)])
+    assert recorded.held_against(state, [count_files(part)]) == []
+    recorded.archived.add_one(250)
+    (finding,) = recorded.held_against(state, [count_files(part)])
     assert finding.startswith("the archive does not have the 31 messages")
-    claim.archived.add_one(10**6)
-    assert "1 archived offsets are beyond the end of the log" in claim.held_against(state, [])
+    recorded.archived.add_one(10**6)
+    assert "1 archived offsets are beyond the end of the log" in recorded.held_against(state, [])
     (path,) = files(log.root)
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"x")

@@ -32,7 +32,7 @@ import numpy as np
 
 from escapement.errors import IndexDamaged, InvalidRequest, LogDamaged, NotFound
 from escapement.names import TopicName
-from escapement.pipeline.auditing.archive_count import ArchiveClaim, FileCount, count_files
+from escapement.pipeline.auditing.archive_count import FileCount, RecordedArchive, count_files
 from escapement.pipeline.auditing.index_count import IndexCount
 from escapement.pipeline.auditing.recount import (
     Digest,
@@ -170,7 +170,7 @@ class _Survey:
         self._states: dict[str, TopicState] = {}  # by the topic's full name
         self._index: IndexCount | None = None
         self._stale = False  # whether a broker would discard the index
-        self._archives: dict[str, ArchiveClaim] = {}
+        self._archives: dict[str, RecordedArchive] = {}
         self.stretches: list[Stretch] = []
         with address.connected() as (engine, connection):
             try:
@@ -195,11 +195,11 @@ class _Survey:
 
     def _look_at_archive(self, connection: Connection, topic: str, state: TopicState) -> None:
         try:
-            claim = ArchiveClaim.look(connection, topic, state.record.id)
+            recorded = RecordedArchive.look(connection, topic, state.record.id)
         except LogDamaged as error:
             self._note(topic, str(error))
         else:
-            self._archives[topic] = claim
+            self._archives[topic] = recorded
 
     def _unindexed(self, connection: Connection) -> dict[int, tuple[list[Span], list[int]]]:
         """Return the log rows that the index does not have yet, by topic id.
@@ -232,7 +232,7 @@ class _Survey:
     @property
     def files(self) -> list[ArchivedPart]:
         """The archive files of all topics, in parts for Spark's tasks."""
-        return [part for claim in self._archives.values() for part in claim.parts]
+        return [part for recorded in self._archives.values() for part in recorded.parts]
 
     def held_against(self, counted: Sequence[Recount], files: Sequence[FileCount]) -> Audit:
         """Compare the results of the tasks with the states, the index and the archive records.
@@ -252,10 +252,10 @@ class _Survey:
         of_topic: dict[str, list[FileCount]] = {}
         for one in files:
             of_topic.setdefault(one.topic, []).append(one)
-        for topic, claim in self._archives.items():
+        for topic, recorded in self._archives.items():
             state, total = self._states[topic], counts[topic]
-            total.archived, total.forgotten = len(claim.archived), claim.forgotten(state)
-            for what in claim.held_against(state, of_topic.get(topic, [])):
+            total.archived, total.forgotten = len(recorded.archived), recorded.forgotten(state)
+            for what in recorded.held_against(state, of_topic.get(topic, [])):
                 self._note(topic, what)
         if self._index is not None:
             for what in self._index.check():

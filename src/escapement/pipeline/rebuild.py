@@ -34,7 +34,7 @@ from escapement.errors import EscapementError, InvalidRequest, NotFound
 from escapement.pipeline.directories.shared_directory import SharedDirectory
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.rebuilding.filling import Filling, Progress, all_rows
-from escapement.pipeline.rebuilding.pending_messages import Claims, pending_messages_of
+from escapement.pipeline.rebuilding.pending_messages import PendingByTopic, pending_messages_of
 from escapement.pipeline.rebuilding.shuffle import Counters, Work, Written
 from escapement.pipeline.rebuilding.shuffle import fill as fill_by_tasks
 from escapement.storage import lease
@@ -155,7 +155,7 @@ class Site:
     engine: Engine
     connection: Connection
     log: Log
-    claims: Claims  # determines for each topic which messages the index must have
+    pending_by_topic: PendingByTopic  # determines which messages the index must have
     now_ms: int
     building: Building  # the new index, under construction
     renewal: _Renewal
@@ -192,12 +192,12 @@ def rebuild(
                 tail = JournalTail(list(journal.read(connection, 0)))
                 log = Log.look(connection)
                 done = Progress(log_bytes=sum(one.size_bytes for one in log.generations))
-                claims = pending_messages_of(state, tail, log, connection)
+                pending_by_topic = pending_messages_of(state, tail, log, connection)
                 site = Site(
                     engine,
                     connection,
                     log,
-                    claims,
+                    pending_by_topic,
                     clock.now_ms(),
                     building,
                     renewal,
@@ -223,7 +223,7 @@ def _by_itself(memory_bytes: int, site: Site) -> list[Path]:
     with (
         closing(all_rows(site.engine, site.log, site.connection, renewal.wait)) as steps,
         Filling(
-            site.building, site.claims, site.now_ms, memory_bytes, renewal.wait, site.done
+            site.building, site.pending_by_topic, site.now_ms, memory_bytes, renewal.wait, site.done
         ) as filling,
     ):
         for rows in steps:
@@ -249,7 +249,7 @@ def _by_tasks(
 
     def tasks() -> list[Written]:
         spark.sparkContext.setJobGroup(group, "escapement rebuild", interruptOnCancel=True)
-        return fill_by_tasks(spark, work, site.claims, keys, counters)
+        return fill_by_tasks(spark, work, site.pending_by_topic, keys, counters)
 
     def tell() -> None:
         done.messages, done.read_bytes = counters.messages.value, counters.read_bytes.value

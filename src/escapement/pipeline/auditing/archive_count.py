@@ -45,14 +45,14 @@ class FileCount:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArchiveClaim:
+class RecordedArchive:
     """The archived offsets and files of a topic, as the database records them at one moment."""
 
     archived: OffsetSet
     parts: list[ArchivedPart]
 
     @classmethod
-    def look(cls, connection: Connection, topic: str, topic_id: int) -> ArchiveClaim:
+    def look(cls, connection: Connection, topic: str, topic_id: int) -> RecordedArchive:
         """Read the topic's archive records from the database, in one snapshot."""
         connection.snapshot()
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from escapement.message import MessageBatch
-from escapement.pipeline.rebuilding.pending_messages import Claims, pending_of
+from escapement.pipeline.rebuilding.pending_messages import PendingByTopic, pending_of
 from escapement.pipeline.source.read_ahead import ReadAhead, Wait
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.building import Building
@@ -69,7 +69,7 @@ class Filling:
     def __init__(
         self,
         building: Building,
-        claims: Claims,
+        pending_by_topic: PendingByTopic,
         now_ms: int,
         memory_bytes: int,
         wait: Wait[None],
@@ -79,14 +79,14 @@ class Filling:
 
         Args:
           building: the index under construction.
-          claims: the data that determines which messages the index must have.
+          pending_by_topic: the data that determines which messages the index must have.
           memory_bytes: the size of both tables together.
           wait: waits for the work of another thread.
           done: the progress, which this object keeps up to date.
         """
         self.done = done
         self._building = building
-        self._claims = claims
+        self._pending_by_topic = pending_by_topic
         self._now_ms = now_ms
         self._wait = wait
         self._written_bytes = 0
@@ -105,7 +105,7 @@ class Filling:
         """Add the pending messages of a log row. Raises ``LogDamaged``, ``StorageError``."""
         self.done.messages += row.key.message_count
         self.done.read_bytes += row.key.size_bytes
-        due_ms, offsets, batches = pending_of(row, self._claims, self._now_ms)
+        due_ms, offsets, batches = pending_of(row, self._pending_by_topic, self._now_ms)
         self.done.pending += len(due_ms)
         low = 0
         for batch in batches:

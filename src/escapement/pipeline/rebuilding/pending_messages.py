@@ -70,16 +70,16 @@ class PendingMessages:
         return gone
 
 
-# By topic id, what decides which messages of the topic an index must have.
-Claims = Mapping[int, PendingMessages]
+# For each topic id, the state that determines which of its messages an index must have.
+PendingByTopic = Mapping[int, PendingMessages]
 
 
 def pending_of(
-    row: LogRow, claims: Claims, now_ms: int
+    row: LogRow, pending_by_topic: PendingByTopic, now_ms: int
 ) -> tuple[Int64s, Int64s, list[MessageBatch]]:
     """Return the due times, offsets and contents of a log row's pending messages."""
     due_ms, offsets = row.content.due_ms, row.offsets
-    of_topic = claims.get(row.key.topic_id)
+    of_topic = pending_by_topic.get(row.key.topic_id)
     if of_topic is None:
         return due_ms[:0], offsets[:0], []  # the topic was deleted, but its rows not yet
     batches = row.content.batches()
@@ -93,7 +93,7 @@ def pending_of(
 def pending_messages_of(
     state: State, tail: JournalTail, log: Log, connection: Connection
 ) -> dict[int, PendingMessages]:
-    """Return by topic id what decides which messages an index must have; blocking.
+    """Return the state that determines which messages an index must have; blocking.
 
     Args:
       state: the state of the last checkpoint. The function removes the entries that it uses.
@@ -102,18 +102,18 @@ def pending_messages_of(
     Raises:
       LogDamaged: if a row that restates a due time is missing or damaged.
     """
-    claims = {topic.id: PendingMessages() for topic in state.topics}
+    pending_by_topic = {topic.id: PendingMessages() for topic in state.topics}
     shared: dict[int, SubscriptionState] = {}
     for record in state.subscriptions:
-        if record.kind == "shared" and record.topic_id in claims:
+        if record.kind == "shared" and record.topic_id in pending_by_topic:
             one = shared[record.id] = SubscriptionState(record)
-            claims[record.topic_id].shared.append(one)
+            pending_by_topic[record.topic_id].shared.append(one)
             loaded(state.chunks.pop(record.id, ()), one.acked)
-    for topic_id, topic in claims.items():
+    for topic_id, topic in pending_by_topic.items():
         loaded(state.chunks.pop(cancellations_id(topic_id), ()), topic.cancelled)
         loaded(state.moves.pop(topic_id, ()), topic.moves)
     attempts = {
         id: [decode_attempts(data) for _, data in state.attempts.pop(id, ())] for id in shared
     }
-    replay([tail], claims, shared, attempts, log, connection)
-    return claims
+    replay([tail], pending_by_topic, shared, attempts, log, connection)
+    return pending_by_topic

@@ -27,7 +27,7 @@ import numpy as np
 from escapement.message import Int64s, MessageBatch
 from escapement.pipeline.directories.shared_directory import SharedDirectory
 from escapement.pipeline.options import LogAddress
-from escapement.pipeline.rebuilding.pending_messages import Claims, pending_of
+from escapement.pipeline.rebuilding.pending_messages import PendingByTopic, pending_of
 from escapement.pipeline.rebuilding.ranges import Ranges, Sample
 from escapement.storage.index.merging.bulk import BulkTable
 from escapement.storage.index.segments.writer import whole_segment
@@ -93,7 +93,7 @@ class Counters(NamedTuple):
 # -- in tasks --------------------------------------------------------------------
 
 
-def sample(work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Sample]:
+def sample(work: Work, pending_by_topic: PendingByTopic, keys: Sequence[RowKey]) -> list[Sample]:
     """Return samples of the pending messages in the log rows ``keys``."""
     work.shared.check()
     some = [keys[(2 * at + 1) * len(keys) // (2 * _SAMPLED_ROWS)] for at in range(_SAMPLED_ROWS)]
@@ -103,13 +103,13 @@ def sample(work: Work, claims: Claims, keys: Sequence[RowKey]) -> list[Sample]:
     with work.address.connected() as (_, connection):
         for rows in Log.look(connection).fetch(connection, some, _STEP_BYTES):
             for row in rows:
-                due_ms, offsets, _ = pending_of(row, claims, work.now_ms)
+                due_ms, offsets, _ = pending_of(row, pending_by_topic, work.now_ms)
                 found.append(Sample.of(row.key.topic_id, due_ms, offsets, stand_for))
     return found
 
 
 def scatter(
-    work: Work, claims: Claims, ranges: Ranges, keys: Sequence[RowKey]
+    work: Work, pending_by_topic: PendingByTopic, ranges: Ranges, keys: Sequence[RowKey]
 ) -> Iterator[tuple[int, Block]]:
     """Yield the pending messages of the log rows ``keys``, in blocks with their range's number."""
     work.shared.check()
@@ -117,7 +117,7 @@ def scatter(
         for rows in Log.look(connection).fetch(connection, keys, _STEP_BYTES):
             # A row that restates messages is a group of its own. So offsets ascend in each block.
             for (topic_id, _), group in groupby(rows, key=_stream):
-                columns = [pending_of(row, claims, work.now_ms) for row in group]
+                columns = [pending_of(row, pending_by_topic, work.now_ms) for row in group]
                 due_ms = np.concatenate([column[0] for column in columns])
                 offsets = np.concatenate([column[1] for column in columns])
                 batch = MessageBatch.concat([one for column in columns for one in column[2]])
@@ -178,7 +178,11 @@ def _blocks(
 
 
 def fill(
-    spark: SparkSession, work: Work, claims: Claims, keys: Sequence[RowKey], counters: Counters
+    spark: SparkSession,
+    work: Work,
+    pending_by_topic: PendingByTopic,
+    keys: Sequence[RowKey],
+    counters: Counters,
 ) -> list[Written]:
     """Write the segments of the index. Return them in the order of their ranges. Blocking."""
     context = spark.sparkContext
@@ -188,7 +192,7 @@ def fill(
     least = -(-2 * total_bytes // work.memory_bytes)
     wished = min(context.defaultParallelism, total_bytes // _LEAST_RANGE_BYTES)
     count = max(least, wished, 1)
-    known = context.broadcast(claims)
+    known = context.broadcast(pending_by_topic)
     try:
         parts = _parts(keys, context.defaultParallelism)
         source = context.parallelize(parts, len(parts))
@@ -213,14 +217,14 @@ def _parts(keys: Sequence[RowKey], processors: int) -> list[list[RowKey]]:
     return [list(keys[low:high]) for low, high in pairwise([*lows, len(keys)])]
 
 
-def _sample(work: Work, claims: Any, keys: list[RowKey]) -> list[Sample]:
-    return sample(work, claims.value, keys)
+def _sample(work: Work, pending_by_topic: Any, keys: list[RowKey]) -> list[Sample]:
+    return sample(work, pending_by_topic.value, keys)
 
 
 def _scatter(
-    work: Work, claims: Any, ranges: Ranges, counters: Counters, keys: list[RowKey]
+    work: Work, pending_by_topic: Any, ranges: Ranges, counters: Counters, keys: list[RowKey]
 ) -> Iterator[tuple[int, Block]]:
-    yield from scatter(work, claims.value, ranges, keys)
+    yield from scatter(work, pending_by_topic.value, ranges, keys)
     counters.messages.add(sum(key.message_count for key in keys))
     counters.read_bytes.add(sum(key.size_bytes for key in keys))
 
