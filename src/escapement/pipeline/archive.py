@@ -36,7 +36,7 @@ from escapement.pipeline.archiving.archive_file import FoundFile, directory_of
 from escapement.pipeline.archiving.archive_folder import ArchiveFolder, Ready
 from escapement.pipeline.archiving.digest import Digest
 from escapement.pipeline.archiving.plan import accepted_before, unarchived
-from escapement.pipeline.archiving.spark_directory import place
+from escapement.pipeline.archiving.spark_directory import root_directory
 from escapement.pipeline.archiving.tasks import Made, make
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.source.part import Part
@@ -156,7 +156,7 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
     """
     options = Options(config.source)
     options.check(ADDRESS_OPTIONS)
-    root = place(spark, config.output)
+    root = root_directory(spark, config.output)
     address = LogAddress.of(options)
     with address.connected() as (engine, connection):
         require(connection)

@@ -63,15 +63,18 @@ def directory_of(topic: TopicName, day: date) -> str:
 
     The path has Spark's partition style ``name=value``. Names are percent-encoded, slashes too.
     """
-    places = _place("namespace", topic.namespace_full), _place("topic", topic.full)
-    return f"{'/'.join(places)}/day={day.isoformat()}"
+    partitions = (
+        _partition_directory("namespace", topic.namespace_full),
+        _partition_directory("topic", topic.full),
+    )
+    return f"{'/'.join(partitions)}/day={day.isoformat()}"
 
 
-def _place(kind: str, name: str) -> str:
+def _partition_directory(kind: str, name: str) -> str:
     """Return the directory name ``kind=name``. A name that is too long is cut and gets a hash."""
-    place = f"{kind}={quote(name, '')}"
-    if len(place) <= _MOST_NAME_CHARS:
-        return place
+    directory = f"{kind}={quote(name, '')}"
+    if len(directory) <= _MOST_NAME_CHARS:
+        return directory
     return f"{kind}={quote(name[:_KEPT_CHARS], '')}~{sha256(name.encode()).hexdigest()[:16]}"
 
 

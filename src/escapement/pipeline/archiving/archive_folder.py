@@ -14,7 +14,7 @@ note in such a directory lists and no record names. Several logs may share a roo
 only its own directories. The names of the folders for runs and manifests begin with an underscore,
 so that Spark's readers ignore them.
 
-This module does not use Spark: a :class:`Place` is the interface to a file system.
+This module does not use Spark: a :class:`RootDirectory` is the interface to a file system.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MANIFESTS: Final = "_manifests"
 _NOTE: Final = "moving.json"
 
 
-class Place(Protocol):
+class RootDirectory(Protocol):
     """The root directory of an archive, and operations on paths relative to it.
 
     The implementations document the methods: ``LocalDirectory``
@@ -74,12 +74,14 @@ class Ready(NamedTuple):
 class ArchiveFolder:
     """The archive of one log below one root directory; blocking."""
 
-    def __init__(self, place: Place, engine: Engine, connection: Connection) -> None:
+    def __init__(
+        self, root_directory: RootDirectory, engine: Engine, connection: Connection
+    ) -> None:
         """``connection`` must hold the lock on the log that ``archive_record.alone`` takes."""
-        self._place = place
+        self._root_directory = root_directory
         self._engine = engine
         self._connection = connection
-        self.root = place.root
+        self.root = root_directory.root
         self.log = log_identity(connection).hex()
 
     def begin(self, run: str) -> str:
@@ -97,12 +99,12 @@ class ArchiveFolder:
             for one in ready
         }
         note = json.dumps({"run": run, "files": files}).encode()
-        self._place.write(f"{directory}/{_NOTE}", note)
+        self._root_directory.write(f"{directory}/{_NOTE}", note)
         for one in ready:
             for file, name in zip(one.manifest.files, one.names, strict=True):
-                self._place.move(f"{directory}/{name}", file.path)
-            self._place.write(one.manifest_path, one.manifest.encode())
-        self._place.settle()
+                self._root_directory.move(f"{directory}/{name}", file.path)
+            self._root_directory.write(one.manifest_path, one.manifest.encode())
+        self._root_directory.settle()
 
     def record(self, one: Ready) -> bool:
         """Record one topic's files in the database. Return False if the topic was deleted."""
@@ -125,10 +127,10 @@ class ArchiveFolder:
 
     def clear(self) -> None:
         """Delete the directories of all runs on this log, and the moved files without a record."""
-        for name in self._place.directories(_RUNS):
+        for name in self._root_directory.directories(_RUNS):
             if not name.startswith(self.log):
                 continue
-            note = self._place.read(f"{_RUNS}/{name}/{_NOTE}")
+            note = self._root_directory.read(f"{_RUNS}/{name}/{_NOTE}")
             if note is not None:
                 moving = json.loads(note)
                 for topic_id, paths in moving["files"].items():
@@ -136,8 +138,8 @@ class ArchiveFolder:
                         self._connection, int(topic_id), moving["run"]
                     ):
                         for path in paths:
-                            self._place.delete(path)
-            self._place.delete(f"{_RUNS}/{name}")
+                            self._root_directory.delete(path)
+            self._root_directory.delete(f"{_RUNS}/{name}")
 
     def _directory(self, run: str) -> str:
         return f"{_RUNS}/{self.log}-{run}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from escapement.errors import InvalidRequest, StorageError
-from escapement.pipeline.archiving.archive_folder import Place
+from escapement.pipeline.archiving.archive_folder import RootDirectory
 from escapement.pipeline.directories.local_directory import LocalDirectory, local_path
 
 # Characters that make Spark's readers treat a path as a pattern.
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def place(spark: SparkSession, root: str) -> Place:
+def root_directory(spark: SparkSession, root: str) -> RootDirectory:
     """Return the directory ``root``. Raises ``InvalidRequest`` if Spark cannot access it."""
     found = SparkDirectory(spark, root)
     return found if local_path(found.root) is None else LocalDirectory(found.root)
 
 
 class SparkDirectory:
-    """A directory accessed through Spark's Java; implements ``Place``; blocking."""
+    """A directory accessed through Spark's Java; implements ``RootDirectory``; blocking."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         if set(root) & _PATTERN:

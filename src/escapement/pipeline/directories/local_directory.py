@@ -1,8 +1,7 @@
 """A directory of a local or mounted file system, as the root directory of an archive.
 
-:class:`LocalDirectory` implements :class:`~escapement.pipeline.archiving.archive_folder.Place`.
-Written and moved files survive a loss of power, because the log forgets messages when an archive
-has them.
+:class:`LocalDirectory` implements ``RootDirectory`` (pipeline/archiving/archive_folder.py). Written
+and moved files survive a loss of power, because the log forgets messages when an archive has them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class LocalDirectory:
-    """A local directory as a ``Place``; blocking. Methods raise ``StorageError`` on I/O errors."""
+    """A local ``RootDirectory``; blocking. Methods raise ``StorageError`` on I/O errors."""
 
     def __init__(self, root: str) -> None:
         """``root`` is a local URI in Spark's notation (``file:/path``)."""
