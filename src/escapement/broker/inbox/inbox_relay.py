@@ -271,9 +271,9 @@ class InboxRelay:
         full = [one for one in found if one.topic.id in whole and one.step.is_full(step_bytes)]
         if not full or self._stopping:
             return []
-        places = [(one.box.id, one.step.last) for one in full]
+        positions = [(one.box.id, one.step.last) for one in full]
         whose = [(one.box, one.topic) for one in full]
-        return await self._read(open_steps, whose, inbox.read_ahead, places, step_bytes)
+        return await self._read(open_steps, whose, inbox.read_ahead, positions, step_bytes)
 
     async def _settle(self, found: Sequence[Found]) -> bool:
         """Record in the database which staged batches have no entry left to be moved.

@@ -70,9 +70,8 @@ class Step(NamedTuple):
     inbox_entries: list[Stored]
     of_jobs: bool = False  # whether the entries are those of bulk jobs
     emptied: Sequence[int] = ()  # ids of staged batches with no entries left to move
-    last: staged_batch.Place = (
-        staged_batch.FIRST
-    )  # for entries of bulk jobs: the place of the last one, after which the next step begins
+    # For entries of bulk jobs, the position of the last one. The next step begins after it.
+    last: staged_batch.EntryPosition = staged_batch.FIRST
 
     def is_full(self, step_bytes: int) -> bool:
         """Return whether the step has entries of bulk jobs, of at least half of ``step_bytes``.
@@ -232,13 +231,13 @@ def read_staged_batches(
     connection: Connection,
     target_id: int,
     max_bytes: int,
-    after: staged_batch.Place = staged_batch.FIRST,
+    after: staged_batch.EntryPosition = staged_batch.FIRST,
 ) -> Step:
     """Return the next entries to move from the staged batches of an inbox target.
 
     Args:
       max_bytes: limit for the size of the entries together. One entry may exceed it.
-      after: the place after which to begin.
+      after: the position after which to begin.
     """
     advances, emptied, last = staged_batch.next_entries(connection, target_id, max_bytes, after)
     by_entry = {advance.last: advance for advance in advances}
@@ -250,15 +249,17 @@ def read_staged_batches(
 
 
 def read_ahead(
-    connection: Connection, places: Sequence[tuple[int, staged_batch.Place]], step_bytes: int
+    connection: Connection,
+    positions: Sequence[tuple[int, staged_batch.EntryPosition]],
+    step_bytes: int,
 ) -> list[Step]:
     """Return the next step of the staged batches of several inbox targets.
 
     Args:
-      places: the id of each target, and the place after which to begin.
+      positions: the id of each target, and the position after which to begin.
       step_bytes: limit for the size of the entries of one step. One entry may exceed it.
     """
-    return [read_staged_batches(connection, box, step_bytes, after) for box, after in places]
+    return [read_staged_batches(connection, box, step_bytes, after) for box, after in positions]
 
 
 def read_steps(

@@ -39,14 +39,14 @@ STAGING_IDLE_MS: Final = 3 * 86_400_000
 WAITS: Final = "(i.id > p.moved_id OR i.held = 1)"
 
 
-class Place(NamedTuple):
-    """The place of an entry among all staged batches of a target. Entries move in this order."""
+class EntryPosition(NamedTuple):
+    """The position of an entry among all staged batches of a target. Entries move in this order."""
 
     staged_batch_id: int
     entry_id: int
 
 
-FIRST: Final = Place(0, 0)
+FIRST: Final = EntryPosition(0, 0)
 
 
 class Advance(NamedTuple):
@@ -61,17 +61,17 @@ class Advance(NamedTuple):
 
 
 def next_entries(
-    connection: Connection, target_id: int, max_bytes: int, after: Place = FIRST
-) -> tuple[list[Advance], list[int], Place]:
+    connection: Connection, target_id: int, max_bytes: int, after: EntryPosition = FIRST
+) -> tuple[list[Advance], list[int], EntryPosition]:
     """Find the next entries to move from the staged batches of one target.
 
     Args:
       max_bytes: limit for the size of the entries together. One entry may exceed it.
-      after: the place after which to begin. All entries up to it must be submitted for moving.
+      after: the position after which to begin. All entries up to it must be submitted for moving.
 
     Returns:
       An advance for each entry, in the order to move them; the ids of staged batches without
-      entries left to move; and the place of the last entry found.
+      entries left to move; and the position of the last entry found.
     """
     staged_batches = connection.execute(
         "SELECT p.id, p.moved_id FROM parcels p JOIN mailboxes m ON m.id = p.mailbox_id"
@@ -97,7 +97,7 @@ def next_entries(
             if advances and max_bytes < 0:
                 return advances, emptied, last
             advances.append(Advance(staged_batch_id, stands, id))
-            last = Place(staged_batch_id, id)
+            last = EntryPosition(staged_batch_id, id)
     return advances, emptied, last
 
 
