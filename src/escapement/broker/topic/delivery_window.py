@@ -3,9 +3,9 @@
 The delayed index has all messages sorted by key ``(due_ms, offset)``. The wheel has the keys that
 fall due next. The way of a message through this module::
 
-    place ─┬─ due now ─────────────────────────────► returned, to be offered
-           ├─ below the horizon ─► wheel ─ advance ─►      "
-           └─ beyond it ─ window ─► wheel ─ advance ─►     "
+    insert ─┬─ due now ─────────────────────────────► returned, to be offered
+            ├─ below the horizon ─► wheel ─ advance ─►      "
+            └─ beyond it ─ window ─► wheel ─ advance ─►     "
 
 *Horizon*: a key of the delivery order. Below it the wheel has every message that is not yet due;
 beyond it only the index has them.
@@ -23,7 +23,7 @@ nothing.
 
 *Exact*: normally the wheel returns messages at each tick, but a message that is due on arrival is
 returned at once. Such a message overtakes messages that fell due earlier in the same tick. If a
-subscription of the topic keeps an order, the ``DeliveryWindow`` is *exact*: ``place`` returns all
+subscription of the topic keeps an order, the ``DeliveryWindow`` is *exact*: ``insert`` returns all
 messages of the wheel that are due by now, together with the new ones, in one order. The wheel then
 turns by the millisecond, but still wakes the topic only at ticks. A window that was not read in
 time may have earlier messages too. ``pass_unread`` returns the key from which subscriptions must
@@ -112,7 +112,7 @@ class DeliveryWindow:
 
     # -- messages arrive, and fall due -----------------------------------------------
 
-    def place(self, arrived: Entries, now_ms: int) -> Iterator[Entries]:
+    def insert(self, arrived: Entries, now_ms: int) -> Iterator[Entries]:
         """Yield the new messages that are due; put the later ones below the horizon into the wheel.
 
         The due messages come in delivery order. If this is exact, the due messages of the wheel

@@ -221,16 +221,16 @@ class Topic:
         if self.retention.subscribing:
             self.retention.arrived(due_ms)
         if self.shared:
-            self.place(due_ms, offsets, now_ms, traits)
+            self._insert(due_ms, offsets, now_ms, traits)
 
-    def place(
+    def _insert(
         self, due_ms: Int64s, offsets: Int64s, now_ms: int, traits: UInt32s | None = None
     ) -> None:
         """Offer the messages that are due, and let the others wait in the ``DeliveryWindow``."""
         assert self._coming is not None
         if self._coming.exact:
             self._pass_unread(now_ms)
-        for due in self._coming.place(_entries(due_ms, offsets, traits), now_ms):
+        for due in self._coming.insert(_entries(due_ms, offsets, traits), now_ms):
             self._offer(due)
 
     def offer_due(self, now_ms: int) -> None:
@@ -301,7 +301,7 @@ class Topic:
         later = due_ms > now_ms
         if later.any():
             self.amendments.repeating = True  # the wheel may have these keys already
-            self.place(
+            self._insert(
                 due_ms[later], offsets[later], now_ms, None if traits is None else traits[later]
             )
 
