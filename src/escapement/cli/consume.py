@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from escapement.cli.input.options import kind_option, output_option
-from escapement.cli.input.parameters import duration_ms, place
+from escapement.cli.input.parameters import duration_ms, start_position
 from escapement.cli.input.remote import broker_option, until_interrupted, with_broker
 from escapement.cli.output.line import plain, print_json, print_payload
 from escapement.client.broker import Broker
@@ -48,7 +48,7 @@ def _key_range(text: str) -> tuple[int, int] | str:
 @click.option(
     "--from",
     "position",
-    type=place,
+    type=start_position,
     metavar="POSITION",
     default="latest",
     show_default=True,

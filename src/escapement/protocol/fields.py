@@ -109,7 +109,7 @@ class Choice:
     write = read
 
 
-class Place:
+class StartPosition:
     """The position where a subscription begins, in its text form (see ``escapement.position``)."""
 
     def read(self, value: Any) -> str:

@@ -69,15 +69,15 @@ class Arguments:
             name, list, "whole numbers from 0 on", lambda value: all(map(_is_offset, value))
         )
 
-    def place(self, name: str) -> Key:
-        """Take a position in the delivery order: a list of due time and offset.
+    def delivery_key(self, name: str) -> Key:
+        """Take a key of the delivery order: a list of due time and offset.
 
         The default is the beginning.
         """
-        place = self.optional_numbers(name) or [0, 0]
-        if len(place) != 2:
+        key = self.optional_numbers(name) or [0, 0]
+        if len(key) != 2:
             raise InvalidRequest(f"{self._verb} needs {name!r} as a due time and an offset")
-        return Key(*place)
+        return Key(*key)
 
     def optional_blob(self, name: str) -> bytes:
         return self._take(name, bytes, "bytes") if self._is_given(name) else b""

@@ -37,7 +37,7 @@ async def _show(broker: Broker, given: Arguments) -> Plain:
 async def _count(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     only, most = _which(given)
-    after = given.place("after")
+    after = given.delivery_key("after")
     given.end()
     counted, next = await broker.services.dead_letters.count(whose, only, most, after)
     return {"dead_letters": counted, "next": None if next is None else list(next)}

@@ -19,7 +19,7 @@ _HOUR_MS: Final = 3_600_000
 async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
     topic = topic_of(broker, given)
     count = given.optional_number("count") or 10
-    sought, after = _sought(given), given.place("after")
+    sought, after = _sought(given), given.delivery_key("after")
     offset = given.optional_offset("offset")
     given.end()
     if offset is not None:
@@ -52,7 +52,7 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
 
 async def _select_messages(broker: Broker, given: Arguments) -> Plain:
     topic = topic_of(broker, given)
-    sought, after = _sought(given), given.place("after")
+    sought, after = _sought(given), given.delivery_key("after")
     given.end()
     found = await broker.select(topic, sought, after)
     return {

@@ -9,7 +9,7 @@ import click
 
 from escapement.cli.admin.group import AdminCommand, subscription_argument, topic_argument, verb
 from escapement.cli.input.options import kind_option
-from escapement.cli.input.parameters import moment, place
+from escapement.cli.input.parameters import moment, start_position
 from escapement.cli.input.policy import policy_options, policy_printer
 from escapement.cli.output.table import print_record, print_rows
 from escapement.client import delivery_times
@@ -90,7 +90,7 @@ def update_subscription(
     "--from",
     "--position",
     "position",
-    type=place,
+    type=start_position,
     metavar="POSITION",
     default="latest",
     show_default=True,
@@ -154,19 +154,19 @@ def seek_subscription(
     Its acknowledgements are discarded, and its messages in flight are withdrawn.
     """
     words = "earliest" if earliest else None, "latest" if latest else None
-    places: list[Where] = [given for given in (*words, offset, time) if given is not None]
-    if len(places) != 1:
+    positions: list[Where] = [given for given in (*words, offset, time) if given is not None]
+    if len(positions) != 1:
         raise click.UsageError("Give one of --offset, --time, --earliest and --latest.")
     admin.ask(
         "subscriptions.seek",
-        _print_place,
+        _print_position,
         topic=topic,
         subscription=subscription,
-        position=str(delivery_times.position(places[0])),
+        position=str(delivery_times.position(positions[0])),
     )
 
 
-def _print_place(answer: dict[str, Any]) -> None:
+def _print_position(answer: dict[str, Any]) -> None:
     kind, _, value = answer.pop("position").partition(":")
     if kind == "time":
         answer["position_at_ms"] = int(value)

@@ -105,7 +105,7 @@ def name_and_value(text: str) -> tuple[str, str]:
     return name, value
 
 
-def place(text: str) -> Where:
+def start_position(text: str) -> Where:
     """Parse where a subscription begins: latest, earliest, an offset, or a time."""
     if text in ("latest", "earliest"):
         return text

@@ -31,7 +31,7 @@ from escapement.protocol.fields import (
     OptionalAckColumn,
     OptionalId,
     OptionalName,
-    Place,
+    StartPosition,
     SubscriptionKind,
     Topic,
 )
@@ -53,7 +53,7 @@ class Subscribe(Command):
     topic: Topic
     subscription: Name
     kind: SubscriptionKind
-    position: Annotated[str, Place()]
+    position: Annotated[str, StartPosition()]
     ack_wait_ms: Count
     consumer_name: OptionalName
     key_range: Annotated[KeyRange, Keys()] = None

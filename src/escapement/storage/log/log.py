@@ -49,7 +49,7 @@ from escapement.storage.log.log_table import (
     keys_of_table,
     last_row_to,
     outermost_base,
-    place,
+    row_description,
     row_from,
 )
 
@@ -146,7 +146,9 @@ class Log(Generations):
             if len(rows) < len(step):
                 there = {row.key for row in rows}
                 missing = next(key for key in step if key not in there)
-                raise LogDamaged(f"the log lacks a row that was committed: {place(missing)}")
+                raise LogDamaged(
+                    f"the log lacks a row that was committed: {row_description(missing)}"
+                )
             yield rows
 
     def page(

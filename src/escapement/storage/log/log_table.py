@@ -331,14 +331,14 @@ def decoded(key: RowKey, data: Buffer) -> RowContent:
     try:
         content = decode_row(data)
     except LogDamaged as error:
-        raise LogDamaged(f"{place(key)}: {error}") from error
+        raise LogDamaged(f"{row_description(key)}: {error}") from error
     if len(content.due_ms) != key.message_count:
         count = len(content.due_ms)
-        raise LogDamaged(f"{place(key)}: has {count} messages, not {key.message_count}")
+        raise LogDamaged(f"{row_description(key)}: has {count} messages, not {key.message_count}")
     return content
 
 
-def place(key: RowKey) -> str:
+def row_description(key: RowKey) -> str:
     """Return text for an error message: topic, base offset and generation of a row."""
     return f"topic {key.topic_id}, offset {key.base_offset}, generation {key.generation}"
 
