@@ -14,7 +14,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.subscription.dead_letters.dead_letter import KEEPER
+from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS_SUBSCRIPTION
 from escapement.errors import InvalidRequest, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.names import TopicName
@@ -401,7 +401,7 @@ async def test_redrive_and_purge_stop_when_their_subscription_is_deleted_or_soug
             await inbox.nack([message.id for message in await arrived(inbox)])
             await settled(world)
         await world.checkpoint()
-        names = {"topic": DLQ, "subscription": KEEPER}
+        names = {"topic": DLQ, "subscription": DEAD_LETTERS_SUBSCRIPTION}
         answers: list[dict[str, int]] = []
 
         async def ask() -> None:

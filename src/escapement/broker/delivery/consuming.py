@@ -15,7 +15,7 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.recovery.activation import Activation
 from escapement.broker.registry.registry import Registry
-from escapement.broker.subscription.dead_letters.dead_letter import KEEPER
+from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS_SUBSCRIPTION
 from escapement.broker.subscription.delivery.consumer import Consumer, Outlet
 from escapement.broker.subscription.keys.key_ranges import check_range
 from escapement.broker.subscription.policy_checks import check_ack_wait
@@ -161,7 +161,7 @@ class Consuming:
           StorageUnavailable: if the log must be read for the position and cannot be.
         """
         check_name("subscription", name)
-        if name == KEEPER and kind != "shared":
+        if name == DEAD_LETTERS_SUBSCRIPTION and kind != "shared":
             raise InvalidRequest(f"the subscription {name} keeps dead letters and must be shared")
         position = await self._place(topic, kind, position)
         await self._registry.create_subscription(

@@ -29,7 +29,7 @@ from escapement.broker.inbox.refusals import Refusals, ends_the_broker
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.dead_letters import dead_letter
-from escapement.broker.subscription.dead_letters.dead_letter import KEEPER, Dead
+from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS_SUBSCRIPTION, Dead
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
@@ -194,9 +194,9 @@ class DeadLetterWriter:
           NotFound: if the topic does not exist and may not be created.
         """
         topic = await self._registry.ensure_topic(to)
-        if topic.subscription(KEEPER) is None:
+        if topic.subscription(DEAD_LETTERS_SUBSCRIPTION) is None:
             with suppress(AlreadyExists):
-                await self._consuming.create(topic, KEEPER, "shared", EARLIEST)
+                await self._consuming.create(topic, DEAD_LETTERS_SUBSCRIPTION, "shared", EARLIEST)
 
     async def _from_index(
         self, topic: Topic, subscription: SharedSubscription, dead: Dead

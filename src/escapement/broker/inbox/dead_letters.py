@@ -2,10 +2,10 @@
 
 A *dead letter* is a copy of a message that a subscription gave up: its last permitted delivery
 failed, or it expired or was dropped. The copy is an ordinary message of a dead-letter topic. That
-topic has a subscription of the broker, the *keeper* (``KEEPER``). Dead letters that the keeper has
-not acknowledged are *pending*: they can be listed, redriven and purged. A purge acknowledges them
-for the keeper. A redrive also writes inbox entries for the original topic, in the same transaction,
-and so publishes the messages again.
+topic has a subscription of the broker, ``dead-letters``. Dead letters that this subscription has
+not acknowledged are *pending*: they can be listed, redriven and purged. A purge acknowledges them.
+A redrive also writes inbox entries for the original topic, in the same transaction, and so
+publishes the messages again.
 
 A dead-letter topic may serve several subscriptions; a request sees only the dead letters of one. If
 a subscription was deleted or got another dead-letter topic, requests for its earlier dead letters
@@ -26,7 +26,7 @@ from escapement.broker.inspection.moved_keys import with_passed
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.dead_letters import dead_letter
-from escapement.broker.subscription.dead_letters.dead_letter import KEEPER
+from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS_SUBSCRIPTION
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import NotFound, StorageUnavailable
@@ -73,21 +73,21 @@ class Whose:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grave:
-    """The dead-letter topic for one subscription, and the keeper of that topic."""
+class _DeadLetterTopic:
+    """The dead-letter topic for one subscription, and its subscription ``dead-letters``."""
 
     whose: Whose
     topic: Topic
-    keeper: SharedSubscription
+    subscription: SharedSubscription
 
     @property
     def is_there(self) -> bool:
-        """Whether ``keeper`` is still the keeper of the topic.
+        """Whether the topic still has this subscription object.
 
-        It is not after its deletion, or after a seek: then a new subscription object is the keeper,
-        and acknowledgements must go to that one.
+        It does not after a deletion of the subscription, or after a seek. A seek replaces the
+        object, and acknowledgements must go to the new one.
         """
-        return self.topic.subscription(KEEPER) is self.keeper
+        return self.topic.subscription(DEAD_LETTERS_SUBSCRIPTION) is self.subscription
 
 
 class DeadLetters:
@@ -115,7 +115,7 @@ class DeadLetters:
             does not exist.
         """
         pages = []
-        async with aclosing(self._pages(self._grave(whose), None)) as found:
+        async with aclosing(self._pages(self._find(whose), None)) as found:
             async for page in found:
                 pages.append(page.pick(np.arange(min(count, len(page.offsets)))))
                 count -= len(page.offsets)
@@ -140,7 +140,7 @@ class DeadLetters:
             does not exist.
         """
         counted = 0
-        async with aclosing(self._pages(self._grave(whose), only, after)) as found:
+        async with aclosing(self._pages(self._find(whose), only, after)) as found:
             async for page in found:
                 counted += len(page.offsets)
                 if counted >= most:
@@ -153,12 +153,12 @@ class DeadLetters:
         Raises:
           NotFound: if there is none, or the subscription or its topic does not exist.
         """
-        grave = self._grave(whose)
-        if grave is not None and 0 <= offset < grave.topic.next_offset:
-            offsets, moves = np.array([offset]), grave.topic.amendments.moves
-            found, _ = await self._log.published(grave.topic.id, offsets, moves, 0)
+        dlq = self._find(whose)
+        if dlq is not None and 0 <= offset < dlq.topic.next_offset:
+            offsets, moves = np.array([offset]), dlq.topic.amendments.moves
+            found, _ = await self._log.published(dlq.topic.id, offsets, moves, 0)
             due_ms = moves.current(found.offsets, found.due_ms)
-            page = self._mine(grave, due_ms, found.offsets, found.batch)
+            page = self._mine(dlq, due_ms, found.offsets, found.batch)
             if len(page.offsets):
                 return page
         raise NotFound(f"{whose} has no dead letter at offset {offset}")
@@ -178,8 +178,10 @@ class DeadLetters:
         """
         self._registry.topic_record(whose.topic)  # raises NotFound if it does not exist
 
-        def dead_letters(grave: _Grave, page: Page) -> Callable[[Int64s], Sequence[InboxEntry]]:
-            source = f"redrive/{grave.keeper.record.id}"
+        def dead_letters(
+            dlq: _DeadLetterTopic, page: Page
+        ) -> Callable[[Int64s], Sequence[InboxEntry]]:
+            source = f"redrive/{dlq.subscription.record.id}"
             back = dead_letter.restored(page.batch)
 
             def written(fresh: Int64s) -> Sequence[InboxEntry]:
@@ -190,7 +192,7 @@ class DeadLetters:
 
             return written
 
-        return await self._end(self._grave(whose), only, most, dead_letters)
+        return await self._end(self._find(whose), only, most, dead_letters)
 
     async def purge(self, whose: Whose, only: Int64s | None, most: int) -> int:
         """Delete up to ``most`` pending dead letters; return how many were deleted.
@@ -203,10 +205,10 @@ class DeadLetters:
             does not exist.
           StorageUnavailable: if the database accepts no writes now.
         """
-        return await self._end(self._grave(whose), only, most, lambda grave, page: lambda fresh: ())
+        return await self._end(self._find(whose), only, most, lambda dlq, page: lambda fresh: ())
 
-    def _grave(self, whose: Whose) -> _Grave | None:
-        """Return the dead-letter topic and its keeper; None if one of them does not exist yet.
+    def _find(self, whose: Whose) -> _DeadLetterTopic | None:
+        """Return the dead-letter topic; None if it or its ``dead-letters`` does not exist yet.
 
         Raises:
           NotFound: if ``whose.lie_in``, or without it the subscription or its topic, does not
@@ -220,20 +222,20 @@ class DeadLetters:
             if lie_in.full not in self._registry.topics:
                 return None
         found = self._registry.topic(lie_in)
-        keeper = found.shared.get(KEEPER)
-        return None if keeper is None else _Grave(whose, found, keeper)
+        subscription = found.shared.get(DEAD_LETTERS_SUBSCRIPTION)
+        return None if subscription is None else _DeadLetterTopic(whose, found, subscription)
 
     async def _end(
         self,
-        grave: _Grave | None,
+        dlq: _DeadLetterTopic | None,
         only: Int64s | None,
         most: int,
-        dead_letters: Callable[[_Grave, Page], Callable[[Int64s], Sequence[InboxEntry]]],
+        dead_letters: Callable[[_DeadLetterTopic, Page], Callable[[Int64s], Sequence[InboxEntry]]],
     ) -> int:
-        if grave is None:
+        if dlq is None:
             return 0
         ended = 0
-        async with aclosing(self._pages(grave, only)) as found:
+        async with aclosing(self._pages(dlq, only)) as found:
             async for page in found:
                 page = page.pick(np.arange(min(most - ended, len(page.offsets))))
                 if self._pipeline.state is not State.UP:
@@ -241,41 +243,41 @@ class DeadLetters:
                         "dead letters cannot be moved while the database accepts no writes; "
                         "try again later"
                     )
-                ended += await self._end_page(grave.keeper, page, dead_letters(grave, page))
+                ended += await self._end_page(dlq.subscription, page, dead_letters(dlq, page))
                 if ended >= most:
                     break
         return ended
 
     async def _end_page(
         self,
-        keeper: SharedSubscription,
+        subscription: SharedSubscription,
         page: Page,
         dead_letters: Callable[[Int64s], Sequence[InboxEntry]],
     ) -> int:
         durable = trio.Event()
-        ended = keeper.acknowledge(page.offsets, lambda count: durable.set(), dead_letters)
+        ended = subscription.acknowledge(page.offsets, lambda count: durable.set(), dead_letters)
         await durable.wait()
         return ended
 
     async def _pages(
-        self, grave: _Grave | None, only: Int64s | None, at: Key = KEY_MIN
+        self, dlq: _DeadLetterTopic | None, only: Int64s | None, at: Key = KEY_MIN
     ) -> AsyncGenerator[Page, None]:
         """Yield the pending dead letters in steps. Each step is read when the caller asks for it.
 
-        Ends early if the keeper is deleted, or moved by a seek, meanwhile.
+        Ends early if ``dead-letters`` is deleted, or moved by a seek, meanwhile.
 
         Args:
           only: the offsets of those to yield; None: all.
           at: the key in the delivery order to start from.
         """
-        if grave is None:
+        if dlq is None:
             return
-        end = grave.topic.next_offset  # dead letters that arrive later wait for the next request
-        begin, moves = at, grave.topic.amendments.moves
+        end = dlq.topic.next_offset  # dead letters that arrive later wait for the next request
+        begin, moves = at, dlq.topic.amendments.moves
         met = OffsetSet()  # those yielded: a rescheduled dead letter may be found twice
         # Read beyond now: a rescheduled dead letter is pending before its new due time too.
         while at < KEY_MAX:
-            plan = self._index.plan(grave.topic.id, at, KEY_MAX, _STEP_MESSAGES)
+            plan = self._index.plan(dlq.topic.id, at, KEY_MAX, _STEP_MESSAGES)
             due_ms, offsets = await read_from(plan, self._run, plan.read)
             at = plan.stop
             due_ms, offsets = with_passed(moves, due_ms, offsets, begin, at)
@@ -283,45 +285,47 @@ class DeadLetters:
             if only is not None:
                 here &= np.isin(offsets, only)
             due_ms, offsets = due_ms[here], offsets[here]
-            most = grave.topic.sizes.frame_messages(_STEP_MESSAGES, _STEP_BYTES)
+            most = dlq.topic.sizes.frame_messages(_STEP_MESSAGES, _STEP_BYTES)
             for low in range(0, len(offsets), most):
                 piece = slice(low, low + most)
-                if not grave.is_there:
+                if not dlq.is_there:
                     return
-                page = await self._fetch(grave, due_ms[piece], offsets[piece])
-                if not grave.is_there:
+                page = await self._fetch(dlq, due_ms[piece], offsets[piece])
+                if not dlq.is_there:
                     return
                 met.add(page.offsets)
                 if len(page.offsets):
                     yield page
 
-    async def _fetch(self, grave: _Grave, due_ms: Int64s, offsets: Int64s) -> Page:
+    async def _fetch(self, dlq: _DeadLetterTopic, due_ms: Int64s, offsets: Int64s) -> Page:
         # The index may no longer have dead letters that were acknowledged since their keys were
         # read.
-        here = _here(grave.topic, grave.keeper, due_ms, offsets)
+        here = _here(dlq.topic, dlq.subscription, due_ms, offsets)
         due_ms, offsets = due_ms[here], offsets[here]
-        fetch = self._index.fetch(grave.topic.id, due_ms, offsets)
+        fetch = self._index.fetch(dlq.topic.id, due_ms, offsets)
         batch = await read_from(fetch, self._run, fetch.read)
-        return self._mine(grave, due_ms, offsets, batch)
+        return self._mine(dlq, due_ms, offsets, batch)
 
-    def _mine(self, grave: _Grave, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> Page:
+    def _mine(
+        self, dlq: _DeadLetterTopic, due_ms: Int64s, offsets: Int64s, batch: MessageBatch
+    ) -> Page:
         """Return the dead letters of the subscription among these messages, if they are pending."""
         origins = dead_letter.origins(batch)
-        theirs = {"topic": grave.whose.topic.full, "subscription": grave.whose.subscription}
+        theirs = {"topic": dlq.whose.topic.full, "subscription": dlq.whose.subscription}
         mine = np.array([theirs.items() <= origin.items() for origin in origins], bool)
-        at = np.flatnonzero(mine & _here(grave.topic, grave.keeper, due_ms, offsets))
+        at = np.flatnonzero(mine & _here(dlq.topic, dlq.subscription, due_ms, offsets))
         return Page(due_ms, offsets, batch, origins).pick(at)
 
 
-def _here(topic: Topic, keeper: SharedSubscription, due_ms: Int64s, offsets: Int64s) -> Bools:
+def _here(topic: Topic, subscription: SharedSubscription, due_ms: Int64s, offsets: Int64s) -> Bools:
     """Return which keys are the current keys of pending dead letters; bool[n].
 
     Old keys of rescheduled dead letters are not current. Cancelled dead letters are not pending,
-    unless the keeper still holds them.
+    unless ``dead-letters`` still holds them.
     """
-    here = ~keeper.acked.contains(offsets)
+    here = ~subscription.acked.contains(offsets)
     uncancelled = topic.amendments.uncancelled(offsets)
     if uncancelled is not None:
-        here &= uncancelled | keeper.holds(offsets)
+        here &= uncancelled | subscription.holds(offsets)
     stale = topic.amendments.moves.stale(due_ms, offsets)
     return here if stale is None else here & ~stale

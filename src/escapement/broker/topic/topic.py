@@ -20,7 +20,7 @@ import numpy as np
 
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.log.restatements import Restatements
-from escapement.broker.subscription.dead_letters.dead_letter import KEEPER
+from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS_SUBSCRIPTION
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
@@ -141,7 +141,7 @@ class Topic:
         These are all except the subscription that keeps dead letters, because dead letters stay
         until an operator handles them.
         """
-        return (one for one in self.subscriptions() if one.record.name != KEEPER)
+        return (one for one in self.subscriptions() if one.record.name != DEAD_LETTERS_SUBSCRIPTION)
 
     def subscription(self, name: str) -> Subscription | None:
         """Return the subscription of this name, or None."""
@@ -187,7 +187,7 @@ class Topic:
 
     def _govern(self, subscription: Subscription) -> None:
         subscription.throttle.topic_paused_until_ms = self.policy.paused_until_ms
-        if subscription.record.name != KEEPER:
+        if subscription.record.name != DEAD_LETTERS_SUBSCRIPTION:
             subscription.expiry.set_ttl(self.policy.ttl_ms or self.namespace.policy.ttl_ms)
 
     def remove(self, name: str) -> None:

@@ -29,7 +29,7 @@ Reason = Literal["nack", "timeout", "disconnect", "expired", "dropped"]
 REASONS: Final[tuple[Reason, ...]] = ("nack", "timeout", "disconnect", "expired", "dropped")
 
 # The subscription that keeps the dead letters of its topic until they are sent back or deleted.
-KEEPER: Final = "dead-letters"
+DEAD_LETTERS_SUBSCRIPTION: Final = "dead-letters"
 # The most bytes in the body of one inbox entry, unless a single message is larger. Several entries
 # share a commit.
 ENTRY_BYTES: Final = 1 << 20
