@@ -1,7 +1,7 @@
 """The deletion of topics, and of namespaces with everything in them.
 
 A topic is deleted in one transaction, and its rows are freed in the background. A namespace is
-first *condemned*: it is marked durably, and from then on the broker creates nothing in it. Then the
+first marked durably as being deleted, and from then on the broker creates nothing in it. Then the
 broker deletes its schedules, the schedules of other namespaces that publish into it, its topics
 (one transaction each), and finally the namespace itself. After a crash the next start continues the
 deletion. While the database is unavailable, the broker retries.
@@ -48,7 +48,7 @@ class Deletion:
     """The deletion of topics and namespaces.
 
     Args:
-      condemned: the ids of namespaces whose deletion an earlier broker began.
+      deleting_namespaces: the ids of namespaces whose deletion an earlier broker began.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Deletion:
         pipeline: CommitPipeline,
         timekeeper: Timekeeper,
         index: DelayedIndex,
-        condemned: Iterable[int],
+        deleting_namespaces: Iterable[int],
     ) -> None:
         self._registry = registry
         self._scheduler = scheduler
@@ -67,7 +67,7 @@ class Deletion:
         self._pipeline = pipeline
         self._timekeeper = timekeeper
         self._index = index
-        self._waiting = {id: trio.Event() for id in condemned}
+        self._waiting = {id: trio.Event() for id in deleting_namespaces}
         self._idle = trio.lowlevel.ParkingLot()
 
     async def topic(self, name: TopicName) -> None:
@@ -103,26 +103,26 @@ class Deletion:
     async def namespace(self, name: NamespaceName) -> None:
         """Delete a namespace and everything in it; return when it is gone.
 
-        Cancelling this call does not stop the deletion once the namespace is condemned.
+        Cancelling this call does not stop the deletion once the namespace is marked.
 
         Raises:
           NotFound: if the namespace does not exist.
           StorageUnavailable: if the database cannot be reached; nothing has changed.
         """
-        id = await self._registry.namespaces.condemn(name)
+        id = await self._registry.namespaces.mark_for_deletion(name)
         over = self._waiting.setdefault(id, trio.Event())
         self._idle.unpark()
         await over.wait()
 
     async def run(self) -> None:
-        """Delete condemned namespaces, forever."""
+        """Delete the namespaces that are marked for deletion, forever."""
         outage = Outage("cannot delete a namespace now, trying again")
         while True:
             while not self._waiting:
                 await self._idle.park()
             for id in list(self._waiting):
                 # Conflict: the namespace is not empty, because another request created something
-                # before it was condemned. NotFound: another request deleted something first.
+                # before it was marked. NotFound: another request deleted something first.
                 with outage, suppress(Conflict, NotFound):
                     await self._raze(id)
                     self._waiting.pop(id).set()
@@ -130,7 +130,7 @@ class Deletion:
                 await trio.sleep(_RETRY_S)
 
     async def _raze(self, id: int) -> None:
-        if id not in self._registry.namespaces.condemned:
+        if id not in self._registry.namespaces.deleting:
             return
         name = NamespaceName.parse(self._registry.namespaces.full_name(id))
         for schedule in self._scheduler.of_namespace(name):

@@ -113,7 +113,7 @@ class Services:
             self.pipeline,
             self.timekeeper,
             self.index,
-            ground.state.condemned,
+            ground.state.deleting_namespaces,
         )
         self._settlement = Settlement(
             self.registry,

@@ -244,11 +244,11 @@ class _Run:
                     )
                 found.append((name, policy.retention_ms))
             return found
-        condemned = set(removal.marked(self._connection, "namespace"))
+        deleting = set(removal.marked(self._connection, "namespace"))
         spaces = {
             one.id: one
             for one in read_namespaces(self._connection)
-            if one.policy.archive and one.id not in condemned
+            if one.policy.archive and one.id not in deleting
         }
         if not spaces:
             raise InvalidRequest(

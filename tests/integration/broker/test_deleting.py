@@ -115,7 +115,7 @@ async def at_once(world: World) -> None:
     """Delete the namespace with everything in it. A restarted broker completes the deletion."""
     async with world.connect() as broker:
         namespaces = world.server.registry.namespaces
-        if not namespaces.condemned:
+        if not namespaces.deleting:
             with suppress(escapement.NotFound):
                 await broker.admin("namespaces.delete", namespace=NAMESPACE, force=True)
         while list(namespaces):  # noqa: ASYNC110 (no event announces the end)
@@ -199,7 +199,7 @@ async def test_namespace_that_is_being_deleted_gets_no_new_topics(
     async with testing.start(config=PATIENT) as world, world.connect() as broker:
         await broker.admin("topics.create", topic=TOPIC)
         namespaces = world.server.registry.namespaces
-        await namespaces.condemn(NamespaceName.parse(NAMESPACE))
+        await namespaces.mark_for_deletion(NamespaceName.parse(NAMESPACE))
         with pytest.raises(escapement.Conflict):
             await broker.admin("topics.create", topic=f"{NAMESPACE}/new")
         await post(world, [inbox_entry(f"{NAMESPACE}/other", "one", b"x")])

@@ -127,7 +127,7 @@ async def test_dead_letter_topic_in_a_namespace_being_deleted_does_not_end_the_b
         await broker.admin("namespaces.create", namespace="t/going")
         policy = {"max_deliveries": 1, "dead_letter_topic": "t/going/dead"}
         await broker.admin("subscriptions.create", **NAMES, policy=policy)
-        await world.server.registry.namespaces.condemn(NamespaceName.parse("t/going"))
+        await world.server.registry.namespaces.mark_for_deletion(NamespaceName.parse("t/going"))
         await fail_one_message(world, broker)
         assert await world.server.services.inbox_relay.waiting(9) == [], (
             "the entry would be deleted with the namespace"
@@ -181,17 +181,17 @@ async def test_dead_messages_wait_for_their_topic_without_automatic_topic_creati
 async def test_dead_letters_subscription_must_be_shared(mock_clock: trio.testing.MockClock) -> None:
     """V1: ``dlq`` searches by due time, which the log order of other kinds does not have."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
-        keeper = {"topic": "t/n/x-s-DLQ", "subscription": "dead-letters"}
+        dead_letters = {"topic": "t/n/x-s-DLQ", "subscription": "dead-letters"}
         with pytest.raises(
             InvalidRequest, match="dead-letters keeps dead letters and must be shared"
         ):
-            await broker.admin("subscriptions.create", **keeper, kind="exclusive")
+            await broker.admin("subscriptions.create", **dead_letters, kind="exclusive")
         with pytest.raises(
             InvalidRequest, match="dead-letters keeps dead letters and must be shared"
         ):
-            async with broker.consumer(*keeper.values(), kind="failover"):
+            async with broker.consumer(*dead_letters.values(), kind="failover"):
                 pass
-        await broker.admin("subscriptions.create", **keeper)
+        await broker.admin("subscriptions.create", **dead_letters)
         await broker.admin("subscriptions.create", **NAMES, policy={"max_deliveries": 1})
         await fail_one_message(world, broker)
         assert len(await broker.admin("dlq.list", **NAMES)) == 1

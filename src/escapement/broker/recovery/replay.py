@@ -55,7 +55,7 @@ class Replay:
         state = self._ground.state
         self._registry.load(
             state.namespaces,
-            state.condemned,
+            state.deleting_namespaces,
             state.topics,
             state.subscriptions,
             list(self._producers()),

@@ -1,8 +1,8 @@
 """Namespaces: groups of topics of a tenant, with delay settings and a policy.
 
 The delay settings are the *tick*, by which a delayed message may be late, and the *granularity*,
-the time span of one partition of the delayed index. A namespace that is being deleted with
-everything in it is *condemned*: the broker creates nothing in it any more.
+the time span of one partition of the delayed index. In a namespace that is being deleted with
+everything in it, the broker creates nothing any more.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Namespaces:
         self._on_change = on_change
         self._by_name: dict[str, Namespace] = {}
         self._names: dict[int, str] = {}  # full names by id
-        self.condemned: set[int] = set()  # ids of namespaces that are being deleted
+        self.deleting: set[int] = set()  # ids of namespaces that are being deleted
 
-    def load(self, namespaces: Iterable[Namespace], condemned: Iterable[int]) -> None:
+    def load(self, namespaces: Iterable[Namespace], deleting: Iterable[int]) -> None:
         """Add the namespaces that the database has, when the broker starts.
 
         Args:
-          condemned: the ids of namespaces that are being deleted with everything in them.
+          deleting: the ids of namespaces that are being deleted with everything in them.
         """
         for namespace in namespaces:
             self._enter(namespace)
-        self.condemned = set(condemned)
+        self.deleting = set(deleting)
 
     def _enter(self, namespace: Namespace) -> None:
         full = f"{namespace.tenant}/{namespace.name}"
@@ -187,13 +187,13 @@ class Namespaces:
 
     def check_open(self, namespace: Namespace) -> None:
         """Raise ``Conflict`` if the namespace is being deleted: nothing may be created in it."""
-        if namespace.id in self.condemned:
+        if namespace.id in self.deleting:
             raise Conflict(
                 f"namespace {self.full_name(namespace.id)} is being deleted with everything in it; "
                 "wait until it is gone"
             )
 
-    async def condemn(self, name: NamespaceName) -> int:
+    async def mark_for_deletion(self, name: NamespaceName) -> int:
         """Mark a namespace durably for deletion with everything in it. Return its id.
 
         From then on the broker creates nothing in it. :mod:`~escapement.broker.deletion` does the
@@ -201,11 +201,11 @@ class Namespaces:
         """
         async with self._changes.alone(name.full):
             namespace = self.find(name)
-            if namespace.id not in self.condemned:
+            if namespace.id not in self.deleting:
                 await self._changes.durably(
                     lambda connection: removal.mark(connection, "namespace", namespace.id)
                 )
-                self.condemned.add(namespace.id)
+                self.deleting.add(namespace.id)
             return namespace.id
 
     async def delete(self, name: NamespaceName) -> None:
@@ -231,4 +231,4 @@ class Namespaces:
             await self._changes.durably(delete)
             del self._by_name[name.full]
             del self._names[namespace.id]
-            self.condemned.discard(namespace.id)
+            self.deleting.discard(namespace.id)

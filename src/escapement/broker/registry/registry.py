@@ -81,7 +81,7 @@ class Registry:
     def load(
         self,
         namespaces: Iterable[Namespace],
-        condemned: Iterable[int],
+        deleting_namespaces: Iterable[int],
         topics: Iterable[TopicRecord],
         subscriptions: Iterable[SubscriptionRecord],
         producers: Iterable[ProducerRecord],
@@ -89,9 +89,9 @@ class Registry:
         """Add the named objects that the database has, when the broker starts.
 
         Args:
-          condemned: the ids of namespaces that are being deleted with everything in them.
+          deleting_namespaces: the ids of namespaces that are being deleted with everything in them.
         """
-        self.namespaces.load(namespaces, condemned)
+        self.namespaces.load(namespaces, deleting_namespaces)
         for topic in topics:
             self._enter_topic(topic)
         for subscription in subscriptions:

@@ -373,8 +373,8 @@ def read_topics(connection: Connection, bundle_id: int) -> Iterator[TopicRecord]
 
 def read_named(connection: Connection, bundle_id: int) -> Iterator[tuple[TopicName, TopicRecord]]:
     """Yield all topics with their full names, except those whose namespace is being deleted."""
-    condemned = set(removal.marked(connection, "namespace"))
-    spaces = {one.id: one for one in read_namespaces(connection) if one.id not in condemned}
+    deleting = set(removal.marked(connection, "namespace"))
+    spaces = {one.id: one for one in read_namespaces(connection) if one.id not in deleting}
     for record in read_topics(connection, bundle_id):
         space = spaces.get(record.namespace_id)
         if space is not None:

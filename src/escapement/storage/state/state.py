@@ -48,7 +48,7 @@ class State:
     log_identity: bytes
     mark: Mark | None  # identifies the checkpoint; None before the first
     namespaces: list[Namespace]
-    condemned: list[int]  # ids of namespaces that are being deleted
+    deleting_namespaces: list[int]  # ids of namespaces that are being deleted
     topics: list[TopicRecord]
     subscriptions: list[SubscriptionRecord]
     producers: list[ProducerRecord]
@@ -71,7 +71,7 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         log_identity=log_identity(connection),
         mark=_read_mark(connection, bundle_id),
         namespaces=list(catalog.read_namespaces(connection)),
-        condemned=removal.marked(connection, "namespace"),
+        deleting_namespaces=removal.marked(connection, "namespace"),
         topics=list(catalog.read_topics(connection, bundle_id)),
         subscriptions=list(catalog.read_subscriptions(connection)),
         producers=list(read_producers(connection)),
