@@ -102,14 +102,14 @@ class Outcome:
                 for part in value:
                     table.add_row(f"late {part}, ms", *[f"{late[part]:,.1f}" for late in columns])
             else:
-                heading, show = _shown(name)
+                heading, show = _heading_and_format(name)
                 table.add_row(heading, *map(show, columns))
         about = found["machine"]
         table.caption = f"{about['cores']} cores, load {about['load'][0]:.1f} at the end"
         return table
 
 
-def _shown(name: str) -> tuple[str, Callable[[Figure], str]]:
+def _heading_and_format(name: str) -> tuple[str, Callable[[Figure], str]]:
     """Return the heading of a figure, and a function that formats its value."""
     heading = name.replace("_", " ")
     if name.endswith("_bytes"):

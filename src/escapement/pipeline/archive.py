@@ -40,7 +40,7 @@ from escapement.pipeline.archiving.spark_directory import root_directory
 from escapement.pipeline.archiving.tasks import Made, make
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.source.part import Part
-from escapement.pipeline.task_shares import shares
+from escapement.pipeline.task_groups import group_pieces
 from escapement.storage import archive_record, removal
 from escapement.storage.catalog.catalog import (
     find_namespace,
@@ -167,7 +167,9 @@ def run(spark: SparkSession, config: ArchiveConfig) -> Archived:
             run = _Run(spark, config, folder, address, engine, connection)
             tasks = run.tasks()
             behind = 0
-            for some in shares(tasks, lambda task: task.most, _MESSAGES_AT_ONCE, _TOPICS_AT_ONCE):
+            for some in group_pieces(
+                tasks, lambda task: task.most, _MESSAGES_AT_ONCE, _TOPICS_AT_ONCE
+            ):
                 left: Sequence[_Task] = some
                 while left:
                     step, left = run.archive(left)
@@ -280,7 +282,7 @@ class _Run:
             if made is not None and made.read.messages:
                 ready = self._verified(tasks, run, directory, made)
                 self._folder.put(run, ready)
-                done = [self._shown(one) for one in ready if self._folder.record(one)]
+                done = [self._archived_topic(one) for one in ready if self._folder.record(one)]
         except BaseException:
             with suppress(EscapementError):
                 self._folder.clear()
@@ -350,7 +352,8 @@ class _Run:
         )
         return Ready(manifest, whole, tuple(described))
 
-    def _shown(self, one: Ready) -> ArchivedTopic:
+    def _archived_topic(self, one: Ready) -> ArchivedTopic:
+        """Return the report on one topic's archived messages."""
         manifest = one.manifest
         return ArchivedTopic(
             manifest.topic,

@@ -47,7 +47,7 @@ from escapement.pipeline.selection import END, Span
 from escapement.pipeline.source.archived_reading import ArchivedPart
 from escapement.pipeline.source.message_status import MessageStatuses
 from escapement.pipeline.source.part import Moved, stated_again
-from escapement.pipeline.task_shares import shares
+from escapement.pipeline.task_groups import group_pieces
 from escapement.storage.catalog.catalog import read_named
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index.keys import Keys
@@ -156,7 +156,7 @@ def _by_tasks(
 
     A task gets one large piece, or several small ones.
     """
-    tasks = shares(pieces, lambda one: one.messages, _STRETCH)
+    tasks = group_pieces(pieces, lambda one: one.messages, _STRETCH)
     if not tasks:
         return []
     return list(spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(count).collect())

@@ -25,7 +25,7 @@ def print_payload(payload: bytes) -> None:
 
 def print_json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     """Print an object or a list of objects as JSON on one line, with bytes as base64."""
-    click.echo(json.dumps(_named(values), default=_shown))
+    click.echo(json.dumps(_named(values), default=_json_default))
 
 
 def body(payload: bytes, size_bytes: int | None = None) -> dict[str, str]:
@@ -64,7 +64,8 @@ def _named(value: Any) -> Any:
     return [_named(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _shown(value: Any) -> str:
+def _json_default(value: Any) -> str:
+    """Return text for a value that JSON has no type for: bytes as base64, others as Python."""
     return _base64(value) if isinstance(value, bytes) else repr(value)
 
 

@@ -17,13 +17,13 @@ class ProgressLine:
     """A line on stderr that shows a changing text. Call ``tell`` only if ``wants`` is true."""
 
     def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
+        self._is_terminal = sys.stderr.isatty()
         self._next_s = 0.0
 
     @property
     def wants(self) -> bool:
         """Whether stderr is a terminal and it is time to show a new text."""
-        return self._shown and time.monotonic() >= self._next_s
+        return self._is_terminal and time.monotonic() >= self._next_s
 
     def tell(self, text: str) -> None:
         """Show ``text`` in place of the text before."""

@@ -171,7 +171,7 @@ class RowReader:
           given: false for each null time.
         """
         if self._null_times == NULL_IS_REFUSED and not given.all():
-            named = self._named(~given, _key_shown(self._shape, rows, int(np.argmin(given))))
+            named = self._named(~given, _key_text(self._shape, rows, int(np.argmin(given))))
             raise InvalidRequest(
                 f"{named} whose {name} is null: fill in the time, drop these rows, or deliver them"
                 " at once with the option nullTimes=now"
@@ -258,7 +258,7 @@ def _milliseconds(column: pa.Array) -> Int64s:
     return values // unit + (values % unit > 0)
 
 
-def _key_shown(shape: Shape, rows: pa.RecordBatch, place: int) -> str:
+def _key_text(shape: Shape, rows: pa.RecordBatch, place: int) -> str:
     """Return text that names the key of a row, for an error; empty if the row has no key."""
     if "key" not in shape.places:
         return ""

@@ -27,7 +27,7 @@ from escapement.pipeline.archive_manifest import ArchivedFile, Manifest
 from escapement.pipeline.directories.local_directory import local_path
 from escapement.pipeline.selection import Selection, Span
 from escapement.pipeline.source.message_status import NO_COUNT, STATES, MessageStatuses
-from escapement.pipeline.task_shares import shares
+from escapement.pipeline.task_groups import group_pieces
 from escapement.storage import archive_record
 from escapement.storage.engine.base import Connection
 
@@ -85,7 +85,7 @@ def archived_parts(
         files += [(manifest.root, file) for file in manifest.files if file.may_have(selection)]
     return [
         ArchivedPart(topic, some, selection, live, statuses)
-        for some in shares(files, lambda one: one[1].messages, _MOST_MESSAGES, _MOST_FILES)
+        for some in group_pieces(files, lambda one: one[1].messages, _MOST_MESSAGES, _MOST_FILES)
     ]
 
 

@@ -28,7 +28,7 @@ from escapement.pipeline.source.part import (
     parts_of_each,
     stated_again,
 )
-from escapement.pipeline.task_shares import shares
+from escapement.pipeline.task_groups import group_pieces
 from escapement.storage import archive_record
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.offsets import OffsetSet
@@ -102,7 +102,7 @@ class ReadPlan:
         A task reads several small parts, unless that would make fewer tasks than ``minPartitions``.
         """
         most = min(self._most_records or MOST_RECORDS, FEWEST_RECORDS)
-        together = shares(parts, lambda part: part.messages, most)
+        together = group_pieces(parts, lambda part: part.messages, most)
         return together if len(together) >= (self._min_parts or 0) else [(part,) for part in parts]
 
 
