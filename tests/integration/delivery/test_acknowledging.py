@@ -112,7 +112,7 @@ async def test_message_acknowledged_while_waiting_is_never_delivered(
                 assert numbers(list(first)) == [0, 1]
                 await inbox.nack([0, 1], delay=timedelta(minutes=1))
                 await world.clock.settle()
-                assert (await stats(broker))["given_back"] == 2
+                assert (await stats(broker))["nacked"] == 2
                 ready = (await stats(broker))["ready"]
                 assert ready == 2, "4 and 5: receiving 0 and 1 gave credit for 2 and 3"
                 assert await inbox.ack([0, 5, 7, 8], durable=True) == 4
@@ -260,7 +260,7 @@ async def test_dispatch_pauses_at_the_bound_of_unacknowledged_messages(
             await inbox.nack(list(range(20)), delay=HOUR)
             await second.nack(list(range(20)), delay=HOUR)
             await world.clock.settle()
-            assert (await stats(broker))["given_back"] == 20
+            assert (await stats(broker))["nacked"] == 20
             assert await arrived(inbox) == await arrived(second) == []
             assert await inbox.ack_range(0, 4, durable=True) == 5
             some = [*await arrived(inbox), *await arrived(second)]

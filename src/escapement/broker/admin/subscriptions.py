@@ -96,7 +96,7 @@ def figures(topic: Topic, subscription: Subscription) -> dict[str, Plain]:
         "delivered": counts.delivered,
         "redelivered": counts.redelivered,
         "acknowledged": counts.acknowledged,
-        "given_back": counts.given_back,
+        "nacked": counts.nacked,
         "released": counts.released,
         "timed_out": counts.timed_out,
         "expired": counts.expired,

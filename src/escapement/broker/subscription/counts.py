@@ -12,7 +12,7 @@ class Counts:
     delivered: int = 0
     redelivered: int = 0
     acknowledged: int = 0
-    given_back: int = 0
+    nacked: int = 0
     released: int = 0
     timed_out: int = 0
     dead_lettered: int = 0

@@ -417,7 +417,7 @@ class Subscription(ABC):
             next_ms = consumer.back_off.until_ms(now_ms, rows.counts, chance)
         else:
             next_ms = np.full(rows.height, now_ms + min(delay_ms, CEILING_MS), np.int64)
-        self.counts.given_back += rows.height
+        self.counts.nacked += rows.height
         self._return(rows, next_ms, now_ms, "nack")
         return rows.height
 
