@@ -34,14 +34,16 @@ def in_threads(most: int) -> Run:
     return run
 
 
-class Near(Protocol):
+class ReadSource(Protocol):
     """A source of data. If it is ``in_memory``, reading it does not block."""
 
     @property
     def in_memory(self) -> bool: ...
 
 
-async def read_from(source: Near, run: Run, read: Callable[..., T], /, *arguments: object) -> T:
+async def read_from(
+    source: ReadSource, run: Run, read: Callable[..., T], /, *arguments: object
+) -> T:
     """Return ``read(*arguments)``. It goes through ``run`` unless ``source`` is in memory."""
     return read(*arguments) if source.in_memory else await run(read, *arguments)
 

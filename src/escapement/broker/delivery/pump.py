@@ -405,8 +405,8 @@ class Pump:
         A missing message is an error of the index, unless the log has forgotten the message or the
         subscription's past is still being filled in from the log.
         """
-        near = subscription.staged if isinstance(subscription, SharedSubscription) else None
-        fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets, near)
+        staged = subscription.staged if isinstance(subscription, SharedSubscription) else None
+        fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets, staged)
         # Messages in the range that is being filled in from the log may have left the index since
         # the subscription found them.
         unfilled = (subscription.record.fill_from, subscription.record.fill_until)

@@ -58,7 +58,7 @@ def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]
         of a command default to those of the group.
     """
 
-    def near(name: str) -> Any:
+    def inherited(name: str) -> Any:
         return (lambda: click.get_current_context().meta[f"{_META}.{name}"]) if leaf else None
 
     def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
@@ -69,7 +69,7 @@ def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]
             "--broker",
             type=broker_address if leaf else str,
             metavar="HOST:PORT",
-            default=near("broker") if leaf else DEFAULT_BROKER,
+            default=inherited("broker") if leaf else DEFAULT_BROKER,
             envvar=None if leaf else "ESCAPEMENT_BROKER",
             show_default=not leaf,
             show_envvar=not leaf,
@@ -81,7 +81,7 @@ def _options(*, leaf: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]
             "-o",
             "--output",
             type=click.Choice(["table", "json"]),
-            default=near("output") if leaf else "table",
+            default=inherited("output") if leaf else "table",
             show_default=not leaf,
             expose_value=leaf,
             callback=None if leaf else keep,
