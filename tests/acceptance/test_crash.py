@@ -176,7 +176,7 @@ async def consume_and_vanish(url: str, record: Record, number: int, seed: int) -
     """Receive messages, acknowledge few of them, and disconnect, repeatedly."""
     chance = random.Random(seed)
     while True:
-        with trio.move_on_after(chance.uniform(0.2, 1.0)) as patience:
+        with trio.move_on_after(chance.uniform(0.2, 1.0)) as timeout:
             try:
                 async with escapement.connect(url, settings=PATIENT) as broker:
                     async with broker.consumer(TOPIC, SUBSCRIPTION, permits=500) as inbox:
@@ -187,7 +187,7 @@ async def consume_and_vanish(url: str, record: Record, number: int, seed: int) -
             except escapement.EscapementError:
                 await trio.sleep(0.05)
         record.left.append((now_ms(), number))
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             await trio.sleep(chance.uniform(0, 0.2))
 
 

@@ -143,10 +143,10 @@ async def test_killed_database_loses_nothing_and_work_continues(
             waiting = await patient.submit(b"patient")
             # Due messages are delivered while the broker holds its lease.
             await until(lambda: watcher.latest_due_ms > killed_ms, TIMEOUT_S)
-            with trio.move_on_after(0.3) as patience:
+            with trio.move_on_after(0.3) as timeout:
                 await inbox.ack(np.array([0], np.int64), durable=True)
                 await inbox.ack(np.array([max(watcher.offsets)], np.int64), durable=True)
-            assert patience.cancelled_caught, "an acknowledgement was confirmed during the outage"
+            assert timeout.cancelled_caught, "an acknowledgement was confirmed during the outage"
             await until_the_lease_has_run_out(client)
             await watcher.check_dispatch_has_stopped(due_ms)
             mysql_to_break.start()
@@ -194,9 +194,9 @@ async def test_a_read_only_server_stops_dispatch_until_it_takes_writes(
             assert refused.code == "storage_read_only"
             assert refused.retryable
             waiting = await patient.submit(b"patient")
-            with trio.move_on_after(0.5) as patience:
+            with trio.move_on_after(0.5) as timeout:
                 await inbox.ack(np.arange(1_900, 1_905), durable=True)
-            assert patience.cancelled_caught, "an acknowledgement was confirmed while read-only"
+            assert timeout.cancelled_caught, "an acknowledgement was confirmed while read-only"
             await watcher.check_dispatch_has_stopped(due_ms)
             mysql_to_break.admin("SET GLOBAL read_only = 0")
             assert (await waiting).id is not None

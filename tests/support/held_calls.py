@@ -65,13 +65,13 @@ class Held:
     async def reached(self) -> None:
         """Wait until a call is held; fail if none comes in time."""
         token = trio.lowlevel.current_trio_token()
-        with trio.CancelScope() as patience:
-            alarm = threading.Timer(self._timeout_s, token.run_sync_soon, [patience.cancel])
+        with trio.CancelScope() as timeout:
+            alarm = threading.Timer(self._timeout_s, token.run_sync_soon, [timeout.cancel])
             alarm.start()
             try:
                 await self._reached.wait()
             finally:
                 alarm.cancel()
                 alarm.join()
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             raise AssertionError(f"no call of {self._kind!r} within {self._timeout_s} s")

@@ -63,12 +63,12 @@ async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, timeout_s: 
     """Receive single messages with ``async for``, and acknowledge each with ``async with``."""
     if tally.received >= messages:
         return
-    with trio.move_on_after(timeout_s) as patience:
+    with trio.move_on_after(timeout_s) as timeout:
         async for message in inbox:
             async with message:
                 tally.add_one(message.offset, message.due_ms, message.payload)
             if tally.received % _STEP == 0:
-                patience.deadline = trio.current_time() + timeout_s
+                timeout.deadline = trio.current_time() + timeout_s
             if tally.received >= messages:
                 return
 

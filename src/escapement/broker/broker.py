@@ -159,10 +159,10 @@ class Broker:
             await nursery.start(self.services.run)
             task_status.started()
             await self._stop.wait()
-            with trio.move_on_after(self._limits.stop_timeout_s) as patience:
+            with trio.move_on_after(self._limits.stop_timeout_s) as timeout:
                 await self._wind_down()
             nursery.cancel_scope.cancel()
-        return not patience.cancelled_caught
+        return not timeout.cancelled_caught
 
     async def _recover(self, lease: leases.Lease) -> None:
         limits = IndexLimits(

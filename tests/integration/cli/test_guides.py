@@ -35,7 +35,7 @@ GUIDES: Final = DOCS / "guides"
 URL: Final = "escapement://localhost:7650"
 TIMEOUT_S: Final = 120
 # Virtual hours that a block may take. Most blocks take none.
-PATIENCE_H: Final = 100
+BLOCK_TIMEOUT_H: Final = 100
 POLICIES: Final = {
     "namespaces": NamespacePolicy,
     "topics": TopicPolicy,
@@ -117,7 +117,7 @@ async def carry_out(block: Block, broker: escapement.Broker) -> None:
 
 
 async def run_block(block: Block, names: dict[str, Any], world: World) -> None:
-    """Run a block until it ends, or until ``PATIENCE_H`` virtual hours have passed."""
+    """Run a block until it ends, or until ``BLOCK_TIMEOUT_H`` virtual hours have passed."""
 
     async def run() -> None:
         result = eval(block.compiled(), names)
@@ -127,7 +127,7 @@ async def run_block(block: Block, names: dict[str, Any], world: World) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
-        for _ in range(PATIENCE_H):
+        for _ in range(BLOCK_TIMEOUT_H):
             await world.clock.advance(hours=1)
         nursery.cancel_scope.cancel()
 
