@@ -4,7 +4,8 @@ The pipeline reads and writes the database through ``escapement.storage`` and im
 nor client. Spark's interfaces are implemented in a few thin adapters over plain Python: the modules
 ``source``, ``batch_reader`` and ``stream_reader`` in the folder ``source``, and ``writer`` in the
 folder ``sink``. Each job is a module of this folder: ``archive``, ``audit``, ``forecast``, ``lag``
-and ``rebuild``. docs/architecture/pipeline.md is the overview.
+and ``rebuild``. Begin with ``source/source.py``, or with the module of a job.
+docs/architecture/pipeline.md is the overview.
 
 pyspark and pyarrow come with the extra ``escapement[spark]``. No other package of escapement
 imports them.

@@ -1,5 +1,6 @@
 """The protocol between client and broker, without I/O.
 
-``frame`` splits a stream of bytes into frames. ``commands`` has the commands that frames contain.
-``connection`` has the state machine of one end of a connection, for both clients and brokers.
+Begin with ``connection.py``, the state machine of one end of a connection, for both clients and
+brokers. ``frame.py`` splits a stream of bytes into frames. The folder ``commands`` has the commands
+that frames contain, and ``fields.py`` checks their fields.
 """

@@ -15,6 +15,8 @@ loop in its own thread: each call runs a method of the async client in that loop
 result. All objects may be used from any number of threads. A call costs about 50 µs. If that is too
 much, use ``send_many``, ``submit`` and ``batches``. Acknowledging by ``with message`` does not
 wait.
+
+Begin with ``broker.py``. ``loop.py`` runs the event loop.
 """
 
 from escapement.sync.broker import Broker

@@ -15,6 +15,8 @@ Tests of an application need no server and no sleep::
 The broker keeps its messages in memory. It runs under trio with a ``trio.testing.MockClock``, which
 the fixture ``mock_clock`` of pytest-trio provides. Without pytest-trio, use :func:`run`. Time
 stands still until the test advances it. Advancing it by a month takes milliseconds.
+
+Begin with ``world.py``, the broker. ``clock.py`` has the virtual clock.
 """
 
 from escapement.testing.clock import START_MS, VirtualClock

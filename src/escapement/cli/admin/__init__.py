@@ -1,6 +1,7 @@
 """`escapement admin`: commands that manage a running broker.
 
-Each kind of thing, such as topics, has a group of commands, in a file of its own.
+Each kind of thing, such as topics, has a group of commands, in a file of its own. Begin with
+``group.py``, the base of all these commands.
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""The producer: it sends messages and returns receipts. Begin with ``producer.py``."""
+"""The producer: it sends messages and returns receipts.
+
+Begin with ``producer.py``. ``outbox.py`` has the messages that wait to be sent, and ``receipt.py``
+the receipts.
+"""

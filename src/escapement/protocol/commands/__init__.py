@@ -1,5 +1,7 @@
 """The commands of the protocol: the messages that client and broker exchange.
 
+Begin with ``command.py``, the base class of commands and the table of all commands.
+
 Each command is a frozen dataclass. Its frame is one msgpack array ``[type, field, ...]``, with the
 fields in the order of the dataclass. Each field has a kind (see ``fields``), which checks type,
 range and length when the command is received and when it is sent. The method ``check`` checks that

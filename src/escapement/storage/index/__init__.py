@@ -1,4 +1,9 @@
-"""The delayed index: messages sorted by due time, on local disk. Begin reading in ``index.py``."""
+"""The delayed index: messages sorted by due time, on local disk.
+
+Begin with ``index.py``. New messages are in ``memory.py`` until a checkpoint (``checkpoint.py``)
+writes them into segments, the files in the folder ``segments``. ``plan.py`` has the plans and
+fetches that read the index.
+"""
 
 from escapement.storage.index.checkpoint import Checkpoint, Group, Part
 from escapement.storage.index.index import DelayedIndex
