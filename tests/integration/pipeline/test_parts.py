@@ -187,9 +187,9 @@ def test_filters_narrow_the_read_and_exclude_no_matching_message(log: FilledLog)
                     ),
                 )
                 assert there == [one.offset for one in expected if holds(ours(one), value)]
-                near = 0 if column == "offset" else timedelta(milliseconds=2)
+                tolerance = 0 if column == "offset" else timedelta(milliseconds=2)
                 beside = [row for row in rows if not holds(row[column], value)]
-                assert all(abs(row[column] - value) <= near for row in beside)
+                assert all(abs(row[column] - value) <= tolerance for row in beside)
 
 
 @pytest.mark.parametrize(

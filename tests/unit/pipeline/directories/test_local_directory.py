@@ -27,18 +27,18 @@ def test_only_file_uris_are_local(uri: str, path: str | None) -> None:
 
 def test_written_and_moved_files_are_found(tmp_path: Path) -> None:
     """N8: missing directories are created; a missing file reads as None."""
-    place = LocalDirectory(f"file:{tmp_path}/root")
-    assert (place.directories("a"), place.read("a/b")) == ([], None)
-    place.delete("a")
-    place.write("a/b/note", b"1")
-    place.write("a/b/note", b"2")
-    place.write("a/x", b"3")
-    assert (place.directories("a"), place.read("a/b/note")) == (["b"], b"2")
-    place.move("a/x", "c/d/y")
-    place.settle()
-    assert (place.read("a/x"), place.read("c/d/y")) == (None, b"3")
-    place.delete("c/d/y")
-    place.delete("a")
+    directory = LocalDirectory(f"file:{tmp_path}/root")
+    assert (directory.directories("a"), directory.read("a/b")) == ([], None)
+    directory.delete("a")
+    directory.write("a/b/note", b"1")
+    directory.write("a/b/note", b"2")
+    directory.write("a/x", b"3")
+    assert (directory.directories("a"), directory.read("a/b/note")) == (["b"], b"2")
+    directory.move("a/x", "c/d/y")
+    directory.settle()
+    assert (directory.read("a/x"), directory.read("c/d/y")) == (None, b"3")
+    directory.delete("c/d/y")
+    directory.delete("a")
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
     assert left == ["root", "root/c", "root/c/d"]
 
@@ -55,23 +55,23 @@ def test_written_and_moved_files_are_durable_with_their_directories(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", seen)
-    place = LocalDirectory(f"file:{tmp_path}/root")
-    place.write("runs/one/note", b"1")
+    directory = LocalDirectory(f"file:{tmp_path}/root")
+    directory.write("runs/one/note", b"1")
     assert flushed == {"", "/root", "/root/runs", "/root/runs/one", "/root/runs/one/note"}
     flushed.clear()
-    place.move("runs/one/note", "topic/day/file")
-    place.settle()
+    directory.move("runs/one/note", "topic/day/file")
+    directory.settle()
     assert flushed == {"/root", "/root/topic", "/root/topic/day"}
     flushed.clear()
-    place.settle()
+    directory.settle()
     assert not flushed
 
 
 def test_failed_write_or_move_names_the_path(tmp_path: Path) -> None:
     """N8: the whole path, for a user who lacks permissions."""
     (tmp_path / "file").write_bytes(b"")
-    place = LocalDirectory(f"file:{tmp_path}")
+    directory = LocalDirectory(f"file:{tmp_path}")
     with pytest.raises(StorageError, match=f"^{tmp_path}/file/x: File exists"):
-        place.write("file/x", b"")
+        directory.write("file/x", b"")
     with pytest.raises(StorageError, match=f"^{tmp_path}/gone: No such file"):
-        place.move("gone", "there")
+        directory.move("gone", "there")
