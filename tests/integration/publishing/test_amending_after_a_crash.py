@@ -10,6 +10,8 @@ import trio.testing
 
 import escapement
 from escapement import testing
+from escapement.broker.config import BrokerConfig
+from escapement.broker.limits import BrokerLimits
 from escapement.protocol.amend_status import AmendStatus
 from escapement.testing import World, arrived
 
@@ -196,3 +198,58 @@ async def test_message_published_after_a_crash_can_be_cancelled(
         await world.restart()
         async with world.connect() as broker:
             assert (await broker.cancel([kept.id])).done.all()
+
+
+@pytest.mark.parametrize("how", ["cancel", "reschedule", "run_now"])
+@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+async def test_kept_message_comes_in_the_order_of_its_key(
+    how: str, dies: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """Q9: earlier messages of its key are still unread in the index when it is changed."""
+    config = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=20))
+    async with testing.start(config=config) as world:
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            await broker.admin(
+                "subscriptions.create", topic="x", subscription="s", policy={"order": "key"}
+            )
+            await producer.send_many([b"first"] * 60, keys=["first"] * 60)
+            receipts = await producer.send_many([b"%d" % n for n in range(20)], keys=["k"] * 20)
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await broker.admin(
+                "subscriptions.create", topic="x", subscription="new", position="earliest"
+            )
+            outcome = await change(broker, how, [receipts[12].id])
+            assert outcome.done.all()
+            assert outcome.subscriptions == ("s",)
+            if dies:
+                await world.crash()
+                await world.restart()
+        async with world.connect() as broker, broker.consumer("x", "s", permits=5) as inbox:
+            order = []
+            while messages := await arrived(inbox):
+                order += [message.payload for message in messages if message.payload != b"first"]
+                assert all(message.redelivered for message in messages)
+                await inbox.ack([message.id for message in messages])
+        assert order == [b"%d" % n for n in range(20)]
+
+
+async def test_subscription_created_after_a_crash_is_never_named_for_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: not after a clean restart either."""
+    async with testing.start() as world:
+        ids = await deliver_and_crash(world)
+        async with world.connect() as broker:
+            await world.clock.advance(seconds=1)
+            await broker.admin(
+                "subscriptions.create", topic="x", subscription="new", position="earliest"
+            )
+        await world.stop()
+        await world.restart()
+        async with world.connect() as broker:
+            outcome = await broker.cancel(ids[1:3])
+            assert outcome.done.all()
+            assert outcome.subscriptions == ("s",)

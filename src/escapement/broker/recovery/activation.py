@@ -132,8 +132,8 @@ class Activation:
             self._rng,
             topic.amendments,
             self._on_dead,
-            # A new subscription has had no deliveries yet.
-            0 if new else self.doubtful_until_ms,
+            # A subscription that was created after that time has had no such deliveries.
+            0 if new or record.created_at_ms > self.doubtful_until_ms else self.doubtful_until_ms,
         )
         if record.kind == "shared":
             mark = _first_mark(topic, record, new=new)

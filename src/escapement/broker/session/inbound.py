@@ -51,12 +51,13 @@ class Inbound:
         self._most_bytes = most_bytes
         self._holders = 0
         self._unfinished: dict[Intake, None] = {}  # the oldest frame first
+        self._waiting = 0  # the number of connections in ``room``
         self._changed = trio.lowlevel.ParkingLot()
 
     @property
     def has_waiting(self) -> bool:
         """Whether a connection waits for room."""
-        return bool(self._changed)
+        return self._waiting > 0
 
     def change(self, before_bytes: int, after_bytes: int) -> None:
         """Note that an intake holds ``after_bytes`` instead of ``before_bytes``."""
@@ -77,8 +78,14 @@ class Inbound:
 
     async def room(self, intake: Intake) -> None:
         """Wait until the intake may read on."""
-        while not self._may_read(intake):
-            await self._changed.park()
+        if self._may_read(intake):
+            return
+        self._waiting += 1
+        try:
+            while not self._may_read(intake):
+                await self._changed.park()
+        finally:
+            self._waiting -= 1
 
     def _may_read(self, intake: Intake) -> bool:
         total_bytes = self.held_bytes + LARGE_READ_BYTES

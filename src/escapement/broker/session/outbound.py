@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 # The bytes handed to the socket between two checks of the lease. A writable socket usually accepts
 # this much; half of it would double the calls.
 PIECE_BYTES: Final = 256 * 1024
+# The memory of a queued buffer besides its bytes.
+_BUFFER_BYTES: Final = 64
 # A peer that accepts less than SLOW_BYTES in this time is cut off while others wait.
 STALL_S: Final = 5.0
 SLOW_BYTES: Final = 64 * 1024
@@ -173,7 +175,7 @@ class Outbound:
 
     def _queue(self, frames: list[Buffer]) -> None:
         self._frames += frames
-        self._count(sum(map(len, frames)))
+        self._count(_memory_of(frames))
         self._writable.set()
         is_over = self._size_bytes > self._limits.outbound_hard_bytes
         if is_over or self._bound.is_exceeded_by(self._size_bytes):
@@ -200,8 +202,9 @@ class Outbound:
                 continue
             frames, self._frames = self._frames, []
             has_messages, self._has_messages = self._has_messages, False
-            size_bytes = sum(map(len, frames))
+            size_bytes = _memory_of(frames)
             data = memoryview(b"".join(frames))
+            frames.clear()
             await self._write(data, has_messages)
             self._count(-size_bytes)
 
@@ -254,3 +257,7 @@ class Outbound:
             return os.write(self._socket.fileno(), data)
         except BlockingIOError:
             return 0
+
+
+def _memory_of(frames: list[Buffer]) -> int:
+    return sum(map(len, frames)) + _BUFFER_BYTES * len(frames)

@@ -36,6 +36,7 @@ import numpy.typing as npt
 from escapement.broker.subscription.keys.key_order import KeyOrder
 from escapement.broker.subscription.keys.key_queues import KeyQueues
 from escapement.broker.subscription.keys.key_ranges import KeyRanges
+from escapement.broker.subscription.number_map import NOWHERE
 from escapement.broker.subscription.priorities.band import Band
 from escapement.broker.subscription.priorities.bands import Bands, Scan
 from escapement.broker.subscription.priorities.ready import Ready, Rows
@@ -43,8 +44,9 @@ from escapement.broker.subscription.priorities.skipping import Skipping, Slots, 
 from escapement.broker.subscription.priorities.staged import Staged
 from escapement.broker.subscription.subscription import Environment, Subscription
 from escapement.message import Int64s, UInt32s
-from escapement.sorting import lowest
+from escapement.sorting import find_sorted, lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
+from escapement.storage.encoding.attempts import RELEASED
 from escapement.storage.index.keys import Key, position
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offset_bits import OffsetBits
@@ -77,6 +79,10 @@ class DueSubscription(Subscription):
         self.filled_until_ms = 0
         self.staged = Staged()
         self.bands = Bands(self._make_band, mark)
+        # Pending messages that were delivered, or may have been, and that stay in the index until
+        # they are read in their order. A change for other subscriptions leaves them here. Sorted by
+        # offset; a message stays among them when it is acknowledged.
+        self._assumed = Rows.none()
 
     # -- coverage --------------------------------------------------------------------
 
@@ -104,7 +110,8 @@ class DueSubscription(Subscription):
         # Ready messages that were never sent can be read from the index again.
         held = self.held.to_array(0, _ANY_OFFSET) if len(self.held) else None
         unsent = held is None or bool(self._never_sent(held).all())
-        return super().keeps_nothing and unsent and not self.bands.is_reading
+        idle = unsent and not self.bands.is_reading and not self._pending_assumed().height
+        return super().keeps_nothing and idle
 
     def _fresh(self, rows: Rows) -> Rows:
         """Return the open rows that are not passed over; the caller makes them ready."""
@@ -132,7 +139,62 @@ class DueSubscription(Subscription):
                 rows = rows.pick(~taken.contains(rows.offsets))
                 bits = OffsetBits(rows.offsets)
         deliverable = self._amendments.deliverable(rows.due_ms, rows.offsets)
+        if self._assumed.height:
+            assumed_ms = self._assumed_ms(rows.offsets)
+            others = True if deliverable is None else deliverable
+            deliverable = np.where(assumed_ms == NOWHERE, others, assumed_ms == rows.due_ms)
         return rows if deliverable is None else rows.pick(deliverable)
+
+    # -- messages that may have been delivered before a start ----------------------------
+
+    def assume_delivered(self, rows: Rows) -> None:
+        # The messages keep their places: one that came before earlier messages of its key would
+        # break the order.
+        rows = rows._replace(attempts=rows.attempts | RELEASED)
+        self.attempts.state(rows, rows.due_ms)
+        self._assume(rows)
+
+    def _assume(self, rows: Rows) -> None:
+        if rows.height:
+            rows = Rows.concat([self._pending_assumed(), rows])
+            self._assumed = rows.pick(np.argsort(rows.offsets, kind="stable")).once()
+
+    def _assumed_ms(self, offsets: Int64s) -> Int64s:
+        """Return the due time of each assumed message, ``NOWHERE`` for other messages; int64[n]."""
+        at, there = find_sorted(self._assumed.offsets, offsets)
+        return np.where(there, self._assumed.due_ms[at], NOWHERE)
+
+    def _pending_assumed(self) -> Rows:
+        """Return the assumed messages that were not delivered since the start."""
+        rows = self._assumed
+        return rows.pick(~super().was_handed(rows.offsets)) if rows.height else rows
+
+    def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        handed = super().was_handed(offsets)
+        if self._assumed.height:
+            handed |= self._assumed_ms(offsets) != NOWHERE
+        return handed
+
+    def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        pending = self._pending_assumed()
+        holds = super().holds(offsets)
+        return holds | np.isin(offsets, pending.offsets) if pending.height else holds
+
+    def kept(self) -> OffsetSet:
+        pending = self._pending_assumed()
+        if not pending.height:
+            return self.held
+        kept = self.held.copy()
+        kept.add(pending.offsets)
+        return kept
+
+    def _resume(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
+        untried = (rows.counts == 0) & (next_ms <= rows.due_ms) & (not self.record.is_filling)
+        self._assume(rows.pick(untried))
+        super()._resume(rows.pick(~untried), next_ms[~untried], now_ms)
+
+    def _tried(self) -> Rows:
+        return Rows.concat([super()._tried(), self._pending_assumed()])
 
     def _pass_over(self, rows: Rows, ranges: KeyRanges) -> Rows:
         """Return the rows that are in some consumer's range; note the others as passed over.

@@ -683,7 +683,10 @@ class Subscription(ABC):
 
     def begin(self, now_ms: int) -> None:
         """Make recovered messages ready or put them into retry, once all attempts are loaded."""
-        rows, next_ms = self.attempts.take_recovered(self.acked)
+        self._resume(*self.attempts.take_recovered(self.acked), now_ms)
+
+    def _resume(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
+        """Make messages ready that are due by ``next_ms``, or put them into retry until then."""
         if not rows.height:
             return
         self.held.add(rows.offsets)
@@ -696,8 +699,11 @@ class Subscription(ABC):
 
     def all_attempts(self, now_ms: int) -> AttemptTable:
         """Return the attempts of all pending messages that were tried, for a checkpoint."""
-        others = Rows.concat([self._ready_again(), self.dead.rows])
-        return self.attempts.take_all(others, now_ms)
+        return self.attempts.take_all(self._tried(), now_ms)
+
+    def _tried(self) -> Rows:
+        """Return the messages that were tried and are neither in flight nor in retry, and more."""
+        return Rows.concat([self._ready_again(), self.dead.rows])
 
     def tries_of(self, offset: int) -> tuple[int, int | None]:
         """Return how often a message was delivered, and the time of its retry.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
@@ -185,6 +186,23 @@ async def test_connection_that_waits_for_its_own_requests_is_not_the_oldest(
     with trio.fail_after(10):
         await good.run()
     assert good.done
+
+
+async def test_connection_waits_until_it_may_read(autojump_clock: MockClock) -> None:
+    """Invariant 9: reads that end while it is woken must see that it still waits."""
+    inbound = Inbound(LARGE_READ_BYTES, TIMEOUT_S)
+    first, second, third = (Intake(inbound, receive_at_once, lambda: None) for _ in range(3))
+    await read(first, 100)
+    await read(second, 0)
+    second.begin_request(10)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(third.room, LARGE_READ_BYTES)
+        await trio.testing.wait_all_tasks_blocked()
+        assert inbound.has_waiting
+        second.end_request(10)
+        assert inbound.has_waiting
+        nursery.cancel_scope.cancel()
+    assert not inbound.has_waiting
 
 
 async def test_peer_that_sends_frame_after_frame_is_not_cut_off(autojump_clock: MockClock) -> None:
