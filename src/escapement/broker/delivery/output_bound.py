@@ -10,8 +10,9 @@ Length Thresholds for Shared-Memory Packet Switches", 1998.)
 Frames of messages are smaller when there is little room. So a connection that queues nothing may
 always queue a frame, and consumers that read slowly do not keep others from getting messages.
 
-Small answers are queued without a check. So when all queues together exceed three times the bound,
-a connection that queues one is cut off if its queue is larger than an equal part of the bound.
+Small answers, and single messages that are larger than the share, are queued without a check. So
+when all queues together exceed three times the bound, the connection is cut off whose current write
+has lasted longest.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ _SHARE: Final = 4
 LEAST_SHARE_BYTES: Final = 16 * 1024
 
 
-class Waiting(Protocol):
-    """A connection that waits for room."""
+class Connection(Protocol):
+    """A connection that queues output."""
 
     def has_room_again(self) -> None:
         """Try again to queue output, because there may be room now."""
+        ...
+
+    def cut_off(self) -> None:
+        """End the connection at once."""
         ...
 
 
 class OutputBound:
     """The output that is queued for all connections.
 
-    Invariant: ``queued_bytes`` is the total size of all queues, and ``_holders`` is the number of
-    connections whose queue is not empty.
+    Invariant: ``queued_bytes`` is the total size of all queues.
 
     Args:
       most_bytes: the bound.
@@ -48,8 +52,8 @@ class OutputBound:
     def __init__(self, most_bytes: int) -> None:
         self.queued_bytes = 0
         self._most_bytes = most_bytes
-        self._holders = 0
-        self._waiting: dict[Waiting, None] = {}
+        self._waiting: dict[Connection, None] = {}
+        self._writing: dict[Connection, None] = {}  # the longest first
 
     @property
     def is_full(self) -> bool:
@@ -66,12 +70,6 @@ class OutputBound:
         has_room = self.queued_bytes + more_bytes <= self._most_bytes
         return has_room or own_bytes + more_bytes <= self._share_bytes
 
-    def is_exceeded_by(self, own_bytes: int) -> bool:
-        """Return whether a connection with a queue of ``own_bytes`` must be cut off."""
-        if self.queued_bytes <= 3 * self._most_bytes:
-            return False
-        return own_bytes > self._most_bytes // max(self._holders, 1)
-
     @property
     def _share_bytes(self) -> int:
         return max((2 * self._most_bytes - self.queued_bytes) // _SHARE, LEAST_SHARE_BYTES)
@@ -80,17 +78,32 @@ class OutputBound:
         """Note that a connection's queue has changed in size; wake those that wait for room."""
         was_full = self.is_full
         self.queued_bytes += after_bytes - before_bytes
-        self._holders += (after_bytes > 0) - (before_bytes > 0)
         assert self.queued_bytes >= 0
         if was_full and not self.is_full:
             waiting, self._waiting = self._waiting, {}
             for one in waiting:
                 one.has_room_again()
 
-    def wait(self, one: Waiting) -> None:
+    def begin_write(self, one: Connection) -> None:
+        """Note that a connection begins to write; ``end_write`` or ``leave`` must follow."""
+        self._writing[one] = None
+
+    def end_write(self, one: Connection) -> None:
+        """Note that a connection has written what it began to write."""
+        self._writing.pop(one, None)
+
+    def check(self) -> None:
+        """Cut off the slowest connection if all queue too much."""
+        if self.queued_bytes > 3 * self._most_bytes and self._writing:
+            slowest = next(iter(self._writing))
+            del self._writing[slowest]
+            slowest.cut_off()
+
+    def wait(self, one: Connection) -> None:
         """Call ``has_room_again`` of a connection, once, when there may be room."""
         self._waiting.setdefault(one)
 
-    def leave(self, one: Waiting) -> None:
+    def leave(self, one: Connection) -> None:
         """Forget a connection that has ended."""
         self._waiting.pop(one, None)
+        self._writing.pop(one, None)

@@ -37,7 +37,8 @@ _log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 256 * 1024
 # The memory of a queued buffer besides its bytes.
 _BUFFER_BYTES: Final = 64
-# A peer that accepts less than SLOW_BYTES in this time is cut off while others wait.
+# A peer that accepts less than SLOW_BYTES in this time is cut off while others wait. If its own
+# requests wait here, and so hold memory that frames of others wait for, it must accept FRAME_BYTES.
 STALL_S: Final = 5.0
 SLOW_BYTES: Final = 64 * 1024
 
@@ -47,7 +48,8 @@ class Outbound:
 
     Args:
       may_deliver: returns whether messages may still leave.
-      others_wait: returns whether other connections wait for memory that this one may hold.
+      output_waits: returns whether output of other connections waits for room.
+      input_waits: returns whether frames of other connections wait for room.
       on_room: called when there is room for messages again.
       cut_off: ends the connection at once.
     """
@@ -60,7 +62,8 @@ class Outbound:
         bound: OutputBound,
         *,
         may_deliver: Callable[[], bool],
-        others_wait: Callable[[], bool],
+        output_waits: Callable[[], bool],
+        input_waits: Callable[[], bool],
         on_room: Callable[[], None],
         cut_off: Callable[[], None],
     ) -> None:
@@ -73,9 +76,10 @@ class Outbound:
         self._limits = limits
         self._bound = bound
         self._may_deliver = may_deliver
-        self._others_wait = others_wait
+        self._output_waits = output_waits
+        self._input_waits = input_waits
         self._on_room = on_room
-        self._cut_off = cut_off
+        self.cut_off = cut_off
         self._frames: list[Buffer] = []
         self._has_messages = False  # whether a queued frame has messages
         self._size_bytes = 0
@@ -135,7 +139,7 @@ class Outbound:
             self._queue(self._protocol.send(command))
         except ProtocolError:
             _log.exception("closing a connection because a command cannot be sent on it")
-            self._cut_off()
+            self.cut_off()
 
     def answer(self, reply: wire.AdminReply) -> None:
         """Queue an answer that may be too large.
@@ -177,10 +181,10 @@ class Outbound:
         self._frames += frames
         self._count(_memory_of(frames))
         self._writable.set()
-        is_over = self._size_bytes > self._limits.outbound_hard_bytes
-        if is_over or self._bound.is_exceeded_by(self._size_bytes):
+        if self._size_bytes > self._limits.outbound_hard_bytes:
             _log.warning("cutting off a peer that does not read its answers")
-            self._cut_off()
+            self.cut_off()
+        self._bound.check()
 
     def _count(self, more_bytes: int) -> None:
         """Change the number of queued bytes."""
@@ -205,46 +209,46 @@ class Outbound:
             size_bytes = _memory_of(frames)
             data = memoryview(b"".join(frames))
             frames.clear()
+            self._bound.begin_write(self)
             await self._write(data, has_messages)
+            self._bound.end_write(self)
             self._count(-size_bytes)
 
     async def _write(self, left: memoryview, has_messages: bool) -> None:
         """Write frames; those with messages only while messages may leave."""
-        slow_since_s, slow_from_bytes = trio.current_time(), len(left)
+        pace, fast_pace = _Pace(SLOW_BYTES), _Pace(FRAME_BYTES)
         while left:
-            if slow_from_bytes - len(left) >= SLOW_BYTES:
-                slow_since_s, slow_from_bytes = trio.current_time(), len(left)
             may_leave = not has_messages or self._may_deliver()
             if may_leave and (written := self._write_at_once(left[:PIECE_BYTES])):
                 left = left[written:]
+                pace.accepted(written)
+                fast_pace.accepted(written)
                 if left:
                     await trio.lowlevel.checkpoint()
                 continue
-            await self._accepts_more(slow_since_s)
+            self._check_pace(pace, fast_pace)
+            await self._accepts_more(pace, fast_pace)
             if has_messages and not self._may_deliver():
                 _log.warning("the lease has ended: cutting off a peer that was to get messages")
-                self._cut_off()
+                self.cut_off()
                 await trio.lowlevel.checkpoint()
             if self._socket is None:
                 await self._stream.send_all(left[:PIECE_BYTES])
                 left = left[PIECE_BYTES:]
 
-    async def _accepts_more(self, slow_since_s: float) -> None:
-        """Wait until the peer accepts more; cut it off if it is too slow while others wait.
-
-        Args:
-          slow_since_s: since when the peer has accepted less than ``SLOW_BYTES``.
-        """
-        deadline_s = slow_since_s + STALL_S
+    async def _accepts_more(self, pace: _Pace, fast_pace: _Pace) -> None:
+        """Wait until the peer accepts more; cut it off if it is too slow while others wait."""
         while True:
-            with trio.move_on_at(deadline_s):
+            with trio.move_on_after(STALL_S):
                 await self._stream.wait_send_all_might_not_block()
                 return
-            if self._others_wait():
-                _log.warning("cutting off a peer that reads too slowly while others wait")
-                self._cut_off()
-                await trio.lowlevel.checkpoint()
-            deadline_s = trio.current_time() + STALL_S
+            self._check_pace(pace, fast_pace)
+
+    def _check_pace(self, pace: _Pace, fast_pace: _Pace) -> None:
+        slow = pace.is_late and (self._output_waits() or self._input_waits())
+        if slow or (fast_pace.is_late and self._roomy and self._input_waits()):
+            _log.warning("cutting off a peer that reads too slowly while others wait")
+            self.cut_off()
 
     def _write_at_once(self, data: memoryview) -> int:
         """Write what the socket accepts without a wait, so without a turn of the event loop.
@@ -257,6 +261,25 @@ class Outbound:
             return os.write(self._socket.fileno(), data)
         except BlockingIOError:
             return 0
+
+
+class _Pace:
+    """Whether a peer accepts at least ``least_bytes`` in each ``STALL_S``."""
+
+    def __init__(self, least_bytes: int) -> None:
+        self._least_bytes = self._left_bytes = least_bytes
+        self._since_s = trio.current_time()
+
+    def accepted(self, size_bytes: int) -> None:
+        """Note that the peer accepted bytes."""
+        self._left_bytes -= size_bytes
+        if self._left_bytes <= 0:
+            self._left_bytes, self._since_s = self._least_bytes, trio.current_time()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has not accepted that many for ``STALL_S``."""
+        return trio.current_time() - self._since_s >= STALL_S
 
 
 def _memory_of(frames: list[Buffer]) -> int:

@@ -71,7 +71,8 @@ class Session:
             limits,
             broker.output,
             may_deliver=broker.holds_lease,
-            others_wait=lambda: broker.output.is_full or inbound.has_waiting,
+            output_waits=lambda: broker.output.is_full,
+            input_waits=lambda: inbound.has_waiting,
             on_room=lambda: self._consumers.wake(),
             cut_off=self._scope.cancel,
         )

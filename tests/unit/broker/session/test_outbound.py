@@ -26,7 +26,8 @@ def outbound(bound: OutputBound, calls: list[str]) -> Outbound:
         replace(DEFAULT_LIMITS, outbound_bytes=FRAME_BYTES),
         bound,
         may_deliver=lambda: True,
-        others_wait=lambda: bound.is_full,
+        output_waits=lambda: bound.is_full,
+        input_waits=lambda: False,
         on_room=lambda: calls.append("room"),
         cut_off=lambda: calls.append("cut off"),
     )
@@ -87,7 +88,8 @@ async def test_peer_that_reads_too_slowly_is_cut_off_while_others_wait(
             DEFAULT_LIMITS,
             OutputBound(8 * FRAME_BYTES),
             may_deliver=lambda: True,
-            others_wait=lambda: others_wait,
+            output_waits=lambda: others_wait,
+            input_waits=lambda: False,
             on_room=lambda: None,
             cut_off=cut_off,
         )
