@@ -4,7 +4,7 @@ A frame has one command, and ``type`` is the command's number. The header of the
 take one byte each (at most 15 elements, types below 128). So a receiver knows the type before it
 unpacks the frame. The type decides how large the frame may be, and how many lists and maps it may
 have. A frame of columns may have megabytes but no nesting. A frame of plain values may be nested,
-but is small. So no received frame takes more memory than a small multiple of its bytes.
+but is small. So a received frame takes at most some twenty times its bytes.
 
 This module does not depend on the commands or their order. Every error is a ``ValueError`` about
 the bytes, which the connection turns into a ``RemoteProtocolError``.

@@ -183,7 +183,7 @@ class Session:
                 elif at_once := self._at_once.get(kind):
                     at_once(command)
                 elif aside := self._aside.get(kind):
-                    size_bytes = before_bytes - left_bytes
+                    size_bytes = (before_bytes - left_bytes) * kind.MEMORY_FACTOR
                     self._intake.begin_request(size_bytes)
                     await self._requests.acquire()
                     nursery.start_soon(self._carry_out, aside, command, size_bytes)

@@ -23,6 +23,7 @@ class Admin(Command):
     arguments: PlainMap
 
     MAX_CONTAINERS = MAX_REQUEST_CONTAINERS
+    MEMORY_FACTOR = 20  # strings of two characters
 
 
 @command(41, "broker")

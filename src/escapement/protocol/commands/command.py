@@ -32,6 +32,8 @@ class Command:
     # itself counts as one list. The defaults are for a command without nested values.
     MAX_BYTES: ClassVar[int] = MAX_PLAIN_BYTES
     MAX_CONTAINERS: ClassVar[int] = 1
+    # The most memory that the command takes for each byte of its frame, about.
+    MEMORY_FACTOR: ClassVar[int] = 1
 
     @classmethod
     def read(cls, values: list[Any]) -> Command:
