@@ -154,7 +154,9 @@ class AttemptBook:
         kept = self._amendments.changed(flying.offsets)
         flying = counted(flying._replace(attempts=flying.attempts - ~kept))
         flying = Rows.concat([counted(recorded), flying])
-        next_ms = np.concatenate((next_ms, flying.due_ms, np.full(others.height, now_ms)))
+        # A message that was not tried has no time of a next attempt.
+        others_ms = np.where(others.counts > 0, now_ms, others.due_ms)
+        next_ms = np.concatenate((next_ms, flying.due_ms, others_ms))
         rows = Rows.concat([waiting, flying, others])
         tried = rows.attempts > 0
         return _table(rows.pick(tried), next_ms[tried])
