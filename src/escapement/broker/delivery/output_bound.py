@@ -11,13 +11,16 @@ Frames of messages are smaller when there is little room. So a connection that q
 always queue a frame, and consumers that read slowly do not keep others from getting messages.
 
 Small answers, and single messages that are larger than the share, are queued without a check. So
-when all queues together exceed three times the bound, the connection is cut off whose current write
-has lasted longest.
+when all queues together exceed three times the bound, the slowest connection is cut off, one at a
+time.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Final, Protocol
+
+_log = logging.getLogger(__name__)
 
 # The size of the largest frame of messages, and the size reserved for a large answer before it is
 # read from disk.
@@ -33,6 +36,11 @@ class Connection(Protocol):
 
     def has_room_again(self) -> None:
         """Try again to queue output, because there may be room now."""
+        ...
+
+    @property
+    def slow_since_s(self) -> float:
+        """Since when its peer has accepted little, while it writes; of the event loop's clock."""
         ...
 
     def cut_off(self) -> None:
@@ -53,7 +61,8 @@ class OutputBound:
         self.queued_bytes = 0
         self._most_bytes = most_bytes
         self._waiting: dict[Connection, None] = {}
-        self._writing: dict[Connection, None] = {}  # the longest first
+        self._writing: set[Connection] = set()
+        self._ending: Connection | None = None  # cut off, and not gone yet
 
     @property
     def is_full(self) -> bool:
@@ -86,18 +95,19 @@ class OutputBound:
 
     def begin_write(self, one: Connection) -> None:
         """Note that a connection begins to write; ``end_write`` or ``leave`` must follow."""
-        self._writing[one] = None
+        self._writing.add(one)
 
     def end_write(self, one: Connection) -> None:
         """Note that a connection has written what it began to write."""
-        self._writing.pop(one, None)
+        self._writing.discard(one)
 
     def check(self) -> None:
-        """Cut off the slowest connection if all queue too much."""
-        if self.queued_bytes > 3 * self._most_bytes and self._writing:
-            slowest = next(iter(self._writing))
-            del self._writing[slowest]
-            slowest.cut_off()
+        """Cut off the slowest connection if all queue too much. O(connections that write)."""
+        if self.queued_bytes <= 3 * self._most_bytes or self._ending or not self._writing:
+            return
+        self._ending = min(self._writing, key=lambda one: one.slow_since_s)
+        _log.warning("cutting off the slowest peer, because the output of all peers is too large")
+        self._ending.cut_off()
 
     def wait(self, one: Connection) -> None:
         """Call ``has_room_again`` of a connection, once, when there may be room."""
@@ -106,4 +116,6 @@ class OutputBound:
     def leave(self, one: Connection) -> None:
         """Forget a connection that has ended."""
         self._waiting.pop(one, None)
-        self._writing.pop(one, None)
+        self._writing.discard(one)
+        if one is self._ending:
+            self._ending = None

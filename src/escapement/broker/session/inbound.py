@@ -121,6 +121,7 @@ class Intake:
         self.frame_bytes = 0  # of the unfinished frame, with the read that continues it
         self._request_bytes = 0
         self._in_frame = False
+        self._closed = False
         self._read_s = 0.0  # how long it has read this frame
 
     @property
@@ -129,6 +130,8 @@ class Intake:
         return self.frame_bytes + self._request_bytes
 
     def _hold(self, frame_bytes: int, request_bytes: int) -> None:
+        if self._closed:
+            return  # requests may end after their connection
         before_bytes = self.held_bytes
         self.frame_bytes, self._request_bytes = frame_bytes, request_bytes
         self._inbound.change(before_bytes, self.held_bytes)
@@ -192,3 +195,4 @@ class Intake:
         """Release everything, because the connection has ended."""
         self._inbound.frame_ends(self)
         self._hold(0, 0)
+        self._closed = True

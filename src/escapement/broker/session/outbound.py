@@ -81,6 +81,7 @@ class Outbound:
         self._on_room = on_room
         self.cut_off = cut_off
         self._frames: list[Buffer] = []
+        self._pace = _Pace(SLOW_BYTES)  # of the current write
         self._has_messages = False  # whether a queued frame has messages
         self._size_bytes = 0
         self._writable = trio.Event()
@@ -122,6 +123,11 @@ class Outbound:
                 yield
             finally:
                 self._count(-FRAME_BYTES)
+
+    @property
+    def slow_since_s(self) -> float:
+        """Since when the peer has accepted less than ``SLOW_BYTES`` of the current write."""
+        return self._pace.since_s
 
     @property
     def _is_over(self) -> bool:
@@ -216,7 +222,8 @@ class Outbound:
 
     async def _write(self, left: memoryview, has_messages: bool) -> None:
         """Write frames; those with messages only while messages may leave."""
-        pace, fast_pace = _Pace(SLOW_BYTES), _Pace(FRAME_BYTES)
+        self._pace = pace = _Pace(SLOW_BYTES)
+        fast_pace = _Pace(FRAME_BYTES)
         while left:
             may_leave = not has_messages or self._may_deliver()
             if may_leave and (written := self._write_at_once(left[:PIECE_BYTES])):
@@ -268,18 +275,18 @@ class _Pace:
 
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = self._left_bytes = least_bytes
-        self._since_s = trio.current_time()
+        self.since_s = trio.current_time()
 
     def accepted(self, size_bytes: int) -> None:
         """Note that the peer accepted bytes."""
         self._left_bytes -= size_bytes
         if self._left_bytes <= 0:
-            self._left_bytes, self._since_s = self._least_bytes, trio.current_time()
+            self._left_bytes, self.since_s = self._least_bytes, trio.current_time()
 
     @property
     def is_late(self) -> bool:
         """Whether it has not accepted that many for ``STALL_S``."""
-        return trio.current_time() - self._since_s >= STALL_S
+        return trio.current_time() - self.since_s >= STALL_S
 
 
 def _memory_of(frames: list[Buffer]) -> int:

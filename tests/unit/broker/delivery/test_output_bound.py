@@ -8,7 +8,8 @@ from escapement.broker.delivery.output_bound import FRAME_BYTES, LEAST_SHARE_BYT
 class Peer:
     """A connection that queues frames."""
 
-    def __init__(self, bound: OutputBound) -> None:
+    def __init__(self, bound: OutputBound, slow_since_s: float = 0.0) -> None:
+        self.slow_since_s = slow_since_s
         self.queued_bytes = self.calls = self.cuts = 0
         self._bound = bound
 
@@ -101,20 +102,24 @@ def test_waiting_connection_learns_once_of_room() -> None:
     assert (waiting.calls, left.calls) == (1, 0)
 
 
-def test_connection_that_writes_longest_is_cut_off_at_three_times_the_bound() -> None:
-    """Invariant 9: some output is queued without asking."""
+def test_slowest_connection_is_cut_off_at_three_times_the_bound() -> None:
+    """Invariant 9: some output is queued without asking. Connections are cut off one at a time."""
     bound = OutputBound(4 * FRAME_BYTES)
-    slow, slower, quick = Peer(bound), Peer(bound), Peer(bound)
-    for peer in (quick, slower, slow):
+    peers = quick, slower, slow = [Peer(bound, slow_since_s) for slow_since_s in (9.0, 1.0, 5.0)]
+    for peer in peers:
         peer.queue(4)
         bound.begin_write(peer)
     bound.check()
-    bound.end_write(quick)
-    bound.begin_write(quick)
+    assert [peer.cuts for peer in peers] == [0, 0, 0]
     quick.queue(1)
     bound.check()
-    assert [peer.cuts for peer in (slow, slower, quick)] == [0, 1, 0]
-    bound.leave(slower)
-    slower.queue(-4)
     bound.check()
-    assert [peer.cuts for peer in (slow, slower, quick)] == [0, 1, 0]
+    assert [peer.cuts for peer in peers] == [0, 1, 0]
+    bound.leave(slower)
+    bound.check()
+    assert [peer.cuts for peer in peers] == [0, 1, 1]
+    slower.queue(-4)
+    slow.queue(-4)
+    bound.leave(slow)
+    bound.check()
+    assert [peer.cuts for peer in peers] == [0, 1, 1]

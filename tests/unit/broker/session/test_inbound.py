@@ -188,6 +188,19 @@ async def test_connection_that_waits_for_its_own_requests_is_not_the_oldest(
     assert good.done
 
 
+async def test_requests_may_end_after_their_connection(autojump_clock: MockClock) -> None:
+    """Invariant 9: a peer is cut off while its requests are carried out."""
+    inbound = Inbound(MIB, TIMEOUT_S)
+    intake = Intake(inbound, receive_at_once, lambda: None)
+    await read(intake, 100)
+    intake.frame_ends()
+    intake.begin_request(10)
+    intake.close()
+    intake.end_request(10)
+    intake.close()
+    assert inbound.held_bytes == 0
+
+
 async def test_connection_waits_until_it_may_read(autojump_clock: MockClock) -> None:
     """Invariant 9: reads that end while it is woken must see that it still waits."""
     inbound = Inbound(LARGE_READ_BYTES, TIMEOUT_S)
@@ -245,6 +258,7 @@ def test_held_bytes_equal_a_recount(steps: list[tuple[int, str, int]]) -> None:
         for at, step, size in steps:
             if step == "close":
                 intakes[at].close()
+                intakes[at] = Intake(inbound, receive_at_once, lambda: None)
                 frames[at] = requests[at] = 0
             elif step == "read":
                 await read(intakes[at], size)
