@@ -144,6 +144,8 @@ class Intake:
         Args:
           unfinished_bytes: the bytes received of a frame that is not whole.
         """
+        if not unfinished_bytes:
+            self.frame_ends()
         self._in_frame = unfinished_bytes > 0
         if self.frame_bytes != unfinished_bytes:
             self._hold(unfinished_bytes, self._request_bytes)

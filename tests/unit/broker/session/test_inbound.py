@@ -218,6 +218,17 @@ async def test_connection_waits_until_it_may_read(autojump_clock: MockClock) -> 
     assert not inbound.has_waiting
 
 
+async def test_connection_between_two_frames_is_not_the_oldest(autojump_clock: MockClock) -> None:
+    """Invariant 9: its last frame came in two reads, and it is idle since."""
+    inbound = Inbound(2 * LARGE_READ_BYTES, TIMEOUT_S)
+    idle, good = Intake(inbound, receive_at_once, lambda: None), Peer(inbound, 15 * MIB)
+    for unfinished_bytes in (0, 100, 0):
+        await read(idle, unfinished_bytes)
+    with trio.fail_after(10):
+        await good.run()
+    assert good.done
+
+
 async def test_peer_that_sends_frame_after_frame_is_not_cut_off(autojump_clock: MockClock) -> None:
     """The time for a frame begins anew with each frame, also if no read ends between two."""
     inbound = Inbound(2 * MIB, TIMEOUT_S)
