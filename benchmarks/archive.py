@@ -32,7 +32,7 @@ from escapement.pipeline.jvm import COMPILES_ONCE
 from escapement.storage.engine.open import open_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.broker_processes import broker_process
+from support.processes.broker import broker_process
 
 NAMESPACE = "public/archived"
 TOPIC = f"{NAMESPACE}/x"

@@ -49,7 +49,7 @@ def open_database(options: argparse.Namespace) -> Iterator[Engine]:
             yield open_engine(options.log, Path(directory))
             return
         sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-        from support.database_servers import private_server
+        from support.database.servers import private_server
 
         with private_server() as server:
             yield open_engine(server.url("escapement_bench"), Path(directory))

@@ -21,7 +21,7 @@ from escapement.message import Blobs, MessageBatch
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.index_samples import write_checkpoint
+from support.storage.index_samples import write_checkpoint
 
 SPREAD_MS = 3_600_000
 # The number of messages that a scan reads at once.

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.database_servers import MysqlServer, private_server
+from support.database.servers import MysqlServer, private_server
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

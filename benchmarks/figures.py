@@ -102,7 +102,7 @@ def databases(
         yield lambda: contextlib.nullcontext(options.log)
         return
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from support.database_servers import private_server
+    from support.database.servers import private_server
 
     with private_server() as server:
         numbers = count(1)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.database_servers import MysqlServer, private_server
+from support.database.servers import MysqlServer, private_server
 
 ROOT = Path(__file__).parents[1]
 

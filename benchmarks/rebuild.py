@@ -41,8 +41,8 @@ from escapement.storage.index.segments.direct_file import DirectFile
 from escapement.storage.log.log import Log
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.broker_processes import broker_process
-from support.database_servers import MysqlServer
+from support.database.servers import MysqlServer
+from support.processes.broker import broker_process
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100

@@ -53,8 +53,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from database import add_options, database
 from processor_time import processor_time, spent
 
-from support.broker_processes import broker_process
-from support.database_servers import MysqlServer
+from support.database.servers import MysqlServer
+from support.processes.broker import broker_process
 
 TOPIC = "x"
 BATCH, PAYLOAD_BYTES = 1_000, 100

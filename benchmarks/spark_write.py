@@ -42,7 +42,7 @@ from processor_time import processor_time, spent
 
 import escapement
 from escapement.pipeline.jvm import provide_java
-from support.broker_processes import PATIENT, BrokerProcess, broker_process
+from support.processes.broker import PATIENT, BrokerProcess, broker_process
 
 TOPIC: Final = "bench/spark/bulk"
 TASKS: Final = 2

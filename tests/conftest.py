@@ -29,7 +29,7 @@ from escapement.storage import schema
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
-from support.database_servers import MysqlServer, SqlServer, private_server, run_sql
+from support.database.servers import MysqlServer, SqlServer, private_server, run_sql
 
 settings.register_profile(
     "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]

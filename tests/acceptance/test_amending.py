@@ -12,7 +12,7 @@ import pytest
 import trio
 
 import escapement
-from support.broker_processes import PATIENT, BrokerProcess, broker_process
+from support.processes.broker import PATIENT, BrokerProcess, broker_process
 
 COUNT = 20_000
 HELD = 300

@@ -24,7 +24,7 @@ from escapement.errors import RemoteProtocolError
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import MAX_FRAME_BYTES, MAX_INT64, PROTOCOL_VERSION
-from support.broker_processes import PATIENT, BrokerProcess, broker_process
+from support.processes.broker import PATIENT, BrokerProcess, broker_process
 
 TIMEOUT_S: Final = 60
 LENGTH: Final = struct.Struct(">I")

@@ -17,9 +17,9 @@ import pytest
 import trio
 
 import escapement
-from support.broker_processes import PATIENT, BrokerProcess, broker_process, until
-from support.damaged_bytes import scramble
-from support.database_servers import MysqlServer
+from support.database.servers import MysqlServer
+from support.faults.damaged_bytes import scramble
+from support.processes.broker import PATIENT, BrokerProcess, broker_process, until
 
 COUNT: Final = 6_000
 SEGMENTS: Final = "*.segment"

@@ -13,8 +13,8 @@ import trio
 
 import escapement
 from escapement.errors import EscapementError
-from support.broker_processes import PATIENT, BrokerProcess, broker_process, until
-from support.damaged_bytes import scramble
+from support.faults.damaged_bytes import scramble
+from support.processes.broker import PATIENT, BrokerProcess, broker_process, until
 
 READERS: Final = 6
 # Frequent checkpoints and no cache: the next delivery finds the damage.

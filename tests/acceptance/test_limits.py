@@ -9,7 +9,7 @@ from typing import Any, Final
 import trio
 
 import escapement
-from support.broker_processes import PATIENT, BrokerProcess, broker_process
+from support.processes.broker import PATIENT, BrokerProcess, broker_process
 
 BATCHES: Final = 60
 BATCH: Final = 50

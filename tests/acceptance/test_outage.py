@@ -22,8 +22,8 @@ import escapement
 from escapement.broker.limits import DEFAULT_LIMITS
 from escapement.broker.server import LEAVE_S
 from escapement.errors import StorageUnavailable
-from support.broker_processes import PATIENT, broker_process, until
-from support.database_servers import MysqlServer
+from support.database.servers import MysqlServer
+from support.processes.broker import PATIENT, broker_process, until
 
 LEASE_MS: Final = 3_000
 LIMITS: Final[dict[str, Any]] = {"lease_ms": LEASE_MS, "checkpoint_interval_s": 0.5}

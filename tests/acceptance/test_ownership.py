@@ -12,7 +12,7 @@ import trio
 
 import escapement
 from escapement.storage.engine.address import MysqlAddress
-from support.broker_processes import PATIENT, BrokerProcess, broker_process, until, until_it_starts
+from support.processes.broker import PATIENT, BrokerProcess, broker_process, until, until_it_starts
 
 SHORT_LEASE: Final[dict[str, Any]] = {"lease_ms": 1_500}
 # Longer than the test timeout, so a test that waits for its end fails.

@@ -19,8 +19,8 @@ import trio
 
 import escapement
 from escapement.storage.engine.address import MysqlAddress
-from support.broker_processes import PATIENT, BrokerProcess, broker_process, until
-from support.database_servers import MysqlServer, private_server
+from support.database.servers import MysqlServer, private_server
+from support.processes.broker import PATIENT, BrokerProcess, broker_process, until
 
 LIMITS: Final[dict[str, Any]] = {"lease_ms": 3_000, "checkpoint_interval_s": 0.5}
 USER: Final = "somebody"

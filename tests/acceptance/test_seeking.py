@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import escapement
-from support.broker_processes import PATIENT, broker_process
+from support.processes.broker import PATIENT, broker_process
 
 COUNT = 200
 ROUNDS = 4

@@ -9,7 +9,7 @@ import numpy as np
 import trio
 
 import escapement
-from support.broker_processes import PATIENT, broker_process, until
+from support.processes.broker import PATIENT, broker_process, until
 
 PERMITS = 200
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from escapement.cli.main import run
-from support.broker_processes import BrokerProcess, broker_process
-from support.command_lines import Say
+from support.processes.broker import BrokerProcess, broker_process
+from support.processes.command_lines import Say
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,5 @@
 
 Begin with ``workload.py``, which holds the broker, its clients and the model. ``model.py`` is the
 model. The other modules are steps (``consuming.py``, ``traffic.py``, ``subscribers.py``,
-``events.py``, ``owners.py`` ...) and checks (``arrivals.py``, ``due_order.py``, ``log_order.py``,
-``priority_order.py``).
+``events.py``, ``owners.py`` ...). ``checks`` has the checks of deliveries.
 """

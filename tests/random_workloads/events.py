@@ -7,7 +7,7 @@ import trio
 from escapement.pipeline.rebuild import rebuild
 from escapement.storage.lease import Identity
 from random_workloads.workload import Workload
-from support.dying_brokers import lose_index
+from support.faults.dying_brokers import lose_index
 
 # Steps that a crash may interrupt at any moment. Their requests are repeated afterwards.
 INTERRUPTIBLE = [

@@ -16,7 +16,7 @@ from random_workloads.consuming import received
 from random_workloads.model import WITH_DEAD_LETTERS
 from random_workloads.subscribers import Subscribers
 from random_workloads.traffic import Traffic
-from support.held_calls import COMMIT, Held
+from support.faults.held_calls import COMMIT, Held
 
 # Steps that finish messages of a subscription, or publish.
 SETTLING = ["fail", "fail", "fail", "consume", "consume", "cancel", "redrive", "publish"]

@@ -26,7 +26,7 @@ from escapement.testing import World
 from random_workloads.model import Sent
 from random_workloads.traffic import Traffic
 from random_workloads.workload import TOPIC
-from support.database_outages import Outage
+from support.database.outages import Outage
 
 LEASE_S = 10
 

@@ -23,7 +23,7 @@ from random_workloads.model import (
     Sent,
 )
 from random_workloads.workload import TOPIC
-from support.inbox_entries import inbox_entry, post
+from support.storage.inbox_entries import inbox_entry, post
 
 DELAYS_S = [0, 0, 0.03, 0.456, 2.6, 5, 60, 300, 4000, 90_000]
 # The longest time that the step ``race`` takes.

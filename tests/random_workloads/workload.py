@@ -19,9 +19,10 @@ import escapement
 from escapement.protocol import commands as wire
 from escapement.testing import World
 from random_workloads.arrival import Arrival
-from random_workloads.arrivals import arrive, check_order
-from random_workloads.due_order import check_order_of_keys
-from random_workloads.log_order import check_passed
+from random_workloads.checks.arrivals import arrive, check_order
+from random_workloads.checks.due_order import check_order_of_keys
+from random_workloads.checks.log_order import check_passed
+from random_workloads.checks.priority_order import check_ranks, see_ready
 from random_workloads.model import (
     ACK_WAIT_MS,
     KINDS,
@@ -31,8 +32,7 @@ from random_workloads.model import (
     WITH_DEAD_LETTERS,
     Model,
 )
-from random_workloads.priority_order import check_ranks, see_ready
-from support.database_outages import Outage
+from support.database.outages import Outage
 
 T = TypeVar("T")
 TOPIC = "t/n/x"

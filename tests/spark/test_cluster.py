@@ -16,8 +16,8 @@ import pytest
 import trio
 
 import escapement
-from support.broker_processes import PATIENT, broker_process
-from support.spark_cluster import CHECKOUT, SparkCluster, install
+from support.processes.broker import PATIENT, broker_process
+from support.processes.spark_cluster import CHECKOUT, SparkCluster, install
 
 NAMESPACE: Final = "shop/eu"
 TOPIC: Final = "shop/eu/reminders"

@@ -16,7 +16,7 @@ from escapement.cli.pipeline.source import refusals
 from escapement.errors import InvalidRequest, StorageUnavailable
 from escapement.pipeline.forecast import ForecastConfig, run
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
-from support.eventful_log import DAY_MS, HOUR_MS, TOPIC, Expected, fill
+from support.storage.eventful_log import DAY_MS, HOUR_MS, TOPIC, Expected, fill
 
 
 @pytest.fixture(scope="module")

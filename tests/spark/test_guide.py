@@ -10,8 +10,8 @@ import trio
 from pyspark.sql import SparkSession
 
 import escapement
-from support.broker_processes import PATIENT, broker_process
 from support.code_blocks import DOCS, blocks
+from support.processes.broker import PATIENT, broker_process
 
 URL = "mysql://db/escapement"
 

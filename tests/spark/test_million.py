@@ -26,7 +26,7 @@ import escapement
 from escapement.message import Int64s
 from escapement.storage.engine.open import open_engine
 from escapement.storage.log.generation import read_generations
-from support.broker_processes import PATIENT, BrokerProcess, broker_process
+from support.processes.broker import PATIENT, BrokerProcess, broker_process
 
 NAMESPACE: Final = "shop/eu"
 TOPIC: Final = "shop/eu/reminders"

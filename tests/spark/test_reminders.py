@@ -17,7 +17,7 @@ import trio
 from pyspark.sql import SparkSession
 
 import escapement
-from support.broker_processes import PATIENT, broker_process
+from support.processes.broker import PATIENT, broker_process
 
 EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "spark_reminders.py"
 ROWS: Final = 50_000

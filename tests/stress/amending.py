@@ -9,7 +9,7 @@ from escapement import AmendStatus, MessageId
 from escapement.errors import EscapementError
 from stress.history import NEVER_MS, now_ms
 from stress.world import World, passes
-from support.broker_processes import PATIENT
+from support.processes.broker import PATIENT
 
 
 async def amend(world: World) -> None:

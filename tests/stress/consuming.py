@@ -10,7 +10,7 @@ import escapement
 from escapement.errors import EscapementError
 from stress.history import now_ms, number_of
 from stress.world import SUBSCRIPTIONS, WITH_DEAD_LETTERS, World, passes
-from support.broker_processes import PATIENT
+from support.processes.broker import PATIENT
 
 ACTIONS: Final = {
     "ack": 0.90,

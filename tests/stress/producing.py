@@ -11,7 +11,7 @@ import escapement
 from escapement.errors import EscapementError
 from stress.history import now_ms, payload_of
 from stress.world import World, passes
-from support.broker_processes import PATIENT
+from support.processes.broker import PATIENT
 
 BATCH: Final = 20
 PAUSE_S: Final = 0.4

@@ -8,7 +8,7 @@ import escapement
 from escapement.errors import EscapementError
 from stress.history import number_of
 from stress.world import WITH_DEAD_LETTERS, World, passes
-from support.broker_processes import PATIENT
+from support.processes.broker import PATIENT
 
 
 async def list_dead_letters(world: World, client: escapement.Broker) -> None:

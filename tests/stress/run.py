@@ -21,8 +21,8 @@ from stress.redriving import list_dead_letters, redrive
 from stress.rules import unfinished, violations
 from stress.troubles import Troubles
 from stress.world import KEYED, PLAIN, SUBSCRIPTIONS, World, passes, set_up
-from support.broker_processes import PATIENT, BrokerProcess
-from support.database_servers import MysqlServer, private_server
+from support.database.servers import MysqlServer, private_server
+from support.processes.broker import PATIENT, BrokerProcess
 
 ENGINES: Final = ("sqlite", "mariadb")
 PROGRESS_S: Final = 10

@@ -10,8 +10,8 @@ from escapement.broker import server
 from escapement.broker.upkeep import forgetter, housekeeper
 from escapement.storage.engine.open import open_engine
 from escapement.storage.log import generation
-from support import limited_broker
-from support.commit_pipelines import FaultyEngine
+from support.processes import limited_broker
+from support.storage.commit_pipelines import FaultyEngine
 
 # The share of transactions that wait before they begin, and their shortest and longest wait.
 SLOW_SHARE: Final = 0.01

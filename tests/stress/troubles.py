@@ -11,9 +11,9 @@ import trio
 
 from stress.history import now_ms
 from stress.world import World
-from support.broker_processes import until
-from support.damaged_bytes import scramble
-from support.database_servers import MysqlServer
+from support.database.servers import MysqlServer
+from support.faults.damaged_bytes import scramble
+from support.processes.broker import until
 
 # Troubles that a broker must survive without a restart.
 _BROKER_KEEPS_RUNNING: Final = ("damaged index", "database killed", "database paused")

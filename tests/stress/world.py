@@ -10,7 +10,7 @@ import escapement
 from escapement.errors import EscapementError, IndexDamaged
 from stress.history import History
 from stress.rules import MAX_DELIVERIES
-from support.broker_processes import BrokerProcess
+from support.processes.broker import BrokerProcess
 
 PLAIN: Final = "plain"
 KEYED: Final = "keyed"

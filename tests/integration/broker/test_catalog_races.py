@@ -24,9 +24,9 @@ from escapement.position import LATEST
 from escapement.storage.catalog.producers import read_producers
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
-from support.database_outages import Outage
-from support.dying_brokers import lose_index
-from support.held_calls import COMMIT, Held
+from support.database.outages import Outage
+from support.faults.dying_brokers import lose_index
+from support.faults.held_calls import COMMIT, Held
 
 TOPIC = "shop/eu/orders"
 NAME = TopicName.parse(TOPIC)

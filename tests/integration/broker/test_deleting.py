@@ -24,12 +24,12 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.inbox import job
 from escapement.storage.offsets import OffsetSet
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine, no_fault
-from support.database_outages import Outage
-from support.database_rows import rows
-from support.dying_brokers import DiesAt, finish
-from support.inbox_entries import inbox_entry, post
-from support.staged_jobs import commit, stage_entries
+from support.database.outages import Outage
+from support.database.rows import rows
+from support.faults.dying_brokers import DiesAt, finish
+from support.storage.commit_pipelines import FaultyEngine, no_fault
+from support.storage.inbox_entries import inbox_entry, post
+from support.storage.staged_jobs import commit, stage_entries
 
 NAMESPACE, TOPIC = "t/n", "t/n/x"
 PATIENT = BrokerConfig(ack_wait_ms=10**12, table_parallelism=2, seed=0)

@@ -19,8 +19,8 @@ from escapement.client.settings import Settings
 from escapement.errors import IndexDamaged
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
-from support.commit_pipelines import FaultyConnection, FaultyEngine
-from support.held_calls import Held, uncached
+from support.faults.held_calls import Held, uncached
+from support.storage.commit_pipelines import FaultyConnection, FaultyEngine
 
 READ = "LogReader._read_due"  # reads a page of a topic for a session
 HASTY = Settings(heartbeat_s=None, close_timeout_s=0)

@@ -24,9 +24,9 @@ from escapement.client.settings import Settings
 from escapement.errors import EscapementError, StorageReadOnly, StorageUnavailable
 from escapement.position import LATEST
 from escapement.testing import World, arrived
-from support.database_outages import Outage
-from support.held_calls import Held
-from support.received_messages import values
+from support.database.outages import Outage
+from support.faults.held_calls import Held
+from support.messages.received_messages import values
 
 LEASE_S: Final = 10
 PATIENT: Final = BrokerConfig(ack_wait_ms=86_400_000, seed=0)

@@ -25,7 +25,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.lease import Identity
 from escapement.storage.log.log_table import RowKey
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine
+from support.storage.commit_pipelines import FaultyEngine
 
 T = TypeVar("T")
 

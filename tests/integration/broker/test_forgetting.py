@@ -21,8 +21,8 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.index import KEY_MAX, KEY_MIN
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine, no_fault
-from support.dying_brokers import DiesAt, finish, lose_index
+from support.faults.dying_brokers import DiesAt, finish, lose_index
+from support.storage.commit_pipelines import FaultyEngine, no_fault
 
 DAY_MS = 86_400_000
 YEAR = timedelta(days=365)

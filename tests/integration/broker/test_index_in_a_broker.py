@@ -13,7 +13,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import arrived
-from support.held_calls import FETCH, Held
+from support.faults.held_calls import FETCH, Held
 
 PATIENT = BrokerConfig(ack_wait_ms=10**10, seed=0)
 TOPIC = "t/n/x"

@@ -14,8 +14,8 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.encoding.attempts import MOST_PARTS
 from escapement.storage.state.state import load_state
-from support.database_outages import Outage
-from support.held_calls import COMMIT, Held
+from support.database.outages import Outage
+from support.faults.held_calls import COMMIT, Held
 
 CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
 

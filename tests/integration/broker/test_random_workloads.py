@@ -44,8 +44,8 @@ from random_workloads.model import ACK_WAIT_MS
 from random_workloads.owners import Owners
 from random_workloads.quotas import Quotas
 from random_workloads.same_tick import SameTick
-from support.database_outages import Outage
-from support.held_calls import Held
+from support.database.outages import Outage
+from support.faults.held_calls import Held
 from support.seeds import named, seeds
 
 

@@ -14,7 +14,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.testing import arrived
-from support.dying_brokers import lose_index
+from support.faults.dying_brokers import lose_index
 
 HOUR_MS = 3_600_000
 

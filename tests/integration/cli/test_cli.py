@@ -21,8 +21,8 @@ import escapement
 import escapement.sync
 from escapement.cli.input.remote import with_broker
 from escapement.protocol import commands as wire
-from support.broker_processes import BrokerProcess
-from support.command_lines import TIMEOUT_S, Say, process
+from support.processes.broker import BrokerProcess
+from support.processes.command_lines import TIMEOUT_S, Say, process
 
 
 def test_consumed_message_has_its_id_key_properties_and_due_time(say: Say) -> None:

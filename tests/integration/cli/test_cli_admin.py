@@ -19,10 +19,10 @@ from escapement.cli.main import run
 from escapement.storage.catalog.rule import FOREVER_MS
 from escapement.storage.engine.open import open_engine
 from escapement.storage.inbox import inbox, job
-from support.broker_processes import BrokerProcess
-from support.command_lines import TIMEOUT_S, Say
-from support.inbox_entries import inbox_entry
-from support.staged_jobs import stage
+from support.processes.broker import BrokerProcess
+from support.processes.command_lines import TIMEOUT_S, Say
+from support.storage.inbox_entries import inbox_entry
+from support.storage.staged_jobs import stage
 
 
 def test_delays_are_configured_by_namespace(say: Say) -> None:

@@ -19,7 +19,7 @@ from escapement.bench.host import Host
 from escapement.cli.demo.demo import Demo
 from escapement.cli.main import escapement as commands
 from escapement.cli.main import run
-from support.command_lines import TIMEOUT_S
+from support.processes.command_lines import TIMEOUT_S
 
 # -- help --------------------------------------------------------------------------
 

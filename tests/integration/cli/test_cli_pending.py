@@ -12,8 +12,8 @@ import escapement
 import escapement.sync
 from escapement import AmendStatus, sync
 from escapement.cli.main import run
-from support.broker_processes import BrokerProcess
-from support.command_lines import TIMEOUT_S, Say
+from support.processes.broker import BrokerProcess
+from support.processes.command_lines import TIMEOUT_S, Say
 
 
 def test_peek_shows_pending_messages_in_delivery_order(say: Say, broker: BrokerProcess) -> None:

@@ -20,8 +20,8 @@ from escapement.cli.main import run
 from escapement.errors import StorageError
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
-from support.broker_processes import BrokerProcess, broker_process
-from support.database_servers import MysqlServer, SqlServer
+from support.database.servers import MysqlServer, SqlServer
+from support.processes.broker import BrokerProcess, broker_process
 
 SECRET = "s3cr3t-and-never-shown"
 TIMEOUT_S = 60

@@ -27,9 +27,9 @@ from escapement import testing
 from escapement.cli.main import escapement as command_line
 from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 from escapement.testing import World
-from support.broker_processes import broker_process
 from support.code_blocks import DOCS, Block, blocks, parse_command
-from support.database_servers import free_port
+from support.database.servers import free_port
+from support.processes.broker import broker_process
 
 GUIDES: Final = DOCS / "guides"
 URL: Final = "escapement://localhost:7650"

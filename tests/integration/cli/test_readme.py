@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from support.broker_processes import broker_process
+from support.processes.broker import broker_process
 
 README = Path(__file__).parents[3] / "README.md"
 

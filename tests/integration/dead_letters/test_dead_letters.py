@@ -21,7 +21,7 @@ from escapement.names import TopicName
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
-from support.held_calls import COMMIT, ORDER, Held, uncached
+from support.faults.held_calls import COMMIT, ORDER, Held, uncached
 
 CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
 NAMES = {"topic": "x", "subscription": "s"}

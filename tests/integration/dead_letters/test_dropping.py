@@ -13,9 +13,9 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
-from support import received_messages
-from support.database_outages import Outage
-from support.refused_publishes import refused
+from support.database.outages import Outage
+from support.messages import received_messages
+from support.messages.refused_publishes import refused
 
 CALM = BrokerConfig(seed=0)
 TIGHT = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=20))

@@ -26,7 +26,7 @@ from escapement.errors import (
 from escapement.names import NamespaceName, TopicName
 from escapement.storage.engine.base import TransactionAborted
 from escapement.testing import World, arrived
-from support.inbox_entries import inbox_entry, post
+from support.storage.inbox_entries import inbox_entry, post
 
 CALM = BrokerConfig(seed=0)
 NAMES = {"topic": "t/n/x", "subscription": "s"}

@@ -11,7 +11,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.errors import Conflict, InvalidRequest
 from escapement.testing import arrived
-from support.held_calls import COMMIT, Held
+from support.faults.held_calls import COMMIT, Held
 
 CALM = BrokerConfig(seed=0)
 NAMES = {"topic": "x", "subscription": "s"}

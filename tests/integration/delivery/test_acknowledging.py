@@ -13,7 +13,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.testing import World, arrived
-from support.dying_brokers import lose_index
+from support.faults.dying_brokers import lose_index
 
 PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
 HOUR = timedelta(hours=1)

@@ -16,8 +16,8 @@ from trio.testing import MockClock
 import escapement
 from escapement import testing
 from escapement.testing import World, arrived
-from support.database_outages import Outage
-from support.held_calls import FETCH, Held
+from support.database.outages import Outage
+from support.faults.held_calls import FETCH, Held
 
 LEASE_MS = 10_000
 COUNT = 20

@@ -22,7 +22,7 @@ from escapement.broker.subscription.keys.key_order import GATHER_MS
 from escapement.client.consuming.inbox import Inbox
 from escapement.clock import moment
 from escapement.testing import World, arrived
-from support.held_calls import KEYS, Held
+from support.faults.held_calls import KEYS, Held
 
 T = TypeVar("T")
 TOPIC = "t/n/x"

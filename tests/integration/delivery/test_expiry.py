@@ -11,7 +11,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
-from support.received_messages import values
+from support.messages.received_messages import values
 
 CALM = BrokerConfig(seed=0)
 NAMES = {"topic": "x", "subscription": "s"}

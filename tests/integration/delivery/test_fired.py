@@ -17,8 +17,8 @@ from escapement.broker.limits import BrokerLimits
 from escapement.storage.journal import journal
 from escapement.storage.journal.entry import AttemptColumns
 from escapement.testing import World, arrived
-from support.database_outages import Outage
-from support.dying_brokers import lose_index
+from support.database.outages import Outage
+from support.faults.dying_brokers import lose_index
 
 PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
 ONE, TWO = (replace(PATIENT, limits=BrokerLimits(unacked_messages=n)) for n in (1, 2))

@@ -16,7 +16,7 @@ from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
 from escapement.testing import World, arrived
-from support.database_outages import Outage
+from support.database.outages import Outage
 
 LEASE_S: Final = 10
 DELAYS: Final = [timedelta(seconds=1), timedelta(seconds=2)]

@@ -15,10 +15,10 @@ from escapement.broker.broker import BrokerConfig
 from escapement.errors import InvalidRequest, OutcomeUnknown, StorageUnavailable
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine, no_fault
-from support.database_outages import Outage
-from support.database_rows import rows
-from support.dying_brokers import finish, lose_index
+from support.database.outages import Outage
+from support.database.rows import rows
+from support.faults.dying_brokers import finish, lose_index
+from support.storage.commit_pipelines import FaultyEngine, no_fault
 
 TOPICS = ["a", "b", "c"]
 

@@ -17,8 +17,8 @@ from escapement.clock import moment
 from escapement.errors import InvalidRequest, NotFound
 from escapement.storage.catalog.rule import FOREVER_MS
 from escapement.testing import World, arrived
-from support.held_calls import FETCH, Held, uncached
-from support.received_messages import values
+from support.faults.held_calls import FETCH, Held, uncached
+from support.messages.received_messages import values
 
 CALM = BrokerConfig(seed=0)
 KINDS = ["shared", "exclusive"]

@@ -27,7 +27,7 @@ from escapement.client.producing.producer import Producer
 from escapement.message import Blobs, MessageBatch, MessageId, Times
 from escapement.storage.index import Key
 from escapement.testing import arrived
-from support.held_calls import KEYS, Held
+from support.faults.held_calls import KEYS, Held
 
 LONG_MS = 100 * 24 * 3_600_000
 SMALL = BrokerLimits(ready_messages=8, deliver_messages=4)

@@ -12,7 +12,7 @@ from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import arrived
-from support.commit_pipelines import FaultyEngine
+from support.storage.commit_pipelines import FaultyEngine
 
 CALM = BrokerConfig(ack_wait_ms=10**9, seed=0)
 

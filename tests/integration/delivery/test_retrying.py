@@ -13,7 +13,7 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.testing import World, arrived
-from support.held_calls import FETCH, Held, uncached
+from support.faults.held_calls import FETCH, Held, uncached
 
 CALM = BrokerConfig(ack_wait_ms=10_000, seed=0)
 KINDS = ["shared", "exclusive"]

@@ -16,7 +16,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
-from support.held_calls import COMMIT, FETCH, KEYS, Held, uncached
+from support.faults.held_calls import COMMIT, FETCH, KEYS, Held, uncached
 
 HOUR_MS = 3_600_000
 PATIENT = BrokerConfig(

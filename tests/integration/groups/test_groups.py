@@ -29,12 +29,12 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine, Once, no_fault
-from support.database_outages import Outage
-from support.dying_brokers import DiesAt, finish
-from support.held_calls import COMMIT, Held
-from support.inbox_entries import post
-from support.received_messages import in_log
+from support.database.outages import Outage
+from support.faults.dying_brokers import DiesAt, finish
+from support.faults.held_calls import COMMIT, Held
+from support.messages.received_messages import in_log
+from support.storage.commit_pipelines import FaultyEngine, Once, no_fault
+from support.storage.inbox_entries import post
 
 CONFIG = BrokerConfig(ack_wait_ms=10**11, seed=0)
 HURRIED = Settings(heartbeat_s=None, close_timeout_s=0)

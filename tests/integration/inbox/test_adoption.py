@@ -22,10 +22,10 @@ from escapement.storage.inbox import inbox, job
 from escapement.storage.inbox.entry import InboxEntry, compressed
 from escapement.storage.inbox.job import Job
 from escapement.testing import World, arrived
-from support.commit_pipelines import AtStep, FaultyEngine, Once
-from support.inbox_entries import inbox_entry, post
-from support.received_messages import in_log
-from support.staged_jobs import commit, stage_entries, transaction
+from support.messages.received_messages import in_log
+from support.storage.commit_pipelines import AtStep, FaultyEngine, Once
+from support.storage.inbox_entries import inbox_entry, post
+from support.storage.staged_jobs import commit, stage_entries, transaction
 
 T = TypeVar("T")
 

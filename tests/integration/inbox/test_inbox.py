@@ -19,7 +19,7 @@ from escapement.storage.inbox.inbox import InboxTarget
 from escapement.storage.inbox.staged_batch import Advance
 from escapement.storage.journal import journal
 from escapement.storage.lease import Identity
-from support.commit_pipelines import (
+from support.storage.commit_pipelines import (
     AtStep,
     Crash,
     FaultyEngine,
@@ -31,7 +31,7 @@ from support.commit_pipelines import (
     ends_with,
     stored,
 )
-from support.inbox_entries import inbox_entry
+from support.storage.inbox_entries import inbox_entry
 
 
 def put(

@@ -16,10 +16,10 @@ from escapement.names import TopicName
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine, Once
-from support.inbox_entries import inbox_entry
-from support.inbox_entries import post as put
-from support.received_messages import in_log
+from support.messages.received_messages import in_log
+from support.storage.commit_pipelines import FaultyEngine, Once
+from support.storage.inbox_entries import inbox_entry
+from support.storage.inbox_entries import post as put
 
 DAY_MS = 86_400_000
 

@@ -15,9 +15,9 @@ from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.inbox import inbox, job, staged_batch
 from escapement.storage.inbox.entry import decode_inbox_entry
 from escapement.storage.inbox.job import Attempt, Counted, Job, Tally
-from support.commit_pipelines import AtStep, Crash, FaultyEngine
-from support.inbox_entries import inbox_entry
-from support.staged_jobs import commit, stage, stage_entries, take_out, transaction
+from support.storage.commit_pipelines import AtStep, Crash, FaultyEngine
+from support.storage.inbox_entries import inbox_entry
+from support.storage.staged_jobs import commit, stage, stage_entries, take_out, transaction
 
 
 def adopt(

@@ -14,7 +14,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.inspection import search
 from escapement.broker.limits import BrokerLimits
 from escapement.testing import World, arrived
-from support.held_calls import KEYS, ORDER, Held, uncached
+from support.faults.held_calls import KEYS, ORDER, Held, uncached
 
 HOUR_MS = 3_600_000
 CONFIG = BrokerConfig(ack_wait_ms=60_000, seed=0)

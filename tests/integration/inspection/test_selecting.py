@@ -14,7 +14,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.inspection import search
 from escapement.storage.index.segments import segment
 from escapement.testing import World, arrived
-from support.held_calls import KEYS, Held, uncached
+from support.faults.held_calls import KEYS, Held, uncached
 
 HOUR = timedelta(hours=1)
 

@@ -17,8 +17,8 @@ from escapement.storage import archive_record
 from escapement.storage.catalog import catalog
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.offsets import OffsetSet
-from support.commit_pipelines import FaultyEngine, no_fault
-from support.dying_brokers import DiesAt
+from support.faults.dying_brokers import DiesAt
+from support.storage.commit_pipelines import FaultyEngine, no_fault
 
 
 class CrashingDirectory(LocalDirectory):

@@ -23,8 +23,8 @@ from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import CHUNK_SIZE, OffsetSet
 from escapement.testing import World, arrived
-from support.dying_brokers import finish
-from support.eventful_log import CONFIG, DAY_MS
+from support.faults.dying_brokers import finish
+from support.storage.eventful_log import CONFIG, DAY_MS
 
 NAMESPACE = "t/n"
 TOPIC = "t/n/x"

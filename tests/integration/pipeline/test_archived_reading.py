@@ -19,8 +19,8 @@ from escapement.pipeline.selection import Selection, Span
 from escapement.pipeline.source.archived_reading import ArchivedPart, read_archived
 from escapement.pipeline.source.planning import BatchPlan
 from escapement.pipeline.source.reading import read_part
-from support.eventful_log import TOPIC
-from support.forgotten_log import NAMES, Shop, ms, open_shop
+from support.storage.eventful_log import TOPIC
+from support.storage.forgotten_log import NAMES, Shop, ms, open_shop
 
 
 @pytest.fixture(scope="module", params=["sqlite", "mysql"])

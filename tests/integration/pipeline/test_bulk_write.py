@@ -31,8 +31,8 @@ from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.inbox import inbox, job
 from escapement.storage.inbox.entry import decode_inbox_entry
-from support.commit_pipelines import FaultyEngine, Once
-from support.staged_jobs import take_out
+from support.storage.commit_pipelines import FaultyEngine, Once
+from support.storage.staged_jobs import take_out
 
 COLUMNS = {"payload": "binary", "deliver_at": "timestamp"}
 PAYLOAD = [("payload", "binary")]

@@ -39,8 +39,8 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.log.log import Log
-from support.eventful_log import CONFIG, HOUR_MS, TOPIC, Expected, fill
-from support.forgotten_log import rows_of
+from support.storage.eventful_log import CONFIG, HOUR_MS, TOPIC, Expected, fill
+from support.storage.forgotten_log import rows_of
 
 FilledLog = tuple[Engine, dict[str, str], list[Expected]]
 

@@ -16,7 +16,7 @@ from escapement.pipeline.source.reading import read_part
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.log.log import Log
-from support.eventful_log import CONFIG, TOPIC, begin_anew, fill
+from support.storage.eventful_log import CONFIG, TOPIC, begin_anew, fill
 
 
 def test_generation_dropped_before_it_is_read_is_skipped(

@@ -29,8 +29,8 @@ from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.state.topic_state import read_topic
 from escapement.testing import World, arrived
-from support.dying_brokers import finish
-from support.eventful_log import CONFIG, DAY_MS
+from support.faults.dying_brokers import finish
+from support.storage.eventful_log import CONFIG, DAY_MS
 
 TOPIC = "t/n/x"
 SCHEMA = arrow_schema([("offset", False)])

@@ -38,9 +38,9 @@ from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex
 from escapement.storage.lease import Identity
 from escapement.storage.schema import migrate
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine
-from support.database_servers import SqlServer
-from support.dying_brokers import DiesAt, lose_index
+from support.database.servers import SqlServer
+from support.faults.dying_brokers import DiesAt, lose_index
+from support.storage.commit_pipelines import FaultyEngine
 
 HOUR = timedelta(hours=1)
 TWO_WEEKS_MS = 14 * 86_400_000

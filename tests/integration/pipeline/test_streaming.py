@@ -23,7 +23,7 @@ from escapement.pipeline.source.source import EscapementSource
 from escapement.pipeline.source.streaming import Position, StreamPlan, admit, from_json, to_json
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
-from support.eventful_log import TOPIC, begin_relocated, delete, fill, more
+from support.storage.eventful_log import TOPIC, begin_relocated, delete, fill, more
 
 NAME = TopicName.parse(TOPIC)
 OTHER_NAMES = [TopicName.parse(name) for name in ("a", "b", "c")]

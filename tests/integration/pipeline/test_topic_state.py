@@ -23,8 +23,8 @@ from escapement.storage.schema import migrate
 from escapement.storage.state import topic_state
 from escapement.storage.state.topic_state import TopicState, read_range, read_topic, read_topics
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine, no_fault
-from support.dying_brokers import finish
+from support.faults.dying_brokers import finish
+from support.storage.commit_pipelines import FaultyEngine, no_fault
 
 TOPIC = TopicName("public", "default", "t")
 HOUR = timedelta(hours=1)

@@ -10,7 +10,7 @@ from escapement import AmendStatus, testing
 from escapement.broker.broker import BrokerConfig
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
-from support.numbered_messages import everything, publish, statuses
+from support.messages.numbered_messages import everything, publish, statuses
 
 PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
 

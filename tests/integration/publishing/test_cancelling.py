@@ -22,11 +22,11 @@ from escapement.errors import (
     StorageReadOnly,
 )
 from escapement.storage.engine.sqlite import SqliteEngine
-from support.commit_pipelines import FaultyEngine, Once
-from support.database_outages import Outage
-from support.dying_brokers import lose_index
-from support.held_calls import COMMIT, FETCH, KEYS, Held, uncached
-from support.numbered_messages import everything, offsets, publish, statuses
+from support.database.outages import Outage
+from support.faults.dying_brokers import lose_index
+from support.faults.held_calls import COMMIT, FETCH, KEYS, Held, uncached
+from support.messages.numbered_messages import everything, offsets, publish, statuses
+from support.storage.commit_pipelines import FaultyEngine, Once
 
 HOUR = timedelta(hours=1)
 PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)

@@ -16,9 +16,9 @@ from escapement.errors import Busy, InvalidRequest, LimitExceeded, OutcomeUnknow
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine, Once
-from support.held_calls import COMMIT, Held
-from support.received_messages import in_log
+from support.faults.held_calls import COMMIT, Held
+from support.messages.received_messages import in_log
+from support.storage.commit_pipelines import FaultyEngine, Once
 
 TOPIC = "public/default/t"
 HURRIED = Settings(heartbeat_s=None, close_timeout_s=0)

@@ -29,12 +29,12 @@ from escapement.errors import (
 )
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import arrived
-from support import numbered_messages
-from support.commit_pipelines import FaultyEngine, Once
-from support.database_outages import Outage
-from support.dying_brokers import lose_index
-from support.held_calls import COMMIT, Held
-from support.numbered_messages import everything, statuses
+from support.database.outages import Outage
+from support.faults.dying_brokers import lose_index
+from support.faults.held_calls import COMMIT, Held
+from support.messages import numbered_messages
+from support.messages.numbered_messages import everything, statuses
+from support.storage.commit_pipelines import FaultyEngine, Once
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

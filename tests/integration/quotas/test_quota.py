@@ -14,7 +14,7 @@ from escapement.cli.produce import say_why
 from escapement.errors import BacklogFull
 from escapement.storage.engine.base import Engine
 from escapement.testing import arrived
-from support.refused_publishes import refused, refused_at_once
+from support.messages.refused_publishes import refused, refused_at_once
 
 CALM = BrokerConfig(seed=0)
 NAMES = {"topic": "x", "subscription": "s"}

@@ -37,8 +37,8 @@ from escapement.storage.inbox.schedule import (
     set_paused,
 )
 from escapement.testing import START_MS, World, arrived
-from support.commit_pipelines import FaultyEngine, Once
-from support.held_calls import COMMIT, Held
+from support.faults.held_calls import COMMIT, Held
+from support.storage.commit_pipelines import FaultyEngine, Once
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

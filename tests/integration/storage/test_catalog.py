@@ -23,7 +23,7 @@ from escapement.storage.log.log_table import NewRow, insertion
 from escapement.storage.state import checkpoint
 from escapement.storage.state.checkpoint import AttemptPart, Checkpoint, ChunkRow
 from escapement.storage.state.state import load_state
-from support.commit_pipelines import HandClock, enter
+from support.storage.commit_pipelines import HandClock, enter
 
 
 def part(subscription_id: int) -> AttemptPart:

@@ -32,7 +32,7 @@ from escapement.storage.state.checkpoint import (
     SubscriptionRow,
 )
 from escapement.storage.state.state import load_state
-from support.commit_pipelines import AtStep, Crash, FaultyEngine, HandClock, enter, no_fault
+from support.storage.commit_pipelines import AtStep, Crash, FaultyEngine, HandClock, enter, no_fault
 
 ONE: Final = np.ones(1, np.int64)
 TABLE: Final = AttemptTable(ONE, ONE, ONE, ONE)

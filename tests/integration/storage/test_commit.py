@@ -25,7 +25,7 @@ from escapement.storage.commit.lane import GROUP_BYTES, GROUP_STATEMENTS, State
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import journal
 from escapement.storage.state.state import load_state
-from support.commit_pipelines import (
+from support.storage.commit_pipelines import (
     Crash,
     FaultyEngine,
     HandClock,

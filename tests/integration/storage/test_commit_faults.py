@@ -18,7 +18,10 @@ from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.journal import journal
-from support.commit_pipelines import (
+from support.database.servers import MysqlServer
+from support.faults.held_calls import COMMIT, Held
+from support.faults.tcp_proxy import lossy_proxy
+from support.storage.commit_pipelines import (
     AtStep,
     Crash,
     FaultyEngine,
@@ -30,9 +33,6 @@ from support.commit_pipelines import (
     committing,
     stored,
 )
-from support.database_servers import MysqlServer
-from support.held_calls import COMMIT, Held
-from support.tcp_proxy import lossy_proxy
 
 LOST = StorageUnavailable("cut by the test")
 

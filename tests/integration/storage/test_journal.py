@@ -14,7 +14,7 @@ from escapement.storage.journal import journal
 from escapement.storage.journal.entry import JournalEntry, ProducerMark, encode_entry
 from escapement.storage.journal.journal import START, JournalPosition
 from escapement.storage.log.generation import Generation
-from support.commit_pipelines import enter
+from support.storage.commit_pipelines import enter
 
 
 def position(lane: int, seq: int) -> JournalPosition:

@@ -25,9 +25,9 @@ from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.state.lag_table import REMEMBERED_MS, read_lags
 from escapement.storage.state.topic_state import read_topic
 from escapement.testing import World, arrived
-from support.commit_pipelines import FaultyEngine, Once, no_fault
-from support.dying_brokers import DiesAt, finish
+from support.faults.dying_brokers import DiesAt, finish
 from support.seeds import seeds
+from support.storage.commit_pipelines import FaultyEngine, Once, no_fault
 
 T = TypeVar("T")
 TOPIC = TopicName("public", "default", "t")

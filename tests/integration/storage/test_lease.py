@@ -15,7 +15,7 @@ from escapement.storage.blocking import inline
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.lease import Identity, Lease, Recorded
 from escapement.testing.clock import VirtualClock
-from support.commit_pipelines import HandClock
+from support.storage.commit_pipelines import HandClock
 
 ONE, TWO = Identity("id-1", "one"), Identity("id-2", "two")
 HOUR_MS = 3_600_000

@@ -19,7 +19,7 @@ from escapement.storage.log.generation import DAY_MS, GENERATION_SIZE_BYTES, Gen
 from escapement.storage.log.log import Log
 from escapement.storage.log.log_row import Restating, encode_row
 from escapement.storage.log.log_table import LogRow, NewRow, RowKey, insertion
-from support.commit_pipelines import HandClock, enter
+from support.storage.commit_pipelines import HandClock, enter
 
 NO_LIMIT = 1 << 40
 

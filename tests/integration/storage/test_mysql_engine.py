@@ -21,8 +21,8 @@ from escapement.storage.engine.base import Connection, TransactionAborted
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.mysql_binary import MAX_PREPARED
 from escapement.storage.engine.result_buffer import Landing
-from support.database_servers import MysqlServer, SqlServer
-from support.tcp_proxy import LossyProxy, lossy_proxy
+from support.database.servers import MysqlServer, SqlServer
+from support.faults.tcp_proxy import LossyProxy, lossy_proxy
 
 MIB = 1 << 20
 INSERT = "INSERT INTO things (k, v) VALUES (?, ?)"

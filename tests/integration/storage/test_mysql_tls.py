@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from escapement.errors import StorageError
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
-from support.database_servers import MysqlServer, private_server
+from support.database.servers import MysqlServer, private_server
 
 DAY = datetime.timedelta(days=1)
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from support.held_calls import Held
+from support.faults.held_calls import Held
 
 SOON_S = 0.02
 

@@ -6,7 +6,7 @@ from escapement.broker.subscription.keys.key_ranges import KeyRanges
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.storage.encoding.attempts import MOST_ATTEMPTS, RELEASED
 from escapement.storage.index import Key
-from support.shared_subscriptions import column, handed, scan, subscription
+from support.messages.shared_subscriptions import column, handed, scan, subscription
 
 
 def test_message_without_room_during_a_scan_is_delivered_later() -> None:

@@ -26,7 +26,7 @@ from escapement.storage.encoding.lag import (
     decode_tally,
     encode_tally,
 )
-from support.damaged_bytes import damaged
+from support.faults.damaged_bytes import damaged
 
 numbers = st.one_of(st.integers(0, 100), st.integers(0, 10**7), st.integers(0, 2**53))
 

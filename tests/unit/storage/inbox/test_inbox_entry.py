@@ -20,8 +20,8 @@ from escapement.storage.inbox.entry import (
     decode_inbox_entry,
     encode_inbox_entry,
 )
-from support.damaged_bytes import damaged
-from support.inbox_entries import inbox_entry
+from support.faults.damaged_bytes import damaged
+from support.storage.inbox_entries import inbox_entry
 
 TIMES = some.integers(-1, 1 << 45)
 

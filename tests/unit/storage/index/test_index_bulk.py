@@ -16,7 +16,7 @@ from escapement.storage.index.building import Building
 from escapement.storage.index.merging.bulk import BulkTable
 from escapement.storage.index.segments.direct_file import DirectFile, read_direct
 from escapement.storage.index.segments.writer import whole_segment
-from support.index_samples import Row, batch_of, row_of, rows_of
+from support.storage.index_samples import Row, batch_of, row_of, rows_of
 
 Content = dict[tuple[int, int, int], Row]
 # (topic, first offset, messages, whether the offsets are named one by one)

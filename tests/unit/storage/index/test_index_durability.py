@@ -36,8 +36,8 @@ from escapement.storage.index.segments.segment import (
     Segment,
 )
 from escapement.traits import traits_of
-from support.damaged_bytes import damaged
-from support.index_samples import Row, batch_of, rows_of, write_checkpoint
+from support.faults.damaged_bytes import damaged
+from support.storage.index_samples import Row, batch_of, rows_of, write_checkpoint
 
 LIMITS = IndexLimits(block_rows=8)
 STEPS = ["segment written", "segment fsynced", "manifest tmp written", "manifest renamed"]

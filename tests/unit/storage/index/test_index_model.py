@@ -26,7 +26,7 @@ from escapement.storage.index import (
 from escapement.storage.index.columns import assemble
 from escapement.storage.index.plan import Plan
 from escapement.traits import traits_of
-from support.index_samples import Row, batch_of, row_of, rows_of
+from support.storage.index_samples import Row, batch_of, row_of, rows_of
 
 Entries = dict[tuple[int, int, int], Row]  # (topic, due, offset)
 

@@ -17,7 +17,7 @@ from escapement.message import Blobs, MessageBatch
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits, Key, Lineage
 from escapement.storage.index.keys import Keys
 from escapement.storage.index.segments.block import BlockCache, KeyBlock
-from support.index_samples import batch_of, row_of, rows_of, write_checkpoint
+from support.storage.index_samples import batch_of, row_of, rows_of, write_checkpoint
 
 ALL_AT_ONCE = 50_000
 

@@ -24,7 +24,7 @@ from escapement.storage.journal.entry import (
     encode_entry,
 )
 from escapement.storage.log.log_table import RowKey
-from support.damaged_bytes import damaged
+from support.faults.damaged_bytes import damaged
 
 ids = st.integers(0, 2**62)
 offsets = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from escapement.errors import LogDamaged
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.storage.log.log_row import Restating, decode_row, encode_row
-from support.damaged_bytes import damaged
+from support.faults.damaged_bytes import damaged
 
 payloads = st.lists(st.binary(max_size=12), min_size=1, max_size=5)
 batches = st.lists(payloads, min_size=1, max_size=4)

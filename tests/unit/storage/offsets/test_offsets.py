@@ -14,7 +14,7 @@ from escapement.errors import LogDamaged
 from escapement.message import Int64s
 from escapement.storage.offsets import CHUNK_SIZE, FULL_CHUNKS, OffsetSet
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
-from support.damaged_bytes import damaged
+from support.faults.damaged_bytes import damaged
 
 CHUNKS = 4
 END = CHUNKS * CHUNK_SIZE

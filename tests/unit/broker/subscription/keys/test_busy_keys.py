@@ -21,7 +21,7 @@ from escapement.message import UInt32s
 from escapement.storage.catalog.policy import SubscriptionPolicy
 from escapement.storage.index import Key
 from escapement.traits import HAS_KEY, KeyRange
-from support.shared_subscriptions import Outlet, column, scan, subscription
+from support.messages.shared_subscriptions import Outlet, column, scan, subscription
 
 # Slots in both halves of the range; -1 means no key.
 SLOTS = st.sampled_from([-1, 0, 1, 2, 40_000, 65_535])

@@ -16,7 +16,7 @@ from escapement.broker.subscription.priorities.ready import Rows
 from escapement.message import DEFAULT_PRIORITY, Bools, Int64s, UInt32s
 from escapement.storage.index import Key
 from escapement.traits import HAS_KEY, SLOTS, hash_keys
-from support.shared_subscriptions import column
+from support.messages.shared_subscriptions import column
 
 AGEING_MS = 10
 # The last key has the same slot as the first.

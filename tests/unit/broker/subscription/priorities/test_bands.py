@@ -14,7 +14,7 @@ from escapement.broker.subscription.shared import SharedSubscription
 from escapement.message import DEFAULT_PRIORITY, UInt32s
 from escapement.storage.catalog.policy import SubscriptionPolicy
 from escapement.storage.index import Key
-from support.shared_subscriptions import column, subscription
+from support.messages.shared_subscriptions import column, subscription
 
 AGEING_MS = 10
 

@@ -9,7 +9,7 @@ import pytest
 
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.retries.retries import TIMER_TICK_MS, Retries
-from support.shared_subscriptions import column
+from support.messages.shared_subscriptions import column
 
 NOW_MS = 1_006
 # The first lies between the last tick and now.

@@ -1,0 +1,1 @@
+"""Crashes, held calls, damaged bytes and lost packets that tests choose."""

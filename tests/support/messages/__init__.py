@@ -1,0 +1,1 @@
+"""Messages that tests publish and receive, and subscriptions that hold them."""

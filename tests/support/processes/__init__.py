@@ -1,0 +1,1 @@
+"""Processes that tests start: brokers, command lines and a Spark cluster."""

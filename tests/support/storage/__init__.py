@@ -1,0 +1,1 @@
+"""Commit pipelines, logs, index checkpoints, inbox entries and staged jobs for tests."""
