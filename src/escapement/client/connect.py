@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from os import strerror
 from typing import Any
 
 import anyio
@@ -41,11 +42,14 @@ async def connect(
 
     Raises:
       InvalidRequest: if ``url`` is not the address of a broker.
-      Disconnected: if the first attempt to connect fails.
+      Disconnected: if the first attempt to connect fails. The error names the address.
       EscapementError: if the broker refuses the connection.
     """
     address = Address.parse(url)
-    line = Line(stream_factory or _tcp(address), name, settings or Settings())
+    if stream_factory is None:
+        line = Line(_tcp(address), str(address), name, settings or Settings())
+    else:
+        line = Line(stream_factory, "the broker", name, settings or Settings())
     link = await line.connect()
     failure: BaseException | None = None
     try:
@@ -78,9 +82,23 @@ def _tcp(address: Address) -> Callable[[], Any]:
         try:
             return await anyio.connect_tcp(address.host, address.port)
         except OSError as error:
-            # If one IP address was tried, the cause of the error has more detail. If several were
-            # tried, the cause is an exception group, and the error itself has more detail.
-            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-            raise OSError(f"{address}: {cause.strerror or cause}") from error
+            raise OSError(_reason(error)) from error
 
     return factory
+
+
+def _reason(error: OSError) -> str:
+    """Return why no IP address of the host accepted a connection."""
+    cause = error.__cause__ or error
+    tried = cause.exceptions if isinstance(cause, BaseExceptionGroup) else [cause]
+    return ", ".join(dict.fromkeys(_text(each) for each in tried))
+
+
+def _text(error: BaseException) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    # The text of asyncio is "Connect call failed", and not the one that belongs to the number. The
+    # numbers of failed name lookups are negative.
+    if error.errno is not None and error.errno > 0:
+        return strerror(error.errno)
+    return error.strerror or str(error)

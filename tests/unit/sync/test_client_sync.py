@@ -126,8 +126,12 @@ def test_errors_are_raised_unchanged() -> None:
                 broker.producer("t")
         with pytest.raises(KeyError), connect(url):
             raise KeyError("mine")
-    with pytest.raises(Disconnected), connect(url):
+    with pytest.raises(Disconnected) as unreachable, connect(url):
         pass
+    assert str(unreachable.value) == (
+        f"cannot connect to {url}: Connection refused; "
+        "start a broker with `escapement serve`, or check the address"
+    )
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -69,7 +69,8 @@ class Attachment(ABC):
 class Line:
     """The lasting connection of a client to a broker, across reconnects."""
 
-    def __init__(self, factory: StreamFactory, name: str, settings: Settings) -> None:
+    def __init__(self, factory: StreamFactory, address: str, name: str, settings: Settings) -> None:
+        self.address = address  # for errors
         self.name = name
         self.settings = settings
         self.link: Link | None = None
@@ -176,7 +177,8 @@ class Line:
 
     async def connect(self) -> Link:
         """Open a new link in one attempt. Raises the errors of ``Link.open``."""
-        return await Link.open(self._factory, self.name, self.settings.connect_timeout_s)
+        timeout_s = self.settings.connect_timeout_s
+        return await Link.open(self._factory, self.address, self.name, timeout_s)
 
     async def keep(self, link: Link) -> None:
         """Run ``link`` until it ends, then reconnect and run the next link, until cancelled."""

@@ -43,6 +43,9 @@ class Stream(Protocol):
 
 StreamFactory = Callable[[], Awaitable[Stream]]
 
+# The end of each error of a failed attempt to connect.
+_HINT: Final = "start a broker with `escapement serve`, or check the address"
+
 # The exceptions that a stream raises if the connection has ended, or if it cannot be opened.
 _ENDS: Final = (
     OSError,
@@ -67,11 +70,14 @@ class Link:
         self._tasks: TaskGroup | None = None
 
     @classmethod
-    async def open(cls, factory: StreamFactory, client: str, timeout_s: float) -> Link:
+    async def open(
+        cls, factory: StreamFactory, address: str, client: str, timeout_s: float
+    ) -> Link:
         """Connect to the broker, do the handshake, and return the link.
 
         Args:
           factory: opens the byte stream.
+          address: the broker's address, for errors.
           client: the name of this client, which the broker shows.
           timeout_s: the longest time for both steps.
 
@@ -89,11 +95,12 @@ class Link:
                         await stream.aclose()
                     raise
         except TimeoutError:
-            raise Disconnected(f"the broker did not answer within {timeout_s:g} s") from None
-        except _ENDS as error:
             raise Disconnected(
-                f"the broker cannot be reached: {str(error) or 'it closed the connection'}"
-            ) from error
+                f"cannot connect to {address}: no answer within {timeout_s:g} s; {_HINT}"
+            ) from None
+        except _ENDS as error:
+            reason = str(error) or "it closed the connection"
+            raise Disconnected(f"cannot connect to {address}: {reason}; {_HINT}") from error
 
     @classmethod
     async def _greet(cls, stream: Stream, client: str) -> Link:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections import Counter
+from typing import Any
 
 import anyio
 import pytest
@@ -79,22 +81,45 @@ async def test_error_says_that_the_broker_closed_the_connection() -> None:
         await theirs.aclose()
         return ours
 
-    with pytest.raises(Disconnected, match="reached: it closed the connection"):
-        await Link.open(closed, "test", 5.0)
+    with pytest.raises(Disconnected, match="connect to the broker: it closed the connection; "):
+        await Link.open(closed, "the broker", "test", 5.0)
 
 
 @on_both
 async def test_unreachable_broker_is_reported_at_once() -> None:
     async with Peer.running() as peer:
         peer.refuses_connections = True
-        with pytest.raises(Disconnected, match="cannot be reached"):
+        with pytest.raises(Disconnected, match="the peer refuses connections; start a broker"):
             async with connect(peer):
                 pass
         peer.refuses_connections = False
         peer.silent = True
-        with pytest.raises(Disconnected, match="did not answer within 3 s"):
+        with pytest.raises(Disconnected, match="no answer within 3 s; start a broker"):
             async with connect(peer, connect_timeout_s=3):
                 pass
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("hosts", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
+def test_error_names_the_address_the_reason_and_a_hint(
+    hosts: list[str], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host may have several IP addresses; they usually share one reason."""
+
+    def found(*_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 1)) for host in hosts]
+
+    async def fail() -> None:
+        async with escapement.connect("escapement://broker.example:1"):
+            pass
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with pytest.raises(Disconnected) as error:
+        anyio.run(fail, backend=backend)
+    assert str(error.value) == (
+        "cannot connect to escapement://broker.example:1: Connection refused; "
+        "start a broker with `escapement serve`, or check the address"
+    )
 
 
 @on_both
