@@ -70,12 +70,12 @@ class Line:
     """The lasting connection of a client to a broker, across reconnects."""
 
     def __init__(self, factory: StreamFactory, address: str, name: str, settings: Settings) -> None:
-        self.address = address  # for errors
         self.name = name
         self.settings = settings
         self.link: Link | None = None
         self.closed: EscapementError | None = None
         self._factory = factory
+        self._address = address  # for errors
         self._linked = Promise()  # settles when the next link is up
         self._attachments: dict[int, Attachment] = {}
         self._answers: dict[int, Callable[[Answer], None]] = {}
@@ -121,23 +121,27 @@ class Line:
         assert self.link is not None
         self.link.send(command)
 
-    def request(self, make: Callable[[int], Command], answer: Callable[[Answer], None]) -> None:
+    def request(self, make: Callable[[int], Command], answer: Callable[[Answer], None]) -> int:
         """Send a request, and call ``answer`` with the broker's answer or with an error.
 
         Args:
           make: creates the command for a request id.
-          answer: called exactly once, and at once if there is no link.
+          answer: called exactly once. Without a link, it is called at once.
+
+        Returns:
+          The request id.
         """
+        number = next(self._requests)
         if self.link is None:
             answer(Disconnected("there is no connection to the broker"))
-            return
-        number = next(self._requests)
+            return number
         self._answers[number] = answer
         try:
             self.link.send(make(number))
         except EscapementError as error:
             del self._answers[number]
             answer(error)
+        return number
 
     async def ask(self, make: Callable[[int], Command], until_s: float = inf) -> Command:
         """Send a request and wait for its answer. If no link is up, wait for one first.
@@ -165,10 +169,14 @@ class Line:
                 await self._linked.wait()
             if self.closed is not None:
                 raise copy(self.closed)
-            self.request(make, take)
-            await settled.wait()
+            number = self.request(make, take)
+            try:
+                await settled.wait()
+            finally:
+                self._answers.pop(number, None)  # an answer that arrives later is ignored
         if not answers:
-            raise Disconnected(f"the broker did not answer within {timeout_s:g} s")
+            missing = "answer from" if self.link is not None else "connection to"
+            raise Disconnected(f"there was no {missing} the broker within {timeout_s:g} s")
         if isinstance(answers[0], EscapementError):
             raise answers[0]
         return answers[0]
@@ -178,7 +186,7 @@ class Line:
     async def connect(self) -> Link:
         """Open a new link in one attempt. Raises the errors of ``Link.open``."""
         timeout_s = self.settings.connect_timeout_s
-        return await Link.open(self._factory, self.address, self.name, timeout_s)
+        return await Link.open(self._factory, self._address, self.name, timeout_s)
 
     async def keep(self, link: Link) -> None:
         """Run ``link`` until it ends, then reconnect and run the next link, until cancelled."""

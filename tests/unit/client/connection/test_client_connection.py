@@ -223,6 +223,27 @@ async def test_request_without_an_answer_raises_disconnected() -> None:
 
 
 @on_both
+async def test_unanswered_request_that_timed_out_or_was_cancelled_leaves_nothing_behind() -> None:
+    async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
+        with pytest.raises(Disconnected, match="no answer from the broker within 7 s"):
+            await broker.admin("unheard")
+        with anyio.move_on_after(1):
+            await broker.admin("unheard")
+        assert len(peer.heard_of(wire.Admin)) == 2
+        assert not broker._line._answers
+
+
+@on_both
+async def test_request_that_found_no_connection_says_so() -> None:
+    async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
+        peer.refuses_connections = True
+        await peer.cut()
+        await anyio.sleep(1)
+        with pytest.raises(Disconnected, match="no connection to the broker within 7 s"):
+            await broker.admin("echo")
+
+
+@on_both
 async def test_repeatable_requests_are_sent_again_after_a_lost_connection() -> None:
     async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
         began_s = anyio.current_time()
