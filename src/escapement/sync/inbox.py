@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from threading import Lock
+from threading import TIMEOUT_MAX, Lock
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -59,19 +60,22 @@ class Inbox:
         """Wait for the next message and return it.
 
         Args:
-          timeout_s: how long to wait, in seconds; None waits without limit. The wait for another
-            thread that is receiving does not count.
+          timeout_s: how long to wait, in seconds, also for another thread that is receiving; None
+            waits without limit.
 
         Returns:
           The message, or None if none arrives in time or this consumer is closed.
         """
-        with self._lock:
+
+        def take(left_s: float | None) -> Message | None:
             if self._spent():
-                self._current, self._row = self._fetch(timeout_s), 0
+                self._current, self._row = self._fetch(left_s), 0
             if self._current is None:
                 return None
             self._row += 1
             return Message(self._current, self._row - 1)
+
+        return self._in_turn(take, timeout_s)
 
     def batches(self) -> Iterator[Batch]:
         """Wait for batches of messages and yield them, until this consumer is closed."""
@@ -84,18 +88,21 @@ class Inbox:
         If ``receive`` has returned some messages of a batch, this returns the rest of that batch.
 
         Args:
-          timeout_s: how long to wait, in seconds; None waits without limit. The wait for another
-            thread that is receiving does not count.
+          timeout_s: how long to wait, in seconds, also for another thread that is receiving; None
+            waits without limit.
 
         Returns:
           The batch, or None if none arrives in time or this consumer is closed.
         """
-        with self._lock:
+
+        def take(left_s: float | None) -> Batch | None:
             batch = None
             if self._current is not None and not self._spent():
                 batch = self._current.rest(self._row)
             self._current = None
-            return batch or self._fetch(timeout_s)
+            return batch or self._fetch(left_s)
+
+        return self._in_turn(take, timeout_s)
 
     def ack(self, what: What, *, durable: bool = False) -> int | None:
         """Acknowledge messages, so that they are not redelivered; see ``escapement.Inbox.ack``."""
@@ -150,6 +157,25 @@ class Inbox:
         self._visit_planned = False
         while self._done:
             self._inbox._done(self._done.popleft())
+
+    def _in_turn(
+        self, take: Callable[[float | None], T | None], timeout_s: float | None
+    ) -> T | None:
+        """Call ``take`` with the time that is left when no other thread is receiving any more.
+
+        Returns:
+          The result of ``take``, or None if another thread is receiving for all of ``timeout_s``.
+        """
+        if timeout_s is None:
+            with self._lock:
+                return take(None)
+        until_s = monotonic() + timeout_s
+        if not self._lock.acquire(timeout=min(max(timeout_s, 0), TIMEOUT_MAX)):
+            return None
+        try:
+            return take(max(until_s - monotonic(), 0))
+        finally:
+            self._lock.release()
 
     def _spent(self) -> bool:
         """Return whether ``receive`` needs another batch: the current one is used up or void."""

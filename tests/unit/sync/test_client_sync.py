@@ -118,6 +118,22 @@ def test_threads_share_an_inbox_and_a_producer() -> None:
         assert sorted(peer.acked) == list(range(90))
 
 
+def test_timeout_includes_the_wait_for_another_thread_that_is_receiving() -> None:
+    with listening() as (peer, portal, url), connect(url) as broker:
+        with ThreadPoolExecutor(2) as pool, broker.consumer("t", "s") as inbox:
+            other = pool.submit(inbox.receive)
+            while not inbox._lock.locked():
+                time.sleep(0.001)
+            for take in (inbox.receive, inbox.next_batch):
+                assert pool.submit(take, timeout_s=0.01).result(10) is None
+            assert not other.done()
+            portal.call(peer.deliver, [b"a"], [0])
+            message = other.result()
+            assert message is not None
+            assert message.offset == 0
+            assert inbox.receive(timeout_s=0) is None
+
+
 def test_errors_are_raised_unchanged() -> None:
     with listening() as (peer, _, url):
         with connect(url) as broker:
