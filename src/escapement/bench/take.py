@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import trio
-
 from escapement.bench.stage import now_ms
 from escapement.bench.tally import Tally
 from escapement.client.consuming.inbox import Inbox
 
 # If no message arrives for this long after it should, the missing messages count as lost.
 TIMEOUT_S: Final = 20.0
-# ``take_one_by_one`` reads the clock once per this many messages: reading it for each message would
-# slow the consumer.
-_STEP: Final = 1024
 
 # A way to receive: until the tally has the given number of messages, or until none has arrived for
 # the given number of seconds.
@@ -60,17 +55,16 @@ def take_batches_failing(percent: int, back_off_ms: int) -> Take:
 
 
 async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
-    """Receive single messages with ``async for``, and acknowledge each with ``async with``."""
-    if tally.received >= messages:
-        return
-    with trio.move_on_after(timeout_s) as timeout:
-        async for message in inbox:
-            async with message:
-                tally.add_one(message.offset, message.due_ms, message.payload)
-            if tally.received % _STEP == 0:
-                timeout.deadline = trio.current_time() + timeout_s
-            if tally.received >= messages:
-                return
+    """Receive single messages, and acknowledge each with ``async with``.
+
+    ``async for message in inbox`` calls ``receive`` too, without a timeout.
+    """
+    while tally.received < messages:
+        message = await inbox.receive(timeout_s)
+        if message is None:
+            return
+        async with message:
+            tally.add_one(message.offset, message.due_ms, message.payload)
 
 
 async def take_all(

@@ -12,7 +12,7 @@ from escapement.bench.command import bench
 from escapement.bench.outcome import Outcome, Run
 from escapement.bench.payload import PayloadSize
 from escapement.bench.stage import now_ms
-from escapement.bench.take import take_all, take_batches
+from escapement.bench.take import TIMEOUT_S, Take, take_all, take_batches, take_one_by_one
 from escapement.bench.tally import Tally
 from escapement.cli.main import run
 from escapement.errors import InvalidRequest
@@ -104,8 +104,9 @@ async def test_duplicate_does_not_count_as_a_missing_message(
             assert (tally.received, tally.lost(), tally.duplicates()) == (5, 0, 2)
 
 
+@pytest.mark.parametrize("take", [take_batches, take_one_by_one])
 async def test_message_that_never_arrives_is_lost_after_the_timeout(
-    mock_clock: trio.testing.MockClock,
+    mock_clock: trio.testing.MockClock, take: Take
 ) -> None:
     async with testing.start() as world, world.connect() as broker:
         async with broker.consumer("x", "s") as inbox:
@@ -114,9 +115,27 @@ async def test_message_that_never_arrives_is_lost_after_the_timeout(
             tally = Tally()
             tally.sent(column(0, 1, 2), column(1, 1, 1))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(take_all, take_batches, inbox, tally, 3)
+                nursery.start_soon(take_all, take, inbox, tally, 3)
                 await world.clock.advance(seconds=60)
             assert (tally.received, tally.lost(), tally.duplicates()) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("take", [take_batches, take_one_by_one])
+async def test_timeout_of_the_bench_begins_anew_with_each_message(
+    mock_clock: trio.testing.MockClock, take: Take
+) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        async with broker.consumer("x", "s") as inbox:
+            producer = await broker.producer("x")
+            pause_s = 0.75 * TIMEOUT_S
+            for number in range(3):
+                await producer.send(b"", delay=(round(number * pause_s * 1000), "ms"))
+            tally = Tally()
+            tally.sent(column(0, 1, 2), column(1, 1, 1))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take_all, take, inbox, tally, 3)
+                await world.clock.advance(seconds=3 * TIMEOUT_S)
+            assert tally.received == 3
 
 
 def test_lateness_is_arrival_less_due_time() -> None:
