@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,12 +14,16 @@ from escapement.broker.subscription.priorities.band import BANDS, bands_of
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.message import DEFAULT_PRIORITY, Bools, Int64s, UInt32s
 from escapement.storage.index import Key
-from escapement.traits import HAS_KEY, SLOTS, hash_keys
+from escapement.traits import HAS_KEY, SLOTS
 from support.messages.shared_subscriptions import column
 
 AGEING_MS = 10
+
+
 # The last key has the same slot as the first.
 KEYS = [0, 1, 2, 65_535, SLOTS]
+
+
 # due, key (-1: none), priority, attempts
 MESSAGES = st.tuples(
     st.integers(0, 2000),
@@ -28,6 +31,8 @@ MESSAGES = st.tuples(
     st.sampled_from([50, 50, 50, 0, 255]),
     st.sampled_from([0, 0, 1]),
 )
+
+
 SOME_KEYS = st.sets(st.sampled_from(KEYS))
 
 
@@ -186,30 +191,6 @@ def test_queues_behave_like_a_sorted_list_for_each_key(
     rows = model.made.drain()
     assert sorted(rows.offsets.tolist()) == sorted(model.rows)
     assert len(model.made) == 0
-
-
-@pytest.mark.parametrize("span_ms", [100, 1 << 50])
-def test_order_is_the_same_whether_or_not_it_packs_into_one_integer(
-    span_ms: int,
-) -> None:
-    """Q9: key, rank and offset are packed if they fit."""
-    rng = np.random.default_rng(1)
-    due_ms, slots = rng.integers(0, span_ms, 500), rng.integers(0, 5, 500)
-    table = KeyTable(whole=False)
-    queues = KeyQueues(table, 0)
-    given = traits(slots.tolist(), [DEFAULT_PRIORITY] * 500)
-    queues.push(Rows.fresh(due_ms, rng.permutation(500), given))
-    queues.lay_in()
-    taken = []
-    while len(queues):
-        rows, places = queues.open(table.busy, 10, all_heads=False)
-        queues.take(rows, places)
-        taken.append(rows)
-    found = Rows.concat(taken)
-    assert found.traits is not None
-    for slot in range(5):
-        mine = found.due_ms[hash_keys(found.traits) == slot]
-        assert (np.diff(mine) >= 0).all()
 
 
 def test_unused_key_leaves_the_table() -> None:
