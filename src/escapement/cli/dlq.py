@@ -83,7 +83,10 @@ def list_dead_letters(
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
-    """List the dead letters of a subscription, the oldest first."""
+    """List the dead letters of a subscription, the oldest first.
+
+    Rescheduled dead letters are listed in the order of their new times.
+    """
 
     async def ask(broker: Broker) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await broker.admin(

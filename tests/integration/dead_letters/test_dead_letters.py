@@ -345,6 +345,11 @@ async def test_rescheduled_dead_letter_counts_once_and_cancelled_one_not_at_all(
                 await broker.admin("dlq.show", **NAMES, offset=offsets[b"cancelled"])
             shown = await broker.admin("dlq.show", **NAMES, offset=offsets[b"later"])
             assert shown["payload"] == b"later"
+            listed = [row for row in await dead_letters(broker) if row["payload"] == b"later"]
+            for row in (shown, *listed):
+                assert row["due_at_ms"] - row["died_at_ms"] >= 3_600_000
+                assert row["original_due_at_ms"] <= row["died_at_ms"]
+                assert "arrived_at_ms" not in row
             assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 3}
             await settled(world)
             again = await arrived(inbox)
@@ -475,7 +480,7 @@ async def test_dead_letter_dead_lettered_again_is_redriven_as_the_same_dead_lett
         assert await broker.admin("dlq.redrive", **again) == {"redriven": 1}
         await settled(world)
         (back,) = await dead_letters(broker)
-        assert back | {"offset": 0, "arrived_at_ms": 0} == first | {"offset": 0, "arrived_at_ms": 0}
+        assert back | {"offset": 0, "due_at_ms": 0} == first | {"offset": 0, "due_at_ms": 0}
         assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 1}
         await settled(world)
         async with broker.consumer("x", "s") as inbox:

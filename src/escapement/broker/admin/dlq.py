@@ -86,7 +86,7 @@ def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
     )
     rows = []
     for offset, due_ms, origin, key, payload, properties in table:
-        row: dict[str, Any] = {"offset": offset, "arrived_at_ms": due_ms}
+        row: dict[str, Any] = {"offset": offset, "due_at_ms": due_ms}
         row |= {f"original_{n}" if n in _ORIGINAL else n: v for n, v in origin.items()}
         row |= {"key": readable_key(key), "size_bytes": len(payload)}
         if preview_bytes is None:

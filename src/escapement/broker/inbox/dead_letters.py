@@ -48,7 +48,7 @@ _STEP_BYTES: Final = 4 << 20
 class Page:
     """Some dead letters of one subscription, as columns of equal height, by due time."""
 
-    due_ms: Int64s  # in the dead-letter topic: when they arrived, unless they were rescheduled
+    due_ms: Int64s  # in the dead-letter topic
     offsets: Int64s  # in the dead-letter topic
     batch: MessageBatch
     origins: Sequence[dict[str, Any]]  # the properties that tell where each came from, and why
