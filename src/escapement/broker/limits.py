@@ -22,7 +22,7 @@ class BrokerLimits:
     # -- connections
     connections: int = 10_000  # a further connection is refused and closed
     handshake_timeout_s: float = 10.0  # a connection without a handshake by then is closed
-    idle_timeout_s: float = 90.0  # a connection that sends nothing for so long is closed
+    idle_timeout_s: float = 90.0  # a connection that sends nothing for this long is closed
     # Output queued for one connection. At this bound its consumers get no messages until the
     # connection has sent some.
     outbound_bytes: int = 8 * MIB

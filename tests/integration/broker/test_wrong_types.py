@@ -141,7 +141,7 @@ async def test_an_argument_of_a_wrong_type_is_refused_by_name(
 ) -> None:
     """Odd values of a permitted type are accepted or refused. The connection stays open.
 
-    What was made with an accepted value can be shown.
+    An object made with an accepted value can be shown.
     """
     right = {name: value for name, (value, _) in TAKEN[verb].items() if value is not None}
     async with testing.start() as world, world.connect() as broker:

@@ -85,7 +85,7 @@ def _same(value: Any, sought: Any) -> bool:
 
 
 class Search:
-    """The search that answers one request with a page. It counts what it reads."""
+    """The search that answers one request with a page. It counts the keys and messages it reads."""
 
     def __init__(
         self, topic: Topic, index: DelayedIndex, run: Run, now_ms: int, sought: Sought

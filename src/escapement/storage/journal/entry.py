@@ -131,7 +131,7 @@ class Grouped(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
-    """What one group commit did: the decoded content of one journal row."""
+    """The effects of one group commit: the decoded content of one journal row."""
 
     rows: Sequence[RowKey] = ()
     acks: Sequence[Acked] = ()

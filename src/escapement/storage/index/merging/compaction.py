@@ -303,7 +303,7 @@ class Compaction:
     def finish(self) -> None:
         """Write a durable manifest that names the output, then delete the inputs; blocking.
 
-        Without a kept message there is no output file, and the manifest only loses the inputs.
+        If no message is kept, there is no output file, and the manifest only loses the inputs.
 
         Raises:
           StorageError: if writing to the disk fails.
