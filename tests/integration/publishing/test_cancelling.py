@@ -289,7 +289,7 @@ async def test_checkpoint_keeps_a_cancelled_message_that_is_in_retry(mock_clock:
 async def test_cancellations_and_deliveries_survive_a_crash(
     mock_clock: MockClock, checkpoint: str, index: str
 ) -> None:
-    """B1, invariant 7: every reported outcome holds, for each subscription."""
+    """B1, invariants 7 and 10: every reported outcome holds, for each subscription."""
     async with testing.start(config=TWO_AT_ONCE) as world:
         async with world.connect() as broker:
             await publish(broker, 6, "a", "b")

@@ -290,7 +290,7 @@ async def test_later_of_two_concurrent_reschedules_wins(mock_clock: MockClock) -
 async def test_new_due_times_and_deliveries_survive_a_crash(
     mock_clock: MockClock, checkpoint: str, index: str
 ) -> None:
-    """B1, invariant 7: every reported outcome holds, for each subscription."""
+    """B1, invariants 7 and 10: every reported outcome holds, for each subscription."""
     async with testing.start(config=TWO_AT_ONCE) as world:
         async with world.connect() as broker:
             await publish(broker, 5, "a", "b")
