@@ -1,4 +1,4 @@
-"""Messages for tests of the delayed index, computed from topic and offset; its checkpoints."""
+"""Messages for tests of the delayed index, computed from topic and offset; its content."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from escapement.message import DEFAULT_PRIORITY, Blobs, Bools, Int64s, MessageBatch
-from escapement.storage.index import DelayedIndex, Lineage
+from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, IndexLimits, Lineage
 from escapement.storage.index.keys import MAX_DUE_MS
 from escapement.storage.index.segments.manifest import Position
+from escapement.traits import traits_of
 
 Row = tuple[bytes, bytes, bytes, int]  # payload, key, properties, priority
+Content = dict[tuple[int, int, int], Row]  # topic, due_ms, offset
+SMALL_BLOCKS = IndexLimits(block_rows=8)
 
 
 def row_of(topic: int, offset: int) -> Row:
@@ -68,3 +71,39 @@ def write_checkpoint(
         index.abandon(checkpoint)
         raise
     index.install(checkpoint)
+
+
+def add_range(index: DelayedIndex, topic: int, first: int, count: int, due_ms: int) -> None:
+    """Add messages that are all due at the same time."""
+    offsets = list(range(first, first + count))
+    index.add(topic, first, np.full(count, due_ms, np.int64), batch_of(topic, offsets))
+
+
+def fill(index: DelayedIndex, first: int, count: int) -> None:
+    """Add messages of topics 1 and 2 that are due at random times."""
+    for topic in (1, 2):
+        offsets = list(range(first, first + count))
+        due_ms = np.random.default_rng(first + topic).integers(0, 20, count)
+        index.add(topic, first, due_ms, batch_of(topic, offsets))
+
+
+def content(index: DelayedIndex) -> Content:
+    """Return the whole content of the index, read by plans and fetches."""
+    found: Content = {}
+    for topic in sorted(index.topics()):
+        at = KEY_MIN
+        while at < KEY_MAX:
+            plan = index.plan(topic, at, KEY_MAX, 30)
+            due_ms, offsets, traits = plan.read_traits()
+            batch = index.fetch(topic, due_ms, offsets).read()
+            keys = zip([topic] * len(offsets), due_ms.tolist(), offsets.tolist(), strict=True)
+            rows = dict(zip(keys, rows_of(batch), strict=True))
+            assert len(rows) == len(offsets), "a plan has a message twice"
+            assert not rows.keys() & found.keys(), "two plans have the same message"
+            found |= rows
+            expected, no_traits = traits_of(batch), np.zeros(len(batch), np.uint32)
+            assert np.array_equal(
+                no_traits if traits is None else traits, no_traits if expected is None else expected
+            )
+            at = plan.stop
+    return found
