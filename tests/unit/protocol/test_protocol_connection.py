@@ -2,120 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import msgpack
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escapement.dedup import digests
-from escapement.errors import (
-    Busy,
-    LocalProtocolError,
-    ProducerFenced,
-    ProtocolError,
-    RemoteProtocolError,
-)
-from escapement.message import Blobs, MessageBatch
+from escapement.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from escapement.protocol import commands as c
 from escapement.protocol import limits
 from escapement.protocol.connection import CLOSED, NEED_DATA, Connection, State
-
-BODY = MessageBatch(Blobs.of([b"one", b"two", b"three"])).encode()
-COLUMN = np.array([7, 8, 9], np.int64)
-DIGESTS = digests(["one", None, "three"])
-HELLO = c.Hello(limits.PROTOCOL_VERSION, "test", {"zstd": False})
-WELCOME = c.Welcome(limits.PROTOCOL_VERSION, "b", "b-1", {limits.LIMIT_FRAME_BYTES: 1 << 20})
-
-# At least one of every command.
-SAMPLES: list[c.Command] = [
-    c.Ping(3),
-    c.Pong(3),
-    c.Refused(1, 0, -1, "busy", "later", True),
-    c.Done(4),
-    c.OpenProducer(1, 1, "t", "", -1),
-    c.ProducerReady(1, 1, "persistent://public/default/t", "p", 2, -1),
-    c.Publish(1, 0, -1, None, None, BODY),
-    c.Publish(1, 5, 3, COLUMN, COLUMN, BODY),
-    c.Receipt(1, 5, 3, 100, False),
-    c.Publish(1, 5, 3, None, None, BODY, DIGESTS),
-    c.Receipt(1, 5, 3, -1, True, COLUMN, np.array([1, 0, 1], np.uint8)),
-    c.Find(4, "t", DIGESTS),
-    c.Found(4, COLUMN),
-    c.CloseProducer(2, 1),
-    c.ProducerClosed(1, "producer_fenced", "newer", False),
-    c.Subscribe(3, 1, "t", "s", "shared", "latest", 0, ""),
-    c.ConsumerReady(3, 1, "persistent://public/default/t", "shared"),
-    c.Flow(1, 1000),
-    c.Deliver(1, COLUMN, COLUMN, None, None, BODY),
-    c.Deliver(1, COLUMN, COLUMN, np.array([1, 2, 3], np.uint16), np.ones(3, np.uint8), BODY),
-    c.Ack(0, 1, COLUMN),
-    c.Ack(5, 1, None, COLUMN, COLUMN + 1),
-    c.Nack(6, 1, COLUMN, -1),
-    c.Acked(5, 3),
-    c.CloseConsumer(7, 1),
-    c.CloseConsumer(7, 1, COLUMN),
-    c.Extend(8, 1, COLUMN, 30_000),
-    c.Release(0, 1, COLUMN, 0),
-    c.ConsumerActive(1, True),
-    c.ConsumerClosed(1, "not_found", "gone", False),
-    c.ConsumerRewound(1),
-    c.Halt(10, 1),
-    c.Cancel(8, "t", COLUMN),
-    c.Reschedule(8, "t", COLUMN, 5, -1),
-    c.Reschedule(8, "t", COLUMN, -1, -1),
-    c.Amended(8, np.array([0, 1, 2], np.uint8), {"s": b"\x80"}),
-    c.Read(9, "t", 0, -1, 1000),
-    c.Page(9, "public/default/t", 3, 3, COLUMN, COLUMN, COLUMN, BODY),
-    c.Page(9, "public/default/t", 3, 3, COLUMN[:0], COLUMN[:0], COLUMN[:0], b""),
-    c.Admin(8, "topics.list", {"namespace": "public/default", "deep": [{"a": [1, 2.5, None]}]}),
-    c.AdminReply(8, ["a", {"b": b"c"}]),
-    c.Goodbye("done"),
-]
-
-
-def pump(sender: Connection, receiver: Connection, *commands: c.Command) -> list[c.Command]:
-    for command in commands:
-        for buffer in sender.send(command):
-            receiver.receive_data(buffer)
-    return list(receiver.events())
-
-
-def open_pair() -> tuple[Connection, Connection]:
-    client, broker = Connection("client"), Connection("broker")
-    assert pump(client, broker, HELLO) == [HELLO]
-    assert pump(broker, client, WELCOME) == [WELCOME]
-    return client, broker
-
-
-def same(a: Any, b: Any) -> bool:
-    if type(a) is not type(b):
-        return False
-    for field in fields(a):
-        x, y = getattr(a, field.name), getattr(b, field.name)
-        if isinstance(x, np.ndarray):
-            if y is None or x.tolist() != y.tolist():
-                return False
-        elif x != y:
-            return False
-    return True
-
-
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
-def test_every_command_arrives_as_it_was_sent(sample: c.Command) -> None:
-    for role in sample.SENDERS:
-        client, broker = open_pair()
-        ends = (client, broker) if role == "client" else (broker, client)
-        (arrived,) = pump(*ends, sample)
-        assert same(arrived, sample)
-
-
-def test_every_command_has_a_sample() -> None:
-    shown = {type(s) for s in SAMPLES} | {c.Hello, c.Welcome}
-    assert shown == set(c.COMMANDS.values())
+from support.messages.command_samples import HELLO, SAMPLES, WELCOME, open_pair, pump
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
@@ -197,78 +95,6 @@ def test_a_large_frame_of_plain_values_is_refused() -> None:
         broker.next_event()
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [c.Ping.TYPE, -1],
-        [c.Ping.TYPE, 2**63],
-        [c.Ping.TYPE, True],
-        [c.Ping.TYPE, 1.0],
-        [c.Ping.TYPE],
-        [c.Ping.TYPE, 1, 2],
-        [99, 1],
-        [c.OpenProducer.TYPE, 0, 1, "t", "", -1],
-        [c.OpenProducer.TYPE, 1, 1, "", "", -1],
-        [c.OpenProducer.TYPE, 1, 1, "t" * 641, "", -1],
-        [c.OpenProducer.TYPE, 1, 1, b"t", "", -1],
-        [c.Subscribe.TYPE, 1, 1, "t", "s", "queue", "latest", 0, ""],
-        [c.Flow.TYPE, 1, 0],
-        [c.Flow.TYPE, 1, limits.MAX_PERMITS + 1],
-        [c.Publish.TYPE, 1, 0, -1, b"1234567", None, BODY],
-        [c.Publish.TYPE, 1, 0, -1, np.array([-2], "<i8").tobytes(), None, BODY],
-        [c.Publish.TYPE, 1, 0, -1, None, None, "text"],
-        [c.Publish.TYPE, 1, 0, -1, None, bytes(8 * (limits.MAX_BATCH_MESSAGES + 1)), BODY],
-        [c.Publish.TYPE, 1, 5, 5, None, None, BODY],
-        [c.Ack.TYPE, 0, 1, None, None, None],
-        [c.Ack.TYPE, 0, 1, None, bytes(8), None],
-        [c.Ack.TYPE, 0, 1, None, bytes(8), bytes(8)],
-        [c.Ack.TYPE, 0, 1, None, bytes(8), b"\x01".ljust(16, b"\0")],
-        [c.Nack.TYPE, 0, 1, None, 0],
-        [c.Admin.TYPE, 1, "v", [1]],
-        [c.Admin.TYPE, 1, "v", {1: 2}],
-        [c.Admin.TYPE, 1, "v", {"a": [[[[[[[[[1]]]]]]]]]}],
-        [c.Admin.TYPE, 1, "v", {"a": msgpack.ExtType(5, b"")}],
-    ],
-    ids=repr,
-)
-def test_invalid_field_ends_the_connection(values: list[Any]) -> None:
-    _, broker = open_pair()
-    packed = msgpack.packb(values)
-    broker.receive_data(len(packed).to_bytes(4, "big") + packed)
-    with pytest.raises(RemoteProtocolError):
-        broker.next_event()
-
-
-def test_command_with_an_invalid_field_is_not_sent_and_changes_nothing() -> None:
-    client, broker = open_pair()
-    for bad in (
-        c.Ping(-1),
-        c.OpenProducer(1, 1, "t" * 700, "", -1),
-        c.Ack(0, 1, None),
-        c.Admin(1, "v", {"a": object()}),
-        c.Admin(1, "v", {"a": 2**70}),
-        c.Nack(0, 1, np.zeros(limits.MAX_ACK_ROWS + 1, np.int64), -1),
-    ):
-        with pytest.raises(LocalProtocolError):
-            client.send(bad)
-    assert pump(client, broker, c.Ping(1)) == [c.Ping(1)]
-
-
-def test_body_with_another_number_of_rows_than_its_columns_is_refused() -> None:
-    short = MessageBatch(Blobs.of([b"x"])).encode()
-    empty = MessageBatch(Blobs.of([])).encode()
-    for publish in (
-        c.Publish(1, 0, -1, COLUMN, None, short),
-        c.Publish(1, 0, -1, None, COLUMN, short),
-        c.Publish(1, 0, -1, None, None, empty),
-        c.Publish(1, 0, -1, None, None, BODY + b"x"),
-    ):
-        with pytest.raises(RemoteProtocolError):
-            publish.decode()
-    with pytest.raises(RemoteProtocolError):
-        c.Deliver(1, COLUMN, COLUMN, None, None, short).decode()
-
-
 def test_after_goodbye_a_side_sends_nothing_more() -> None:
     client, broker = open_pair()
     assert pump(client, broker, c.Goodbye("bye")) == [c.Goodbye("bye")]
@@ -292,17 +118,6 @@ def test_end_of_stream_is_an_error_only_inside_a_frame() -> None:
     client.receive_data(b"")
     with pytest.raises(RemoteProtocolError, match="middle of a frame"):
         client.next_event()
-
-
-def test_refusal_carries_its_error_to_the_other_side() -> None:
-    refused = c.Refused.because(ProducerFenced("x" * 9000), producer_id=3, sequence=7)
-    assert isinstance(refused.error(), ProducerFenced)
-    assert len(refused.message) == limits.MAX_MESSAGE_CHARS
-    assert refused.write()
-    assert c.Refused.because(Busy("later")).error().retryable
-    unknown = c.Refused(1, 0, -1, "of_tomorrow", "hm", True).error()
-    assert unknown.retryable
-    assert str(unknown) == "hm"
 
 
 @st.composite

@@ -1,33 +1,18 @@
-"""The outbox and the ack queue with a broker that fails in every possible way: B3."""
+"""The outbox with a broker that fails in every possible way: B3."""
 
 from __future__ import annotations
 
 from collections import deque
-from datetime import UTC, datetime, timedelta, timezone
 from math import inf
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escapement.client import delivery_times
 from escapement.client.connection.retry import Retry
-from escapement.client.consuming.ack_queue import AckQueue, PendingAck
 from escapement.client.producing.outbox import Outbox
 from escapement.client.producing.producer_bounds import Bounds
 from escapement.client.producing.publish_request import NewMessage, PublishRequest
-from escapement.client.serializers import BYTES, JSON, MSGPACK, STR, serializer
-from escapement.clock import moment
-from escapement.errors import (
-    Conflict,
-    DelayTooLong,
-    Disconnected,
-    InvalidRequest,
-    NaiveDatetime,
-    SequenceGap,
-    StorageUnavailable,
-)
+from escapement.errors import DelayTooLong, Disconnected, SequenceGap, StorageUnavailable
 from escapement.message import NO_TIMES, Blobs, MessageBatch
 
 BOUNDS = Bounds(
@@ -217,113 +202,3 @@ def test_expired_request_fails_and_the_next_follows_the_last_stored() -> None:
     outbox.resume(-1)
     ((request, after),), _ = outbox.take(1001.0)
     assert (request.sequence, after) == (1, -1)
-
-
-@settings(max_examples=150)
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("ack"), st.lists(st.integers(0, 50), min_size=1, max_size=5)),
-            st.tuples(st.just("take"), st.sampled_from([0.0, 0.001, 0.01])),
-            st.tuples(st.just("answer"), st.sampled_from(["", "", "later", "never"])),
-            st.just(("cut", None)),
-        ),
-        max_size=40,
-    )
-)
-def test_every_ack_is_answered_or_reported_as_refused(steps: list[tuple]) -> None:
-    ack_queue = AckQueue(Retry(chance=lambda: 1.0))
-    now_s = 0.0
-    under_way: deque[PendingAck] = deque()
-    durable: set[int] = set()
-    pending_acks: list[tuple[PendingAck, list[int]]] = []
-
-    def answer(fault: str) -> None:
-        pending_ack = under_way.popleft()
-        if fault:
-            error = StorageUnavailable("away") if fault == "later" else Conflict("no")
-            ack_queue.refused(pending_ack, error, now_s)
-            return
-        offsets, firsts, lasts = pending_ack.columns()
-        durable.update([] if offsets is None else offsets.tolist())
-        if firsts is not None and lasts is not None:
-            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                durable.update(range(first, last))
-        ack_queue.answered(pending_ack, 1)
-
-    for kind, value in steps:
-        if kind == "ack":
-            pending_ack = ack_queue.gathering()
-            before = pending_ack.rows
-            pending_ack.add(np.array(value, np.int64))
-            ack_queue.added(pending_ack.rows - before)
-            pending_acks.append((pending_ack, value))
-        elif kind == "take":
-            now_s += value
-            under_way.extend(ack_queue.take(now_s)[0])
-        elif kind == "answer" and under_way:
-            answer(value)
-        elif kind == "cut":
-            under_way.clear()
-            ack_queue.lost()
-    for _ in range(100):
-        now_s += 2
-        under_way.extend(ack_queue.take(now_s)[0])
-        while under_way:
-            answer("")
-    assert ack_queue.rows == 0
-    assert ack_queue.unsettled == []
-    for pending_ack, offsets in pending_acks:
-        assert pending_ack.settled
-        assert pending_ack.error is not None or set(offsets) <= durable
-
-
-def test_offsets_without_gaps_are_acknowledged_as_a_range() -> None:
-    pending_ack = PendingAck()
-    pending_ack.add(np.arange(100, 4196))
-    pending_ack.add(np.array([5, 3, 4]))
-    pending_ack.add_one(9)
-    offsets, firsts, lasts = pending_ack.columns()
-    assert offsets is not None
-    assert firsts is not None
-    assert lasts is not None
-    assert offsets.tolist() == [5, 3, 4, 9]
-    assert (firsts.tolist(), lasts.tolist()) == ([100], [4196])
-    assert pending_ack.rows == 5
-
-
-def test_times_are_rounded_up_and_must_have_a_time_zone() -> None:
-    at = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
-    assert delivery_times.at_ms(at) == int(datetime(2026, 1, 1, 10, tzinfo=UTC).timestamp() * 1000)
-    assert delivery_times.at_ms(at + timedelta(microseconds=1)) == delivery_times.at_ms(at) + 1
-    assert moment(delivery_times.at_ms(at)) == at
-    assert delivery_times.delay_ms(timedelta(microseconds=1)) == 1
-    assert delivery_times.column([None, "2s"], delivery_times.delay_ms, 2).tolist() == [-1, 2000]
-    assert delivery_times.column((3, "m"), delivery_times.delay_ms, 2).tolist() == [180_000] * 2
-    with pytest.raises(NaiveDatetime):
-        delivery_times.at_ms(datetime(2026, 1, 1))
-    for bad in ("soon", (1, 2, 3), (1, "eon"), 7, None):
-        with pytest.raises(InvalidRequest):
-            delivery_times.delay_ms(bad)
-    with pytest.raises(InvalidRequest):
-        delivery_times.at_ms("2026-01-01")
-
-
-def test_serializers_round_trip_and_refuse_other_values() -> None:
-    for choice, value in (
-        (BYTES, b"x"),
-        (STR, "ü"),
-        (JSON, {"a": [1, None, "ü"]}),
-        (MSGPACK, [b"x", {"a": 1.5}]),
-    ):
-        assert choice.loads(choice.dumps(value)) == value
-    assert serializer(bytes) is BYTES
-    assert serializer(str) is STR
-    assert serializer((str.encode, bytes.decode)).dumps("x") == b"x"
-    assert BYTES.dumps(bytearray(b"x")) == b"x"
-    for bad in (int, "json", (1, 2)):
-        with pytest.raises(InvalidRequest):
-            serializer(bad)
-    for choice in (BYTES, STR):
-        with pytest.raises(InvalidRequest):
-            choice.dumps(7)
