@@ -150,7 +150,7 @@ class OutcomeUnknown(StorageUnavailable):
 
 
 class SchemaError(StorageError):
-    """Raised at start when the database's tables are newer than this program, or were altered."""
+    """Raised when a newer program, or another development version, made the database's tables."""
 
     code = "schema_error"
 

@@ -83,7 +83,7 @@ ARCHIVED_CHUNKS: Final = DataTable("archived_chunks", ("topic_id", "chunk"), _CH
 ATTEMPTS: Final = DataTable("attempts", ("subscription_id", "part"), _PARTS_AT_ONCE)
 DEDUP_KEYS: Final = DataTable("dedup_keys", ("topic_id", "part"), _PARTS_AT_ONCE)
 GROUP_MEMBERS: Final = DataTable(
-    "group_members", ("topic_id", "name", "chunk"), _CHUNKS_AT_ONCE, (_LEAST, "", _LEAST)
+    "group_members", ("topic_id", "group_name", "chunk"), _CHUNKS_AT_ONCE, (_LEAST, "", _LEAST)
 )
 
 

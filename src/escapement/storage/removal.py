@@ -7,9 +7,9 @@ these in small steps, and continues after a crash.
 
 There are marks for deleted topics, subscriptions, their lag, inbox targets and staged batches
 (storage/cleanup/freeing.py), for generations of the log (storage/cleanup/forgetting.py), and for
-namespaces that are being deleted with their content (broker/deletion.py). In the kinds, "mailbox"
-is an inbox target, "parcel" is a staged batch, and "adopted" is a staged batch whose entries have
-been moved to the log.
+namespaces that are being deleted with their content (broker/deletion.py). The kind
+"staged_batch" is a deleted batch, with all its entries. The kind "moved_batch" is a batch whose
+entries have been moved to the log. Of its entries, held ones stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import Literal
 from escapement.storage.engine.base import Connection
 
 What = Literal[
-    "topic", "subscription", "lag", "mailbox", "parcel", "adopted", "generation", "namespace"
+    "topic",
+    "subscription",
+    "lag",
+    "inbox_target",
+    "staged_batch",
+    "moved_batch",
+    "generation",
+    "namespace",
 ]
 
 

@@ -1,11 +1,16 @@
 """The database's schema, and the numbered migrations that create it.
 
-Owns the table ``schema_migrations`` and the files ``migrations/NNNN_name.sql``. Each file is one
-text for all engines. Placeholders in it stand for the words in which SQL dialects differ
-(``Dialect`` in storage/engine/base.py). Each applied migration is recorded with a checksum of its
-text. So a migration that was altered after its release is detected, and so is a database that a
-newer program has changed. The checksum covers the comments in the file. So never edit them, even if
-a file that they name has moved.
+Owns the tables ``schema_migrations`` and ``log_identity``, and the files
+``migrations/NNNN_name.sql``. Each file is one text for all engines. Placeholders in it stand for
+the words in which SQL dialects differ (``Dialect`` in storage/engine/base.py). Each applied
+migration is recorded with a checksum of its statements, which does not cover comments. So a program
+refuses a database that a newer program has changed, or a development version with other migrations
+has created.
+
+A broker migrates the database before it acquires the lease, so an older broker may still own the
+database and write to it meanwhile. From the first release on, a migration never changes, and new
+ones only add tables and columns. An added column has a default or may be NULL, because the older
+broker inserts rows without it.
 
 If two brokers start at once, the first takes a lock, and the second waits and then finds nothing to
 do. On SQLite the lock is the write transaction around all changes. On MySQL it is a named lock,
@@ -57,7 +62,7 @@ class Migration(NamedTuple):
 
     @property
     def checksum(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        return hashlib.sha256(self._without_comments().encode()).hexdigest()
 
     def statements(self, words: dict[str, str]) -> list[str]:
         """Return the SQL statements of the migration for one engine, without comments.
@@ -65,9 +70,12 @@ class Migration(NamedTuple):
         Args:
           words: the engine's word for each placeholder.
         """
-        lines = [line for line in self.text.splitlines() if not line.lstrip().startswith("--")]
-        text = "\n".join(lines).format(**words)
+        text = self._without_comments().format(**words)
         return [statement.strip() for statement in text.split(";") if statement.strip()]
+
+    def _without_comments(self) -> str:
+        lines = [line.strip() for line in self.text.splitlines()]
+        return "\n".join(line for line in lines if line and not line.startswith("--"))
 
 
 def migrations() -> list[Migration]:
@@ -90,6 +98,7 @@ def migrate(engine: Engine, known: list[Migration] | None = None) -> None:
 
     Raises:
       SchemaError: if the database has more migrations than ``known``, or one of them differs.
+        Nothing has changed then.
       StorageUnavailable: if another broker migrates for longer than ``LOCK_TIMEOUT_S``.
     """
     known = migrations() if known is None else known
@@ -146,18 +155,19 @@ def _check_applied(connection: Connection, known: list[Migration]) -> int:
     rows = connection.execute(
         "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
     ).rows
+    for (version, name, checksum), migration in zip(rows, known, strict=False):
+        if (version, checksum) != (migration.version, migration.checksum):
+            raise SchemaError(
+                "a development version of escapement with another schema created this database:"
+                f" its migration {version} ({name}) has checksum {checksum[:12]}, and that of this"
+                f" program ({migration.name}) has {migration.checksum[:12]}. It cannot be migrated."
+                " Use a new, empty database, or the version of the program that created this one"
+            )
     if len(rows) > len(known):
         raise SchemaError(
             f"the database has schema {rows[-1][0]} ({rows[-1][1]}), this program knows up to "
             f"{len(known)}; use the newer version of the program that migrated it"
         )
-    for (version, name, checksum), migration in zip(rows, known, strict=False):
-        if (version, checksum) != (migration.version, migration.checksum):
-            raise SchemaError(
-                f"migration {version} ({name}) was applied with checksum {checksum[:12]}, but this "
-                f"program's has {migration.checksum[:12]}; use the version of the program that "
-                "created the database"
-            )
     return len(rows)
 
 

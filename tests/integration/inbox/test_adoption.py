@@ -109,7 +109,7 @@ async def test_idle_job_is_given_up_after_the_clock_was_ahead_for_a_while(
         await world.clock.advance(seconds=30)
         world.clock.set_back(DAY_MS)
         writer.stage(inbox_entry("t/n/x", "0", b"1"))
-        long_ago = "UPDATE parcels SET touched_at_ms = touched_at_ms - ?"
+        long_ago = "UPDATE staged_batches SET staged_at_ms = staged_at_ms - ?"
         writer.connection.execute(long_ago, (4 * DAY_MS,))
         for _ in range(90):
             await world.clock.advance(seconds=1)
@@ -211,7 +211,9 @@ async def test_entries_read_ahead_of_a_failed_step_are_not_appended(
 
     faulty = FaultyEngine(SqliteEngine.in_memory())
     # Fail both attempts that a lane makes before it fails the group.
-    fault = faulty.before = Once("UPDATE parcels SET moved_id", StorageUnavailable("away"), 2)
+    fault = faulty.before = Once(
+        "UPDATE staged_batches SET moved_id", StorageUnavailable("away"), 2
+    )
     async with bulk_world(TINY, faulty, run) as (world, broker, writer):
         writer.write(*(inbox_entry("t/n/x", f"{n}", b"%d" % n) for n in range(6)))
         fault.arm()
@@ -392,6 +394,6 @@ async def test_housekeeper_frees_staged_batches_that_were_not_committed(
         for _ in range(30):  # every step of the housekeeper, and the pause after it
             await world.clock.advance(seconds=11)
         assert await in_log(broker, "t/n/x") == [b"once"]
-        for table in ("inbox", "parcels", "removals"):
+        for table in ("inbox", "staged_batches", "removals"):
             left = writer.connection.execute(f"SELECT COUNT(*) FROM {table}").rows
             assert left == [(0,)], table

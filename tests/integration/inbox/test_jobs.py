@@ -58,7 +58,7 @@ def count(connection: Connection, table: str) -> int:
 
 def age(connection: Connection, ms: int) -> None:
     """Move all recorded times ``ms`` into the past."""
-    connection.execute("UPDATE parcels SET touched_at_ms = touched_at_ms - ?", (ms,))
+    connection.execute("UPDATE staged_batches SET staged_at_ms = staged_at_ms - ?", (ms,))
     connection.execute(
         "UPDATE jobs SET adopted_at_ms = committed_at_ms - ? WHERE adopted_at_ms IS NOT NULL",
         (ms,),
@@ -96,7 +96,7 @@ def test_staged_entries_are_invisible_until_their_job_is_committed(
     (state,) = job.states(connection, 9)
     assert (state.messages, state.waiting, state.adopted_at_ms is None) == (4, 0, False)
     purge(engine, connection)
-    assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
+    assert (count(connection, "inbox"), count(connection, "staged_batches")) == (0, 0)
 
 
 def test_only_the_committed_attempt_of_a_retried_part_counts(
@@ -110,7 +110,7 @@ def test_only_the_committed_attempt_of_a_retried_part_counts(
     assert commit(engine, connection, load, good)
     assert adopt(engine, connection) == {"t/n/x": [b"1", b"2"]}
     purge(engine, connection)
-    assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
+    assert (count(connection, "inbox"), count(connection, "staged_batches")) == (0, 0)
     late, tallies = Attempt(load.id, 0, "speculative"), {"t/n/x": Tally(2, 2, 9)}
     with transaction(connection), pytest.raises(StagingLost):
         job.stage(engine, connection, late, [inbox_entry("t/n/x", "1")], tallies)
@@ -150,11 +150,11 @@ def test_idle_job_is_given_up_and_its_old_batches_cannot_be_committed(
     age(connection, staged_batch.STAGING_IDLE_MS + 1)
     stage(engine, connection, load, 1, "fresh", b"f")
     purge(engine, connection)
-    assert count(connection, "parcels") == 2
+    assert count(connection, "staged_batches") == 2
     assert [one.given_up_at_ms is None for one in job.states(connection, 9)] == [False, True]
     age(connection, staged_batch.STAGING_IDLE_MS + 1)
     purge(engine, connection)
-    assert (count(connection, "inbox"), count(connection, "parcels")) == (0, 0)
+    assert (count(connection, "inbox"), count(connection, "staged_batches")) == (0, 0)
     fresh = stage(engine, connection, load, 1, "fresh", b"f")
     with pytest.raises(StagingLost, match="100 messages, but 0 are stored"):
         commit(engine, connection, load, old, fresh)
@@ -296,7 +296,7 @@ def test_inbox_entries_move_before_entries_of_jobs_and_held_entries_stay(
     assert state.adopted_at_ms is None
     purge(engine, connection)  # frees moved entries, but not held ones
     assert inbox.waiting(connection, 9) == [waits]
-    assert (count(connection, "inbox"), count(connection, "parcels")) == (1, 1)
+    assert (count(connection, "inbox"), count(connection, "staged_batches")) == (1, 1)
     with transaction(connection):
         assert inbox.close(connection, "t/n/x") == 1
     purge(engine, connection)

@@ -201,7 +201,7 @@ def test_aborted_write_and_failed_task_leave_no_staged_batches(
 
     with pytest.raises(ValueError, match="own"):
         bulk_write.write_part(write, 1, fails())
-    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(2,)]
+    assert connection.execute("SELECT COUNT(*) FROM staged_batches").rows == [(2,)]
     bulk_write.abandon(write)
     with pytest.raises(StagingLost):
         bulk_write.commit(write, [part])
@@ -230,8 +230,8 @@ def test_aborted_stream_batch_without_finished_tasks_leaves_nothing(
         plan = stream(checkpoint).of_batch(f"query/{checkpoint}", batch)
         bulk_write.write_part(plan, 0, [rows(b"1")])
     left = (
-        "SELECT series, version FROM parcels JOIN jobs ON jobs.id = job_id WHERE mailbox_id = 0"
-        " ORDER BY parcels.id"
+        "SELECT series, version FROM staged_batches JOIN jobs ON jobs.id = job_id"
+        " WHERE target_id = 0 ORDER BY staged_batches.id"
     )
     bulk_write.abandon_batch(stream("ours"), 7, [])
     assert connection.execute(left).rows == [("query/ours", 8), ("query/theirs", 7)]
@@ -256,7 +256,7 @@ def test_stream_without_identifying_options_aborts_only_its_own_parts(
     part = bulk_write.write_part(theirs, 0, [rows(b"2")])
     bulk_write.abandon_batch(stream(), 7, [])
     bulk_write.abandon_batch(stream(), 7, ended)
-    left = "SELECT series FROM parcels JOIN jobs ON jobs.id = job_id WHERE mailbox_id = 0"
+    left = "SELECT series FROM staged_batches JOIN jobs ON jobs.id = job_id WHERE target_id = 0"
     assert connection.execute(left).rows == [("query/theirs",)]
     assert bulk_write.commit(stream().of_batch("query/theirs", 7), [part]).messages == 1
 
@@ -383,7 +383,7 @@ def test_row_for_an_invalid_topic_fails_its_task_and_is_named(
     row = 6 if kind is DelaysDisabled else 5
     with pytest.raises(kind, match=f"^row {row} of partition 0: .*{why}"):
         bulk_write.write_part(write, 0, [good, bad])
-    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(0,)]
+    assert connection.execute("SELECT COUNT(*) FROM staged_batches").rows == [(0,)]
 
 
 @pytest.mark.parametrize("of_stream", [False, True])
@@ -413,7 +413,7 @@ def test_null_time_fails_the_write_unless_null_times_is_now(
     with pytest.raises(InvalidRequest, match=why):
         bulk_write.write_part(write, 1, [rows(1, 2, 3), rows(4, None)])
     bulk_write.abandon(write)
-    assert connection.execute("SELECT COUNT(*) FROM parcels").rows == [(0,)]
+    assert connection.execute("SELECT COUNT(*) FROM staged_batches").rows == [(0,)]
     assert adopted(engine, connection) == {}
     write = planned(nullTimes="NOW")
     if of_stream:

@@ -9,6 +9,7 @@ import pytest
 from escapement.errors import SchemaError
 from escapement.storage import schema
 from escapement.storage.engine.base import Engine
+from support.database.rows import rows
 
 
 def query(engine: Engine, sql: str) -> list[tuple[object, ...]]:
@@ -68,10 +69,10 @@ def test_a_migration_that_crashed_half_way_is_run_again(engine: Engine) -> None:
 def test_a_column_that_a_crash_left_behind_is_not_added_twice(engine: Engine) -> None:
     """MySQL does not have ADD COLUMN IF NOT EXISTS, and each ALTER commits separately."""
     add = "ALTER TABLE namespaces ADD COLUMN extra BIGINT NOT NULL DEFAULT 7;"
-    known = schema.migrations()[:1]
+    known = schema.migrations()[:2]
     with pytest.raises(Exception, match="NONSENSE"):
-        schema.migrate(engine, [*known, schema.Migration(2, "broken", f"{add} NONSENSE")])
-    schema.migrate(engine, [*known, schema.Migration(2, "mended", add)])
+        schema.migrate(engine, [*known, schema.Migration(3, "broken", f"{add} NONSENSE")])
+    schema.migrate(engine, [*known, schema.Migration(3, "mended", add)])
     assert query(engine, "SELECT extra FROM namespaces") == []
 
 
@@ -87,8 +88,30 @@ def test_an_altered_migration_is_refused(engine: Engine) -> None:
     schema.migrate(engine)
     first, *rest = schema.migrations()
     altered = first._replace(text=first.text + "\nSELECT 1;")
-    with pytest.raises(SchemaError, match="migration 1"):
+    with pytest.raises(SchemaError, match="new, empty database"):
         schema.migrate(engine, [altered, *rest])
+
+
+@pytest.mark.parametrize("more", [-2, 0, 7])
+def test_database_of_another_development_version_is_refused_and_unchanged(
+    engine: Engine, more: int
+) -> None:
+    """It may have fewer or more migrations than this program. The error tells what to do."""
+    known = schema.migrations()
+    first = known[0]._replace(text=f"{known[0].text} CREATE TABLE IF NOT EXISTS old (x BIGINT);")
+    other = [
+        schema.Migration(number, "old", f"CREATE TABLE IF NOT EXISTS old_{number} (x BIGINT)")
+        for number in range(2, len(known) + more + 1)
+    ]
+    schema.migrate(engine, [first, *other])
+    tables, applied = rows(engine), query(engine, "SELECT * FROM schema_migrations")
+    with pytest.raises(SchemaError, match=r"migration 1 .* Use a new, empty database"):
+        schema.migrate(engine)
+    connection = engine.connect()
+    with pytest.raises(SchemaError, match=r"migration 1 .* Use a new, empty database"):
+        schema.require(connection)
+    connection.close()
+    assert (rows(engine), query(engine, "SELECT * FROM schema_migrations")) == (tables, applied)
 
 
 def test_the_log_identity_is_random(engine: Engine) -> None:
@@ -104,21 +127,3 @@ def test_the_log_identity_is_random(engine: Engine) -> None:
     assert len(identity) == 16
     assert schema.log_identity(connection) != identity
     connection.close()
-
-
-def test_attempts_of_an_older_schema_are_migrated_to_part_0(engine: Engine) -> None:
-    """The migration also completes after a crash left it half-way, on MySQL."""
-    known = schema.migrations()
-    (attempts,) = [migration for migration in known if migration.name == "attempts"]
-    before = known[: attempts.version - 1]
-    schema.migrate(engine, before)
-    connection = engine.connect()
-    connection.execute("INSERT INTO retries (subscription_id, data) VALUES (7, ?)", (b"tries",))
-    connection.close()
-    half = attempts._replace(text=attempts.text.replace("DROP TABLE", "NONSENSE; DROP TABLE"))
-    with pytest.raises(Exception, match="NONSENSE"):
-        schema.migrate(engine, [*before, half])
-    schema.migrate(engine, known)
-    assert query(engine, "SELECT * FROM attempts") == [(7, 0, b"tries")]
-    with pytest.raises(Exception, match="retries"):
-        query(engine, "SELECT * FROM retries")

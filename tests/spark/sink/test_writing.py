@@ -59,9 +59,9 @@ class Log:
     def take(self) -> dict[str, list[tuple[bytes, bytes, int, int, bytes]]]:
         """Take all visible messages out of the inbox: payload, key, priority, time, properties."""
         found: dict[str, list[tuple[bytes, bytes, int, int, bytes]]] = {}
-        while boxes := inbox.occupied(self.connection, 0, 9):
-            for box in boxes:
-                step = inbox.read_staged_batches(self.connection, box.id, 8 << 20)
+        while targets := inbox.occupied(self.connection, 0, 9):
+            for inbox_target in targets:
+                step = inbox.read_staged_batches(self.connection, inbox_target.id, 8 << 20)
                 for one in step.inbox_entries:
                     batch, times, _ = decode_inbox_entry(one.data)
                     none = [b""] * len(batch)
@@ -73,7 +73,7 @@ class Log:
                         [-1] * len(batch) if times.at_ms is None else times.at_ms.tolist(),
                         none if batch.properties is None else batch.properties.to_list(),
                     )
-                    found.setdefault(box.target, []).extend(zip(*columns, strict=True))
+                    found.setdefault(inbox_target.target, []).extend(zip(*columns, strict=True))
                 take_out(self.engine, self.connection, step)
         return found
 
@@ -81,12 +81,14 @@ class Log:
         return job.states(self.connection, 99)
 
     def staged_batches(self) -> int:
-        ((count,),) = self.connection.execute("SELECT COUNT(*) FROM parcels").rows
+        ((count,),) = self.connection.execute("SELECT COUNT(*) FROM staged_batches").rows
         return int(count)
 
     def attempts(self) -> int:
         """Return the number of attempts with staged batches."""
-        ((count,),) = self.connection.execute("SELECT COUNT(DISTINCT attempt) FROM parcels").rows
+        ((count,),) = self.connection.execute(
+            "SELECT COUNT(DISTINCT attempt) FROM staged_batches"
+        ).rows
         return int(count)
 
 
@@ -103,7 +105,7 @@ def log_of_module(mysql_url_of_module: str) -> Iterator[Log]:
 @pytest.fixture
 def log(log_of_module: Log) -> Log:
     """The log without any jobs."""
-    for table in ("jobs", "parcels", "inbox", "mailboxes"):
+    for table in ("jobs", "staged_batches", "inbox", "inbox_targets"):
         log_of_module.connection.execute(f"DELETE FROM {table}")
     return log_of_module
 

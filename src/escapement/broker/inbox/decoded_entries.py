@@ -28,7 +28,7 @@ class Opened(NamedTuple):
 class Found(NamedTuple):
     """A decoded step of an inbox target, and the target's topic."""
 
-    box: InboxTarget
+    inbox_target: InboxTarget
     topic: Topic
     step: Step
     inbox_entries: list[Opened]
@@ -49,8 +49,8 @@ def open_steps(
       read: reads the steps; called with ``connection`` and ``arguments``.
     """
     return [
-        Found(box, topic, step, [_opened(one) for one in step.inbox_entries])
-        for (box, topic), step in zip(whose, read(connection, *arguments), strict=False)
+        Found(inbox_target, topic, step, [_opened(one) for one in step.inbox_entries])
+        for (inbox_target, topic), step in zip(whose, read(connection, *arguments), strict=False)
     ]
 
 

@@ -178,16 +178,17 @@ class InboxRelay:
         seen: set[str] = set()
         while page := await self._read(inbox.occupied, after_id, _ROUND_TARGETS):
             after_id = page[-1].id
-            seen.update(whom for box in page for whom in (box.target, _jobs_for(box.target)))
+            seen.update(one.target for one in page)
+            seen.update(_jobs_for(one.target) for one in page)
             # Find the topic before its entries are read. If it is deleted and created again in
             # between, its inbox target has another id, and the old entries are not read.
-            topics = {box: await self._topic(box) for box in page}
-            left = [(box, topic) for box, topic in topics.items() if topic is not None]
+            topics = {one: await self._topic(one) for one in page}
+            left = [(one, topic) for one, topic in topics.items() if topic is not None]
             while left and not self._stopping:
-                boxes = [(box.id, self._may_take_jobs(box)) for box, _ in left]
+                targets = [(one.id, self._may_take_jobs(one)) for one, _ in left]
                 async with self._moving:
                     sizes = (self._limits.inbox_step_bytes, self._limits.inbox_round_bytes)
-                    found = await self._read(open_steps, left, inbox.read_steps, boxes, *sizes)
+                    found = await self._read(open_steps, left, inbox.read_steps, targets, *sizes)
                     progress = await self._carry(found) or progress
                 left = left[len(found) :]
         self.blocked = self._blocked
@@ -271,8 +272,8 @@ class InboxRelay:
         full = [one for one in found if one.topic.id in whole and one.step.is_full(step_bytes)]
         if not full or self._stopping:
             return []
-        positions = [(one.box.id, one.step.last) for one in full]
-        whose = [(one.box, one.topic) for one in full]
+        positions = [(one.inbox_target.id, one.step.last) for one in full]
+        whose = [(one.inbox_target, one.topic) for one in full]
         return await self._read(open_steps, whose, inbox.read_ahead, positions, step_bytes)
 
     async def _settle(self, found: Sequence[Found]) -> bool:

@@ -42,11 +42,10 @@ INSERT_TOPIC: Final = (
     "INSERT INTO topics (namespace_id, name, bundle_id, next_offset, created_at_ms)"
     " VALUES (?, ?, ?, ?, ?)"
 )
-# The last two columns, ``ack_wait_ms`` and ``log_position``, are not read.
 INSERT_SUBSCRIPTION: Final = (
     "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
-    " fill_until, created_at_ms, origin_id, policy, ack_wait_ms, log_position)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " fill_until, created_at_ms, origin_id, policy)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 Kind = SubscriptionKind
@@ -288,7 +287,7 @@ def create_subscription(
     """
     policy = policy or SubscriptionPolicy()
     rest = (*begin, now_ms)
-    params = (topic_id, name, kind, *rest, origin_id, policy.encode(), 0, 0)
+    params = (topic_id, name, kind, *rest, origin_id, policy.encode())
     id = _insert(connection, INSERT_SUBSCRIPTION, params, f"subscription {name}")
     return SubscriptionRecord(id, topic_id, name, kind, *rest, origin_id or id, policy)
 

@@ -59,10 +59,7 @@ def create_topics(
     begin = now_ms + 1
     connection.execute_many(
         INSERT_SUBSCRIPTION,
-        [
-            (topic.id, subscription, "shared", 0, begin, 0, 0, now_ms, 0, "", 0, 0)
-            for topic in topics
-        ],
+        [(topic.id, subscription, "shared", 0, begin, 0, 0, now_ms, 0, "") for topic in topics],
     )
     select = f"SELECT {SUBSCRIPTION_COLUMNS} FROM subscriptions WHERE name = ? AND topic_id"
     rows = _select(connection, select, [topic.id for topic in topics], subscription)

@@ -30,8 +30,8 @@ _OF_TOPICS: Final = {
     "producers": "id",
     "dedup_keys": "part",
     "moves": "chunk",
-    "group_members": "name",
-    "group_closings": "id",
+    "group_members": "group_name",
+    "group_completions": "id",
     "archived_chunks": "chunk",
     "archives": "id",
 }
@@ -62,12 +62,12 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
         more = more or _free(connection, *_CHUNKS, cancellations_id(id))
     elif kind == "lag":
         more = _free(connection, "lags", "origin_id", "hour_ms", id)
-    elif kind == "mailbox":
-        more = _free_entries(connection, "mailbox_id = ?", id)
-    elif kind == "parcel":
-        more = _free_entries(connection, "mailbox_id = ?", -id)
-    elif kind == "adopted":
-        more = _free_entries(connection, "mailbox_id = ? AND held = 0", -id)
+    elif kind == "inbox_target":
+        more = _free_entries(connection, "target_id = ?", id)
+    elif kind == "staged_batch":
+        more = _free_entries(connection, "target_id = ?", -id)
+    elif kind == "moved_batch":
+        more = _free_entries(connection, "target_id = ? AND held = 0", -id)
     else:
         more = _free(connection, *_CHUNKS, id) or _free(connection, *_CHUNKS, lapses_id(id))
         more = more or _free(connection, "attempts", "subscription_id", "part", id)
@@ -76,20 +76,20 @@ def free_step(connection: Connection, generations: Sequence[Generation]) -> bool
     return True
 
 
-def _free_entries(connection: Connection, which: str, box_id: int) -> bool:
+def _free_entries(connection: Connection, which: str, target_id: int) -> bool:
     """Delete the first inbox entries of a target or staged batch. Return whether there were any.
 
     Args:
-      which: SQL condition for the entries, with ``box_id`` as its parameter.
-      box_id: the id of the target, or the negative id of the staged batch.
+      which: SQL condition for the entries, with ``target_id`` as its parameter.
+      target_id: the id of the target, or the negative id of the staged batch.
     """
     rows = connection.execute(
         f"SELECT id, size_bytes FROM inbox WHERE {which} ORDER BY id LIMIT {_STEP_ROWS}",
-        (box_id,),
+        (target_id,),
     ).rows
     ids = first_fitting(rows, _STEP_BYTES)
     if ids:
-        connection.execute(f"DELETE FROM inbox WHERE {which} AND id <= ?", (box_id, ids[-1]))
+        connection.execute(f"DELETE FROM inbox WHERE {which} AND id <= ?", (target_id, ids[-1]))
     return bool(ids)
 
 

@@ -2,7 +2,7 @@
 
 A message may belong to an *event group*: a named group of messages of one topic. A *group
 completion* names a group, a subscription and a *follow-up*, which is an inbox entry. It is a row of
-the table ``group_closings``, which this module owns. A group with a completion is *closed*: no
+the table ``group_completions``, which this module owns. A group with a completion is *closed*: no
 message can join it any more.
 
 When the subscription has acknowledged all messages of the group, the completion *fires*: one
@@ -79,8 +79,9 @@ def create_completion(
     digest = digest_of(follow_up)
     try:
         id = connection.execute(
-            "INSERT INTO group_closings (topic_id, name, subscription_id, subscription, target,"
-            " digest, closed_at_ms, fired_at_ms, letter) VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?)",
+            "INSERT INTO group_completions (topic_id, group_name, subscription_id, subscription,"
+            " target, digest, closed_at_ms, fired_at_ms, follow_up)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?)",
             (
                 topic_id,
                 group,
@@ -114,14 +115,14 @@ def fire(
     fired = set()
     for completion in completions:
         done = connection.execute(
-            "UPDATE group_closings SET fired_at_ms = ? WHERE id = ? AND fired_at_ms IS NULL"
+            "UPDATE group_completions SET fired_at_ms = ? WHERE id = ? AND fired_at_ms IS NULL"
             " AND subscription_id = ? AND EXISTS (SELECT 1 FROM subscriptions WHERE id = ?)",
             (now_ms, completion.id, completion.subscription_id, completion.subscription_id),
         ).affected
         if done:
             fired.add(completion.id)
             ((data,),) = connection.execute(
-                "SELECT letter FROM group_closings WHERE id = ?", (completion.id,)
+                "SELECT follow_up FROM group_completions WHERE id = ?", (completion.id,)
             ).rows
             batch, times, body = decode_inbox_entry(data)
             source_id = f"group/{completion.id}"
@@ -139,7 +140,8 @@ def follow_seek(connection: Connection, topic_id: int, old_id: int, new_id: int)
       new_id: the id of the subscription that replaced it.
     """
     connection.execute(
-        "UPDATE group_closings SET subscription_id = ? WHERE topic_id = ? AND subscription_id = ?",
+        "UPDATE group_completions SET subscription_id = ?"
+        " WHERE topic_id = ? AND subscription_id = ?",
         (new_id, topic_id, old_id),
     )
 
@@ -147,17 +149,17 @@ def follow_seek(connection: Connection, topic_id: int, old_id: int, new_id: int)
 def delete_completions(connection: Connection, topic_id: int, group: str) -> None:
     """Delete all completions of one event group."""
     connection.execute(
-        "DELETE FROM group_closings WHERE topic_id = ? AND name = ?", (topic_id, group)
+        "DELETE FROM group_completions WHERE topic_id = ? AND group_name = ?", (topic_id, group)
     )
 
 
 def read_completions(connection: Connection) -> Iterator[Completion]:
     """Yield the group completions of all topics in the order of their ids."""
     columns = (
-        "id, topic_id, name, subscription_id, subscription, target, digest, closed_at_ms,"
+        "id, topic_id, group_name, subscription_id, subscription, target, digest, closed_at_ms,"
         " fired_at_ms"
     )
-    rows = by_id(connection, "group_closings", columns)
+    rows = by_id(connection, "group_completions", columns)
     for id, topic_id, group, subscription_id, subscription, target, digest, *times in rows:
         content = bytes(target).decode(), bytes(digest)
         yield Completion(id, topic_id, group, subscription_id, subscription, *content, *times)

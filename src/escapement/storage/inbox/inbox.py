@@ -4,7 +4,7 @@ An *inbox entry* (storage/inbox/entry.py) is a batch of messages, such as dead l
 occurrences of a schedule. Its *target* is the name of a topic. An *inbox target* is this name with
 an id that is never used again. It is created with its first entry, whether the topic exists or not,
 and deleted with the topic. *Moving* an entry means to append its messages to the topic's log. This
-module owns the tables ``mailboxes``, which has the inbox targets, and ``inbox``, which has the
+module owns the tables ``inbox_targets``, which has the inbox targets, and ``inbox``, which has the
 entries. All functions run inside a transaction of the caller:
 
 - :func:`insert` runs in the group commit of the event that causes the entries, so both become
@@ -45,7 +45,7 @@ from escapement.storage.inbox.entry import MAX_SOURCE_ID_CHARS, InboxEntry, enco
 # Limit of the inbox entries of one target that are moved together.
 _STEP_ENTRIES: Final = 1_000
 
-_FIND_TARGET: Final = "SELECT id FROM mailboxes WHERE target = ?"
+_FIND_TARGET: Final = "SELECT id FROM inbox_targets WHERE target = ?"
 
 
 class InboxTarget(NamedTuple):
@@ -104,29 +104,31 @@ def insert(
 
     If an entry with the same target and source id is there already, it stays unchanged.
     """
-    boxes = inbox_targets(engine, connection, {inbox_entry.target for inbox_entry in inbox_entries})
-    insert_into(engine, connection, inbox_entries, boxes, now_ms)
+    target_ids = inbox_targets(
+        engine, connection, {inbox_entry.target for inbox_entry in inbox_entries}
+    )
+    insert_into(engine, connection, inbox_entries, target_ids, now_ms)
 
 
 def insert_into(
     engine: Engine,
     connection: Connection,
     inbox_entries: Sequence[InboxEntry],
-    boxes: Mapping[str, int],
+    target_ids: Mapping[str, int],
     now_ms: int,
 ) -> None:
     """Insert entries into the inbox. Entries that are there already stay unchanged.
 
     Args:
-      boxes: by target, the id under which to store its entries: the id of the inbox target, or the
-        negative id of a staged batch.
+      target_ids: by target, the id under which to store its entries: the id of the inbox target,
+        or the negative id of a staged batch.
     """
     connection.execute_many(
-        f"{engine.dialect.insert_ignore} INTO inbox (mailbox_id, held, source_id, message_count,"
+        f"{engine.dialect.insert_ignore} INTO inbox (target_id, held, source_id, message_count,"
         " size_bytes, created_at_ms, reason, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (
-                boxes[inbox_entry.target],
+                target_ids[inbox_entry.target],
                 0,
                 inbox_entry.source_id,
                 inbox_entry.count,
@@ -150,7 +152,7 @@ def inbox_targets(engine: Engine, connection: Connection, targets: Iterable[str]
     found: dict[str, int] = {}
     for some in padded([target.encode() for target in wanted]):
         rows = connection.execute(
-            f"SELECT target, id FROM mailboxes WHERE target {in_list(some)}"
+            f"SELECT target, id FROM inbox_targets WHERE target {in_list(some)}"
             f"{engine.dialect.share_lock}",
             some,
         ).rows
@@ -171,7 +173,7 @@ def inbox_target(engine: Engine, connection: Connection, target: str) -> int:
     rows = connection.execute(find, key).rows
     if not rows:
         connection.execute(
-            f"{engine.dialect.insert_ignore} INTO mailboxes (target) VALUES (?)", key
+            f"{engine.dialect.insert_ignore} INTO inbox_targets (target) VALUES (?)", key
         )
         rows = connection.execute(find, key).rows
     return int(rows[0][0])
@@ -189,10 +191,10 @@ def occupied(connection: Connection, after_id: int, limit: int) -> list[InboxTar
     """
     rows = connection.execute(
         # Each subquery reads one row of an index, however many entries or batches a target has.
-        "SELECT m.id, m.target FROM mailboxes m WHERE m.id > ? AND ((SELECT i.id FROM inbox i"
-        " WHERE i.mailbox_id = m.id AND i.held = 0 ORDER BY i.id LIMIT 1) IS NOT NULL"
-        " OR (SELECT p.id FROM parcels p WHERE p.mailbox_id = m.id AND p.held = 0"
-        " ORDER BY p.id LIMIT 1) IS NOT NULL) ORDER BY m.id LIMIT ?",
+        "SELECT t.id, t.target FROM inbox_targets t WHERE t.id > ? AND ((SELECT i.id FROM inbox i"
+        " WHERE i.target_id = t.id AND i.held = 0 ORDER BY i.id LIMIT 1) IS NOT NULL"
+        " OR (SELECT b.id FROM staged_batches b WHERE b.target_id = t.id AND b.held = 0"
+        " ORDER BY b.id LIMIT 1) IS NOT NULL) ORDER BY t.id LIMIT ?",
         (after_id, limit),
     ).rows
     return [InboxTarget(id, _text(target)) for id, target in rows]
@@ -207,8 +209,8 @@ def read_step(connection: Connection, target_id: int, max_bytes: int) -> list[St
       max_bytes: limit for the size of the entries together. One entry may exceed it.
     """
     sizes = connection.execute(
-        "SELECT i.id, i.size_bytes FROM inbox i JOIN mailboxes m ON m.id = i.mailbox_id"
-        f" WHERE i.mailbox_id = ? AND i.held = 0 ORDER BY i.id LIMIT {_STEP_ENTRIES}",
+        "SELECT i.id, i.size_bytes FROM inbox i JOIN inbox_targets t ON t.id = i.target_id"
+        f" WHERE i.target_id = ? AND i.held = 0 ORDER BY i.id LIMIT {_STEP_ENTRIES}",
         (target_id,),
     ).rows
     return _fetch(connection, first_fitting(sizes, max_bytes))
@@ -259,23 +261,26 @@ def read_ahead(
       positions: the id of each target, and the position after which to begin.
       step_bytes: limit for the size of the entries of one step. One entry may exceed it.
     """
-    return [read_staged_batches(connection, box, step_bytes, after) for box, after in positions]
+    return [
+        read_staged_batches(connection, target_id, step_bytes, after)
+        for target_id, after in positions
+    ]
 
 
 def read_steps(
-    connection: Connection, boxes: Sequence[tuple[int, bool]], step_bytes: int, max_bytes: int
+    connection: Connection, targets: Sequence[tuple[int, bool]], step_bytes: int, max_bytes: int
 ) -> list[Step]:
     """Return the entries to move next for the first of some inbox targets, one step for each.
 
     It stops after the target with which the steps together reach ``max_bytes``.
 
     Args:
-      boxes: ids of targets, and whether their staged batches may be read. The batches are read if
+      targets: ids of targets, and whether their staged batches may be read. The batches are read if
         the target has no other entries.
       step_bytes: limit for the size of the entries of one step. One entry may exceed it.
     """
     steps: list[Step] = []
-    for target_id, staged_batches_too in boxes:
+    for target_id, staged_batches_too in targets:
         step = Step(read_step(connection, target_id, step_bytes))
         if staged_batches_too and not step.inbox_entries:
             step = read_staged_batches(connection, target_id, step_bytes)
@@ -338,11 +343,11 @@ def close(connection: Connection, target: str) -> int:
         return 0
     ((id,),) = rows
     ((inbox_entries,),) = connection.execute(
-        "SELECT COUNT(*) FROM inbox WHERE mailbox_id = ?", (id,)
+        "SELECT COUNT(*) FROM inbox WHERE target_id = ?", (id,)
     ).rows
-    connection.execute("DELETE FROM mailboxes WHERE id = ?", (id,))
+    connection.execute("DELETE FROM inbox_targets WHERE id = ?", (id,))
     if inbox_entries:
-        removal.mark(connection, "mailbox", id)
+        removal.mark(connection, "inbox_target", id)
     return int(inbox_entries) + staged_batch.close(connection, id)
 
 
@@ -353,7 +358,7 @@ def close_namespace(connection: Connection, namespace: str) -> None:
     remain.
     """
     rows = connection.execute(
-        "SELECT target FROM mailboxes WHERE target > ? AND target < ?", names_in(namespace)
+        "SELECT target FROM inbox_targets WHERE target > ? AND target < ?", names_in(namespace)
     ).rows
     for (target,) in rows:
         close(connection, _text(target))
@@ -376,13 +381,13 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
     """
     columns = "i.id, i.message_count, i.size_bytes, i.created_at_ms, i.held, i.reason"
     rows = connection.execute(
-        "SELECT m.target, COUNT(*), SUM(w.message_count), SUM(w.size_bytes),"
+        "SELECT t.target, COUNT(*), SUM(w.message_count), SUM(w.size_bytes),"
         " MIN(w.created_at_ms), SUM(w.held), MAX(w.reason) FROM"
-        f" (SELECT i.mailbox_id AS box, {columns} FROM inbox i WHERE i.mailbox_id > 0"
-        f" UNION ALL SELECT p.mailbox_id AS box, {columns}"
-        " FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id"
-        f" AND {staged_batch.WAITS} WHERE p.mailbox_id > 0) AS w"
-        " JOIN mailboxes m ON m.id = w.box GROUP BY m.id, m.target ORDER BY m.id LIMIT ?",
+        f" (SELECT i.target_id, {columns} FROM inbox i WHERE i.target_id > 0"
+        f" UNION ALL SELECT b.target_id, {columns}"
+        " FROM staged_batches b JOIN inbox i ON i.target_id = -b.id"
+        f" AND {staged_batch.WAITS} WHERE b.target_id > 0) AS w"
+        " JOIN inbox_targets t ON t.id = w.target_id GROUP BY t.id, t.target ORDER BY t.id LIMIT ?",
         (limit,),
     ).rows
     # MySQL returns sums as decimals.

@@ -138,7 +138,7 @@ def stage(
     Raises:
       StagingLost: if earlier entries of the attempt were abandoned.
     """
-    boxes: dict[str, int] = {}
+    target_ids: dict[str, int] = {}
     at_ms = now_ms(engine.dialect, connection)
     for target in sorted({inbox_entry.target for inbox_entry in inbox_entries}):
         tally = tallies[target]
@@ -147,15 +147,16 @@ def stage(
             inbox_entry.target == target for inbox_entry in inbox_entries
         ):
             connection.execute(
-                f"{engine.dialect.insert_ignore} INTO parcels (job_id, part, attempt, target,"
-                " mailbox_id, held, letter_count, message_count, size_bytes, touched_at_ms)"
-                " VALUES (?, ?, ?, ?, 0, 0, 0, 0, 0, 0)",
+                f"{engine.dialect.insert_ignore} INTO staged_batches (job_id, part, attempt,"
+                " target, target_id, held, entry_count, message_count, size_bytes, staged_at_ms,"
+                " moved_id)"
+                " VALUES (?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0)",
                 key,
             )
         found = connection.execute(
-            "UPDATE parcels SET letter_count = ?, message_count = ?, size_bytes = ?,"
-            " touched_at_ms = ? WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?"
-            " AND mailbox_id = 0",
+            "UPDATE staged_batches SET entry_count = ?, message_count = ?, size_bytes = ?,"
+            " staged_at_ms = ? WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?"
+            " AND target_id = 0",
             (*tally, at_ms, *key),
         ).affected
         if not found:
@@ -164,11 +165,12 @@ def stage(
                 " start the part again"
             )
         ((id,),) = connection.execute(
-            "SELECT id FROM parcels WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?",
+            "SELECT id FROM staged_batches"
+            " WHERE job_id = ? AND part = ? AND attempt = ? AND target = ?",
             key,
         ).rows
-        boxes[target] = -id
-    inbox.insert_into(engine, connection, inbox_entries, boxes, at_ms)
+        target_ids[target] = -id
+    inbox.insert_into(engine, connection, inbox_entries, target_ids, at_ms)
 
 
 def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[Counted]) -> bool:
@@ -193,18 +195,18 @@ def commit(engine: Engine, connection: Connection, job: Job, counted: Sequence[C
         _put_on_disk(connection, job.series)
         return False
     rows = connection.execute(
-        "SELECT id, part, attempt, target, message_count, size_bytes FROM parcels"
-        f" WHERE job_id = ? AND mailbox_id = 0 ORDER BY id{lock}",
+        "SELECT id, part, attempt, target, message_count, size_bytes FROM staged_batches"
+        f" WHERE job_id = ? AND target_id = 0 ORDER BY id{lock}",
         (job.id,),
     ).rows
     wanted = {(one.part, one.attempt): one.messages for one in counted}
     taken = [row for row in rows if (row[1], row[2]) in wanted]
     _check_whole(job, wanted, taken)
-    boxes = inbox.inbox_targets(engine, connection, {bytes(row[3]).decode() for row in taken})
+    target_ids = inbox.inbox_targets(engine, connection, {bytes(row[3]).decode() for row in taken})
     if taken:
         connection.execute_many(
-            "UPDATE parcels SET mailbox_id = ? WHERE id = ?",
-            [(boxes[bytes(row[3]).decode()], row[0]) for row in taken],
+            "UPDATE staged_batches SET target_id = ? WHERE id = ?",
+            [(target_ids[bytes(row[3]).decode()], row[0]) for row in taken],
         )
     at_ms = now_ms(engine.dialect, connection)
     connection.execute(
@@ -240,11 +242,11 @@ def abandon(connection: Connection, job: Job, run: str) -> int:
       run: abandon the batches of attempts whose names begin with this text.
     """
     rows = connection.execute(
-        "SELECT id, attempt, touched_at_ms FROM parcels WHERE job_id = ? AND mailbox_id = 0",
+        "SELECT id, attempt, staged_at_ms FROM staged_batches WHERE job_id = ? AND target_id = 0",
         (job.id,),
     ).rows
-    ours = [(id, touched) for id, attempt, touched in rows if attempt.startswith(run)]
-    return sum(staged_batch.give_up(connection, id, touched) for id, touched in ours)
+    ours = [(id, staged_at_ms) for id, attempt, staged_at_ms in rows if attempt.startswith(run)]
+    return sum(staged_batch.give_up(connection, id, staged_at_ms) for id, staged_at_ms in ours)
 
 
 def staged_by(connection: Connection, run: str, version: int) -> list[str]:
@@ -257,8 +259,8 @@ def staged_by(connection: Connection, run: str, version: int) -> list[str]:
       version: the version of the jobs to look at.
     """
     rows = connection.execute(
-        "SELECT DISTINCT jobs.series FROM jobs JOIN parcels ON parcels.job_id = jobs.id"
-        " WHERE jobs.version = ? AND parcels.mailbox_id = 0 AND parcels.attempt LIKE ?",
+        "SELECT DISTINCT jobs.series FROM jobs JOIN staged_batches b ON b.job_id = jobs.id"
+        " WHERE jobs.version = ? AND b.target_id = 0 AND b.attempt LIKE ?",
         (version, f"{run}%"),
     ).rows
     return [series for (series,) in rows]
@@ -321,14 +323,13 @@ def states(connection: Connection, limit: int) -> list[JobState]:
         f" given_up_at_ms, message_count, size_bytes FROM jobs ORDER BY id DESC LIMIT {limit:d}"
     ).rows
     staged = connection.execute(
-        "SELECT job_id, SUM(message_count), SUM(size_bytes), MAX(touched_at_ms) FROM parcels"
-        " WHERE mailbox_id = 0 GROUP BY job_id"
+        "SELECT job_id, SUM(message_count), SUM(size_bytes), MAX(staged_at_ms) FROM staged_batches"
+        " WHERE target_id = 0 GROUP BY job_id"
     ).rows
     waiting = connection.execute(
-        "SELECT p.job_id, SUM(i.message_count), SUM(i.held), MAX(i.reason), MIN(p.target)"
-        f" FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id AND {staged_batch.WAITS}"
-        " WHERE p.mailbox_id > 0"
-        " GROUP BY p.job_id"
+        "SELECT b.job_id, SUM(i.message_count), SUM(i.held), MAX(i.reason), MIN(b.target)"
+        f" FROM staged_batches b JOIN inbox i ON i.target_id = -b.id AND {staged_batch.WAITS}"
+        " WHERE b.target_id > 0 GROUP BY b.job_id"
     ).rows
     by_staged = {id: (int(messages), int(size), int(at_ms)) for id, messages, size, at_ms in staged}
     by_waiting = {
@@ -368,7 +369,7 @@ def forget_step(dialect: Dialect, connection: Connection) -> bool:
         "SELECT j.id FROM jobs j WHERE"
         # Keep an uncommitted job for a while, because its writers may not have staged anything yet.
         f" (j.committed_at_ms IS NULL AND j.created_at_ms < {now} - {REMEMBERED_MS}"
-        "  AND NOT EXISTS (SELECT 1 FROM parcels p WHERE p.job_id = j.id))"
+        "  AND NOT EXISTS (SELECT 1 FROM staged_batches b WHERE b.job_id = j.id))"
         f" OR j.adopted_at_ms < {now} - {REMEMBERED_MS}"
         f" OR (j.adopted_at_ms < {now} - {_SUPERSEDED_MS} AND EXISTS"
         "  (SELECT 1 FROM jobs n WHERE n.series = j.series AND n.version > j.version"

@@ -2,9 +2,9 @@
 
 A *bulk job* (storage/inbox/job.py) writes many messages, which all become visible when it commits.
 Until then they are in *staged batches*. A staged batch contains inbox entries for one target, which
-is a topic. It is a row of the table ``parcels``, which this module owns. Its entries are rows of
-``inbox``, where they have the negative id of the batch in place of the id of a target. No target
-has a negative id, so no reader sees them.
+is a topic. It is a row of the table ``staged_batches``, which this module owns. Its entries are
+rows of ``inbox``, where they have the negative id of the batch in place of the id of a target. No
+target has a negative id, so no reader sees them.
 
 The commit of the job stores the id of the target in the batch. It changes no entry. From then on
 the inbox relay *moves* the entries, in the order of their ids, after the target's other entries: it
@@ -35,8 +35,8 @@ _STEP_ENTRIES: Final = 64
 _PURGE_STEP: Final = 64
 # The staged batches of an uncommitted job are abandoned when it has staged nothing for this time.
 STAGING_IDLE_MS: Final = 3 * 86_400_000
-# SQL condition: the inbox entry ``i`` of the committed batch ``p`` has not been moved to the log.
-WAITS: Final = "(i.id > p.moved_id OR i.held = 1)"
+# SQL condition: the inbox entry ``i`` of the committed batch ``b`` has not been moved to the log.
+WAITS: Final = "(i.id > b.moved_id OR i.held = 1)"
 
 
 class EntryPosition(NamedTuple):
@@ -74,8 +74,8 @@ def next_entries(
       entries left to move; and the position of the last entry found.
     """
     staged_batches = connection.execute(
-        "SELECT p.id, p.moved_id FROM parcels p JOIN mailboxes m ON m.id = p.mailbox_id"
-        f" WHERE p.mailbox_id = ? AND p.held = 0 AND p.id >= ? ORDER BY p.id"
+        "SELECT b.id, b.moved_id FROM staged_batches b JOIN inbox_targets t ON t.id = b.target_id"
+        f" WHERE b.target_id = ? AND b.held = 0 AND b.id >= ? ORDER BY b.id"
         f" LIMIT {_STEP_STAGED_BATCHES}",
         (target_id, after.staged_batch_id),
     ).rows
@@ -86,7 +86,7 @@ def next_entries(
         begun = staged_batch_id == after.staged_batch_id
         stands = after.entry_id if begun else moved_id
         rows = connection.execute(
-            "SELECT id, size_bytes FROM inbox WHERE mailbox_id = ? AND held = 0 AND id > ?"
+            "SELECT id, size_bytes FROM inbox WHERE target_id = ? AND held = 0 AND id > ?"
             f" ORDER BY id LIMIT {_STEP_ENTRIES}",
             (-staged_batch_id, stands),
         ).rows
@@ -121,11 +121,14 @@ def advancing(dialect: Dialect, advances: Sequence[Advance]) -> list[Step]:
     """
     if not advances:
         return []
-    find = f"SELECT id, moved_id FROM parcels WHERE id = ? AND mailbox_id > 0{dialect.update_lock}"
+    find = (
+        "SELECT id, moved_id FROM staged_batches"
+        f" WHERE id = ? AND target_id > 0{dialect.update_lock}"
+    )
     return [
         Step(find, [(one.staged_batch_id,) for one in advances]),
         Step(
-            "UPDATE parcels SET moved_id = ? WHERE id = ?",
+            "UPDATE staged_batches SET moved_id = ? WHERE id = ?",
             [(one.last, one.staged_batch_id) for one in advances],
         ),
     ]
@@ -145,7 +148,7 @@ def check_advanced(advances: Sequence[Advance], rows: Sequence[Row]) -> None:
         if found.get(staged_batch_id) != after:
             raise StorageError(
                 f"Staged batch {staged_batch_id} is gone, or its entries after {after} have been"
-                " moved already. Do not change rows of the table parcels by hand."
+                " moved already. Do not change rows of the table staged_batches by hand."
             )
 
 
@@ -166,13 +169,13 @@ def settle(dialect: Dialect, connection: Connection, staged_batch_ids: Sequence[
     """
     for id in staged_batch_ids:
         held = connection.execute(
-            "SELECT 1 FROM inbox WHERE mailbox_id = ? AND held = 1 LIMIT 1", (-id,)
+            "SELECT 1 FROM inbox WHERE target_id = ? AND held = 1 LIMIT 1", (-id,)
         ).rows
         if held:
-            connection.execute("UPDATE parcels SET held = 1 WHERE id = ?", (id,))
+            connection.execute("UPDATE staged_batches SET held = 1 WHERE id = ?", (id,))
         else:
-            connection.execute("DELETE FROM parcels WHERE id = ?", (id,))
-        removal.mark(connection, "adopted", id)
+            connection.execute("DELETE FROM staged_batches WHERE id = ?", (id,))
+        removal.mark(connection, "moved_batch", id)
     _finish_jobs(dialect, connection)
 
 
@@ -185,7 +188,7 @@ def _finish_jobs(dialect: Dialect, connection: Connection) -> None:
     connection.execute(
         f"UPDATE jobs SET adopted_at_ms = {dialect.now_ms} WHERE adopted_at_ms IS NULL"
         " AND committed_at_ms IS NOT NULL AND NOT EXISTS"
-        " (SELECT 1 FROM parcels p WHERE p.job_id = jobs.id AND p.mailbox_id > 0)"
+        " (SELECT 1 FROM staged_batches b WHERE b.job_id = jobs.id AND b.target_id > 0)"
     )
 
 
@@ -196,34 +199,35 @@ def close(connection: Connection, target_id: int) -> int:
       The number of entries that were not moved to the log.
     """
     ((inbox_entries,),) = connection.execute(
-        "SELECT COUNT(*) FROM parcels p JOIN inbox i ON i.mailbox_id = -p.id"
-        f" AND {WAITS} WHERE p.mailbox_id = ?",
+        "SELECT COUNT(*) FROM staged_batches b JOIN inbox i ON i.target_id = -b.id"
+        f" AND {WAITS} WHERE b.target_id = ?",
         (target_id,),
     ).rows
     connection.execute(
-        "REPLACE INTO removals (kind, id) SELECT 'parcel', id FROM parcels WHERE mailbox_id = ?",
+        "REPLACE INTO removals (kind, id)"
+        " SELECT 'staged_batch', id FROM staged_batches WHERE target_id = ?",
         (target_id,),
     )
-    connection.execute("DELETE FROM parcels WHERE mailbox_id = ?", (target_id,))
+    connection.execute("DELETE FROM staged_batches WHERE target_id = ?", (target_id,))
     return int(inbox_entries)
 
 
-def give_up(connection: Connection, id: int, touched_at_ms: int) -> bool:
+def give_up(connection: Connection, id: int, staged_at_ms: int) -> bool:
     """Abandon a staged batch, unless it was committed or has got more entries.
 
     Args:
-      touched_at_ms: when entries were last staged, as the caller has read it. If it has changed
+      staged_at_ms: when entries were last staged, as the caller has read it. If it has changed
         since, the batch stays.
 
     Returns:
       Whether the batch was abandoned.
     """
     gone = connection.execute(
-        "DELETE FROM parcels WHERE id = ? AND mailbox_id = 0 AND touched_at_ms = ?",
-        (id, touched_at_ms),
+        "DELETE FROM staged_batches WHERE id = ? AND target_id = 0 AND staged_at_ms = ?",
+        (id, staged_at_ms),
     ).affected
     if gone:
-        removal.mark(connection, "parcel", id)
+        removal.mark(connection, "staged_batch", id)
     return bool(gone)
 
 
@@ -247,13 +251,14 @@ def purge_step(dialect: Dialect, connection: Connection) -> bool:
     job still stage entries.
     """
     found = connection.execute(
-        "SELECT p.id, p.touched_at_ms, p.job_id FROM parcels p LEFT JOIN jobs j ON j.id = p.job_id"
-        " JOIN (SELECT job_id, MAX(touched_at_ms) AS last_ms FROM parcels WHERE mailbox_id = 0"
-        "  GROUP BY job_id) staged ON staged.job_id = p.job_id"
-        " WHERE p.mailbox_id = 0 AND (j.id IS NULL OR j.committed_at_ms IS NOT NULL"
+        "SELECT b.id, b.staged_at_ms, b.job_id FROM staged_batches b"
+        " LEFT JOIN jobs j ON j.id = b.job_id"
+        " JOIN (SELECT job_id, MAX(staged_at_ms) AS last_ms FROM staged_batches WHERE target_id = 0"
+        "  GROUP BY job_id) staged ON staged.job_id = b.job_id"
+        " WHERE b.target_id = 0 AND (j.id IS NULL OR j.committed_at_ms IS NOT NULL"
         f" OR staged.last_ms < {dialect.now_ms} - {STAGING_IDLE_MS}) LIMIT {_PURGE_STEP}"
     ).rows
-    left = {job for id, touched, job in found if give_up(connection, id, touched)}
+    left = {job for id, staged_at_ms, job in found if give_up(connection, id, staged_at_ms)}
     for job_id in sorted(left):
         note_given_up(dialect, connection, job_id)
     _finish_jobs(dialect, connection)  # there are jobs whose last batch was deleted with its topic

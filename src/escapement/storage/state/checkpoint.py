@@ -51,8 +51,8 @@ from escapement.storage.state.lag_table import LagRow
 _STEP_ROWS: Final = 1_000
 _ROW_BYTES: Final = 4096
 
-_SET_MARK: Final = "REPLACE INTO last_checkpoint (bundle_id, life, number) VALUES (?, ?, ?)"
-_FORGET_GROUP: Final = "DELETE FROM group_members WHERE topic_id = ? AND name = ?"
+_SET_MARK: Final = "REPLACE INTO last_checkpoint (bundle_id, incarnation, number) VALUES (?, ?, ?)"
+_FORGET_GROUP: Final = "DELETE FROM group_members WHERE topic_id = ? AND group_name = ?"
 _SET_NEXT_OFFSET: Final = "UPDATE topics SET next_offset = ? WHERE id = ?"
 _SET_PRODUCER: Final = (
     "UPDATE producers SET last_sequence = ?, last_offset = ?, updated_at_ms = ? WHERE id = ?"

@@ -112,7 +112,7 @@ def fits(connection: Connection, bundle_id: int, manifest: Manifest) -> bool:
 
 def _read_mark(connection: Connection, bundle_id: int) -> Mark | None:
     rows = connection.execute(
-        "SELECT life, number FROM last_checkpoint WHERE bundle_id = ?", (bundle_id,)
+        "SELECT incarnation, number FROM last_checkpoint WHERE bundle_id = ?", (bundle_id,)
     ).rows
     return Mark(*rows[0]) if rows else None
 

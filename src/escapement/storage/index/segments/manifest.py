@@ -6,7 +6,7 @@ atomically (written under another name, fsynced, renamed, the directory fsynced)
 disk has no intermediate states. It is a line with a checksum and a JSON object:
 
     escapement index manifest 1 <crc-32>
-    {"log": ..., "mark": [life, number], "base": [life, number],
+    {"log": ..., "mark": [incarnation, number], "base": [incarnation, number],
      "positions": {lane: [seq, group]}, "segments": {name: size_bytes},
      "forgotten_until_ms": ms}
 

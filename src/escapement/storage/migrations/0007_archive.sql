@@ -1,6 +1,7 @@
--- What of each topic is in an archive (storage/archive_record.py).
+-- The archive: which messages of each topic are archived, and in which files.
 
--- Archived offsets, cut into chunks (storage/offsets.py).
+-- Archived offsets of each topic, in chunks (storage/offsets/offsets.py).
+-- Owner: storage/archive_record.py.
 CREATE TABLE IF NOT EXISTS archived_chunks (
     topic_id BIGINT NOT NULL,
     chunk BIGINT NOT NULL,
@@ -8,7 +9,9 @@ CREATE TABLE IF NOT EXISTS archived_chunks (
     PRIMARY KEY (topic_id, chunk)
 ){table_end};
 
--- What one run has archived of one topic; the manifest names the files.
+-- One row for each archive record: the messages of one topic that one run has archived.
+-- size_bytes is the size of the run's files for the topic. manifest lists the files (JSON).
+-- Owner: storage/archive_record.py.
 CREATE TABLE IF NOT EXISTS archives (
     {id_column},
     topic_id BIGINT NOT NULL,
