@@ -33,6 +33,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from escapement.broker.subscription.dead_letters.dead_letter import Reason
+from escapement.broker.subscription.delivery.assumed_deliveries import AssumedDeliveries, due_ms_of
+from escapement.broker.subscription.delivery.consumer import Consumer
+from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.keys.key_order import KeyOrder
 from escapement.broker.subscription.keys.key_queues import KeyQueues
 from escapement.broker.subscription.keys.key_ranges import KeyRanges
@@ -43,10 +47,10 @@ from escapement.broker.subscription.priorities.ready import Ready, Rows
 from escapement.broker.subscription.priorities.skipping import Skipping, Slots, slots_of
 from escapement.broker.subscription.priorities.staged import Staged
 from escapement.broker.subscription.subscription import Environment, Subscription
-from escapement.message import Int64s, UInt32s
-from escapement.sorting import find_sorted, lowest
+from escapement.message import Int64s, MessageBatch, UInt32s
+from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
-from escapement.storage.encoding.attempts import RELEASED
+from escapement.storage.encoding.attempts import RELEASED, AttemptTable
 from escapement.storage.index.keys import Key, position
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.offsets.offset_bits import OffsetBits
@@ -79,10 +83,7 @@ class DueSubscription(Subscription):
         self.filled_until_ms = 0
         self.staged = Staged()
         self.bands = Bands(self._make_band, mark)
-        # Pending messages that were delivered, or may have been, and that stay in the index until
-        # they are read in their order. A change for other subscriptions leaves them here. Sorted by
-        # offset; a message stays among them when it is acknowledged.
-        self._assumed = Rows.none()
+        self._assumed = AssumedDeliveries()
 
     # -- coverage --------------------------------------------------------------------
 
@@ -139,8 +140,8 @@ class DueSubscription(Subscription):
                 rows = rows.pick(~taken.contains(rows.offsets))
                 bits = OffsetBits(rows.offsets)
         deliverable = self._amendments.deliverable(rows.due_ms, rows.offsets)
-        if self._assumed.height:
-            assumed_ms = self._assumed_ms(rows.offsets)
+        if len(self._assumed):
+            assumed_ms = self._assumed.due_ms(rows.offsets)
             others = True if deliverable is None else deliverable
             deliverable = np.where(assumed_ms == NOWHERE, others, assumed_ms == rows.due_ms)
         return rows if deliverable is None else rows.pick(deliverable)
@@ -152,33 +153,24 @@ class DueSubscription(Subscription):
         # break the order.
         rows = rows._replace(attempts=rows.attempts | RELEASED)
         self.attempts.state(rows, rows.due_ms)
-        self._assume(rows)
-
-    def _assume(self, rows: Rows) -> None:
-        if rows.height:
-            rows = Rows.concat([self._pending_assumed(), rows])
-            self._assumed = rows.pick(np.argsort(rows.offsets, kind="stable")).once()
-
-    def _assumed_ms(self, offsets: Int64s) -> Int64s:
-        """Return the due time of each assumed message, ``NOWHERE`` for other messages; int64[n]."""
-        at, there = find_sorted(self._assumed.offsets, offsets)
-        return np.where(there, self._assumed.due_ms[at], NOWHERE)
+        self._assumed.add(rows)
 
     def _pending_assumed(self) -> Rows:
         """Return the assumed messages that were not delivered since the start."""
-        rows = self._assumed
+        rows = self._assumed.rows
         return rows.pick(~super().was_handed(rows.offsets)) if rows.height else rows
 
     def was_handed(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
         handed = super().was_handed(offsets)
-        if self._assumed.height:
-            handed |= self._assumed_ms(offsets) != NOWHERE
+        if len(self._assumed):
+            handed |= self._assumed.contains(offsets)
         return handed
 
     def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        pending = self._pending_assumed()
         holds = super().holds(offsets)
-        return holds | np.isin(offsets, pending.offsets) if pending.height else holds
+        if len(self._assumed):
+            holds |= self._assumed.contains(offsets) & ~self.acked.contains(offsets)
+        return holds
 
     def kept(self) -> OffsetSet:
         pending = self._pending_assumed()
@@ -188,13 +180,44 @@ class DueSubscription(Subscription):
         kept.add(pending.offsets)
         return kept
 
+    def kept_ms(self, offsets: Int64s) -> Int64s:
+        """Return the due time under which each message stays here if it is cancelled or moved.
+
+        These are the pending messages that were delivered, or may have been. For other messages
+        the time is ``NOWHERE``; int64[n]. O(n) in the messages that are held.
+        """
+        kept = Rows.concat([self._tried(), self.retries.waiting()[0], self.in_flight.rows()])
+        return due_ms_of(kept.pick(kept.attempts > 0).by_offset(), offsets)
+
     def _resume(self, rows: Rows, next_ms: Int64s, now_ms: int) -> None:
-        untried = (rows.counts == 0) & (next_ms <= rows.due_ms) & (not self.record.is_filling)
-        self._assume(rows.pick(untried))
+        untried = (rows.counts == 0) & (next_ms <= rows.due_ms)
+        self._assumed.add(rows.pick(untried))
         super()._resume(rows.pick(~untried), next_ms[~untried], now_ms)
+
+    def all_attempts(self, now_ms: int) -> AttemptTable:
+        self._assumed.keep(~super().was_handed(self._assumed.rows.offsets))
+        return super().all_attempts(now_ms)
+
+    @property
+    def most_attempts(self) -> int:
+        return super().most_attempts + len(self._assumed)
 
     def _tried(self) -> Rows:
         return Rows.concat([super()._tried(), self._pending_assumed()])
+
+    def _deliver(
+        self,
+        consumer: Consumer,
+        rows: Rows,
+        now_ms: int,
+        batch: MessageBatch | None = None,
+        wanted_ms: Int64s | None = None,
+    ) -> HandOver:
+        rows = self._assumed.with_attempts(rows)
+        return super()._deliver(consumer, rows, now_ms, batch, wanted_ms)
+
+    def _finish_undelivered(self, rows: Rows, reason: Reason, to_dead_letter: bool) -> None:
+        super()._finish_undelivered(self._assumed.with_attempts(rows), reason, to_dead_letter)
 
     def _pass_over(self, rows: Rows, ranges: KeyRanges) -> Rows:
         """Return the rows that are in some consumer's range; note the others as passed over.
@@ -372,6 +395,8 @@ class DueSubscription(Subscription):
         rows = self.in_flight.take_back(offsets)
         self.held.discard(rows.offsets)
         if rows.height:
+            rows = rows._replace(attempts=rows.attempts - 1)  # this delivery did not happen
+            self._assumed.add(rows.pick(rows.attempts > 0))
             self.fall_behind(rows.in_order().key(0))
 
     # -- scans ---------------------------------------------------------------------

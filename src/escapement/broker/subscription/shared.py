@@ -34,7 +34,6 @@ from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.due_subscription import DueSubscription
 from escapement.broker.subscription.keys.key_order import GATHER_READ, KeyOrder
 from escapement.broker.subscription.keys.key_ranges import KeyRanges, shorten
-from escapement.broker.subscription.number_map import NOWHERE
 from escapement.broker.subscription.priorities.ready import Ready, Rows
 from escapement.broker.subscription.priorities.skipping import Skipping
 from escapement.broker.subscription.subscription import Environment
@@ -178,8 +177,6 @@ class SharedSubscription(DueSubscription):
 
     def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
         before = (rows.attempts > 1) | (rows.due_ms <= self.doubtful_until_ms)
-        if self._assumed.height:
-            before |= self._assumed_ms(rows.offsets) != NOWHERE
         return before if before.any() else None
 
     def may_have_had(self, rows: Rows, published_ms: Int64s) -> npt.NDArray[np.bool_]:

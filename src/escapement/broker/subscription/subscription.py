@@ -701,6 +701,14 @@ class Subscription(ABC):
         """Return the attempts of all pending messages that were tried, for a checkpoint."""
         return self.attempts.take_all(self._tried(), now_ms)
 
+    @property
+    def most_attempts(self) -> int:
+        """The most messages of which attempts are still needed.
+
+        A crash may lose an acknowledgement that is not durable, so such messages count too.
+        """
+        return len(self.held) + len(self.acked.undurable)
+
     def _tried(self) -> Rows:
         """Return the messages that were tried and are neither in flight nor in retry, and more."""
         return Rows.concat([self._ready_again(), self.dead.rows])

@@ -27,6 +27,7 @@ import numpy as np
 import trio
 
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.subscription.number_map import NOWHERE
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
@@ -169,17 +170,20 @@ class Filler:
     ) -> None:
         """Add to the index the messages that the subscription wants and the index may lack."""
         now_ms = self._clock.now_ms()
-        due_ms = topic.amendments.moves.current(offsets, due_ms)
+        wanted = np.ones(len(offsets), bool)
+        if topic.amendments.changed(offsets).any():
+            # Changes do not apply to messages that were delivered before. The subscription finds
+            # these under the due times of then.
+            kept_ms = subscription.kept_ms(offsets)
+            kept = kept_ms != NOWHERE
+            due_ms = np.where(kept, kept_ms, topic.amendments.moves.current(offsets, due_ms))
+            wanted = kept | ~topic.amendments.cancelled.contains(offsets)
         # The index keeps messages that are not yet due. But if the clock was set back, a message
         # that is not yet due may have been due before, and the index may have dropped it then.
-        wanted = due_ms <= max(now_ms, self._index.forgotten_until_ms)
+        wanted &= due_ms <= max(now_ms, self._index.forgotten_until_ms)
         wanted &= offsets >= subscription.record.fill_from
         wanted &= subscription.covers(due_ms, offsets)
         wanted &= ~subscription.acked.contains(offsets)
-        uncancelled = topic.amendments.uncancelled(offsets)
-        if uncancelled is not None:
-            # The subscription still wants cancelled messages that were delivered before.
-            wanted &= uncancelled | subscription.holds(offsets)
         at = np.flatnonzero(wanted)
         if len(at):
             topic.fill_in(offsets[at], due_ms[at], batch.take(at), now_ms)

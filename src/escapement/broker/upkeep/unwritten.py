@@ -249,9 +249,7 @@ class Unwritten:
             if not subscription.attempts.has_new:
                 return []
             parts = self.parts[id] = Parts()
-        # Attempts are needed also for messages whose acknowledgement a crash may still lose.
-        live = len(subscription.held) + len(subscription.acked.undurable)
-        if parts.wants_rewrite(live):
+        if parts.wants_rewrite(subscription.most_attempts):
             table = subscription.all_attempts(self._clock.now_ms())
             rewrites.append(Rewrite(subscription, parts, table))
             return []

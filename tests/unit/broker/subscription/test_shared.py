@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from escapement.broker.subscription.keys.key_ranges import KeyRanges
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.storage.encoding.attempts import MOST_ATTEMPTS, RELEASED
@@ -83,6 +85,22 @@ def test_attempts_are_counted_up_to_their_maximum() -> None:
     made.release(made.consumers[0], column(0, 1), 0, 1_000)
     (again,) = made.assign(1_000, 100)
     assert again.rows.counts.tolist() == hand.rows.counts.tolist()
+
+
+def test_assumed_delivery_is_stored_until_its_dead_letter_is_written() -> None:
+    """B1: a crash would forget it otherwise, and a cancelled message would be lost."""
+    made = subscription()
+    made.set_policy(replace(made.record.policy, expired_to_dead_letter=True))
+    made.expiry.set_ttl(100)
+    made.attempts.recover(Rows(column(500), column(0), column(RELEASED)), column(500), stored=True)
+    made.begin(1_000)
+    assert made.most_attempts == 1
+    scan(made, {0: 500}, 1_000)
+    assert handed(made, 1_000) == []
+    assert made.dead.rows.offsets.tolist() == [0]
+    assert not made.has_lapsed(column(0))[0]
+    assert made.all_attempts(1_000).offsets.tolist() == [0]
+    assert made.kept_ms(column(0)).tolist() == [500]
 
 
 def test_subscriptions_without_ranges_share_one_table_of_owners() -> None:

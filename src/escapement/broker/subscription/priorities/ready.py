@@ -107,6 +107,10 @@ class Rows(NamedTuple):
         """
         return self.pick(sorted_order(self.ranks(ageing_ms), self.offsets))
 
+    def by_offset(self) -> Rows:
+        """Return the rows sorted by offset; the order of equal offsets stays."""
+        return self.pick(np.argsort(self.offsets, kind="stable"))
+
     def key(self, at: int) -> Key:
         """Return the key ``(due_ms, offset)`` of the row at a position."""
         return Key(int(self.due_ms[at]), int(self.offsets[at]))

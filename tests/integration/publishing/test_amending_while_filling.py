@@ -1,0 +1,183 @@
+"""Tests of changes to messages that one subscription keeps while its past is filled in (B1, N3).
+
+The subscription ``a`` begins at the earliest message, after the index has forgotten all messages.
+So the broker adds them to the index again, and again from the start after each crash. ``a`` was
+delivered the messages, or may have been, before one of them is changed for the subscription ``b``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import trio.testing
+
+import escapement
+from escapement import testing
+from escapement.broker.log.log_reader import LogReader
+from escapement.protocol.amend_status import AmendStatus
+from escapement.testing import World, arrived
+
+TOPIC = "public/default/x"
+LATER = timedelta(hours=1)
+
+
+async def change(broker: escapement.Broker, how: str, ids: list[Any]) -> Any:
+    if how == "cancel":
+        return await broker.cancel(ids)
+    if how == "reschedule":
+        return await broker.reschedule(ids, delay=LATER)
+    return await broker.run_now(ids)
+
+
+async def publish_and_forget(world: World, broker: escapement.Broker) -> list[Any]:
+    """Publish three messages, which the index forgets; return their ids. Create ``a``."""
+    producer = await broker.producer(TOPIC)
+    receipts = await producer.send_many([b"0", b"1", b"2"])
+    async with broker.consumer(TOPIC, "first", position="earliest") as inbox:
+        await inbox.ack([message.id for message in await arrived(inbox)], durable=True)
+    await world.checkpoint()
+    assert world.server.index.count(world.server.registry.topics[TOPIC].id) == 0
+    await world.clock.advance(seconds=1)
+    await broker.admin("subscriptions.create", topic=TOPIC, subscription="a", position="earliest")
+    return [receipt.id for receipt in receipts]
+
+
+async def amend_for_b(broker: escapement.Broker, how: list[str], ids: list[Any]) -> None:
+    """Create ``b`` and change the message 1, which ``a`` keeps."""
+    await broker.admin("subscriptions.create", topic=TOPIC, subscription="b", position="earliest")
+    for one in how:
+        outcome = await change(broker, one, ids[1:2])
+        assert (outcome.statuses == AmendStatus.DONE).all()
+        assert outcome.subscriptions == ("a", "first")
+
+
+async def offsets(world: World, broker: escapement.Broker, name: str) -> list[int]:
+    """Take, acknowledge and return all due messages of a subscription, sorted by offset."""
+    async with broker.consumer(TOPIC, name) as inbox:
+        found = []
+        while messages := await arrived(inbox):
+            await inbox.ack([message.id for message in messages], durable=True)
+            found += [message.offset for message in messages]
+            if name == "a":
+                assert all(message.redelivered for message in messages)
+    return sorted(found)
+
+
+CHANGES = [["cancel"], ["reschedule"], ["run_now"], ["reschedule", "reschedule"]]
+
+
+@pytest.mark.parametrize("how", CHANGES, ids="-".join)
+@pytest.mark.parametrize("crashes", [0, 1, 2])
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["", "checkpoint"])
+async def test_message_that_may_have_been_delivered_stays_with_its_subscription(
+    how: list[str], crashes: int, checkpoint: bool, mock_clock: trio.testing.MockClock
+) -> None:
+    """B1: also if the broker crashes once or twice more before it has delivered the message."""
+    async with testing.start() as world:
+        async with world.connect() as broker:
+            ids = await publish_and_forget(world, broker)
+            await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            await world.clock.advance(seconds=1)
+            await amend_for_b(broker, how, ids)
+            if checkpoint:
+                await world.checkpoint()
+            if crashes:
+                await world.crash()
+        for _ in range(crashes - 1):
+            await world.restart()
+            await world.clock.advance(seconds=1)
+            await world.crash()
+        if crashes:
+            await world.restart()
+        server = world.server
+        async with world.connect() as broker:
+            assert await offsets(world, broker, "a") == [0, 1, 2]
+            assert await offsets(world, broker, "b") == ([0, 1, 2] if "run_now" in how else [0, 2])
+            await world.clock.advance(hours=2)
+            assert await offsets(world, broker, "b") == ([1] if "reschedule" in how else [])
+            assert await offsets(world, broker, "a") == []
+        assert world.server is server
+
+
+@pytest.mark.parametrize("how", CHANGES, ids="-".join)
+@pytest.mark.parametrize("waits", [False, True], ids=["in_flight", "in_retry"])
+@pytest.mark.parametrize("crashes", [1, 2])
+async def test_message_that_was_delivered_stays_with_its_subscription(
+    how: list[str], waits: bool, crashes: int, mock_clock: trio.testing.MockClock
+) -> None:
+    """B1, V4: with its number of attempts."""
+    async with testing.start() as world:
+        async with world.connect() as broker:
+            ids = await publish_and_forget(world, broker)
+            async with broker.consumer(TOPIC, "a") as inbox:
+                messages = await arrived(inbox)
+                assert len(messages) == 3
+                if waits:
+                    await inbox.nack(
+                        [message.id for message in messages], delay=timedelta(seconds=5)
+                    )
+                    await world.clock.settle()
+                await amend_for_b(broker, how, ids)
+                await world.crash()
+        for _ in range(crashes - 1):
+            await world.restart()
+            await world.clock.advance(seconds=1)
+            await world.crash()
+        await world.restart()
+        server = world.server
+        async with world.connect() as broker, broker.consumer(TOPIC, "a") as inbox:
+            await world.clock.advance(seconds=10)
+            messages = await arrived(inbox)
+            assert sorted(message.offset for message in messages) == [0, 1, 2]
+            attempts = {message.offset: message.attempt for message in messages}
+            assert attempts[1] == 2
+            await inbox.ack([message.id for message in messages], durable=True)
+            await world.clock.advance(hours=2)
+            assert await arrived(inbox) == []
+        assert world.server is server
+
+
+@pytest.mark.parametrize("how", CHANGES, ids="-".join)
+@pytest.mark.parametrize("delivered", [False, True])
+async def test_message_that_is_asked_for_before_it_is_filled_in_stays_with_its_subscription(
+    how: list[str], delivered: bool, mock_clock: trio.testing.MockClock, monkeypatch: Any
+) -> None:
+    """B1, N3: a consumer connects before the broker has read the message from the log again."""
+    read_due, filling = LogReader.read_due, trio.Event()
+    filling.set()
+
+    async def read_later(*arguments: Any) -> Any:
+        await filling.wait()
+        return await read_due(*arguments)
+
+    monkeypatch.setattr(LogReader, "read_due", read_later)
+    async with testing.start() as world:
+        async with world.connect() as broker:
+            ids = await publish_and_forget(world, broker)
+            async with broker.consumer(TOPIC, "a") as inbox:
+                if delivered:
+                    assert len(await arrived(inbox)) == 3
+                    await amend_for_b(broker, how, ids)
+                await world.crash()
+        if not delivered:
+            await world.restart()
+            async with world.connect() as broker:
+                await world.clock.advance(seconds=1)
+                await amend_for_b(broker, how, ids)
+                await world.crash()
+        filling = trio.Event()
+        await world.restart()
+        server = world.server
+        async with world.connect() as broker, broker.consumer(TOPIC, "a") as inbox:
+            assert await arrived(inbox) == []
+            filling.set()
+            messages = await arrived(inbox)
+            assert sorted(message.offset for message in messages) == [0, 1, 2]
+            assert all(message.redelivered for message in messages)
+            if delivered:
+                assert {message.offset: message.attempt for message in messages}[1] == 2
+        assert world.server is server
