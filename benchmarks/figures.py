@@ -87,6 +87,45 @@ MEASUREMENTS = [
     Measurement("restart, 1 million pending", "restart", "--pending", 1_000_000, 5),
     Measurement("restart, 10 million pending", "restart", "--pending", 10_000_000, 5),
     Measurement("publish with 10 million pending", "pending", "--pending", 10_000_000, 7),
+    Measurement(
+        "publish, single sends to 1,000 topics",
+        "publish --batch-size 1 --topics 1000",
+        "--messages",
+        50_000,
+        5,
+    ),
+    Measurement(
+        "publish, a producer for 3 sends, topic after topic",
+        "publish --batch-size 1 --in-flight 1 --topics 1000 --per-producer 3",
+        "--messages",
+        3_000,
+        3,
+    ),
+    Measurement(
+        "publish, a send every 20 ms",
+        "publish --batch-size 1 --in-flight 1 --window-ms 0 --rest-ms 20",
+        "--messages",
+        500,
+        3,
+    ),
+    Measurement("publish, blocking", "publish --batch-size 1 --sync", "--messages", 20_000, 5),
+    Measurement("1 worker", "workers --workers 1", "--messages", 5_000, 5),
+    Measurement("10 workers", "workers --workers 10", "--messages", 20_000, 5),
+    Measurement("100 workers", "workers --workers 100", "--messages", 20_000, 5),
+    Measurement("100 workers, durable", "workers --workers 100 --durable", "--messages", 20_000, 5),
+    Measurement(
+        "1,000 workers, 20 permits", "workers --workers 1000 --permits 20", "--messages", 20_000, 3
+    ),
+    Measurement(
+        "1 blocking worker, 1,000 permits",
+        "workers --sync --workers 1 --permits 1000",
+        "--messages",
+        100_000,
+        5,
+    ),
+    Measurement("1,000 subscriptions", "fanout --rate 5", "--seconds", 10, 3),
+    Measurement("100 subscriptions", "fanout --subscriptions 100", "--seconds", 10, 3),
+    Measurement("catching up", "catchup", "--messages", 1_000_000, 5),
 ]
 
 
@@ -148,6 +187,13 @@ def line(name: str, found: dict[str, Any]) -> str:
     elif "lateness_ms" in found:
         late = found["lateness_ms"]
         figures.append(f"late p50 {late['p50']:.1f} / p99 {late['p99']:.1f} ms")
+    if "send_p50_ms" in found:
+        figures.append(f"send p50 {found['send_p50_ms']:.1f} ms")
+    if "producers_per_second" in found:
+        figures.append(f"{found['producers_per_second']:,} producers a second")
+    if "client_cpu_seconds" in found:
+        client, broker = found["client_cpu_seconds"], found.get("broker_cpu_seconds", 0.0)
+        figures.append(f"processor time: client {client:.1f}, broker {broker:.1f} s")
     if "failed_per_second" in found:
         p50, p99 = found["empty_late_p50_ms"], found["empty_late_p99_ms"]
         figures.append(f"on an empty topic p50 {p50:.1f} / p99 {p99:.1f} ms")

@@ -42,6 +42,14 @@ def late_p99_ms(found: dict[str, Any]) -> float:
     return float(found["lateness_ms"]["p99"])
 
 
+def late_p50_ms(found: dict[str, Any]) -> float:
+    return float(found["lateness_ms"]["p50"])
+
+
+def send_p50_ms(found: dict[str, Any]) -> float:
+    return float(found["send_p50_ms"])
+
+
 MEASUREMENTS = [
     Measurement("publish, messages/s", "publish --messages 1000000", rate, True),
     Measurement("burst, messages/s", "burst --messages 1000000", rate, True),
@@ -49,6 +57,21 @@ MEASUREMENTS = [
     Measurement(
         "lateness at 5,000/s, p99 ms", "lateness --rate 5000 --seconds 8", late_p99_ms, False
     ),
+    Measurement("100 workers, messages/s", "workers --workers 100 --messages 10000", rate, True),
+    Measurement("1 worker, messages/s", "workers --workers 1 --messages 3000", rate, True),
+    Measurement(
+        "single sends, p50 ms",
+        "publish --batch-size 1 --in-flight 1 --window-ms 0 --rest-ms 20 --messages 300",
+        send_p50_ms,
+        False,
+    ),
+    Measurement(
+        "100 subscriptions at 20/s, p50 ms",
+        "fanout --subscriptions 100 --rate 20 --seconds 5",
+        late_p50_ms,
+        False,
+    ),
+    Measurement("catching up, messages/s", "catchup --messages 1000000", rate, True),
 ]
 
 
@@ -101,7 +124,13 @@ def compare(one: Measurement, before: Path, pairs: int, server: MysqlServer | No
         ratios = [1 / ratio for ratio in ratios]
     then, now = (statistics.median(figures[name]) for name in ("before", "now"))
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return f"| {one.name} | {then:,.0f} | {now:,.0f} | {statistics.median(ratios):.2f} ({spread}) |"
+    ratio = f"{statistics.median(ratios):.2f} ({spread})"
+    return f"| {one.name} | {shown(then)} | {shown(now)} | {ratio} |"
+
+
+def shown(figure: float) -> str:
+    """Return a figure with two decimals if it is small."""
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.2f}"
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """The commands of `escapement bench`.
 
 Results go to stdout, as a table or, with ``-o json``, as one JSON object. Progress goes to stderr.
-The options that the commands share are in ``options``.
+The options that the commands share are in ``options``, and the commands for many consumers in
+``single.command``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 import click
 
 from escapement.bench import burst as bursts
+from escapement.bench import catchup as catching_up
 from escapement.bench import failing as failures
 from escapement.bench import pending as pendings
 from escapement.bench import publish as publishing
@@ -20,6 +22,7 @@ from escapement.bench import steady
 from escapement.bench import topics as many
 from escapement.bench.filling import Dress
 from escapement.bench.options import Measure, Use, measured, need_own_broker
+from escapement.bench.single.command import fanout, workers
 from escapement.bench.stage import Setting
 
 # Default permits of the consumer: enough to keep the connection busy, a tenth of the limit.
@@ -66,17 +69,62 @@ _permits = click.option(
     short_help="Publish throughput, until messages are durable.",
     epilog="\b\nExamples:\n"
     "  escapement bench publish --batch-size 100 --payload-bytes 50-500\n"
-    "  escapement bench publish --batch-size 1 --in-flight 64",
+    "  escapement bench publish --batch-size 1 --topics 1000\n"
+    "  escapement bench publish --batch-size 1 --in-flight 1 --rest-ms 20 --messages 500\n"
+    "  escapement bench publish --batch-size 1 --in-flight 1 --per-producer 3 --topics 1000",
+)
+@click.option(
+    "--topics",
+    type=click.IntRange(1, 100_000),
+    default=1,
+    show_default=True,
+    help="Number of topics; batches or single messages go to them in turn.",
+)
+@click.option(
+    "--per-producer",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Sends with one producer before it is closed and one of the next topic is opened; 0 keeps "
+    "a producer of each topic open.",
+)
+@click.option(
+    "--rest-ms",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="MS",
+    help="Rest of each sending task between a receipt and its next send.",
+)
+@click.option(
+    "--sync",
+    "blocking",
+    is_flag=True,
+    help="Submit single messages from one thread with the blocking client, `escapement.sync`.",
 )
 @measured(
     messages=Use(None, "Messages in each run; by default 1000000, or 100000 with --batch-size 1."),
     batch_size=Use(1000, "Messages in a batch; 1 sends single messages."),
     window_ms=Use(_HOUR_MS, "Longest random delay; 0 for no delays."),
 )
-def publish(setting: Setting, messages: int | None, window_ms: int) -> Measure:
+def publish(
+    setting: Setting,
+    messages: int | None,
+    window_ms: int,
+    topics: int,
+    per_producer: int,
+    rest_ms: int,
+    blocking: bool,
+) -> Measure:
     """Measure how many messages a second become durable, in batches or single sends."""
+    if blocking and (setting.batch_size > 1 or per_producer or rest_ms):
+        raise click.UsageError(
+            "--sync submits single messages: give --batch-size 1, and leave out --per-producer "
+            "and --rest-ms."
+        )
     count = messages or (100_000 if setting.batch_size == 1 else 1_000_000)
-    return functools.partial(publishing.measure, setting, publishing.Load(count, window_ms))
+    load = publishing.Load(count, window_ms, topics, per_producer, rest_ms, blocking)
+    return functools.partial(publishing.measure, setting, load)
 
 
 @bench.command(
@@ -259,3 +307,22 @@ def pending(setting: Setting, messages: int, window_ms: int) -> Measure:
     """
     load = publishing.Load(messages, window_ms)
     return functools.partial(pendings.measure, setting, load)
+
+
+@bench.command(
+    short_help="Time of a new subscription to catch up with a long log.",
+    epilog="\b\nExamples:\n  escapement bench catchup --messages 5000000",
+)
+@_permits
+@measured(messages=Use(1_000_000, "Messages in the log, without delays."))
+def catchup(setting: Setting, messages: int, permits: int) -> Measure:
+    """Measure how fast a new shared subscription from `earliest` consumes a log.
+
+    The messages are published once. Each run opens a new subscription.
+    """
+    load = catching_up.Catchup(messages, permits)
+    return functools.partial(catching_up.measure, setting, load)
+
+
+bench.add_command(workers)
+bench.add_command(fanout)

@@ -1,14 +1,15 @@
-"""Filling a topic before the clock starts: messages at given due times, and pending messages."""
+"""Preparations before the clock starts: topics, messages at given times, and pending messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import trio
 
 from escapement.bench.stage import Stage, now_ms
+from escapement.client.broker import Broker
 from escapement.client.connect import connect
 from escapement.client.producing.producer import Producer
 from escapement.message import Blobs, Int64s, MessageBatch, Times
@@ -20,6 +21,8 @@ _PENDING_FROM_MS: Final = 3_600_000
 _PENDING_WINDOW_MS: Final = 30 * 86_400_000
 # Pending messages are scheduled in steps of this number, to bound the memory for due times.
 _STEP: Final = 500_000
+# The number of topics that one request creates.
+_CREATED_AT_ONCE: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +105,11 @@ async def fill_beside(on: Stage) -> None:
     if on.setting.pending:
         topic, _ = await on.new_subscription()
         await fill_pending(on, topic)
+
+
+async def create_topics(on: Stage, broker: Broker, topics: list[str], **options: Any) -> None:
+    """Create topics, many in each request, with the ``options`` of `topics.create_many`."""
+    for low in range(0, len(topics), _CREATED_AT_ONCE):
+        on.setting.progress("creating topics", low, len(topics))
+        some = topics[low : low + _CREATED_AT_ONCE]
+        await broker.admin("topics.create_many", topics=some, **options)

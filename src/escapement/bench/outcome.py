@@ -44,6 +44,18 @@ class Run:
             more,
         )
 
+    @classmethod
+    def counted(cls, tally: Tally, seconds: float, more: dict[str, Figure]) -> Run:
+        """Return a run with the counts of ``tally``, for messages whose lateness has no meaning."""
+        return cls(
+            tally.received,
+            seconds,
+            lost=tally.lost(),
+            early=tally.early(),
+            duplicates=tally.duplicates(),
+            more=more,
+        )
+
     def figures(self) -> dict[str, Any]:
         """Return all measured figures by name."""
         known: dict[str, Any] = {"messages": self.messages, "seconds": round(self.seconds, 4)}

@@ -21,8 +21,8 @@ async def measure(setting: Setting, load: Load) -> Outcome:
         for number in range(setting.runs):
             setting.progress("publishing", number, setting.runs)
             empty, _ = await on.new_subscription()
-            on_full = await publish_once(on, full, load)
-            on_empty = await publish_once(on, empty, load)
+            on_full = await publish_once(on, [full], load)
+            on_empty = await publish_once(on, [empty], load)
             runs.append(_pair(on_full, on_empty))
     described = setting.described() | {"window-ms": load.window_ms}
     return Outcome("pending", on.engine, described, runs)

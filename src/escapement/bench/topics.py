@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from escapement.bench.filling import create_topics
 from escapement.bench.outcome import Figure, Outcome, Run
 from escapement.bench.restart import SETTLE_MS
 from escapement.bench.stage import Setting, Stage, now_ms, sleep_until, stage
@@ -25,8 +26,6 @@ from escapement.client.connect import connect
 from escapement.errors import StorageError
 
 SUBSCRIPTION: Final = "bench"
-# The number of topics that one request creates.
-_CREATED_AT_ONCE: Final = 5_000
 # The number of producers that fill topics at the same time, over one connection.
 _PUBLISHERS: Final = 64
 # The delay of the pending message of each topic.
@@ -61,10 +60,7 @@ async def measure(setting: Setting, load: Topics) -> Outcome:
 
 async def _create(on: Stage, broker: Broker, names: list[str]) -> dict[str, Figure]:
     began_s = trio.current_time()
-    for low in range(0, len(names), _CREATED_AT_ONCE):
-        on.setting.progress("creating topics", low, len(names))
-        some = names[low : low + _CREATED_AT_ONCE]
-        await broker.admin("topics.create_many", topics=some, subscription=SUBSCRIPTION)
+    await create_topics(on, broker, names, subscription=SUBSCRIPTION)
     seconds = trio.current_time() - began_s
     return {"created a second": round(len(names) / seconds)}
 

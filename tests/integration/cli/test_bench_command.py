@@ -26,8 +26,19 @@ COMMANDS = [
     "lateness --rate 500 --seconds 2 --window-ms 100 --failing 300 --back-off-ms 400",
     f"restart --pending 1000 --messages 300 --window-ms 60000 --at-once {SENDING}",
     f"pending --pending 1000 --messages 1000 --window-ms 60000 {SENDING}",
+    "publish --messages 200 --batch-size 1 --in-flight 20 --window-ms 100 --topics 7",
+    "publish --messages 200 --batch-size 1 --in-flight 20 --window-ms 100 --topics 7 --sync",
+    "publish --messages 20 --batch-size 1 --in-flight 2 --rest-ms 5",
+    "publish --messages 20 --batch-size 1 --in-flight 1 --topics 3 --per-producer 3",
+    f"workers --workers 7 --messages 300 --pending 300 {SENDING}",
+    "workers --workers 5 --messages 100 --connections 2 --permits 3 --durable",
+    "workers --workers 3 --messages 100 --connections 2 --sync",
+    "workers --workers 2 --messages 60 --durable --sync",
+    "fanout --subscriptions 5 --rate 50 --seconds 1 --connections 2 --pending 300",
+    f"catchup --messages 1000 {SENDING}",
 ]
-COUNTED = ("burst", "lateness", "restart")
+TIMED = ("burst", "lateness", "restart", "fanout")
+COUNTED = (*TIMED, "workers", "catchup")
 
 
 def bench(words: str) -> dict[str, Any]:
@@ -52,6 +63,7 @@ def check(words: str, found: dict[str, Any], engine: str) -> None:
     assert ("messages_per_second" in found) == (name != "restart")
     if name in COUNTED:
         assert (found["lost"], found["early"], found["duplicates"]) == (0, 0, 0)
+    if name in TIMED:
         late = found["lateness_ms"]
         assert 0 <= late["p50"] <= late["p99"] <= late["max"]
 
@@ -72,6 +84,13 @@ def test_every_bench_measures_and_loses_nothing(words: str) -> None:
         ("--pending", "pending"),
         ("--back-off-ms", "back-off-ms"),
         ("--rate", "rate"),
+        ("--topics", "topics"),
+        ("--per-producer", "per-producer"),
+        ("--rest-ms", "rest-ms"),
+        ("--workers", "workers"),
+        ("--connections", "connections"),
+        ("--permits", "permits"),
+        ("--subscriptions", "subscriptions"),
     ]:
         if option in given:
             assert str(found["setting"][setting]) == given[given.index(option) + 1]
@@ -85,6 +104,25 @@ def test_restart_with_many_topics_is_timed_to_the_first_overdue_message() -> Non
     assert 1 <= found["active_topics"] <= 50
     assert found["setting"]["topics"] == 50
     assert found["setting"]["created a second"] > 0
+
+
+def test_fanout_delivers_each_message_to_each_subscription() -> None:
+    found = bench("fanout --subscriptions 4 --rate 20 --seconds 1 --runs 1")
+    assert found["published"] == 20
+    assert found["messages"] == 80
+    assert found["broker_cpu_ms_per_message"] > 0
+
+
+def test_rests_between_sends_are_not_part_of_their_latency() -> None:
+    found = bench("publish --messages 8 --batch-size 1 --in-flight 1 --rest-ms 300 --runs 1")
+    assert found["seconds"] >= 8 * 0.3
+    assert 0 < found["send_p50_ms"] < 1000 * found["seconds"] / 8 - 299
+
+
+def test_new_producers_are_counted_by_their_number_of_sends() -> None:
+    words = "publish --messages 21 --batch-size 1 --in-flight 1 --topics 4 --per-producer 3"
+    found = bench(f"{words} --runs 1")
+    assert found["producers_per_second"] == round(7 / found["runs"][0]["seconds"])
 
 
 def test_publish_rate_excludes_the_wait_for_the_last_delivery() -> None:

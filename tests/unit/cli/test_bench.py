@@ -31,6 +31,13 @@ COMMON = {
     "--tick": "10ms",
     "--pending": "10",
 }
+# The commands that use an option, if not all do.
+USERS = {
+    "--messages": {"burst", "catchup", "lateness", "pending", "publish", "restart", "workers"},
+    "--window-ms": {"burst", "lateness", "pending", "publish", "restart"},
+    "--rate": {"fanout", "lateness"},
+    "--seconds": {"fanout", "lateness"},
+}
 
 
 def column(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -155,6 +162,17 @@ def test_outcome_has_medians_of_figures_and_sums_of_errors() -> None:
     assert "lateness_ms" not in found
 
 
+def test_counts_of_a_run_without_lateness_are_those_of_the_tally() -> None:
+    tally = Tally()
+    tally.sent(column(0, 1, 2), column(1, 1, 1))
+    tally.add(column(1, 1), column(1, 1))
+    figures = Run.counted(tally, 2.0, {"client_cpu_seconds": 1.5}).figures()
+    assert figures["messages_per_second"] == 1
+    assert (figures["lost"], figures["early"], figures["duplicates"]) == (2, 0, 1)
+    assert figures["client_cpu_seconds"] == 1.5
+    assert "lateness_ms" not in figures
+
+
 def test_run_that_does_not_measure_a_rate_has_no_rate() -> None:
     figures = Run(100, 2.0, is_rate=False).figures()
     assert figures == {"messages": 100, "seconds": 2.0}
@@ -180,20 +198,23 @@ def test_invalid_payload_sizes_are_refused(text: str) -> None:
 def test_every_command_has_every_common_option(name: str) -> None:
     """Each command reads the value, or refuses it and names the commands that use the option."""
     for flag, value in COMMON.items():
-        only_lateness = flag in ("--rate", "--seconds") and name != "lateness"
-        if only_lateness or (name == "topics" and flag in ("--messages", "--window-ms")):
-            with pytest.raises(click.UsageError, match=r"is for `bench .*lateness`"):
-                bench.commands[name].make_context(name, [flag, value])
-        else:
+        if name in USERS.get(flag, {name}):
             bench.commands[name].make_context(name, [flag, value])
+        else:
+            with pytest.raises(click.UsageError, match="is for `bench ") as refused:
+                bench.commands[name].make_context(name, [flag, value])
+            assert all(f"`bench {user}`" in refused.value.message for user in USERS[flag])
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("burst --rate 5", "--rate is for `bench lateness`; `bench burst` does not use it"),
+        ("burst --rate 5", "`bench burst` does not use it"),
         ("publish --in-flight 20", "20 is less than one batch of 1,000"),
         ("publish --payload-bytes 20000", "make --batch-size or --payload-bytes smaller"),
+        ("publish --sync", "--sync submits single messages"),
+        ("publish --sync --batch-size 1 --rest-ms 5", "leave out --per-producer and --rest-ms"),
+        ("fanout --messages 5", "`bench fanout` does not use it"),
         ("publish --payload-bytes ten", "'ten' is not a payload size"),
         ("publish --tick 0s", "the tick is too short"),
         ("publish --tick 5", "'5' is not a duration"),
