@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from escapement.cli.input.options import output_option
-from escapement.cli.input.remote import Command, broker_option, with_broker
+from escapement.cli.input.remote import Command, ask_broker, broker_option, with_broker
 from escapement.cli.output.line import body, print_json, text
 from escapement.cli.output.table import print_record, print_rows
 from escapement.client.broker import Broker
@@ -88,17 +88,14 @@ def list_dead_letters(
     Rescheduled dead letters are listed in the order of their new times.
     """
 
-    async def ask(broker: Broker) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await broker.admin(
-            "dlq.list",
-            topic=topic,
-            subscription=subscription,
-            dead_letter_topic=lie_in,
-            count=count,
-        )
-        return found
-
-    rows = with_broker(at_broker, ask)
+    rows = ask_broker(
+        at_broker,
+        "dlq.list",
+        topic=topic,
+        subscription=subscription,
+        dead_letter_topic=lie_in,
+        count=count,
+    )
     if output == "json":
         print_json([_plain(row) for row in rows])
     else:
@@ -123,17 +120,14 @@ def show(
 ) -> None:
     """Show one dead letter in full, by its OFFSET in the dead-letter topic."""
 
-    async def ask(broker: Broker) -> dict[str, Any]:
-        found: dict[str, Any] = await broker.admin(
-            "dlq.show",
-            topic=topic,
-            subscription=subscription,
-            dead_letter_topic=lie_in,
-            offset=offset,
-        )
-        return found
-
-    row = with_broker(at_broker, ask)
+    row = ask_broker(
+        at_broker,
+        "dlq.show",
+        topic=topic,
+        subscription=subscription,
+        dead_letter_topic=lie_in,
+        offset=offset,
+    )
     if output == "json":
         print_json(_plain(row))
     else:

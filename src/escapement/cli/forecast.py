@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
 from escapement.cli.input.options import output_option
-from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.cli.input.spans import LENGTHS, midnight_ms, span_options
 from escapement.cli.output.bars import draw
-from escapement.client.broker import Broker
 from escapement.spans import Spans
 
 
@@ -35,18 +33,14 @@ def forecast(
 ) -> None:
     """Show how many messages of TOPIC fall due in each minute, hour or day."""
     by_ms, usual_ms, pattern = LENGTHS[by]
-
-    async def ask(broker: Broker) -> dict[str, Any]:
-        found: dict[str, Any] = await broker.admin(
-            "topics.forecast",
-            topic=topic,
-            by_ms=by_ms,
-            within_ms=within_ms or usual_ms,
-            origin_ms=midnight_ms(),
-        )
-        return found
-
-    answer = with_broker(at_broker, ask)
+    answer = ask_broker(
+        at_broker,
+        "topics.forecast",
+        topic=topic,
+        by_ms=by_ms,
+        within_ms=within_ms or usual_ms,
+        origin_ms=midnight_ms(),
+    )
     if output == "json":
         click.echo(json.dumps(answer))
     elif not answer["total"]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from escapement.cli.input.options import output_option
-from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.cli.output.line import body, print_json, text
 from escapement.cli.output.table import print_record, print_rows
-from escapement.client.broker import Broker
 
 _COLUMNS: Final = (
     "subscription",
@@ -58,11 +57,7 @@ def show(topic: str, id: int | None, output: str, at_broker: tuple[str, int]) ->
             raise click.UsageError("Name the message: give TOPIC and its offset, or TOPIC@OFFSET.")
         id = int(offset)
 
-    async def ask(broker: Broker) -> dict[str, Any]:
-        found: dict[str, Any] = await broker.admin("messages.show", topic=topic, offset=id)
-        return found
-
-    answer = with_broker(at_broker, ask)
+    answer = ask_broker(at_broker, "messages.show", topic=topic, offset=id)
     if output == "json":
         print_json(answer | body(answer.pop("payload"), answer["size_bytes"]))
         return

@@ -11,7 +11,7 @@ import click
 from escapement.cli.input.options import output_option
 from escapement.cli.input.parameters import moment, positive_duration_ms
 from escapement.cli.input.policy import policy_printer
-from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.client import delivery_times
 from escapement.storage.catalog.policy import SubscriptionPolicy
 
@@ -56,15 +56,13 @@ def pause(
     """
     if until is not None and for_ms is not None:
         raise click.UsageError("Give --until or --for, not both.")
-    answer = with_broker(
+    answer = ask_broker(
         at_broker,
-        lambda broker: broker.admin(
-            "dispatch.pause",
-            topic=topic,
-            subscription=subscription,
-            for_ms=for_ms,
-            until_ms=None if until is None else max(1, delivery_times.at_ms(until)),
-        ),
+        "dispatch.pause",
+        topic=topic,
+        subscription=subscription,
+        for_ms=for_ms,
+        until_ms=None if until is None else max(1, delivery_times.at_ms(until)),
     )
     _print(answer, output)
 
@@ -82,10 +80,7 @@ def resume(topic: str, subscription: str | None, output: str, at_broker: tuple[s
     A topic and its subscriptions are paused independently. A subscription gets messages when
     neither it nor its topic is paused.
     """
-    answer = with_broker(
-        at_broker,
-        lambda broker: broker.admin("dispatch.resume", topic=topic, subscription=subscription),
-    )
+    answer = ask_broker(at_broker, "dispatch.resume", topic=topic, subscription=subscription)
     _print(answer, output)
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, BinaryIO, Final
 from zoneinfo import ZoneInfo
 
@@ -14,7 +14,7 @@ import click
 
 from escapement.cli.input.options import output_option
 from escapement.cli.input.parameters import moment, positive_duration_ms
-from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.cli.output.table import console, print_record, print_rows
 from escapement.client import content
 from escapement.client.delivery_times import at_ms
@@ -58,10 +58,7 @@ def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], click
         @broker_option
         @wraps(function)
         def command(output: str, at_broker: tuple[str, int], **arguments: Any) -> None:
-            def ask(verb: str, **given: Any) -> Any:
-                return with_broker(at_broker, lambda broker: broker.admin(verb, **given))
-
-            function(ask, output, **arguments)
+            function(partial(ask_broker, at_broker), output, **arguments)
 
         # The help lists the command's own options first.
         command.params.sort(key=lambda param: param.name in ("output", "at_broker"))

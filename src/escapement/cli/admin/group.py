@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from escapement.cli.input.remote import DEFAULT_BROKER, broker_address, with_broker
+from escapement.cli.input.remote import DEFAULT_BROKER, ask_broker, broker_address
 
 # The prefix under which click's context keeps the group's options for its commands.
 _META: Final = "escapement.admin"
@@ -36,7 +36,7 @@ class AdminCommand:
 
     def answer(self, verb: str, **arguments: Any) -> Any:
         """Send ``verb`` to the broker and return its answer."""
-        return with_broker(self._at, lambda broker: broker.admin(verb, **arguments))
+        return ask_broker(self._at, verb, **arguments)
 
     def ask(self, verb: str, show: Callable[[Any], None], **arguments: Any) -> None:
         """Send ``verb`` to the broker and print its answer, as JSON or with ``show``."""

@@ -60,6 +60,15 @@ def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]
         return trio.run(until_interrupted, connected)
 
 
+def ask_broker(at: tuple[str, int], verb: str, **arguments: Any) -> Any:
+    """Send an admin verb to the broker at ``at``, and return the answer.
+
+    Raises:
+      EscapementError: if the broker cannot be reached, or refuses the request.
+    """
+    return with_broker(at, lambda broker: broker.admin(verb, **arguments))
+
+
 async def until_interrupted(work: Callable[[], Awaitable[Result]]) -> Result:
     """Run ``work`` and return its result. Ctrl-C cancels it and raises ``KeyboardInterrupt``."""
     with trio.open_signal_receiver(signal.SIGINT) as signals:
