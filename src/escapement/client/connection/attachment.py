@@ -157,7 +157,7 @@ class Attached(Attachment):
     def _unanswered(self) -> EscapementError:
         """Return the error for a broker that did not answer in time, with the likely reason."""
         if self._line.link is None:
-            return Disconnected("the broker cannot be reached")
+            return self._line.unreachable()
         return Disconnected(
             "the broker is connected and does not answer. Its database may not accept writes:"
             " see `database` in `escapement admin broker stats`"

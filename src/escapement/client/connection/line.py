@@ -77,6 +77,7 @@ class Line:
         self._factory = factory
         self._address = address  # for errors
         self._linked = Promise()  # settles when the next link is up
+        self._refusal: EscapementError | None = None  # of the last attempt to reconnect
         self._attachments: dict[int, Attachment] = {}
         self._answers: dict[int, Callable[[Answer], None]] = {}
         self._ids = count(1)
@@ -143,6 +144,10 @@ class Line:
             answer(error)
         return number
 
+    def unreachable(self) -> EscapementError:
+        """Return an error that says why no link is up."""
+        return self._refusal or Disconnected("there is no connection to the broker")
+
     async def ask(self, make: Callable[[int], Command], until_s: float = inf) -> Command:
         """Send a request and wait for its answer. If no link is up, wait for one first.
 
@@ -174,9 +179,10 @@ class Line:
                 await settled.wait()
             finally:
                 self._answers.pop(number, None)  # an answer that arrives later is ignored
+        if not answers and self.link is None:
+            raise Disconnected(f"gave up after {timeout_s:g} s: {self.unreachable()}")
         if not answers:
-            missing = "answer from" if self.link is not None else "connection to"
-            raise Disconnected(f"there was no {missing} the broker within {timeout_s:g} s")
+            raise Disconnected(f"the broker did not answer within {timeout_s:g} s")
         if isinstance(answers[0], EscapementError):
             raise answers[0]
         return answers[0]
@@ -207,8 +213,8 @@ class Line:
             await anyio.sleep(self._retry.next_s(anyio.current_time()))
             try:
                 return await self.connect()
-            except EscapementError:
-                continue  # callers that wait for a link have their own timeouts
+            except EscapementError as error:
+                self._refusal = error  # callers that wait for a link have their own timeouts
 
     async def pump(self) -> None:
         """Call ``_pump`` of attachments that were woken or whose time has come, until cancelled."""
@@ -258,7 +264,7 @@ class Line:
 
     def _down(self, link: Link) -> None:
         self.link = None
-        self._linked = Promise()
+        self._linked, self._refusal = Promise(), None
         answers, self._answers = self._answers, {}
         for attachment in list(self._attachments.values()):
             attachment._unlinked()

@@ -225,7 +225,7 @@ async def test_request_without_an_answer_raises_disconnected() -> None:
 @on_both
 async def test_unanswered_request_that_timed_out_or_was_cancelled_leaves_nothing_behind() -> None:
     async with Peer.running() as peer, connect(peer, request_timeout_s=7) as broker:
-        with pytest.raises(Disconnected, match="no answer from the broker within 7 s"):
+        with pytest.raises(Disconnected, match="did not answer within 7 s"):
             await broker.admin("unheard")
         with anyio.move_on_after(1):
             await broker.admin("unheard")
@@ -239,7 +239,7 @@ async def test_request_that_found_no_connection_says_so() -> None:
         peer.refuses_connections = True
         await peer.cut()
         await anyio.sleep(1)
-        with pytest.raises(Disconnected, match="no connection to the broker within 7 s"):
+        with pytest.raises(Disconnected, match="after 7 s: cannot connect to the broker: the peer"):
             await broker.admin("echo")
 
 
