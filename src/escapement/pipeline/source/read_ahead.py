@@ -4,6 +4,10 @@ A database reads the pages of a large row one after the other, although disks se
 once. And code that fetches rows itself cannot compute meanwhile. So the read-ahead fetches rows in
 its own threads, over its own connections. A *step* is a list of rows that are fetched together.
 Connections are opened when first needed, and each is used by one thread at a time.
+
+Only jobs use it. The broker reads ahead from the index, in the order of delivery
+(broker/delivery/stager.py), and from the inbox, behind the commits of earlier steps
+(broker/inbox/inbox_relay.py).
 """
 
 from __future__ import annotations
