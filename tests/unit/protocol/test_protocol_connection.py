@@ -15,11 +15,11 @@ from escapement.protocol import limits
 from escapement.protocol.connection import CLOSED, NEED_DATA, Connection, State
 from support.messages.command_samples import HELLO, SAMPLES, WELCOME, open_pair, pump
 
+OF_ONE_SIDE = [sample for sample in SAMPLES if len(sample.SENDERS) == 1]
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
+
+@pytest.mark.parametrize("sample", OF_ONE_SIDE, ids=lambda s: type(s).__name__)
 def test_command_of_the_wrong_side_is_neither_sent_nor_accepted(sample: c.Command) -> None:
-    if len(sample.SENDERS) == 2:
-        return
     client, broker = open_pair()
     wrong, other = (broker, client) if "client" in sample.SENDERS else (client, broker)
     with pytest.raises(LocalProtocolError):
