@@ -104,9 +104,7 @@ def insert(
 
     If an entry with the same target and source id is there already, it stays unchanged.
     """
-    target_ids = inbox_targets(
-        engine, connection, {inbox_entry.target for inbox_entry in inbox_entries}
-    )
+    target_ids = inbox_targets(engine, connection, {one.target for one in inbox_entries})
     insert_into(engine, connection, inbox_entries, target_ids, now_ms)
 
 
@@ -261,10 +259,7 @@ def read_ahead(
       positions: the id of each target, and the position after which to begin.
       step_bytes: limit for the size of the entries of one step. One entry may exceed it.
     """
-    return [
-        read_staged_batches(connection, target_id, step_bytes, after)
-        for target_id, after in positions
-    ]
+    return [read_staged_batches(connection, id, step_bytes, after) for id, after in positions]
 
 
 def read_steps(
