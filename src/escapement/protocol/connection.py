@@ -113,6 +113,24 @@ class Connection:
         """
         return len(self._decoder)
 
+    @property
+    def missing_bytes(self) -> int:
+        """The number of bytes that are missing of the next frame, 0 if that is not known."""
+        _, size_bytes = self.next_frame()
+        return max(size_bytes - len(self._decoder), 0)
+
+    def next_frame(self) -> tuple[type[Command] | None, int]:
+        """Return the kind of the next command, and the size of its frame with the length.
+
+        The frame may be incomplete. The kind is None, and the size 0, if the head of the frame is
+        not there. The kind is also None if no command has its number. ``next_event`` checks both.
+        """
+        head = self._decoder.head()
+        if head is None:
+            return None, 0
+        size, number = head
+        return COMMANDS.get(number), frame.LENGTH_BYTES + size
+
     def discard(self) -> None:
         """Free the memory of bytes that were received but not returned as commands."""
         self._decoder.clear()
@@ -154,7 +172,7 @@ class Connection:
             raise ValueError(f"a {self._peer} does not send {kind.__name__}")
         if len(piece) > kind.MAX_BYTES:
             raise ValueError(f"{kind.__name__} has {len(piece)} bytes, over {kind.MAX_BYTES}")
-        values = frame.unpack(piece, kind.MAX_CONTAINERS)
+        values = frame.unpack(piece, kind.MAX_CONTAINERS, kind.MAX_ITEMS)
         if kind is Hello and values and values[0] != PROTOCOL_VERSION:
             # This check comes before the fields are read, which may differ in another version.
             raise ValueError(f"the client speaks version {values[0]!r:.20}, not {PROTOCOL_VERSION}")

@@ -26,6 +26,7 @@ from escapement.protocol.limits import (
     MAX_BATCH_MESSAGES,
     MAX_CODE_CHARS,
     MAX_DEPTH,
+    MAX_FIELDS,
     MAX_FRAME_BYTES,
     MAX_ID,
     MAX_INT64,
@@ -33,6 +34,7 @@ from escapement.protocol.limits import (
     MAX_NAME_CHARS,
     MAX_REPLY_CONTAINERS,
     MAX_REQUEST_CONTAINERS,
+    MAX_REQUEST_ITEMS,
     MAX_TOPIC_CHARS,
 )
 from escapement.traits import KeyRange, check_key_range
@@ -198,7 +200,12 @@ class Map:
         _check_containers(value, MAX_REQUEST_CONTAINERS)
         return value
 
-    write = read
+    def write(self, value: Any) -> dict[str, Any]:
+        checked = self.read(value)
+        most = MAX_REQUEST_ITEMS - MAX_FIELDS  # the fields of the frame count too
+        if (items := _items_of(checked)) > most:
+            raise ValueError(f"has {items} items in lists and maps, more than {most}")
+        return checked
 
 
 class Plain:
@@ -215,6 +222,15 @@ def _check_containers(value: Any, most: int) -> None:
     containers = check_plain(value) + 1  # the frame itself is one
     if containers > most:
         raise ValueError(f"holds {containers} lists and maps, more than {most}")
+
+
+def _items_of(value: Any) -> int:
+    """Return the number of items in a list or map and in all that are nested in it."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return 0
+    return len(value) + sum(map(_items_of, value))
 
 
 def check_plain(value: Any, depth: int = 0) -> int:

@@ -21,6 +21,8 @@ from escapement.message import Buffer
 from escapement.protocol.limits import MAX_FIELDS, MAX_ITEMS, MAX_READ_BYTES
 
 _LENGTH: Final = struct.Struct(">I")
+_HEAD: Final = struct.Struct(">IBB")  # the length, the header of the array, and the type
+LENGTH_BYTES: Final = _LENGTH.size
 _SMALLEST: Final = 2  # the size of the smallest frame: the header of the array, and the type
 _FIXARRAY: Final = 0x90  # the header of an empty msgpack array; add the number of elements
 _MAX_TYPE: Final = 0x7F
@@ -68,6 +70,18 @@ class FrameDecoder:
         """Discard all received bytes."""
         self._chunk, self._at, self._held = b"", 0, 0
         self._tail.clear()
+
+    def head(self) -> tuple[int, int] | None:
+        """Return the size and the type of the next frame, or None if its head is not there.
+
+        The frame itself may be incomplete. Neither value is checked.
+        """
+        if self._held < _HEAD.size:
+            return None
+        if len(self._chunk) - self._at < _HEAD.size:
+            self._join()
+        size, _, number = _HEAD.unpack_from(self._chunk, self._at)
+        return size, number
 
     def next_frame(self) -> memoryview | None:
         """Return the next complete frame without its length, or None if more data is needed.
@@ -121,20 +135,23 @@ def frame_type(frame: memoryview) -> int:
     return number
 
 
-def unpack(frame: memoryview, max_containers: int) -> list[Any]:
+def unpack(frame: memoryview, max_containers: int, max_items: int) -> list[Any]:
     """Unpack a frame, and return its fields without its type.
 
     Raises:
       ValueError: if the frame is not valid msgpack, or holds more than ``max_containers``
-        lists and maps.
+        lists and maps, or more than ``max_items`` items in them.
     """
-    containers = 0
+    containers = items = 0
 
     def count(container: Any) -> Any:
-        nonlocal containers
+        nonlocal containers, items
         containers += 1
+        items += len(container)
         if containers > max_containers:
             raise ValueError(f"it holds more than {max_containers} lists and maps")
+        if items > max_items:
+            raise ValueError(f"its lists and maps have more than {max_items} items")
         return container
 
     flat = max_containers == 1
@@ -147,8 +164,8 @@ def unpack(frame: memoryview, max_containers: int) -> list[Any]:
             object_hook=count,
             max_str_len=len(frame),
             max_bin_len=len(frame),
-            max_array_len=MAX_FIELDS if flat else MAX_ITEMS,
-            max_map_len=0 if flat else MAX_ITEMS,
+            max_array_len=MAX_FIELDS if flat else min(max_items, MAX_ITEMS),
+            max_map_len=0 if flat else min(max_items, MAX_ITEMS),
             max_ext_len=0,
         )
     except (ValueError, TypeError, msgpack.UnpackException) as error:

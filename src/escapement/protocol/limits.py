@@ -24,9 +24,11 @@ MAX_READ_BYTES: Final = 4 * 1024 * 1024
 
 # How deep lists and maps may be nested in a plain value, and how many of them a request and a
 # reply may have. Their number is bounded because an empty list takes one byte on the wire and 56 in
-# memory. A reply may be long, such as a list of all topics. A request is short.
+# memory. A reply may be long, such as a list of all topics. A request is short. Its lists and maps
+# together have at most ``MAX_REQUEST_ITEMS`` items, which take some milliseconds to check.
 MAX_DEPTH: Final = 8
 MAX_REQUEST_CONTAINERS: Final = 1024
+MAX_REQUEST_ITEMS: Final = 20_000
 MAX_REPLY_CONTAINERS: Final = 200_000
 # The most items of one list or map.
 MAX_ITEMS: Final = 100_000

@@ -69,3 +69,19 @@ def test_command_with_an_invalid_field_is_not_sent_and_changes_nothing() -> None
         with pytest.raises(LocalProtocolError):
             client.send(bad)
     assert pump(client, broker, c.Ping(1)) == [c.Ping(1)]
+
+
+def test_request_with_too_many_items_is_neither_sent_nor_accepted() -> None:
+    """Invariant 9: the broker checks each item of a request in its event loop."""
+    client, broker = open_pair()
+    most = limits.MAX_REQUEST_ITEMS - limits.MAX_FIELDS
+    nested = {"a": list(range(most - 12)), "b": {"c": list(range(9))}}
+    for buffer in client.send(c.Admin(1, "v", nested)):
+        broker.receive_data(buffer)
+    assert broker.next_event() == c.Admin(1, "v", nested)
+    with pytest.raises(LocalProtocolError, match="items in lists and maps"):
+        client.send(c.Admin(2, "v", nested | {"d": 1}))
+    packed = msgpack.packb([c.Admin.TYPE, 2, "v", {"a": list(range(most)), "b": list(range(20))}])
+    broker.receive_data(len(packed).to_bytes(4, "big") + packed)
+    with pytest.raises(RemoteProtocolError, match="more than 20000 items"):
+        broker.next_event()

@@ -90,19 +90,41 @@ def test_deep_wide_and_oversized_values_do_not_unpack() -> None:
     for bomb in (deep, wide, long, maps):
         for most in (1, 1000):
             with pytest.raises(ValueError, match="does not unpack"):
-                frame.unpack(memoryview(bomb), most)
+                frame.unpack(memoryview(bomb), most, 10_000)
 
 
 def test_a_flat_frame_holds_no_list_and_no_map() -> None:
     for value in ([], {}, [[1]], {"a": 1}):
         with pytest.raises(ValueError, match="does not unpack"):
-            frame.unpack(memoryview(msgpack.packb([1, value])), 1)
-    assert frame.unpack(memoryview(msgpack.packb([1, 2, b"x"])), 1) == [2, b"x"]
+            frame.unpack(memoryview(msgpack.packb([1, value])), 1, 10)
+    assert frame.unpack(memoryview(msgpack.packb([1, 2, b"x"])), 1, 10) == [2, b"x"]
+
+
+def test_lists_and_maps_of_a_frame_have_a_bounded_number_of_items_together() -> None:
+    """Invariant 9: a short string takes twenty times its bytes."""
+    packed = memoryview(msgpack.packb([1, {"a": [2] * 40, "b": {"c": [3] * 55}}]))
+    assert frame.unpack(packed, 10, 100)
+    with pytest.raises(ValueError, match="more than 99 items"):
+        frame.unpack(packed, 10, 99)
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_head_is_known_before_the_frame_is_whole(cut: int) -> None:
+    stream = framed(b"\x92\x28" + bytes(100))
+    decoder = frame.FrameDecoder(MAX_FRAME_BYTES)
+    decoder.receive_data(framed(b"\x92\x07") + stream[:cut])
+    assert decoder.head() == (2, 7)
+    assert decoder.next_frame() is not None
+    assert decoder.head() == ((102, 40) if cut >= 6 else None)
+    decoder.receive_data(stream[cut:])
+    assert decoder.head() == (102, 40)
+    assert decoder.next_frame() is not None
+    assert decoder.head() is None
 
 
 def test_text_that_is_not_utf8_does_not_unpack() -> None:
     with pytest.raises(ValueError, match="does not unpack"):
-        frame.unpack(memoryview(b"\x92\x01\xa2\xff\xfe"), 1)
+        frame.unpack(memoryview(b"\x92\x01\xa2\xff\xfe"), 1, 10)
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 16_383, 16_384, 70_000])
@@ -117,7 +139,7 @@ def test_a_long_body_is_packed_without_a_copy(size: int) -> None:
     piece = decoder.next_frame()
     assert piece is not None
     assert frame.frame_type(piece) == 12
-    assert frame.unpack(piece, 1) == [5, "name", body]
+    assert frame.unpack(piece, 1, 10) == [5, "name", body]
 
 
 @settings(max_examples=200)
@@ -125,6 +147,6 @@ def test_a_long_body_is_packed_without_a_copy(size: int) -> None:
 def test_random_bytes_raise_only_value_error(data: bytes, most: int) -> None:
     try:
         frame.frame_type(memoryview(data))
-        frame.unpack(memoryview(data), most)
+        frame.unpack(memoryview(data), most, 100)
     except ValueError:
         pass

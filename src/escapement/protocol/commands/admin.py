@@ -35,3 +35,4 @@ class AdminReply(Command):
 
     MAX_BYTES = MAX_FRAME_BYTES
     MAX_CONTAINERS = MAX_REPLY_CONTAINERS
+    MAX_ITEMS = MAX_FRAME_BYTES  # no limit of their own

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Literal, TypeVar, dataclass_transform, get_type_hints
 
 from escapement.protocol.fields import Kind
-from escapement.protocol.limits import MAX_PLAIN_BYTES
+from escapement.protocol.limits import MAX_PLAIN_BYTES, MAX_REQUEST_ITEMS
 
 Role = Literal["client", "broker"]
 
@@ -32,6 +32,8 @@ class Command:
     # itself counts as one list. The defaults are for a command without nested values.
     MAX_BYTES: ClassVar[int] = MAX_PLAIN_BYTES
     MAX_CONTAINERS: ClassVar[int] = 1
+    # The most items of all its lists and maps together.
+    MAX_ITEMS: ClassVar[int] = MAX_REQUEST_ITEMS
     # The most memory that the command takes for each byte of its frame, about.
     MEMORY_FACTOR: ClassVar[int] = 1
 
