@@ -1,1 +1,1 @@
-"""Messages that tests publish and receive, and subscriptions that hold them."""
+"""Messages and commands that tests send, and subscriptions that hold the messages."""
