@@ -73,6 +73,10 @@ Measure = Callable[[Load], Result]
 System = Callable[[Path], contextlib.AbstractContextManager[Measure]]
 
 
+class Failed(Exception):
+    """Raised when a load cannot be measured. Its client has printed the reason."""
+
+
 class Clients:
     """The clients of the peers, installed in a directory."""
 
@@ -127,7 +131,7 @@ def by_client(
         figures = process.stdout.readline()
         server_s = server.cpu_s() - before_s
     if process.returncode or begun != "begin\n":
-        raise SystemExit(f"{command} failed with {load}")
+        raise Failed
     found = json.loads(figures)
     return result(load.messages, found["seconds"], found["client_cpu_s"], server_s)
 
@@ -161,10 +165,12 @@ def by_bench(home: Path, load: Load, durable: bool, server: MysqlServer | None) 
     data = tempfile.mkdtemp(dir=home)
     command = [sys.executable, "-m", "escapement", "bench", *words.split(), "--data", data]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False)
     finally:
         if server is not None:
             server.admin(f"DROP DATABASE IF EXISTS {database}")
+    if done.returncode:
+        raise Failed
     found = json.loads(done.stdout)
     return result(
         found["messages"],
@@ -177,7 +183,7 @@ def by_bench(home: Path, load: Load, durable: bool, server: MysqlServer | None) 
 def measure_all(
     systems: dict[str, System], loads: list[Load], rounds: int
 ) -> dict[tuple[str, str], list[Result]]:
-    """Run all loads on all systems in each round."""
+    """Run all loads on all systems in each round. Leave out those that fail."""
     found: dict[tuple[str, str], list[Result]] = {}
     for number in range(rounds):
         for name, system in systems.items():
@@ -185,13 +191,14 @@ def measure_all(
                 for load in loads:
                     if load.work == "publish" and "durable" in name:
                         continue  # the same as without "durable"
-                    one = run(load)
-                    found.setdefault((name, load.name), []).append(one)
-                    print(
-                        f"round {number + 1}: {name}, {load.name}: {one.per_second:,.0f} a second",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    try:
+                        one = run(load)
+                    except Failed:
+                        said = "failed"
+                    else:
+                        found.setdefault((name, load.name), []).append(one)
+                        said = f"{one.per_second:,.0f} a second"
+                    print(f"round {number + 1}: {name}, {load.name}: {said}", file=sys.stderr)
     return found
 
 
