@@ -31,11 +31,17 @@ class BrokerLimits:
     # Output queued for all connections. At this bound, frames of messages become small, and a
     # connection above its share queues no messages and no large answers until it has sent some.
     output_bytes: int = 64 * MIB
-    # Unfinished frames and waiting requests of all connections. At this bound, a connection with
-    # more than its share of it stops reading in the middle of a frame until there is room.
+    # Unfinished frames of all connections, and frames of messages that wait. At this bound, a
+    # connection with more than its share of it stops reading in the middle of a frame until there
+    # is room.
     inbound_bytes: int = 64 * MIB
+    # Memory of the requests of all connections that wait for the database or for room in the
+    # output, without 64 KiB of each connection. At this bound, a connection with more than its
+    # share of it stops reading at the head of its next request until there is room.
+    request_bytes: int = 32 * MIB
     # The time in which a peer must send one frame while other connections wait for room in
-    # ``inbound_bytes``. A peer that needs longer, or is silent for a second, is disconnected.
+    # ``inbound_bytes`` or ``request_bytes``. A peer that needs longer, or that is silent for a
+    # second, is disconnected.
     inbound_timeout_s: float = 5.0
     # Published bytes of one connection without a receipt. At this bound the broker stops reading
     # from the connection until it has sent receipts.

@@ -30,6 +30,7 @@ from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.session import Session
 from escapement.broker.session.inbound import Inbound
+from escapement.broker.session.request_memory import RequestMemory
 from escapement.clock import SystemClock
 from escapement.errors import (
     Busy,
@@ -229,6 +230,7 @@ class Front:
         self._sessions: set[Session] = set()
         limits = broker.config.limits
         self._inbound = Inbound(limits.inbound_bytes, limits.inbound_timeout_s)
+        self._request_memory = RequestMemory(limits.request_bytes)
         self._ending = False
         self._session_ended = trio.Event()
 
@@ -253,7 +255,7 @@ class Front:
         if self._broker.stopping or self._ending:
             await _turn_away(stream, ShuttingDown("the broker is stopping"))
             return
-        session = Session(self._broker, stream, limits, self._inbound)
+        session = Session(self._broker, stream, limits, self._inbound, self._request_memory)
         self._sessions.add(session)
         try:
             await session.run()

@@ -107,6 +107,34 @@ async def test_waiting_requests_are_bounded_while_a_good_client_goes_on(tmp_path
         assert broker.stop() == 0
 
 
+async def test_requests_that_are_large_when_decoded_take_bounded_memory(tmp_path: Path) -> None:
+    """Invariant 9: 300 peers finish a request of 60 KB at once, which takes 1.3 MB decoded."""
+    with broker_process(tmp_path / "broker") as broker:
+        peers = [connected(broker) for _ in range(300)]
+        before = most = broker.rss_bytes()
+        texts = {"a": [str(10 + number % 90) for number in range(19_900)]}
+        requests = [
+            b"".join(protocol.send(wire.Admin(1, "topics.list", texts))) for _, protocol in peers
+        ]
+        for (peer, _), request in zip(peers, requests, strict=True):
+            peer.settimeout(60)
+            peer.sendall(request)
+        for peer, protocol in peers:
+            answers: list[wire.Command] = []
+            while not answers:
+                most = max(most, broker.rss_bytes())
+                data = peer.recv(65_536)
+                assert data, "the broker closed the connection"
+                protocol.receive_data(data)
+                answers += protocol.events()
+            assert isinstance(answers[0], wire.Refused)
+            assert answers[0].request_id == 1, "of the arguments"
+            peer.close()
+        print(f"{(most - before) / MIB:.0f} MiB more")
+        assert (most - before) / MIB < 150, f"{(most - before) / MIB:.0f} MiB more"
+        assert broker.stop() == 0
+
+
 async def test_buffers_end_with_their_session(tmp_path: Path) -> None:
     """Invariant 9: buffers of disconnected peers do not wait for the garbage collector."""
     with broker_process(tmp_path / "broker") as broker:

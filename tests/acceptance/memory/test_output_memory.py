@@ -105,6 +105,31 @@ async def test_slow_consumers_do_not_starve_a_good_one(tmp_path: Path) -> None:
         assert broker.stop() == 0
 
 
+async def test_slow_readers_of_large_messages_do_not_keep_others_from_pages(
+    tmp_path: Path,
+) -> None:
+    """Invariant 9: the messages of 30 slow consumers fill more than twice the bound."""
+    with broker_process(tmp_path / "broker") as broker, ExitStack() as slow:
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            large = await client.producer(TOPIC)
+            for _ in range(2):
+                await large.send(bytes(8 * MIB - 4096))
+            small = await client.producer("small")
+            await small.send_many([b"x"] * 1_000)
+            peers = [slow.enter_context(ask(broker, consumes(number))) for number in range(30)]
+            for peer in peers:
+                peer.setblocking(False)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read_slowly, peers)
+                await trio.sleep(6)
+                with trio.fail_after(30):
+                    for _ in range(20):
+                        assert [page async for page in client.read("small")]
+                nursery.cancel_scope.cancel()
+        slow.close()
+        assert broker.stop() == 0
+
+
 async def read_slowly(peers: list[socket.socket]) -> None:
     """Read 300 KB of each peer every 1.5 s."""
     while True:

@@ -10,9 +10,14 @@ Length Thresholds for Shared-Memory Packet Switches", 1998.)
 Frames of messages are smaller when there is little room. So a connection that queues nothing may
 always queue a frame, and consumers that read slowly do not keep others from getting messages.
 
+A connection that queues nothing may also queue a large answer, until all queues together reach
+three times the bound. So consumers that read large messages slowly do not keep others from getting
+answers. If such an answer must wait nevertheless, peers that accept less than ``FRAME_BYTES`` in
+``STALL_S`` are cut off, one at a time, until it may be queued.
+
 Small answers, and single messages that are larger than the share, are queued without a check. So
 when all queues together exceed three times the bound, the slowest connection is cut off, one at a
-time.
+time, until they do not.
 """
 
 from __future__ import annotations
@@ -29,6 +34,10 @@ FRAME_BYTES: Final = 1024 * 1024
 # LEAST_SHARE_BYTES. When nothing is left, each connection may still queue that much.
 _SHARE: Final = 4
 LEAST_SHARE_BYTES: Final = 16 * 1024
+# All queues together may grow to this multiple of the bound. Then connections are cut off.
+_CUT: Final = 3
+# The time in which a peer must accept some output while others wait.
+STALL_S: Final = 5.0
 
 
 class Connection(Protocol):
@@ -39,8 +48,18 @@ class Connection(Protocol):
         ...
 
     @property
+    def queued_bytes(self) -> int:
+        """The size of its queue."""
+        ...
+
+    @property
     def slow_since_s(self) -> float:
         """Since when its peer has accepted little, while it writes; of the event loop's clock."""
+        ...
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its peer has accepted less than ``FRAME_BYTES`` in ``STALL_S``."""
         ...
 
     def cut_off(self) -> None:
@@ -76,8 +95,10 @@ class OutputBound:
 
     def may_queue(self, own_bytes: int, more_bytes: int) -> bool:
         """Return whether a connection with a queue of ``own_bytes`` may add ``more_bytes``."""
-        has_room = self.queued_bytes + more_bytes <= self._most_bytes
-        return has_room or own_bytes + more_bytes <= self._share_bytes
+        total_bytes = self.queued_bytes + more_bytes
+        if total_bytes <= self._most_bytes or own_bytes + more_bytes <= self._share_bytes:
+            return True
+        return own_bytes == 0 and total_bytes <= _CUT * self._most_bytes
 
     @property
     def _share_bytes(self) -> int:
@@ -85,10 +106,13 @@ class OutputBound:
 
     def change(self, before_bytes: int, after_bytes: int) -> None:
         """Note that a connection's queue has changed in size; wake those that wait for room."""
-        was_full = self.is_full
+        was_bytes = self.queued_bytes
         self.queued_bytes += after_bytes - before_bytes
         assert self.queued_bytes >= 0
-        if was_full and not self.is_full:
+        if self._waiting and any(
+            self.queued_bytes <= most_bytes - FRAME_BYTES < was_bytes
+            for most_bytes in (self._most_bytes, _CUT * self._most_bytes)
+        ):
             waiting, self._waiting = self._waiting, {}
             for one in waiting:
                 one.has_room_again()
@@ -102,12 +126,22 @@ class OutputBound:
         self._writing.discard(one)
 
     def check(self) -> None:
-        """Cut off the slowest connection if all queue too much. O(connections that write)."""
-        if self.queued_bytes <= 3 * self._most_bytes or self._ending or not self._writing:
+        """Cut off the slowest connection if all queue too much, or if it holds up an answer.
+
+        O(connections that write or wait) near three times the bound, otherwise O(1).
+        """
+        left_bytes = _CUT * self._most_bytes - self.queued_bytes
+        if left_bytes >= FRAME_BYTES or self._ending:
             return
-        self._ending = min(self._writing, key=lambda one: one.slow_since_s)
-        _log.warning("cutting off the slowest peer, because the output of all peers is too large")
-        self._ending.cut_off()
+        slow = list(self._writing)
+        if left_bytes >= 0:
+            if all(one.queued_bytes for one in self._waiting):
+                return
+            slow = [one for one in slow if one.is_slow]
+        if slow:
+            self._ending = min(slow, key=lambda one: one.slow_since_s)
+            _log.warning("cutting off the slowest peer, because the output of all is too large")
+            self._ending.cut_off()
 
     def wait(self, one: Connection) -> None:
         """Call ``has_room_again`` of a connection, once, when there may be room."""
@@ -119,3 +153,4 @@ class OutputBound:
         self._writing.discard(one)
         if one is self._ending:
             self._ending = None
+            self.check()

@@ -23,7 +23,7 @@ from typing import Final
 
 import trio
 
-from escapement.broker.delivery.output_bound import FRAME_BYTES, OutputBound
+from escapement.broker.delivery.output_bound import FRAME_BYTES, STALL_S, OutputBound
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import EscapementError, LimitExceeded, LocalProtocolError, ProtocolError
 from escapement.message import Buffer
@@ -37,9 +37,8 @@ _log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 256 * 1024
 # The memory of a queued buffer besides its bytes.
 _BUFFER_BYTES: Final = 64
-# A peer that accepts less than SLOW_BYTES in this time is cut off while others wait. If its own
-# requests wait here, and so hold memory that frames of others wait for, it must accept FRAME_BYTES.
-STALL_S: Final = 5.0
+# A peer that accepts less than this in STALL_S is cut off while others wait. If its own requests
+# wait here, and so hold memory that requests of others wait for, it must accept FRAME_BYTES.
 SLOW_BYTES: Final = 64 * 1024
 
 
@@ -49,7 +48,7 @@ class Outbound:
     Args:
       may_deliver: returns whether messages may still leave.
       output_waits: returns whether output of other connections waits for room.
-      input_waits: returns whether frames of other connections wait for room.
+      requests_wait: returns whether requests of other connections wait for memory.
       on_room: called when there is room for messages again.
       cut_off: ends the connection at once.
     """
@@ -63,7 +62,7 @@ class Outbound:
         *,
         may_deliver: Callable[[], bool],
         output_waits: Callable[[], bool],
-        input_waits: Callable[[], bool],
+        requests_wait: Callable[[], bool],
         on_room: Callable[[], None],
         cut_off: Callable[[], None],
     ) -> None:
@@ -77,11 +76,12 @@ class Outbound:
         self._bound = bound
         self._may_deliver = may_deliver
         self._output_waits = output_waits
-        self._input_waits = input_waits
+        self._requests_wait = requests_wait
         self._on_room = on_room
         self.cut_off = cut_off
         self._frames: list[Buffer] = []
         self._pace = _Pace(SLOW_BYTES)  # of the current write
+        self._fast_pace = _Pace(FRAME_BYTES)
         self._has_messages = False  # whether a queued frame has messages
         self._size_bytes = 0
         self._writable = trio.Event()
@@ -111,6 +111,7 @@ class Outbound:
     async def room(self) -> None:
         """Wait until a large answer may be queued."""
         while not self._has_room_for(FRAME_BYTES) and not self._is_over:
+            self._bound.check()
             await self._roomy.park()
 
     @asynccontextmanager
@@ -123,6 +124,16 @@ class Outbound:
                 yield
             finally:
                 self._count(-FRAME_BYTES)
+
+    @property
+    def queued_bytes(self) -> int:
+        """The size of the queue, with what is being written."""
+        return self._size_bytes
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the peer has accepted less than ``FRAME_BYTES`` in ``STALL_S``."""
+        return self._fast_pace.is_late
 
     @property
     def slow_since_s(self) -> float:
@@ -223,7 +234,7 @@ class Outbound:
     async def _write(self, left: memoryview, has_messages: bool) -> None:
         """Write frames; those with messages only while messages may leave."""
         self._pace = pace = _Pace(SLOW_BYTES)
-        fast_pace = _Pace(FRAME_BYTES)
+        self._fast_pace = fast_pace = _Pace(FRAME_BYTES)
         while left:
             may_leave = not has_messages or self._may_deliver()
             if may_leave and (written := self._write_at_once(left[:PIECE_BYTES])):
@@ -233,8 +244,8 @@ class Outbound:
                 if left:
                     await trio.lowlevel.checkpoint()
                 continue
-            self._check_pace(pace, fast_pace)
-            await self._accepts_more(pace, fast_pace)
+            self._check_pace()
+            await self._accepts_more()
             if has_messages and not self._may_deliver():
                 _log.warning("the lease has ended: cutting off a peer that was to get messages")
                 self.cut_off()
@@ -243,19 +254,20 @@ class Outbound:
                 await self._stream.send_all(left[:PIECE_BYTES])
                 left = left[PIECE_BYTES:]
 
-    async def _accepts_more(self, pace: _Pace, fast_pace: _Pace) -> None:
+    async def _accepts_more(self) -> None:
         """Wait until the peer accepts more; cut it off if it is too slow while others wait."""
         while True:
             with trio.move_on_after(STALL_S):
                 await self._stream.wait_send_all_might_not_block()
                 return
-            self._check_pace(pace, fast_pace)
+            self._check_pace()
 
-    def _check_pace(self, pace: _Pace, fast_pace: _Pace) -> None:
-        slow = pace.is_late and (self._output_waits() or self._input_waits())
-        if slow or (fast_pace.is_late and self._roomy and self._input_waits()):
+    def _check_pace(self) -> None:
+        slow = self._pace.is_late and (self._output_waits() or self._requests_wait())
+        if slow or (self.is_slow and self._roomy and self._requests_wait()):
             _log.warning("cutting off a peer that reads too slowly while others wait")
             self.cut_off()
+        self._bound.check()
 
     def _write_at_once(self, data: memoryview) -> int:
         """Write what the socket accepts without a wait, so without a turn of the event loop.

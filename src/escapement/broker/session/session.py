@@ -4,8 +4,8 @@ A session owns the producers and consumers of its peer. It closes them when the 
 however it ends. It passes each command to the desk for its noun. Output waits in
 :mod:`outbound <escapement.broker.session.outbound>`. Commands that only touch memory are carried
 out at once, in the order of their arrival. Commands that need the database run in tasks of the
-session, whose number is bounded. Reading stops while more than ``unconfirmed_bytes`` of publishes
-have no receipt.
+session, whose number and memory are bounded. Reading stops while more than ``unconfirmed_bytes``
+of publishes have no receipt.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.producers import Producers
 from escapement.broker.session.reading import Reading
 from escapement.broker.session.request_handler import AtOnce, RequestHandler, Waiting
+from escapement.broker.session.request_memory import RequestMemory, Reservations
 from escapement.broker.session.silence_timeout import SilenceTimeout
 from escapement.errors import EscapementError, ProtocolError, RemoteProtocolError
 from escapement.protocol import commands as wire
-from escapement.protocol.connection import Connection
+from escapement.protocol.connection import Connection, Signal
 from escapement.protocol.limits import (
     LIMIT_BATCH_BYTES,
     LIMIT_BATCH_MESSAGES,
@@ -57,6 +58,7 @@ class Session:
         stream: trio.abc.Stream,
         limits: BrokerLimits,
         inbound: Inbound,
+        request_memory: RequestMemory,
     ) -> None:
         self._broker = broker
         self._stream = stream
@@ -64,7 +66,8 @@ class Session:
         self._protocol = Connection("broker")
         self._requests = trio.Semaphore(_REQUESTS)
         self._scope = trio.CancelScope()
-        self._intake = Intake(inbound, stream.receive_some, self._scope.cancel)
+        self._reservations = Reservations(request_memory)
+        self._intake = Intake(inbound, self._reservations, stream.receive_some, self._scope.cancel)
         self._outbound = Outbound(
             stream,
             self._protocol,
@@ -72,7 +75,7 @@ class Session:
             broker.output,
             may_deliver=broker.holds_lease,
             output_waits=lambda: broker.output.is_full,
-            input_waits=lambda: inbound.has_waiting,
+            requests_wait=lambda: request_memory.has_waiting,
             on_room=lambda: self._consumers.wake(),
             cut_off=self._scope.cancel,
         )
@@ -108,7 +111,8 @@ class Session:
             for handler in self._handlers:
                 handler.release()
             # Free memory now, not when the garbage collector finds the session.
-            self._intake.close()
+            self._intake.release()
+            self._reservations.close()
             self._outbound.discard()
             self._protocol.discard()
             await trio.aclose_forcefully(self._stream)
@@ -132,6 +136,8 @@ class Session:
         except RemoteProtocolError as error:
             _log.info("closing a connection: %s", error)
             self._outbound.last_words(error)
+        self._intake.release()  # its frame must not hold up others while the last words are written
+        self._reservations.give_up()
         nursery.cancel_scope.deadline = trio.current_time() + self._limits.handshake_timeout_s
 
     async def _listen(self, nursery: trio.Nursery) -> None:
@@ -144,7 +150,7 @@ class Session:
                     await self._handle_events(nursery)
                     await self._producers.room()
                     if not self._protocol.closed:
-                        await self._intake.room(self._protocol.unfinished_bytes)
+                        await self._room_to_read()
                         silence.begin()
                         self._protocol.receive_data(await self._intake.read())
                         silence.end()
@@ -154,7 +160,7 @@ class Session:
             raise trio.TooSlowError
 
     async def _greet(self) -> bool:
-        await self._intake.room(self._protocol.unfinished_bytes)
+        await self._room_to_read()
         self._protocol.receive_data(await self._intake.read())
         for command in self._protocol.events():
             if isinstance(command, wire.Hello):
@@ -171,26 +177,38 @@ class Session:
                 return True
         return False
 
+    async def _room_to_read(self) -> None:
+        protocol = self._protocol
+        await self._intake.room(protocol.unfinished_bytes, protocol.missing_bytes)
+
     async def _handle_events(self, nursery: trio.Nursery) -> None:
-        left_bytes = self._protocol.unfinished_bytes
-        for command in self._protocol.events():
-            before_bytes, left_bytes = left_bytes, self._protocol.unfinished_bytes
+        while True:
+            kind, size_bytes = self._protocol.next_frame()
+            if kind in self._aside:
+                size_bytes = min(size_bytes, kind.MAX_BYTES)
+                await self._intake.reserve(size_bytes * kind.MEMORY_FACTOR)
+            command = self._protocol.next_event()
+            if isinstance(command, Signal):
+                return
             self._intake.frame_ends()
-            kind = type(command)
             try:
-                if in_turn := self._in_turn.get(kind):
-                    await in_turn(command)
-                elif at_once := self._at_once.get(kind):
-                    at_once(command)
-                elif aside := self._aside.get(kind):
-                    size_bytes = (before_bytes - left_bytes) * kind.MEMORY_FACTOR
-                    self._intake.begin_request(size_bytes)
-                    await self._requests.acquire()
-                    nursery.start_soon(self._carry_out, aside, command, size_bytes)
+                await self._handle(command, nursery)
             except RemoteProtocolError:
                 raise
             except EscapementError as error:
                 self._refuse(command, error)
+
+    async def _handle(self, command: wire.Command, nursery: trio.Nursery) -> None:
+        kind = type(command)
+        if in_turn := self._in_turn.get(kind):
+            await in_turn(command)
+        elif at_once := self._at_once.get(kind):
+            at_once(command)
+        elif aside := self._aside.get(kind):
+            self._intake.release()
+            size_bytes = self._reservations.begin()
+            await self._requests.acquire()
+            nursery.start_soon(self._carry_out, aside, command, size_bytes)
 
     async def _carry_out(self, aside: Waiting, command: wire.Command, size_bytes: int) -> None:
         try:
@@ -199,7 +217,7 @@ class Session:
             self._refuse(command, error)
         finally:
             self._requests.release()
-            self._intake.end_request(size_bytes)
+            self._reservations.end(size_bytes)
 
     def _refuse(self, command: wire.Command, error: EscapementError) -> None:
         request_id = getattr(command, "request_id", 0)

@@ -8,8 +8,11 @@ from escapement.broker.delivery.output_bound import FRAME_BYTES, LEAST_SHARE_BYT
 class Peer:
     """A connection that queues frames."""
 
-    def __init__(self, bound: OutputBound, slow_since_s: float = 0.0) -> None:
+    def __init__(
+        self, bound: OutputBound, slow_since_s: float = 0.0, *, is_slow: bool = False
+    ) -> None:
         self.slow_since_s = slow_since_s
+        self.is_slow = is_slow
         self.queued_bytes = self.calls = self.cuts = 0
         self._bound = bound
 
@@ -49,15 +52,15 @@ def test_connection_below_its_share_may_queue_while_the_bound_is_reached() -> No
     assert not greedy.may_queue()
 
 
-def test_all_connections_together_queue_at_most_twice_the_bound() -> None:
-    """Invariant 9: shares shrink with the number of connections."""
+def test_all_connections_together_queue_at_most_three_times_the_bound() -> None:
+    """Invariant 9: shares shrink with the number of connections, and first answers then wait."""
     bound = OutputBound(8 * FRAME_BYTES)
     peers = [Peer(bound) for _ in range(100)]
     for _ in range(20):
         for peer in peers:
             if peer.may_queue():
                 peer.queue(1)
-    assert bound.queued_bytes <= 16 * FRAME_BYTES
+    assert bound.queued_bytes == 24 * FRAME_BYTES
 
 
 def test_connection_that_queues_nothing_may_always_queue_a_frame_of_messages() -> None:
@@ -71,10 +74,24 @@ def test_connection_that_queues_nothing_may_always_queue_a_frame_of_messages() -
     assert not any(peer.has_room for peer in slow)
     good = Peer(bound)
     assert good.has_room
-    assert not good.may_queue(), "a large answer waits"
     good.queue_messages()
     assert good.queued_bytes >= LEAST_SHARE_BYTES
     assert bound.queued_bytes <= 16 * FRAME_BYTES + 501 * LEAST_SHARE_BYTES
+
+
+def test_connection_that_queues_nothing_may_queue_a_large_answer() -> None:
+    """Invariant 9: although others fill more than twice the bound with large messages."""
+    bound = OutputBound(8 * FRAME_BYTES)
+    slow = [Peer(bound) for _ in range(23)]
+    for peer in slow:
+        peer.queue(1)
+    good, other = Peer(bound), Peer(bound)
+    assert not slow[0].may_queue()
+    assert good.may_queue()
+    good.queue(1)
+    assert not other.may_queue(), "three times the bound"
+    good.queue(-1)
+    assert other.may_queue()
 
 
 def test_frames_for_many_consumers_at_once_fit_together() -> None:
@@ -102,6 +119,17 @@ def test_waiting_connection_learns_once_of_room() -> None:
     assert (waiting.calls, left.calls) == (1, 0)
 
 
+def test_waiting_connection_learns_of_room_for_an_answer() -> None:
+    """Invariant 9: it queues nothing, and all queues together fall below three times the bound."""
+    bound = OutputBound(4 * FRAME_BYTES)
+    full, waiting = Peer(bound), Peer(bound)
+    full.queue(12)
+    bound.wait(waiting)
+    full.queue(-1)
+    assert waiting.calls == 1
+    assert waiting.may_queue()
+
+
 def test_slowest_connection_is_cut_off_at_three_times_the_bound() -> None:
     """Invariant 9: some output is queued without asking. Connections are cut off one at a time."""
     bound = OutputBound(4 * FRAME_BYTES)
@@ -123,3 +151,40 @@ def test_slowest_connection_is_cut_off_at_three_times_the_bound() -> None:
     bound.leave(slow)
     bound.check()
     assert [peer.cuts for peer in peers] == [0, 1, 1]
+
+
+def test_connections_are_cut_off_until_the_output_fits() -> None:
+    """Invariant 9: the first that is cut off had queued little."""
+    bound = OutputBound(4 * FRAME_BYTES)
+    little, much, quick = (Peer(bound, slow_since_s) for slow_since_s in (1.0, 2.0, 9.0))
+    for peer, frames in ((little, 0), (much, 6), (quick, 7)):
+        peer.queue(frames)
+        bound.begin_write(peer)
+    bound.check()
+    assert (little.cuts, much.cuts) == (1, 0)
+    bound.leave(little)
+    assert (much.cuts, quick.cuts) == (1, 0)
+    much.queue(-6)
+    bound.leave(much)
+    assert quick.cuts == 0
+
+
+def test_slow_peers_are_cut_off_one_at_a_time_while_an_answer_waits() -> None:
+    """Invariant 9: peers that accept a frame in time are not cut off."""
+    bound = OutputBound(4 * FRAME_BYTES)
+    quick = Peer(bound, 1.0)
+    peers = slow, slower = [Peer(bound, since_s, is_slow=True) for since_s in (3.0, 2.0)]
+    for peer in (quick, *peers):
+        peer.queue(4)
+        bound.begin_write(peer)
+    bound.wait(slow)
+    bound.check()
+    assert [peer.cuts for peer in peers] == [0, 0], "it waits for its own output"
+    bound.wait(Peer(bound))
+    bound.check()
+    bound.check()
+    assert [peer.cuts for peer in peers] == [0, 1]
+    slower.queue(-4)
+    bound.leave(slower)
+    bound.check()
+    assert [peer.cuts for peer in (quick, *peers)] == [0, 0, 1]

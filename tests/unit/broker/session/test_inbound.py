@@ -14,6 +14,7 @@ from escapement.broker.session.inbound import (
     Inbound,
     Intake,
 )
+from escapement.broker.session.request_memory import RequestMemory, Reservations
 
 MIB = 1 << 20
 TIMEOUT_S = 5.0
@@ -24,17 +25,33 @@ async def receive_at_once(most_bytes: int) -> bytes:
 
 
 async def read(intake: Intake, unfinished_bytes: int) -> bytes | bytearray:
-    await intake.room(unfinished_bytes)
+    await intake.room(unfinished_bytes, LARGE_READ_BYTES)
     return await intake.read()
+
+
+def connection(inbound: Inbound) -> Intake:
+    """Return a connection whose peer sends as much as is received, and has no requests."""
+    return Intake(inbound, no_requests(), receive_at_once, lambda: None)
+
+
+def no_requests() -> Reservations:
+    return Reservations(RequestMemory(MIB))
 
 
 class Peer:
     """A connection that sends a frame of ``size_bytes`` and, if it stalls, not the last byte."""
 
-    def __init__(self, inbound: Inbound, size_bytes: int, *, stalls: bool = False) -> None:
+    def __init__(
+        self,
+        inbound: Inbound,
+        size_bytes: int,
+        *,
+        stalls: bool = False,
+        reservations: Reservations | None = None,
+    ) -> None:
         self.scope = trio.CancelScope()
         self.cut = trio.Event()
-        self.intake = Intake(inbound, self.receive, self.cut_off)
+        self.intake = Intake(inbound, reservations or no_requests(), self.receive, self.cut_off)
         self.left_bytes = size_bytes
         self.stalls = stalls
 
@@ -59,7 +76,7 @@ class Peer:
             there = 0
             while not self.done:
                 there += len(await read(self.intake, there))
-        self.intake.close()
+        self.intake.release()
 
 
 async def test_good_peers_finish_while_many_others_stall(autojump_clock: MockClock) -> None:
@@ -119,7 +136,7 @@ async def test_small_requests_never_wait(autojump_clock: MockClock) -> None:
             nursery.start_soon(Peer(inbound, 15 * MIB, stalls=True).run)
         await trio.sleep(1)
         began_s = trio.current_time()
-        assert await read(Intake(inbound, receive_at_once, lambda: None), 0)
+        assert await read(connection(inbound), 0)
         assert trio.current_time() == began_s
         nursery.cancel_scope.cancel()
 
@@ -128,8 +145,8 @@ async def test_frames_that_are_not_read_are_not_cut_off(autojump_clock: MockCloc
     """A peer is not at fault when its batch waits for the database."""
     inbound = Inbound(MIB, TIMEOUT_S)
     cut: list[str] = []
-    slow = Intake(inbound, receive_at_once, lambda: cut.append("slow"))
-    other = Intake(inbound, receive_at_once, lambda: cut.append("other"))
+    slow = Intake(inbound, no_requests(), receive_at_once, lambda: cut.append("slow"))
+    other = Intake(inbound, no_requests(), receive_at_once, lambda: cut.append("other"))
     async with trio.open_nursery() as nursery:
         await read(slow, MIB)
         nursery.start_soon(read, other, 100)
@@ -140,79 +157,92 @@ async def test_frames_that_are_not_read_are_not_cut_off(autojump_clock: MockCloc
     assert cut == []
 
 
-async def test_waiting_requests_count_until_they_are_carried_out(autojump_clock: MockClock) -> None:
-    """Invariant 9: seven connections send requests of 1 MiB, of which none ends."""
-    inbound = Inbound(16 * MIB, TIMEOUT_S)
-    intakes = [Intake(inbound, receive_at_once, lambda: None) for _ in range(7)]
+async def test_whole_frames_count_until_they_are_carried_out(autojump_clock: MockClock) -> None:
+    """Invariant 9: seven connections send frames of 15 MiB, which wait for the database."""
+    inbound, database = Inbound(16 * MIB, TIMEOUT_S), trio.Event()
 
-    async def send_requests(intake: Intake) -> None:
-        while True:
-            for there in range(0, MIB, LARGE_READ_BYTES):
-                await read(intake, there)
-            intake.frame_ends()
-            intake.begin_request(MIB)
+    async def send_a_frame(intake: Intake) -> None:
+        for there in range(0, 15 * MIB, LARGE_READ_BYTES):
+            await read(intake, there)
+        intake.frame_ends()
+        await database.wait()
+        intake.release()
 
     other = Peer(inbound, 15 * MIB)
     async with trio.open_nursery() as nursery:
-        for intake in intakes:
-            nursery.start_soon(send_requests, intake)
+        for _ in range(7):
+            nursery.start_soon(send_a_frame, connection(inbound))
         nursery.start_soon(other.run)
         await trio.sleep(10)
-        assert 16 * MIB <= inbound.held_bytes <= 3 * 16 * MIB
+        assert 15 * MIB <= inbound.held_bytes <= 4 * 16 * MIB
         assert inbound.has_waiting
         assert not other.done
-        nursery.cancel_scope.cancel()
-    again = Peer(inbound, 15 * MIB)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(again.run)
-        await trio.sleep(10)
-        assert not again.done
-        for intake in [*intakes, other.intake]:
-            intake.close()
-        nursery.cancel_scope.deadline = trio.current_time() + 10
-    assert again.done
+        database.set()
+    assert other.done
+    assert inbound.held_bytes == 0
 
 
-async def test_connection_that_waits_for_its_own_requests_is_not_the_oldest(
+async def test_connection_that_waits_for_request_memory_holds_up_no_frames(
     autojump_clock: MockClock,
 ) -> None:
-    """Invariant 9: its frame is whole, so it need not read on first."""
-    inbound = Inbound(3 * LARGE_READ_BYTES, TIMEOUT_S)
-    blocked = Intake(inbound, receive_at_once, lambda: None)
-    await read(blocked, 100)
-    blocked.frame_ends()
-    blocked.begin_request(100)
+    """Invariant 9: its frame was the oldest, and counted as large."""
+    inbound, memory = Inbound(3 * LARGE_READ_BYTES, TIMEOUT_S), RequestMemory(MIB)
+    await Reservations(memory).reserve(2 * MIB)
+    blocked = Intake(inbound, Reservations(memory), receive_at_once, lambda: None)
     good = Peer(inbound, 15 * MIB)
-    with trio.fail_after(10):
-        await good.run()
-    assert good.done
+    async with trio.open_nursery() as nursery:
+        await read(blocked, 2 * LARGE_READ_BYTES)
+        nursery.start_soon(blocked.reserve, 2 * MIB)
+        await trio.testing.wait_all_tasks_blocked()
+        assert memory.has_waiting
+        with trio.fail_after(10):
+            await good.run()
+        assert good.done
+        nursery.cancel_scope.cancel()
 
 
-async def test_requests_may_end_after_their_connection(autojump_clock: MockClock) -> None:
-    """Invariant 9: a peer is cut off while its requests are carried out."""
+async def test_peer_that_stalls_with_memory_that_others_need_is_cut_off(
+    autojump_clock: MockClock,
+) -> None:
+    """Invariant 9: no frame waits, only a request."""
+    inbound, memory = Inbound(64 * MIB, TIMEOUT_S), RequestMemory(MIB)
+    stalling, harmless = (
+        Peer(inbound, MIB, stalls=True, reservations=Reservations(memory)) for _ in range(2)
+    )
+    await stalling.intake.reserve(2 * MIB)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stalling.run)
+        nursery.start_soon(harmless.run)
+        await trio.sleep(10)
+        assert not stalling.cut.is_set()
+        nursery.start_soon(Reservations(memory).reserve, 2 * MIB)
+        with trio.fail_after(TIMEOUT_S):
+            await stalling.cut.wait()
+        assert not harmless.cut.is_set()
+        nursery.cancel_scope.cancel()
+
+
+async def test_read_within_a_frame_takes_little_of_the_next_one(autojump_clock: MockClock) -> None:
+    """Invariant 9: the rest of a read does not count, as a read between two frames does not."""
     inbound = Inbound(MIB, TIMEOUT_S)
-    intake = Intake(inbound, receive_at_once, lambda: None)
-    await read(intake, 100)
-    intake.frame_ends()
-    intake.begin_request(10)
-    intake.close()
-    intake.end_request(10)
-    intake.close()
+    intake = connection(inbound)
+    await intake.room(1000, 100)
+    assert len(await intake.read()) == SMALL_READ_BYTES + 100
+    intake.release()
     assert inbound.held_bytes == 0
 
 
 async def test_connection_waits_until_it_may_read(autojump_clock: MockClock) -> None:
     """Invariant 9: reads that end while it is woken must see that it still waits."""
     inbound = Inbound(LARGE_READ_BYTES, TIMEOUT_S)
-    first, second, third = (Intake(inbound, receive_at_once, lambda: None) for _ in range(3))
-    await read(first, 100)
-    await read(second, 0)
-    second.begin_request(10)
+    first, second, third = (connection(inbound) for _ in range(3))
+    await first.room(100, 10)
+    await second.room(10, 10)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(third.room, LARGE_READ_BYTES)
+        nursery.start_soon(third.room, LARGE_READ_BYTES, LARGE_READ_BYTES)
         await trio.testing.wait_all_tasks_blocked()
         assert inbound.has_waiting
-        second.end_request(10)
+        second.release()
         assert inbound.has_waiting
         nursery.cancel_scope.cancel()
     assert not inbound.has_waiting
@@ -221,7 +251,7 @@ async def test_connection_waits_until_it_may_read(autojump_clock: MockClock) -> 
 async def test_connection_between_two_frames_is_not_the_oldest(autojump_clock: MockClock) -> None:
     """Invariant 9: its last frame came in two reads, and it is idle since."""
     inbound = Inbound(2 * LARGE_READ_BYTES, TIMEOUT_S)
-    idle, good = Intake(inbound, receive_at_once, lambda: None), Peer(inbound, 15 * MIB)
+    idle, good = connection(inbound), Peer(inbound, 15 * MIB)
     for unfinished_bytes in (0, 100, 0):
         await read(idle, unfinished_bytes)
     with trio.fail_after(10):
@@ -238,7 +268,7 @@ async def test_peer_that_sends_frame_after_frame_is_not_cut_off(autojump_clock: 
         await trio.sleep(0.9)
         return bytes(100)
 
-    busy = Intake(inbound, slowly, lambda: cut.append("busy"))
+    busy = Intake(inbound, no_requests(), slowly, lambda: cut.append("busy"))
     async with trio.open_nursery() as nursery:
         await read(busy, MIB)
         nursery.start_soon(Peer(inbound, 15 * MIB).run)
@@ -253,38 +283,29 @@ async def test_peer_that_sends_frame_after_frame_is_not_cut_off(autojump_clock: 
     st.lists(
         st.tuples(
             st.integers(0, 4),
-            st.sampled_from(["read", "end", "ask", "answer", "close"]),
+            st.sampled_from(["read", "end", "release"]),
             st.integers(0, 3),
         ),
         max_size=60,
     )
 )
 def test_held_bytes_equal_a_recount(steps: list[tuple[int, str, int]]) -> None:
-    """Invariant 9: after any sequence of reads, requests and closed connections."""
+    """Invariant 9: after any sequence of reads and whole frames."""
 
     async def play() -> None:
         inbound = Inbound(1024 * MIB, TIMEOUT_S)
-        intakes = [Intake(inbound, receive_at_once, lambda: None) for _ in range(5)]
-        frames, requests = [0] * 5, [0] * 5
+        intakes = [connection(inbound) for _ in range(5)]
+        frames = [0] * 5
         for at, step, size in steps:
-            if step == "close":
-                intakes[at].close()
-                intakes[at] = Intake(inbound, receive_at_once, lambda: None)
-                frames[at] = requests[at] = 0
+            if step == "release":
+                intakes[at].release()
+                frames[at] = 0
             elif step == "read":
                 await read(intakes[at], size)
                 frames[at] = size + LARGE_READ_BYTES if size else 0
-            elif step == "end":
+            else:
                 intakes[at].frame_ends()
-            elif step == "ask":
-                intakes[at].begin_request(size)
-                frames[at], requests[at] = max(frames[at] - size, 0), requests[at] + size
-            elif requests[at]:
-                intakes[at].end_request(requests[at])
-                requests[at] = 0
-            assert [one.held_bytes for one in intakes] == [
-                sum(pair) for pair in zip(frames, requests, strict=True)
-            ]
-            assert inbound.held_bytes == sum(frames) + sum(requests)
+            assert [one.frame_bytes for one in intakes] == frames
+            assert inbound.held_bytes == sum(frames)
 
     trio.run(play)

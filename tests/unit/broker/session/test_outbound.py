@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -27,7 +29,7 @@ def outbound(bound: OutputBound, calls: list[str]) -> Outbound:
         bound,
         may_deliver=lambda: True,
         output_waits=lambda: bound.is_full,
-        input_waits=lambda: False,
+        requests_wait=lambda: False,
         on_room=lambda: calls.append("room"),
         cut_off=lambda: calls.append("cut off"),
     )
@@ -54,14 +56,46 @@ async def test_room_for_all_wakes_a_connection_that_waits() -> None:
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             async with other.large_answer():
-                bound.change(0, FRAME_BYTES)
+                bound.change(0, 2 * FRAME_BYTES)
                 assert output.has_room, "for a small frame of messages"
                 nursery.start_soon(output.room)
                 await trio.testing.wait_all_tasks_blocked()
                 assert calls == []
-            bound.change(FRAME_BYTES, 0)
+            bound.change(2 * FRAME_BYTES, 0)
     assert calls == ["room"]
     assert bound.queued_bytes == 0
+
+
+async def test_large_answer_of_a_connection_that_queues_nothing_does_not_wait() -> None:
+    """Invariant 9: others fill more than the bound, and their own answers wait."""
+    bound = OutputBound(FRAME_BYTES)
+    output, full = outbound(bound, []), outbound(bound, [])
+    async with trio.open_nursery() as nursery:
+        async with full.large_answer():
+            nursery.start_soon(full.room)
+            bound.change(0, FRAME_BYTES)
+            with trio.fail_after(10):
+                await output.room()
+            nursery.cancel_scope.cancel()
+    bound.change(FRAME_BYTES, 0)
+    assert bound.queued_bytes == 0
+
+
+@pytest.mark.parametrize(("each_second", "too_slow"), [(0, True), (65_536, True), (262_144, False)])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_peer_that_holds_up_an_answer_is_cut_off_if_it_is_slow(
+    each_second: int, too_slow: bool, waits: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Invariant 9: 64 KiB in 5 s is enough otherwise."""
+    bound = OutputBound(FRAME_BYTES)
+    async with slow_reader(bound, each_second) as calls, trio.open_nursery() as nursery:
+        bound.change(0, FRAME_BYTES // 2)
+        if waits:
+            nursery.start_soon(outbound(bound, []).room)
+        await trio.sleep(7)
+        bound.change(FRAME_BYTES // 2, 0)
+        nursery.cancel_scope.cancel()
+    assert calls == (["cut off"] if waits and too_slow else [])
 
 
 @pytest.mark.parametrize(("each_second", "too_slow"), [(0, True), (4096, True), (65_536, False)])
@@ -70,12 +104,34 @@ async def test_peer_that_reads_too_slowly_is_cut_off_while_others_wait(
     each_second: int, too_slow: bool, others_wait: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Invariant 9: a few bytes now and then do not count as reading."""
+    bound = OutputBound(8 * FRAME_BYTES)
+    async with slow_reader(bound, each_second, others_wait=others_wait) as calls:
+        await trio.sleep(15)
+    assert calls == (["cut off"] if others_wait and too_slow else [])
+
+
+@asynccontextmanager
+async def slow_reader(
+    bound: OutputBound, each_second: int, *, others_wait: bool = False
+) -> AsyncIterator[list[str]]:
+    """Run an output with 2 MiB for a peer that reads some bytes each second.
+
+    Yield a list that notes when the peer is cut off.
+    """
     ours, theirs = trio.socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     protocol = Connection("broker")
     protocol.receive_data(b"".join(Connection("client").send(wire.Hello(PROTOCOL_VERSION, "", {}))))
     assert len(list(protocol.events())) == 1
     calls: list[str] = []
+
+    async def read() -> None:
+        while True:
+            await trio.sleep(1)
+            left_bytes = each_second
+            while left_bytes:
+                left_bytes -= len(await theirs.recv(left_bytes))
+
     async with trio.open_nursery() as nursery:
 
         def cut_off() -> None:
@@ -86,22 +142,19 @@ async def test_peer_that_reads_too_slowly_is_cut_off_while_others_wait(
             trio.SocketStream(ours),
             protocol,
             DEFAULT_LIMITS,
-            OutputBound(8 * FRAME_BYTES),
+            bound,
             may_deliver=lambda: True,
             output_waits=lambda: others_wait,
-            input_waits=lambda: False,
+            requests_wait=lambda: False,
             on_room=lambda: None,
             cut_off=cut_off,
         )
         output.send(wire.Welcome(PROTOCOL_VERSION, "b", "o", {}))
         output.answer(wire.AdminReply(1, "x" * (2 * FRAME_BYTES)))
         nursery.start_soon(output.run)
-        for _ in range(15):
-            await trio.sleep(1)
-            left_bytes = each_second
-            while left_bytes:
-                left_bytes -= len(await theirs.recv(left_bytes))
+        nursery.start_soon(read)
+        yield calls
         nursery.cancel_scope.cancel()
+    output.discard()
     ours.close()
     theirs.close()
-    assert calls == (["cut off"] if others_wait and too_slow else [])
