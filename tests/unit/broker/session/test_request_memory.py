@@ -70,6 +70,23 @@ async def test_large_request_is_not_overtaken_for_ever(autojump_clock: MockClock
     assert others[11].may_reserve(MIB // 2)
 
 
+async def test_all_that_fit_go_on_when_memory_is_freed() -> None:
+    """Invariant 9: the event loop may wake them in another order than they wait."""
+    for _ in range(20):
+        memory = RequestMemory(4 * MIB)
+        holder = Reservations(memory)
+        await holder.reserve(4 * MIB)
+        for _ in range(8):
+            await Reservations(memory).reserve(FREE_BYTES + 1000)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(Reservations(memory).reserve, MIB)
+                await trio.testing.wait_all_tasks_blocked()
+                assert memory.has_waiting
+                holder.close()
+
+
 async def test_small_requests_never_wait(autojump_clock: MockClock) -> None:
     """Invariant 9: each connection has some memory beyond the bound."""
     memory = RequestMemory(MIB)
@@ -96,7 +113,7 @@ async def test_memory_is_freed_once_when_a_connection_ends(autojump_clock: MockC
     carried_out_bytes = one.begin()
     one.close()
     one.end(carried_out_bytes)
-    one.close()
+    assert one.reserved_bytes == 0
     assert memory.reserved_bytes == 0
 
 
