@@ -124,12 +124,13 @@ class Deletion:
                 # Conflict: the namespace is not empty, because another request created something
                 # before it was marked. NotFound: another request deleted something first.
                 with outage, suppress(Conflict, NotFound):
-                    await self._raze(id)
+                    await self._delete_namespace(id)
                     self._waiting.pop(id).set()
                     continue
                 await trio.sleep(_RETRY_S)
 
-    async def _raze(self, id: int) -> None:
+    async def _delete_namespace(self, id: int) -> None:
+        """Delete a marked namespace: first its schedules, then its topics, then itself."""
         if id not in self._registry.namespaces.deleting:
             return
         name = NamespaceName.parse(self._registry.namespaces.full_name(id))

@@ -340,9 +340,9 @@ class DueSubscription(Subscription):
     def _recall(self, which: int, key: Key) -> None:
         """Remove a band's never-sent messages from ready, from a position key on.
 
-        They stay in the index, and a scan finds them again. All skipped message keys are read
-        again, too. Skipping a message key is allowed only while its first messages are ready:
-        otherwise its messages that were sent before could pass them.
+        They stay in the index, and a scan finds them again. No message key is skipped any more. A
+        key may be skipped only while its first messages are ready. Otherwise a scan would pass over
+        them, and a later message of the key that is redelivered would be delivered before them.
         """
         assert self._order is not None
         self.held.discard(self._order.queues.recall(which, key))

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.subscription.dead_letters.dead_letter import Reason
-from escapement.broker.subscription.delivery.delivery import Share
+from escapement.broker.subscription.delivery.delivery import DeliveryPart
 from escapement.broker.subscription.delivery.dispatcher import level_out, share_out
 from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.due_subscription import DueSubscription
@@ -299,10 +299,10 @@ class SharedSubscription(DueSubscription):
         """Return how many messages each consumer can get in one run, by its permits."""
         return [min(consumer.capacity, frame_messages) for consumer in self.consumers]
 
-    def _acknowledged(self, shares: Sequence[Share]) -> None:
+    def _acknowledged(self, parts: Sequence[DeliveryPart]) -> None:
         if self._order is not None:
-            for share in shares:
-                self._order.done(share.rows)
+            for part in parts:
+                self._order.done(part.rows)
 
     def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
         """Return which keys cannot be delivered now; bool[keys], by place in the key table.

@@ -46,7 +46,7 @@ from escapement.broker.subscription.dead_letters.dead_messages import DeadMessag
 from escapement.broker.subscription.dead_letters.expiry import Expiry
 from escapement.broker.subscription.delivery.attempt_book import AttemptBook, counted
 from escapement.broker.subscription.delivery.consumer import Consumer
-from escapement.broker.subscription.delivery.delivery import Share
+from escapement.broker.subscription.delivery.delivery import DeliveryPart
 from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.delivery.in_flight import InFlight
 from escapement.broker.subscription.delivery.throttle import Throttle
@@ -281,13 +281,13 @@ class Subscription(ABC):
 
     def _timing(self, offsets: Int64s, at_ms: int) -> Timing:
         """Return when newly acknowledged messages were delivered, for the lag statistics."""
-        shares = self.in_flight.shares_of(offsets)
-        self._acknowledged(shares)
-        seen = sum(share.height for share in shares)
-        handed = [share.handed for share in shares]
+        parts = self.in_flight.take_acknowledged(offsets)
+        self._acknowledged(parts)
+        seen = sum(part.height for part in parts)
+        handed = [part.handed for part in parts]
         return Timing(self.record.origin_id, at_ms, handed, len(offsets) - seen)
 
-    def _acknowledged(self, shares: Sequence[Share]) -> None:  # noqa: B027 (optional)
+    def _acknowledged(self, parts: Sequence[DeliveryPart]) -> None:  # noqa: B027 (optional)
         """React to the acknowledgement of in-flight messages."""
 
     # -- cancelling ----------------------------------------------------------------

@@ -208,10 +208,10 @@ class Unwritten:
         )
 
     def _take_keys(self) -> tuple[list[KeyPart], dict[int, int]]:
-        """Return the unwritten parts of dedup keys.
+        """Return the unwritten parts of dedup keys, and which older parts they replace.
 
-        Also return, by topic id, the number of the first part to keep if a topic's keys are
-        rewritten.
+        The latter is a dictionary with the topics whose keys are written anew: by topic id, the
+        number of the first new part. The checkpoint deletes the parts before it.
         """
         now_ms = self._clock.now_ms()
         exists = self._registry.exists

@@ -75,7 +75,7 @@ class Delivery:
             self.followed += int(rest.argmax()) if rest.any() else len(rest)
         return None
 
-    def follow(self, offsets: Int64s) -> Share:
+    def follow(self, offsets: Int64s) -> DeliveryPart:
         """Advance past the live rows that were acknowledged in the order of the frame; return them.
 
         Args:
@@ -88,18 +88,18 @@ class Delivery:
             count = _same(self.rows.offsets[at], offsets)
             at = slice(self.followed, self.followed + count)
             self.followed += count
-            return Share(self, at)
+            return DeliveryPart(self, at)
         rows = self.followed + np.flatnonzero(self.alive[self.followed :])[: len(offsets)]
         rows = rows[: _same(self.rows.offsets[rows], offsets)]
         self.followed = int(rows[-1]) + 1
-        return Share(self, rows)
+        return DeliveryPart(self, rows)
 
-    def of(self, positions: Int64s) -> Share:
+    def of(self, positions: Int64s) -> DeliveryPart:
         """Return the live rows among these positions."""
-        return Share(self, positions[self.alive[positions]])
+        return DeliveryPart(self, positions[self.alive[positions]])
 
 
-class Share(NamedTuple):
+class DeliveryPart(NamedTuple):
     """Some rows of a delivery."""
 
     delivery: Delivery

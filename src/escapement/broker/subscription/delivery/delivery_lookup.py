@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from escapement.broker.subscription.delivery.delivery import Delivery, Share
+from escapement.broker.subscription.delivery.delivery import Delivery, DeliveryPart
 from escapement.broker.subscription.number_map import NOWHERE, NumberMap
 from escapement.message import Int64s
 
@@ -34,7 +34,7 @@ class DeliveryLookup:
         self._places = NumberMap()  # by offset: delivery id << _ROW_BITS | row
         self._known = 0  # the id of the last delivery in the map
 
-    def find(self, offsets: Int64s) -> list[Share]:
+    def find(self, offsets: Int64s) -> list[DeliveryPart]:
         """Return the live rows of these messages, by delivery, the oldest delivery first."""
         self._learn()
         places = np.sort(self._places.get(offsets))
@@ -45,8 +45,8 @@ class DeliveryLookup:
         firsts = np.flatnonzero(np.diff(ids, prepend=NOWHERE))
         pieces = np.split(places & ((1 << _ROW_BITS) - 1), firsts[1:])
         found = zip(ids[firsts].tolist(), pieces, strict=True)
-        shares = [self._deliveries[id].of(rows) for id, rows in found if id in self._deliveries]
-        return [one for one in shares if one.height]
+        parts = [self._deliveries[id].of(rows) for id, rows in found if id in self._deliveries]
+        return [one for one in parts if one.height]
 
     def tidy(self, rows: int) -> None:
         """Empty the map if it has far more rows than the deliveries have now.

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escapement.broker.subscription.delivery.delivery import Delivery, Share
+from escapement.broker.subscription.delivery.delivery import Delivery, DeliveryPart
 from escapement.broker.subscription.delivery.delivery_lookup import DeliveryLookup
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.start_position import NEVER_MS
@@ -120,8 +120,8 @@ class InFlight:
         self._alive += rows.height
         return delivery_id
 
-    def shares_of(self, offsets: Int64s) -> list[Share]:
-        """Kill and return the rows of in-flight messages that are acknowledged now.
+    def take_acknowledged(self, offsets: Int64s) -> list[DeliveryPart]:
+        """Mark the rows of acknowledged messages as no longer alive; return them by delivery.
 
         The caller must then call ``settle``. Offsets in the order of delivery are found in O(n),
         the others by a search.
@@ -129,19 +129,19 @@ class InFlight:
         Args:
           offsets: messages that were not acknowledged before; each once.
         """
-        found: list[Share] = []
+        found: list[DeliveryPart] = []
         at = 0
         while at < len(offsets):
             delivery = self._coming.pop(int(offsets[at]), None)
             if delivery is None:
-                shares = self._delivery_lookup.find(offsets[at:])
-                for share in shares:
-                    self._kill(*share)
-                return found + shares
-            share = delivery.follow(offsets[at:])
-            self._kill(*share)
-            found.append(share)
-            at += share.height
+                parts = self._delivery_lookup.find(offsets[at:])
+                for part in parts:
+                    self._kill(*part)
+                return found + parts
+            part = delivery.follow(offsets[at:])
+            self._kill(*part)
+            found.append(part)
+            at += part.height
         return found
 
     def _expect(self, delivery: Delivery) -> None:
@@ -158,7 +158,7 @@ class InFlight:
 
     def hand_of(self, offset: int) -> Hand | None:
         """Return the delivery of a message; None if the message is not in flight."""
-        for delivery, at in self._shares(np.array([offset])):
+        for delivery, at in self._parts(np.array([offset])):
             deadline_ms = int(delivery.deadline_ms[at][0])
             return Hand(
                 delivery.consumer_id,
@@ -170,28 +170,28 @@ class InFlight:
 
     def find(self, offsets: Int64s) -> Rows:
         """Return a copy of the rows of these messages that are in flight, in no order."""
-        return Rows.concat([share.rows for share in self._shares(offsets)])
+        return Rows.concat([part.rows for part in self._parts(offsets)])
 
     def take_back(self, offsets: Int64s, consumer_id: int | None = None) -> Rows:
         """Remove messages from flight (only this consumer's, if given); return their rows."""
-        shares = self._shares(offsets, consumer_id)
-        rows = Rows.concat([self._remove(*share) for share in shares])
+        parts = self._parts(offsets, consumer_id)
+        rows = Rows.concat([self._remove(*part) for part in parts])
         self._sweep()
         return rows
 
-    def _shares(self, offsets: Int64s, consumer_id: int | None = None) -> list[Share]:
+    def _parts(self, offsets: Int64s, consumer_id: int | None = None) -> list[DeliveryPart]:
         """Find the rows of messages in flight (only to this consumer, if given)."""
         if not self._all_live:
             offsets = offsets[self.offsets.contains(offsets)]
-        shares = self._delivery_lookup.find(offsets)
-        return [one for one in shares if consumer_id in (None, one.delivery.consumer_id)]
+        parts = self._delivery_lookup.find(offsets)
+        return [one for one in parts if consumer_id in (None, one.delivery.consumer_id)]
 
     def extend(self, offsets: Int64s, consumer_id: int, deadline_ms: int) -> int:
         """Extend the deadlines of messages in flight to this consumer; return their number."""
-        shares = self._shares(offsets, consumer_id)
-        for delivery, at in shares:
+        parts = self._parts(offsets, consumer_id)
+        for delivery, at in parts:
             delivery.deadline_ms[at] = np.maximum(delivery.deadline_ms[at], deadline_ms)
-        return sum(share.height for share in shares)
+        return sum(part.height for part in parts)
 
     def note_sent(self, delivery_id: int) -> None:
         """Note that a delivery was sent to its consumer."""

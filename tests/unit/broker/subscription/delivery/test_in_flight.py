@@ -84,7 +84,7 @@ class Model:
         elif how == 3:
             self.rng.shuffle(some)
         some += self.waiting[: int(self.rng.integers(0, 3))]
-        found = [share.handed for share in self.real.shares_of(np.array(some, np.int64))]
+        found = [part.handed for part in self.real.take_acknowledged(np.array(some, np.int64))]
         seen = [
             (one.at_ms, int(wanted), int(tries))
             for one in found
@@ -127,12 +127,12 @@ def test_acks_in_the_order_of_delivery_need_no_search(
     with monkeypatch.context() as without_search:
         without_search.setattr(flight, "_delivery_lookup", None)
         for part in (order[300:310], order[:300], np.concatenate((order[310:700], order[700:800]))):
-            assert sum(one.height for one in flight.shares_of(part)) == len(part)
+            assert sum(one.height for one in flight.take_acknowledged(part)) == len(part)
             flight.settle(part)
     flight.take_back(order[800:1000:7])
     monkeypatch.setattr(flight, "_delivery_lookup", None)
     rest = np.setdiff1d(np.arange(800, 1000), np.arange(800, 1000, 7))
-    assert sum(one.height for one in flight.shares_of(order[rest])) == len(rest)
+    assert sum(one.height for one in flight.take_acknowledged(order[rest])) == len(rest)
     flight.settle(order[rest])
     flight._check()
     assert not len(flight)
@@ -146,7 +146,7 @@ def test_messages_are_found_however_far_apart_offsets_are(apart: int) -> None:
     delivered(flight, order[:60], order[60:])
     flight.take_back(order[:30])
     delivered(flight, order[:30])
-    found = flight.shares_of(order[::-3])
+    found = flight.take_acknowledged(order[::-3])
     assert sum(one.height for one in found) == 34
     assert sorted({one.handed.at_ms for one in found}) == [0, 1]
     assert sum(one.height for one in found if one.handed.at_ms) == len(order[60:][::-3])
