@@ -9,7 +9,7 @@ There are marks for deleted topics, subscriptions, their lag, inbox targets and 
 (storage/cleanup/freeing.py), for generations of the log (storage/cleanup/forgetting.py), and for
 namespaces that are being deleted with their content (broker/deletion.py). The kind
 "staged_batch" is a deleted batch, with all its entries. The kind "moved_batch" is a batch whose
-entries have been moved to the log. Of its entries, held ones stay.
+entries have been moved to the log. Of its entries, stuck ones stay.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ async def fill(world: World) -> None:
     # The second entry is due too far ahead, so the inbox holds it forever.
     await post(
         world,
-        [inbox_entry(TOPIC, "moved", b"x"), inbox_entry(TOPIC, "held", b"x", at_ms=[1 << 60])],
+        [inbox_entry(TOPIC, "moved", b"x"), inbox_entry(TOPIC, "stuck", b"x", at_ms=[1 << 60])],
     )
     await world.clock.settle()
 

@@ -95,7 +95,7 @@ def test_the_inbox_is_listed_and_discarded(say: Say, broker: BrokerProcess) -> N
         assert time.monotonic() < deadline
         time.sleep(0.05)
     (row,) = json.loads(say("admin", "inbox", "list", "-o", "json"))
-    assert (row["entries"], row["messages"], row["held"]) == (1, 2, 0)
+    assert (row["entries"], row["messages"], row["stuck"]) == (1, 2, 0)
     assert "disabled in letters/eu" in row["reason"]
     assert "letters/eu/orders" in say("admin", "inbox", "list")
     discarded = say("admin", "inbox", "discard", "letters/eu/orders", "-o", "json")

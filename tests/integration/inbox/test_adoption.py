@@ -286,7 +286,7 @@ async def test_job_waits_for_the_quota_of_its_topic_but_inbox_entries_do_not(
         assert await in_log(broker, "t/n/y") == [b"elsewhere"]
         elsewhere, row, first = await jobs(broker)
         assert elsewhere["state"] == first["state"] == "adopted"
-        assert (row["state"], row["adopted"], row["held"]) == ("committed", 0, 0)
+        assert (row["state"], row["adopted"], row["stuck"]) == ("committed", 0, 0)
         assert "quota" in row["reason"]
         async with broker.consumer("t/n/x", "s", position="earliest") as consumer:
             for _ in range(4):
@@ -347,7 +347,7 @@ async def test_job_with_a_high_publish_rate_is_read_once(
         assert counting.inbox_entries == 60
 
 
-async def test_entry_that_can_never_be_moved_is_held_with_a_reason(
+async def test_entry_that_can_never_be_moved_is_stuck_with_a_reason(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with bulk_world(TINY) as (world, broker, writer):
@@ -359,7 +359,7 @@ async def test_entry_that_can_never_be_moved_is_held_with_a_reason(
         await world.clock.advance(seconds=2)
         assert await in_log(broker, "t/n/x") == [b"near"]
         (row,) = await jobs(broker)
-        assert (row["state"], row["adopted"], row["held"]) == ("committed", 1, 1)
+        assert (row["state"], row["adopted"], row["stuck"]) == ("committed", 1, 1)
         assert "maximum delay" in row["reason"]
         assert await broker.admin("inbox.discard", target="t/n/x") == {"discarded": 1}
         await world.clock.advance(seconds=75)

@@ -127,16 +127,18 @@ def test_step_has_one_entry_or_as_many_as_fit(engine: Engine, connection: Connec
     ]
 
 
-def test_held_entry_stays_and_does_not_block_others(engine: Engine, connection: Connection) -> None:
+def test_stuck_entry_stays_and_does_not_block_others(
+    engine: Engine, connection: Connection
+) -> None:
     put(engine, connection, inbox_entry("t/n/a", "1"), inbox_entry("t/n/a", "2"))
     (inbox_target,) = inbox.occupied(connection, 0, 9)
     first, _ = inbox.read_step(connection, inbox_target.id, 1 << 20)
-    inbox.hold(connection, first.id, "because " + "x" * 1000)
+    inbox.mark_stuck(connection, first.id, "because " + "x" * 1000)
     assert contents(connection) == {"t/n/a": [b"2"]}
     (waits,) = inbox.waiting(connection, 9)
     assert waits[:3] == ("t/n/a", 2, 2)
     assert waits.oldest_at_ms == 7
-    assert waits.held == 1
+    assert waits.stuck == 1
     assert waits.reason.startswith("because")
 
 

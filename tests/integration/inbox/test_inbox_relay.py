@@ -37,9 +37,9 @@ async def payloads(world: World, topic: str) -> list[bytes]:
 
 
 async def waiting(world: World) -> dict[str, tuple[int, int]]:
-    """Return the numbers of waiting and held entries, by target."""
+    """Return the numbers of waiting and stuck entries, by target."""
     found = await world.server.services.inbox_relay.waiting(99)
-    return {one.target: (one.entries, one.held) for one in found}
+    return {one.target: (one.entries, one.stuck) for one in found}
 
 
 async def test_entry_creates_its_topic_and_is_delivered_at_its_due_time(
@@ -205,7 +205,7 @@ async def test_delayed_entry_blocks_its_target_while_delays_are_disabled(
         assert await payloads(world, "t/n/x") == [b"1", b"2", b"3"]
 
 
-async def test_entry_that_can_never_be_moved_is_held_and_later_entries_move_on(
+async def test_entry_that_can_never_be_moved_is_stuck_and_later_entries_move_on(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     engine = SqliteEngine.in_memory()

@@ -274,7 +274,7 @@ def test_deleting_a_topic_discards_committed_entries_of_jobs(
     assert count(connection, "inbox") == 0
 
 
-def test_inbox_entries_move_before_entries_of_jobs_and_held_entries_stay(
+def test_inbox_entries_move_before_entries_of_jobs_and_stuck_entries_stay(
     engine: Engine, connection: Connection
 ) -> None:
     load = job.enter(engine, connection, "load", 0)
@@ -287,14 +287,14 @@ def test_inbox_entries_move_before_entries_of_jobs_and_held_entries_stay(
     assert len(step.inbox_entries) == 1
     assert not step.of_jobs
     step = inbox.read_staged_batches(connection, inbox_target.id, 1 << 20)
-    inbox.hold(connection, step.inbox_entries[4].id, "never")
+    inbox.mark_stuck(connection, step.inbox_entries[4].id, "never")
     assert adopt(engine, connection, max_bytes=1)["t/n/x"] == [b"own", *b"a b c a c a b c".split()]
     (waits,) = inbox.waiting(connection, 9)
-    assert (waits.messages, waits.held, waits.reason) == (1, 1, "never")
+    assert (waits.messages, waits.stuck, waits.reason) == (1, 1, "never")
     (state,) = job.states(connection, 9)
-    assert (state.waiting, state.held, state.reason) == (1, 1, "never")
+    assert (state.waiting, state.stuck, state.reason) == (1, 1, "never")
     assert state.adopted_at_ms is None
-    purge(engine, connection)  # frees moved entries, but not held ones
+    purge(engine, connection)  # frees moved entries, but not stuck ones
     assert inbox.waiting(connection, 9) == [waits]
     assert (count(connection, "inbox"), count(connection, "staged_batches")) == (1, 1)
     with transaction(connection):

@@ -25,7 +25,7 @@ def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:
         "messages": job.messages,
         "adopted": job.messages - job.waiting if committed else 0,
         "size_bytes": job.size_bytes,
-        "held": job.held,
+        "stuck": job.stuck,
         "reason": job.reason or blocked,
         "created_at_ms": job.created_at_ms,
         "staged_at_ms": job.staged_at_ms,

@@ -15,7 +15,7 @@ Entries that cannot be moved are never lost, and they delay no other target:
   its namespace refuses the time of an entry. Its entries keep their order, so the entries behind
   wait too. ``blocked`` has the reason. Every round tries again. After any other refusal the
   target is blocked too, but the pause before each retry doubles, up to a minute.
-- An entry that can never be moved (it does not decode, or its time lies too far ahead) is *held*:
+- An entry that can never be moved (it does not decode, or its time lies too far ahead) is *stuck*:
   it stays in the inbox, with the reason. The entries behind it are moved.
 - When a topic is deleted, its inbox entries are deleted too.
 
@@ -120,7 +120,7 @@ class InboxRelay:
         self._wake.set()
 
     async def waiting(self, limit: int) -> list[Waiting]:
-        """Return how many inbox entries each target has, how many of them are held, and why.
+        """Return how many inbox entries each target has, how many of them are stuck, and why.
 
         Args:
           limit: the most targets to return.
@@ -234,9 +234,9 @@ class InboxRelay:
     async def _carry(self, found: list[Found]) -> bool:
         """Move a step of each target in ``found``, and then further steps of their bulk jobs.
 
-        Return whether entries were moved or held, or staged batches finished. While steps are being
-        committed, the next one is read and submitted behind them, so that the database never idles.
-        If a step fails, the steps behind it fail too.
+        Return whether entries were moved or marked as stuck, or staged batches finished. While
+        steps are being committed, the next one is read and submitted behind them, so that the
+        database never idles. If a step fails, the steps behind it fail too.
         """
         progress = False
         steps = deque([(found, await self._submit(found, None))])
@@ -296,16 +296,16 @@ class InboxRelay:
           before: the appends of the previous step. The entries of a topic are submitted only if
             that step's append to the topic is in progress or has succeeded.
         """
-        held: list[tuple[int, EscapementError]] = []
+        stuck: list[tuple[int, EscapementError]] = []
         alone = len(found) == 1
-        loads = [await self._admit(one, held, alone) for one in found]
-        for id, error in held:
-            _logger.error("inbox entry %d is held: %s", id, error)
+        loads = [await self._admit(one, stuck, alone) for one in found]
+        for id, error in stuck:
+            _logger.error("inbox entry %d is stuck: %s", id, error)
             await self._pipeline.transact(
-                lambda connection, id=id, why=str(error): inbox.hold(connection, id, why)  # type: ignore[misc]
+                lambda connection, id=id, why=str(error): inbox.mark_stuck(connection, id, why)  # type: ignore[misc]
             )
         await self._publishing.room()
-        under_way = Submitted(len(held))
+        under_way = Submitted(len(stuck))
         for load in loads:
             # Since its entries were read, a topic may have been deleted, or its deletion begun.
             there = self._registry.active.get(load.topic.id) is load.topic
@@ -319,32 +319,35 @@ class InboxRelay:
         return under_way
 
     def _moved(self, under_way: Submitted) -> bool:
-        """Note the outcomes of ended appends. Return whether any entries were moved or held."""
+        """Note the outcomes of ended appends.
+
+        Return whether entries were moved or marked as stuck.
+        """
         for load, refusal in under_way.refused:
             self._refused(load.topic.name.full, refusal, _whom(load))
         for load in under_way.moved_to:
             self._refusals.over(_whom(load))
         self.moved += under_way.moved
-        return bool(under_way.moved or under_way.held)
+        return bool(under_way.moved or under_way.stuck)
 
     async def _admit(
-        self, found: Found, held: list[tuple[int, EscapementError]], alone: bool
+        self, found: Found, stuck: list[tuple[int, EscapementError]], alone: bool
     ) -> Load:
-        """Return the entries of a step that its topic accepts. The others are held, or wait.
+        """Return the entries of a step that its topic accepts. The others wait, or are stuck.
 
         Args:
-          held: takes the id of each entry that can never be moved, with the reason.
+          stuck: takes the id of each entry that can never be moved, with the reason.
           alone: whether no other target waits for this step.
         """
         topic, of_jobs = found.topic, found.step.of_jobs
         load = Load(topic, of_jobs)
         for inbox_entry in found.inbox_entries:
             if isinstance(inbox_entry.content, InboxEntryDamaged):
-                held.append((inbox_entry.id, inbox_entry.content))
+                stuck.append((inbox_entry.id, inbox_entry.content))
                 continue
             batch, times, body = inbox_entry.content
             if batch.groups is not None:
-                held.append(
+                stuck.append(
                     (inbox_entry.id, InvalidRequest("an inbox entry cannot belong to a group"))
                 )
                 continue
@@ -356,7 +359,7 @@ class InboxRelay:
                 self._block(topic.name.full, str(error))
                 break
             except InvalidRequest as error:
-                held.append((inbox_entry.id, error))
+                stuck.append((inbox_entry.id, error))
                 continue
             except EscapementError as error:
                 self._refused(topic.name.full, error, _whom(load))

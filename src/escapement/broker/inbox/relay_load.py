@@ -59,11 +59,11 @@ class Submitted:
     """The appends of one step of the relay, in progress or ended, and their outcomes.
 
     Args:
-      held: how many entries were held, because they can never be moved.
+      stuck: how many entries were marked as stuck, because they can never be moved.
     """
 
-    def __init__(self, held: int) -> None:
-        self.held = held
+    def __init__(self, stuck: int) -> None:
+        self.stuck = stuck
         self.going: dict[int, Load] = {}  # in progress or succeeded, by topic id
         self.moved = 0  # number of entries
         self.moved_to: list[Load] = []  # those whose append succeeded

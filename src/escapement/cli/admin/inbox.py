@@ -19,7 +19,7 @@ _INBOX_COLUMNS: Final = (
     "messages",
     "size_bytes",
     "oldest_at_ms",
-    "held",
+    "stuck",
     "reason",
 )
 
@@ -33,7 +33,7 @@ def inbox() -> None:
 def list_inbox(admin: AdminCommand) -> None:
     """Show the inbox entries by topic, and why they wait.
 
-    Held entries can never be moved. All others are moved as soon as their reason to wait ends.
+    Stuck entries can never be moved. All others are moved as soon as their reason to wait ends.
     """
     admin.ask("inbox.list", lambda rows: print_rows(rows, _INBOX_COLUMNS, "no inbox entries"))
 

@@ -16,7 +16,7 @@ _JOB_COLUMNS: Final = (
     "messages",
     "adopted",
     "size_bytes",
-    "held",
+    "stuck",
     "reason",
     "staged_at_ms",
     "committed_at_ms",
@@ -36,6 +36,6 @@ def list_jobs(admin: AdminCommand) -> None:
     Messages of an uncommitted job are only staged. They are deleted when the job is aborted, or
     when it has staged nothing for 3 days: `staged at` is the time of its last batch. Messages
     of a committed job are moved into their topics in the background: `adopted` is the number of
-    messages moved so far, `held` the number of inbox entries that can never be moved.
+    messages moved so far, `stuck` the number of inbox entries that can never be moved.
     """
     admin.ask("jobs.list", lambda rows: print_rows(rows, _JOB_COLUMNS, "no jobs"))

@@ -19,7 +19,7 @@ remembered while the entry is in the inbox. Writing the entry again meanwhile ch
 the entry has been moved, the same source id makes a new entry. A writer that may repeat itself
 later than that must record in its own transaction that it is done.
 
-An entry that can never be moved is *held*: it stays in the inbox for an operator to see.
+An entry that can never be moved is *stuck*: it stays in the inbox for an operator to see.
 
 Entries of one target are moved in the order of their ids, which is the order in which one lane
 wrote them. Entries that lanes commit concurrently may be moved in either order. The entries of the
@@ -90,8 +90,8 @@ class Waiting(NamedTuple):
     messages: int
     size_bytes: int
     oldest_at_ms: int
-    held: int  # number of held entries
-    reason: str  # why one of the held entries cannot be moved, or ""
+    stuck: int  # number of stuck entries
+    reason: str  # why one of the stuck entries cannot be moved, or ""
 
 
 # -- writing -------------------------------------------------------------------
@@ -122,7 +122,7 @@ def insert_into(
         or the negative id of a staged batch.
     """
     connection.execute_many(
-        f"{engine.dialect.insert_ignore} INTO inbox (target_id, held, source_id, message_count,"
+        f"{engine.dialect.insert_ignore} INTO inbox (target_id, stuck, source_id, message_count,"
         " size_bytes, created_at_ms, reason, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (
@@ -190,8 +190,8 @@ def occupied(connection: Connection, after_id: int, limit: int) -> list[InboxTar
     rows = connection.execute(
         # Each subquery reads one row of an index, however many entries or batches a target has.
         "SELECT t.id, t.target FROM inbox_targets t WHERE t.id > ? AND ((SELECT i.id FROM inbox i"
-        " WHERE i.target_id = t.id AND i.held = 0 ORDER BY i.id LIMIT 1) IS NOT NULL"
-        " OR (SELECT b.id FROM staged_batches b WHERE b.target_id = t.id AND b.held = 0"
+        " WHERE i.target_id = t.id AND i.stuck = 0 ORDER BY i.id LIMIT 1) IS NOT NULL"
+        " OR (SELECT b.id FROM staged_batches b WHERE b.target_id = t.id AND b.stuck = 0"
         " ORDER BY b.id LIMIT 1) IS NOT NULL) ORDER BY t.id LIMIT ?",
         (after_id, limit),
     ).rows
@@ -208,7 +208,7 @@ def read_step(connection: Connection, target_id: int, max_bytes: int) -> list[St
     """
     sizes = connection.execute(
         "SELECT i.id, i.size_bytes FROM inbox i JOIN inbox_targets t ON t.id = i.target_id"
-        f" WHERE i.target_id = ? AND i.held = 0 ORDER BY i.id LIMIT {_STEP_ENTRIES}",
+        f" WHERE i.target_id = ? AND i.stuck = 0 ORDER BY i.id LIMIT {_STEP_ENTRIES}",
         (target_id,),
     ).rows
     return _fetch(connection, first_fitting(sizes, max_bytes))
@@ -316,14 +316,14 @@ def remove(connection: Connection, ids: Sequence[int]) -> None:
         )
 
 
-def hold(connection: Connection, id: int, reason: str) -> None:
-    """Mark an entry as held, because it can never be moved. It stays in the inbox.
+def mark_stuck(connection: Connection, id: int, reason: str) -> None:
+    """Mark an entry as stuck, because it can never be moved. It stays in the inbox.
 
     Args:
       reason: why it cannot be moved, for operators.
     """
     connection.execute(
-        "UPDATE inbox SET held = 1, reason = ? WHERE id = ?", (reason[:MAX_SOURCE_ID_CHARS], id)
+        "UPDATE inbox SET stuck = 1, reason = ? WHERE id = ?", (reason[:MAX_SOURCE_ID_CHARS], id)
     )
 
 
@@ -374,10 +374,10 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
     Args:
       limit: the most targets to return.
     """
-    columns = "i.id, i.message_count, i.size_bytes, i.created_at_ms, i.held, i.reason"
+    columns = "i.id, i.message_count, i.size_bytes, i.created_at_ms, i.stuck, i.reason"
     rows = connection.execute(
         "SELECT t.target, COUNT(*), SUM(w.message_count), SUM(w.size_bytes),"
-        " MIN(w.created_at_ms), SUM(w.held), MAX(w.reason) FROM"
+        " MIN(w.created_at_ms), SUM(w.stuck), MAX(w.reason) FROM"
         f" (SELECT i.target_id, {columns} FROM inbox i WHERE i.target_id > 0"
         f" UNION ALL SELECT b.target_id, {columns}"
         " FROM staged_batches b JOIN inbox i ON i.target_id = -b.id"
@@ -388,9 +388,9 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
     # MySQL returns sums as decimals.
     return [
         Waiting(
-            _text(target), inbox_entries, int(messages), int(size_bytes), oldest, int(held), reason
+            _text(target), inbox_entries, int(messages), int(size_bytes), oldest, int(stuck), reason
         )
-        for target, inbox_entries, messages, size_bytes, oldest, held, reason in rows
+        for target, inbox_entries, messages, size_bytes, oldest, stuck, reason in rows
     ]
 
 

@@ -92,8 +92,8 @@ class JobState(NamedTuple):
     messages: int  # committed messages, or the staged ones if the job is not committed
     size_bytes: int  # total size of these messages
     waiting: int  # committed messages that are not in their topics' logs yet
-    held: int  # number of inbox entries with waiting messages that can never be moved
-    reason: str  # why one of the held entries cannot be moved, or ""
+    stuck: int  # number of inbox entries with waiting messages that can never be moved
+    reason: str  # why one of the stuck entries cannot be moved, or ""
     target: str  # one of the topics with waiting messages, or ""
     staged_at_ms: int | None  # when messages were staged last, if not committed and some are staged
 
@@ -148,7 +148,7 @@ def stage(
         ):
             connection.execute(
                 f"{engine.dialect.insert_ignore} INTO staged_batches (job_id, part, attempt,"
-                " target, target_id, held, entry_count, message_count, size_bytes, staged_at_ms,"
+                " target, target_id, stuck, entry_count, message_count, size_bytes, staged_at_ms,"
                 " moved_id)"
                 " VALUES (?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0)",
                 key,
@@ -327,14 +327,14 @@ def states(connection: Connection, limit: int) -> list[JobState]:
         " WHERE target_id = 0 GROUP BY job_id"
     ).rows
     waiting = connection.execute(
-        "SELECT b.job_id, SUM(i.message_count), SUM(i.held), MAX(i.reason), MIN(b.target)"
+        "SELECT b.job_id, SUM(i.message_count), SUM(i.stuck), MAX(i.reason), MIN(b.target)"
         f" FROM staged_batches b JOIN inbox i ON i.target_id = -b.id AND {staged_batch.WAITS}"
         " WHERE b.target_id > 0 GROUP BY b.job_id"
     ).rows
     by_staged = {id: (int(messages), int(size), int(at_ms)) for id, messages, size, at_ms in staged}
     by_waiting = {
-        id: (int(messages), int(held), reason, bytes(target).decode())
-        for id, messages, held, reason, target in waiting
+        id: (int(messages), int(stuck), reason, bytes(target).decode())
+        for id, messages, stuck, reason, target in waiting
     }
     found = []
     for id, series, version, created, committed, adopted, given_up, messages, size_bytes in jobs:
@@ -343,7 +343,7 @@ def states(connection: Connection, limit: int) -> list[JobState]:
             messages, size_bytes, staged_at = by_staged.get(id, (0, 0, None))
         if committed is not None or staged_at is not None:
             given_up = None
-        waits, held, reason, target = by_waiting.get(id, (0, 0, "", ""))
+        waits, stuck, reason, target = by_waiting.get(id, (0, 0, "", ""))
         times = (created, committed, adopted, given_up)
         found.append(
             JobState(
@@ -353,7 +353,7 @@ def states(connection: Connection, limit: int) -> list[JobState]:
                 messages,
                 size_bytes,
                 waits,
-                held,
+                stuck,
                 reason,
                 target,
                 staged_at,

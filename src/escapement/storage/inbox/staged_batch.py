@@ -13,7 +13,7 @@ once, because deleting it costs the database more than writing it to the log. In
 commit that writes the log also records in the batch the id of the last entry that was moved: the
 batch *advances* (:func:`advancing`). When all entries have been moved, the batch is deleted, and
 its entries are deleted later (storage/cleanup/freeing.py). An entry that can never be moved is
-*held*: it stays for an operator to see. A batch that cannot be committed any more is *abandoned*:
+*stuck*: it stays for an operator to see. A batch that cannot be committed any more is *abandoned*:
 it is deleted with its entries.
 
 All functions that write run inside a transaction of the caller.
@@ -36,7 +36,7 @@ _PURGE_STEP: Final = 64
 # The staged batches of an uncommitted job are abandoned when it has staged nothing for this time.
 STAGING_IDLE_MS: Final = 3 * 86_400_000
 # SQL condition: the inbox entry ``i`` of the committed batch ``b`` has not been moved to the log.
-WAITS: Final = "(i.id > b.moved_id OR i.held = 1)"
+WAITS: Final = "(i.id > b.moved_id OR i.stuck = 1)"
 
 
 class EntryPosition(NamedTuple):
@@ -75,7 +75,7 @@ def next_entries(
     """
     staged_batches = connection.execute(
         "SELECT b.id, b.moved_id FROM staged_batches b JOIN inbox_targets t ON t.id = b.target_id"
-        f" WHERE b.target_id = ? AND b.held = 0 AND b.id >= ? ORDER BY b.id"
+        f" WHERE b.target_id = ? AND b.stuck = 0 AND b.id >= ? ORDER BY b.id"
         f" LIMIT {_STEP_STAGED_BATCHES}",
         (target_id, after.staged_batch_id),
     ).rows
@@ -86,7 +86,7 @@ def next_entries(
         begun = staged_batch_id == after.staged_batch_id
         stands = after.entry_id if begun else moved_id
         rows = connection.execute(
-            "SELECT id, size_bytes FROM inbox WHERE target_id = ? AND held = 0 AND id > ?"
+            "SELECT id, size_bytes FROM inbox WHERE target_id = ? AND stuck = 0 AND id > ?"
             f" ORDER BY id LIMIT {_STEP_ENTRIES}",
             (-staged_batch_id, stands),
         ).rows
@@ -164,15 +164,15 @@ def advance(dialect: Dialect, connection: Connection, advances: Sequence[Advance
 def settle(dialect: Dialect, connection: Connection, staged_batch_ids: Sequence[int]) -> None:
     """Finish staged batches that have no entries left to move.
 
-    A batch is deleted, or marked as held if it has held entries. Its moved entries are deleted
+    A batch is deleted, or marked as stuck if it has stuck entries. Its moved entries are deleted
     later. A job that has no batches left is marked as adopted.
     """
     for id in staged_batch_ids:
-        held = connection.execute(
-            "SELECT 1 FROM inbox WHERE target_id = ? AND held = 1 LIMIT 1", (-id,)
+        stuck = connection.execute(
+            "SELECT 1 FROM inbox WHERE target_id = ? AND stuck = 1 LIMIT 1", (-id,)
         ).rows
-        if held:
-            connection.execute("UPDATE staged_batches SET held = 1 WHERE id = ?", (id,))
+        if stuck:
+            connection.execute("UPDATE staged_batches SET stuck = 1 WHERE id = ?", (id,))
         else:
             connection.execute("DELETE FROM staged_batches WHERE id = ?", (id,))
         removal.mark(connection, "moved_batch", id)

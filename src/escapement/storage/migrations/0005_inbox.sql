@@ -12,12 +12,12 @@ CREATE TABLE IF NOT EXISTS inbox_targets (
 -- One row for each inbox entry: a batch of messages that is to be moved to the log of its
 -- target, in the order of ids. target_id is the id of the inbox target, or the negative id of a
 -- staged batch. source_id names the cause of the entry. An entry that can never be moved is
--- held, and reason says why. size_bytes is the size of data with its body decompressed. data is
+-- stuck, and reason says why. size_bytes is the size of data with its body decompressed. data is
 -- encoded by storage/inbox/entry.py. Owner: storage/inbox/inbox.py.
 CREATE TABLE IF NOT EXISTS inbox (
     {id_column},
     target_id BIGINT NOT NULL,
-    held SMALLINT NOT NULL,
+    stuck SMALLINT NOT NULL,
     source_id {name} NOT NULL,
     message_count BIGINT NOT NULL,
     size_bytes BIGINT NOT NULL,
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS inbox (
     reason {name} NOT NULL,
     data {blob} NOT NULL,
     UNIQUE (target_id, source_id),
-    UNIQUE (target_id, held, id)
+    UNIQUE (target_id, stuck, id)
 ){table_end};
 
 -- One row for each group completion: the subscription whose acknowledgements complete the event

@@ -21,10 +21,10 @@ CREATE TABLE IF NOT EXISTS jobs (
 -- One row for each staged batch: the inbox entries that one attempt at one part of a job has
 -- for one target, a topic's full name. In the table inbox these entries have the negative id of
 -- the batch as target_id. Here, target_id is the id of the inbox target, and 0 until the job is
--- committed. A batch is held if the only entries left are held. entry_count, message_count and
+-- committed. A batch is stuck if the only entries left are stuck. entry_count, message_count and
 -- size_bytes are the totals of the staged entries, and staged_at_ms is when entries were last
 -- staged, by the database's clock. Entries with ids up to moved_id have been moved to the log,
--- except held ones.
+-- except stuck ones.
 -- Owner: storage/inbox/staged_batch.py.
 CREATE TABLE IF NOT EXISTS staged_batches (
     {id_column},
@@ -33,12 +33,12 @@ CREATE TABLE IF NOT EXISTS staged_batches (
     attempt {name} NOT NULL,
     target VARBINARY(640) NOT NULL,
     target_id BIGINT NOT NULL,
-    held SMALLINT NOT NULL,
+    stuck SMALLINT NOT NULL,
     entry_count BIGINT NOT NULL,
     message_count BIGINT NOT NULL,
     size_bytes BIGINT NOT NULL,
     staged_at_ms BIGINT NOT NULL,
     moved_id BIGINT NOT NULL,
     UNIQUE (job_id, part, attempt, target),
-    UNIQUE (target_id, held, id)
+    UNIQUE (target_id, stuck, id)
 ){table_end};
