@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -15,6 +15,10 @@ from escapement.client.consuming.inbox import Inbox
 
 # The work of a consumer, called with its inbox and its number. It ends by being cancelled.
 Use = Callable[[Inbox, int], Awaitable[None]]
+
+# The number of connections that open their consumers at the same time. More would make the broker
+# too busy to answer each of them in time.
+_OPENING: Final = 20
 
 
 class Crowd(NamedTuple):
@@ -38,6 +42,8 @@ async def consumers(
     """
     inboxes: list[Inbox] = []
     scopes: list[trio.CancelScope] = []
+    all_open = trio.Event()
+    opening = trio.Semaphore(_OPENING)
 
     async def attend(
         broker: Broker, number: int, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -47,20 +53,22 @@ async def consumers(
             with trio.CancelScope() as scope:
                 inboxes.append(inbox)
                 scopes.append(scope)
+                if len(inboxes) == crowd.consumers:
+                    all_open.set()
                 task_status.started()
                 await use(inbox, number)
 
-    async def connection(
-        first: int, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def connection(first: int) -> None:
+        await opening.acquire()
         async with connect(url) as broker, trio.open_nursery() as nursery:
             for number in range(first, crowd.consumers, crowd.connections):
                 await nursery.start(attend, broker, number)
-            task_status.started()
+            opening.release()
 
     async with trio.open_nursery() as nursery:
         for first in range(crowd.connections):
-            await nursery.start(connection, first)
+            nursery.start_soon(connection, first)
+        await all_open.wait()
         yield inboxes
         for scope in scopes:
             scope.cancel()
