@@ -60,7 +60,7 @@ class Consuming(Workload):
         expectation, now_ms = self.model.expectations[name], self.now_ms
         for offset in offsets:
             delivery = expectation.in_flight.pop(offset, None)
-            if delivery is None or delivery.inbox != inbox.id or delivery.until_ms <= now_ms:
+            if delivery is None or delivery.inbox != inbox._id or delivery.until_ms <= now_ms:
                 continue
             if self.now_ms < self.model.high_ms or self.model.policies[name] is None:
                 continue
@@ -87,7 +87,7 @@ class Consuming(Workload):
         if found == len(offsets):
             for offset in offsets:
                 delivery = self.model.expectations[name].in_flight.get(offset)
-                if delivery is not None and delivery.inbox == inbox.id:
+                if delivery is not None and delivery.inbox == inbox._id:
                     delivery.until_ms = max(delivery.until_ms, until_ms)
 
     async def acknowledge_all(self, name: str, inbox: escapement.Inbox) -> None:

@@ -81,7 +81,7 @@ class HeldCommits(Subscribers, Traffic):
         for name, inbox in self._with_dead_letters():
             expectation = self.model.expectations[name]
             offsets = sorted(
-                o for o, delivery in expectation.in_flight.items() if delivery.inbox == inbox.id
+                o for o, delivery in expectation.in_flight.items() if delivery.inbox == inbox._id
             )
             if offsets:
                 await self.return_messages(name, inbox, offsets, timedelta(0))

@@ -185,7 +185,7 @@ class Subscribers(Workload):
             await inbox.aclose()
             expectation = self.model.expectations[name]
             expectation.left_ms = max(expectation.left_ms, self.now_ms)
-            expectation.end_deliveries(inbox.id)
+            expectation.end_deliveries(inbox._id)
 
     async def settings(self) -> None:
         """Change the policy of a subscription."""

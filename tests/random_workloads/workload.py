@@ -148,7 +148,7 @@ class Workload:
                     self.now_ms,
                     len(self.model.crashes),
                     name,
-                    inbox.id,
+                    inbox._id,
                     key_range,
                     # A consumer that leaves may have had a range.
                     self._closing

@@ -32,7 +32,7 @@ class Origin(Protocol):
         """The full name of the topic."""
         ...
 
-    def loads(self, payload: bytes) -> Any:
+    def _loads(self, payload: bytes) -> Any:
         """Convert a payload to a value, with the serializer that the application chose."""
         ...
 
@@ -86,7 +86,7 @@ class Columns(Generic[AnyRow]):
 
     def values(self) -> list[Any]:
         """Return the values of all messages: their payloads, converted by the serializer."""
-        loads = self._origin.loads
+        loads = self._origin._loads
         return [loads(payload) for payload in self._strings("payloads")]
 
     def _strings(self, name: str) -> list[bytes]:
@@ -160,7 +160,7 @@ class Row:
     @property
     def value(self) -> Any:
         """The value of the message: its payload, converted by the serializer."""
-        return self._columns._origin.loads(self.payload)
+        return self._columns._origin._loads(self.payload)
 
     @property
     def payload(self) -> bytes:

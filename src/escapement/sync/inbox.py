@@ -32,7 +32,8 @@ class Inbox:
     def __init__(self, loop: Loop, inbox: inboxes.Inbox) -> None:
         self.topic = inbox.topic
         self.subscription = inbox.subscription
-        self.loads = inbox.loads
+        self.name = inbox.name
+        self._loads = inbox._loads
         self._loop = loop
         self._inbox = inbox
         self._lock = Lock()  # guards _current and _row
@@ -183,7 +184,7 @@ class Inbox:
         return (
             current is None
             or self._row == len(current)
-            or current.rewinds != self._inbox.rewinds  # a seek made the batch void
+            or current._rewinds != self._inbox._rewinds  # a seek made the batch void
         )
 
     def _fetch(self, timeout_s: float | None) -> Batch | None:
@@ -202,7 +203,7 @@ class Inbox:
                 found._redelivered,
                 found.messages,
             )
-            batch.rewinds = self._inbox.rewinds
+            batch._rewinds = self._inbox._rewinds
             return batch
 
         return self._call(fetch)
@@ -222,10 +223,10 @@ class Batch(Delivery["Message"]):
     index it, to get single messages.
     """
 
-    __slots__ = ("rewinds",)
+    __slots__ = ("_rewinds",)
 
     _origin: Inbox
-    rewinds: int  # ``rewinds`` of the async consumer when the batch was received
+    _rewinds: int  # ``_rewinds`` of the async consumer when the batch was received
 
     def _view(self, row: int) -> Message:
         return Message(self, row)

@@ -12,6 +12,7 @@ from escapement.client.producing import producer as producers
 from escapement.client.producing.builder import MessageBuilder
 from escapement.client.producing.groups import FollowUp, Group
 from escapement.client.producing.receipt import Receipt, Receipts
+from escapement.errors import EscapementError
 from escapement.message import MessageBatch, Times
 from escapement.sync.loop import Loop
 
@@ -36,6 +37,14 @@ class Producer:
         A new producer continues after the last message that the broker has stored under its name.
         """
         return self._producer.next_sequence
+
+    @property
+    def waits_for(self) -> EscapementError | None:
+        """The error because of which the oldest message without a receipt is delayed, or None.
+
+        The client continues to send the message.
+        """
+        return self._producer.waits_for
 
     def send(self, value: Any, **options: Any) -> Receipt:
         """Send one message and wait until it is durable; see ``escapement.Producer.send``."""

@@ -129,6 +129,6 @@ async def test_reconnecting_consumer_ends_with_an_error_after_max_backoff_was_lo
                 lowered = {"max_backoff_ms": "9s"}
                 await operator.admin("subscriptions.update", **NAMES, policy=lowered)
             await world.clock.advance(seconds=60)
-            assert inbox.error is not None
+            assert inbox._error is not None
             with pytest.raises(InvalidRequest, match="an ack_wait of 1m is longer than max_back"):
                 await inbox.receive()

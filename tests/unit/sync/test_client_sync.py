@@ -14,6 +14,7 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+import escapement
 from escapement.errors import Disconnected, InvalidRequest, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
@@ -92,6 +93,22 @@ def test_sync_client_produces_and_consumes(backend: str) -> None:
         assert released == [([2], 0), ([2, 3], 1000)]
         nacked = [o for nack in peer.heard_of(wire.Nack) for o in nack.offsets.tolist()]
         assert nacked == [1, 5]
+
+
+def test_objects_show_the_names_of_the_async_client() -> None:
+    def names(of: object) -> set[str]:
+        return {name for name in dir(of) if not name.startswith("_")}
+
+    with listening() as (peer, portal, url), connect(url) as broker:
+        assert names(broker) == names(broker._broker)
+        with broker.producer("t") as producer, broker.consumer("t", "s") as inbox:
+            portal.call(peer.deliver, [b"a"], [0])
+            batch = inbox.next_batch()
+            assert batch is not None
+            assert names(producer) == names(producer._producer) - {"aclose"} | {"close"}
+            assert names(inbox) == names(inbox._inbox) - {"aclose"}
+            assert names(batch) == names(escapement.Batch)
+            assert names(batch[0]) == names(escapement.Message)
 
 
 def test_threads_share_an_inbox_and_a_producer() -> None:

@@ -37,7 +37,7 @@ class Reading:
         if not 1 <= page_messages <= MAX_BATCH_MESSAGES:
             raise InvalidRequest(f"page_messages must be from 1 to {MAX_BATCH_MESSAGES}")
         self.topic = TopicName.parse(topic).full
-        self.loads = serializer(choice).loads
+        self._loads = serializer(choice).loads
         self._line = line
         self._next = start
         self._stop = stop

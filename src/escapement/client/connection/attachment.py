@@ -46,8 +46,8 @@ class Attached(Attachment):
     """The base class of ``Producer`` and ``Inbox`` (a consumer), which keeps them open."""
 
     def __init__(self, line: Line) -> None:
-        self.id = line.new_id()
-        self.error: EscapementError | None = None
+        self._id = line.new_id()
+        self._error: EscapementError | None = None
         self._line = line
         self._state = State.WAITING
         self._opened = Promise()  # settles when first opened, or when it fails for good
@@ -129,7 +129,7 @@ class Attached(Attachment):
 
     def _failed(self, error: EscapementError) -> None:
         if self._state is not State.FAILED:
-            self._state, self.error = State.FAILED, error
+            self._state, self._error = State.FAILED, error
             self._line.detach(self)
             self._fail(error)
             self._opened.settle()
@@ -213,5 +213,5 @@ class Attached(Attachment):
             self._lost()
 
     def _check(self) -> None:
-        if self.error is not None:
-            raise copy(self.error)
+        if self._error is not None:
+            raise copy(self._error)

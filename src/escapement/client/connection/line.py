@@ -36,7 +36,7 @@ Answer = Command | EscapementError
 class Attachment(ABC):
     """The methods of a producer or consumer that the line calls."""
 
-    id: int
+    _id: int
 
     @abstractmethod
     def _linked(self) -> None:
@@ -58,7 +58,7 @@ class Attachment(ABC):
         """Handle a command from the broker that is for this attachment and answers no request."""
 
     @abstractmethod
-    async def flush(self) -> None:
+    async def _drain(self) -> None:
         """Wait until the broker has answered all publishes or acks of this attachment."""
 
     @abstractmethod
@@ -101,19 +101,19 @@ class Line:
         """
         if self.closed is not None:
             raise copy(self.closed)
-        self._attachments[attachment.id] = attachment
+        self._attachments[attachment._id] = attachment
         if self.link is not None:
             attachment._linked()
 
     def detach(self, attachment: Attachment) -> None:
         """Remove a producer or consumer; does nothing if it was removed before."""
-        self._attachments.pop(attachment.id, None)
+        self._attachments.pop(attachment._id, None)
         self._dirty.discard(attachment)
         self._agenda.pop(attachment, None)
 
     def wake(self, attachment: Attachment) -> None:
         """Let the pump call ``_pump`` of an attachment in its next turn; O(1)."""
-        if attachment not in self._dirty and attachment.id in self._attachments:
+        if attachment not in self._dirty and attachment._id in self._attachments:
             self._dirty.add(attachment)
             self._bell.set()
 
@@ -225,7 +225,7 @@ class Line:
             turn, self._dirty = self._dirty.union(due), set()
             for attachment in turn:
                 at_s = attachment._pump(now_s)
-                if at_s < inf and attachment.id in self._attachments:
+                if at_s < inf and attachment._id in self._attachments:
                     self._agenda[attachment] = at_s
                 else:
                     self._agenda.pop(attachment, None)
@@ -238,7 +238,7 @@ class Line:
     async def drain(self) -> None:
         """Wait until the broker has answered all publishes and acks of all attachments."""
         for attachment in list(self._attachments.values()):
-            await attachment.flush()
+            await attachment._drain()
 
     async def say_goodbye(self) -> None:
         """Send the command Goodbye, and wait until all queued commands are written."""

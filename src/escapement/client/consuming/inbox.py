@@ -102,7 +102,7 @@ class Inbox(Attached):
         self._key_range = check_key_range(key_range)
         if key_range is not None and kind != "shared":
             raise InvalidRequest(f"only shared subscriptions have key ranges; this one is {kind}")
-        self.loads = serializer(choice).loads
+        self._loads = serializer(choice).loads
         self._buffer = DeliveryBuffer(permits)
         self._received = 0
         self._arrived = Promise()
@@ -111,7 +111,7 @@ class Inbox(Attached):
         self._untried: Int64s | None = None  # on closing: offsets of messages left in the buffer
         self._leaving = False  # True from ``aclose`` on: the consumer grants no more permits
         self._closed = False  # True after ``aclose``
-        self.rewinds = 0  # the number of seeks that made earlier deliveries void
+        self._rewinds = 0  # the number of seeks that made earlier deliveries void
 
     # -- receiving -------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Inbox(Attached):
 
     def _allow(self, permits: int) -> None:
         if not self._leaving:
-            self._line.send(wire.Flow(self.id, permits))
+            self._line.send(wire.Flow(self._id, permits))
 
     # -- acknowledging ---------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Inbox(Attached):
         link = self._line.link
         try:
             answer = await self._line.ask(
-                lambda number: wire.Extend(number, self.id, offsets, wait_ms)
+                lambda number: wire.Extend(number, self._id, offsets, wait_ms)
             )
         except Disconnected:
             if self._line.link is link:
@@ -321,11 +321,6 @@ class Inbox(Attached):
             subscription=self.subscription,
             position=where,
         )
-
-    async def flush(self) -> None:
-        """Wait without limit until all queued acknowledgements are durable or refused."""
-        for pending_ack in self._acks.unsettled:
-            await pending_ack.wait()
 
     async def flush_acks(self) -> None:
         """Wait until all acknowledgements that were queued before this call are durable.
@@ -407,11 +402,11 @@ class Inbox(Attached):
         at once, and messages that the broker has sent and that have not arrived yet count as
         attempts.
         """
-        if self.error is not None:
+        if self._error is not None:
             return
         with anyio.move_on_after(self._line.settings.close_timeout_s):
             try:
-                await self.flush()
+                await self._drain()
                 await self._halt()
             finally:
                 if self._state is State.READY:
@@ -422,12 +417,17 @@ class Inbox(Attached):
                 done = self._close("this consumer is closed")
             await done.wait()
 
+    async def _drain(self) -> None:
+        """Wait without limit until all queued acknowledgements are durable or refused."""
+        for pending_ack in self._acks.unsettled:
+            await pending_ack.wait()
+
     async def _halt(self) -> None:
         """Stop deliveries, and wait until all messages that the broker has sent have arrived."""
         self._leaving = True
         if self._state is State.READY:
             with suppress(EscapementError):
-                await self._line.ask(lambda number: wire.Halt(number, self.id))
+                await self._line.ask(lambda number: wire.Halt(number, self._id))
 
     # -- commands from and to the broker -----------------------------------------------
 
@@ -438,7 +438,7 @@ class Inbox(Attached):
     def _request(self, request_id: int) -> Command:
         return wire.Subscribe(
             request_id,
-            self.id,
+            self._id,
             self.topic,
             self.subscription,
             self._kind,
@@ -449,7 +449,7 @@ class Inbox(Attached):
         )
 
     def _closing(self, request_id: int) -> Command:
-        return wire.CloseConsumer(request_id, self.id, self._untried)
+        return wire.CloseConsumer(request_id, self._id, self._untried)
 
     def _ready(self, answer: Command) -> None:
         assert self._buffer.empty, "the buffer was not cleared after the earlier connection"
@@ -469,7 +469,7 @@ class Inbox(Attached):
 
     def _send_back(self) -> None:
         for kind, piece, delay_ms in self._returned.take():
-            self._line.send(kind(0, self.id, piece, delay_ms))
+            self._line.send(kind(0, self._id, piece, delay_ms))
 
     def _send_pending_ack(self, pending_ack: PendingAck) -> None:
         def answered(answer: Answer) -> None:
@@ -486,7 +486,7 @@ class Inbox(Attached):
 
         offsets, firsts, lasts = pending_ack.columns()
         self._line.request(
-            lambda number: wire.Ack(number, self.id, offsets, firsts, lasts), answered
+            lambda number: wire.Ack(number, self._id, offsets, firsts, lasts), answered
         )
 
     def _lost(self) -> None:
@@ -514,7 +514,7 @@ class Inbox(Attached):
 
     def _rewound(self) -> None:
         if self._state is State.READY:
-            self.rewinds += 1
+            self._rewinds += 1
             self._returned.clear()
             if permits := self._buffer.grant_all():
                 self._allow(permits)

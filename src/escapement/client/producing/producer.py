@@ -315,7 +315,7 @@ class Producer(Attached):
     async def aclose(self) -> None:
         """Wait until all messages are durable or have failed, then close this producer."""
         await self.flush()
-        if self.error is None:
+        if self._error is None:
             done = self._close("this producer is closed")
             with anyio.move_on_after(self._line.settings.close_timeout_s):
                 await done.wait()
@@ -331,20 +331,23 @@ class Producer(Attached):
     ) -> None:
         if error is None:
             await self.aclose()
-        elif self.error is None:
+        elif self._error is None:
             self._close("this producer is closed")
 
     # -- commands from and to the broker -----------------------------------------------
+
+    async def _drain(self) -> None:
+        await self.flush()
 
     @property
     def _full(self) -> bool:
         return self._outbox.full
 
     def _request(self, request_id: int) -> Command:
-        return wire.OpenProducer(request_id, self.id, self.topic, self.name, self._epoch)
+        return wire.OpenProducer(request_id, self._id, self.topic, self.name, self._epoch)
 
     def _closing(self, request_id: int) -> Command:
-        return wire.CloseProducer(request_id, self.id)
+        return wire.CloseProducer(request_id, self._id)
 
     def _ready(self, answer: Command) -> None:
         assert isinstance(answer, wire.ProducerReady)
@@ -359,7 +362,7 @@ class Producer(Attached):
             requests, again_s = outbox.take(now_s)
             for request, after in requests:
                 command = wire.Publish(
-                    self.id,
+                    self._id,
                     request.sequence,
                     after,
                     request.times.delay_ms,

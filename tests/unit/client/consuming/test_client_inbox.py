@@ -350,7 +350,7 @@ async def test_iteration_ends_with_the_consumer_or_raises_the_brokers_error() ->
         async with broker.consumer("t", "s") as inbox:
             session = peer.sessions[-1]
             session.credit.clear()
-            await session.say(wire.ConsumerClosed(inbox.id, "not_found", "deleted", False))
+            await session.say(wire.ConsumerClosed(inbox._id, "not_found", "deleted", False))
             with pytest.raises(NotFound, match="deleted"):
                 await anext(inbox)
             with pytest.raises(NotFound, match="deleted"):
@@ -367,7 +367,7 @@ async def test_iteration_ends_with_the_consumer_or_raises_the_brokers_error() ->
         async with broker.consumer("t", "s") as inbox:
             assert await inbox.receive(timeout_s=3) is None
             peer.sessions[-1].credit.clear()
-            await peer.sessions[-1].say(wire.ConsumerClosed(inbox.id, "busy", "moving", True))
+            await peer.sessions[-1].say(wire.ConsumerClosed(inbox._id, "busy", "moving", True))
             await peer.deliver([b"still"], [0])
             message = await inbox.receive()
             assert message is not None
@@ -390,7 +390,7 @@ async def test_failover_consumer_knows_whether_it_is_active() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s", kind="failover") as inbox:
             assert not inbox.active
-            await peer.sessions[-1].say(wire.ConsumerActive(inbox.id, True))
+            await peer.sessions[-1].say(wire.ConsumerActive(inbox._id, True))
             await anyio.sleep(0.1)
             assert inbox.active
             await peer.cut()

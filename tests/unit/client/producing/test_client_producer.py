@@ -413,11 +413,11 @@ async def test_producer_closed_by_the_broker_fails_or_is_reopened() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t")
         session = peer.sessions[-1]
-        await session.say(wire.ProducerClosed(producer.id, "busy", "moving", True))
+        await session.say(wire.ProducerClosed(producer._id, "busy", "moving", True))
         await anyio.sleep(0.01)
         await producer.send(b"a")
         assert len(peer.heard_of(wire.OpenProducer)) == 2
-        await session.say(wire.ProducerClosed(producer.id, "not_found", "deleted", False))
+        await session.say(wire.ProducerClosed(producer._id, "not_found", "deleted", False))
         await anyio.sleep(0.1)
         with pytest.raises(NotFound, match="deleted"):
             await producer.send(b"b")

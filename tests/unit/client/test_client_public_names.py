@@ -1,0 +1,37 @@
+"""The names that the objects of a client show to users are those that users should call."""
+
+from __future__ import annotations
+
+from support.client_peer import Peer, connect, on_both
+
+ROW = {"deliver_at", "due_ms", "group", "id", "key", "offset", "payload", "priority", "properties"}
+MESSAGE = ROW | {"ack", "attempt", "extend", "nack", "redelivered", "release", "value"}
+COLUMNS = {"due_ms", "messages", "offsets", "payloads", "topic", "values"}
+BATCH = COLUMNS | {"ack", "attempts", "extend", "nack", "redelivered", "release", "rest"}
+INBOX = {"ack", "ack_range", "active", "batches", "extend", "flush_acks", "nack", "name"}
+INBOX |= {"next_batch", "receive", "release", "seek", "subscription", "topic"}
+PRODUCER = {"close_group", "flush", "message", "name", "next_sequence", "send", "send_batch"}
+PRODUCER |= {"send_many", "submit", "topic", "waits_for"}
+BROKER = {"admin", "cancel", "connected", "consumer", "find", "forecast", "groups", "limits"}
+BROKER |= {"name", "pause", "peek", "producer", "read", "reschedule", "resume", "run_now"}
+BROKER |= {"schedules", "select", "show"}
+
+
+def public_names(of: object) -> set[str]:
+    return {name for name in dir(of) if not name.startswith("_")}
+
+
+@on_both
+async def test_objects_of_a_client_show_only_names_for_users() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        producer = await broker.producer("t")
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b"a"], [0])
+            batch = await inbox.next_batch()
+            assert batch is not None
+            assert public_names(broker) == BROKER
+            assert public_names(producer) == PRODUCER | {"aclose"}
+            assert public_names(inbox) == INBOX | {"aclose"}
+            assert public_names(batch) == BATCH
+            assert public_names(batch[0]) == MESSAGE
+            assert public_names(broker.read("t")) == {"topic"}
