@@ -62,7 +62,7 @@ async def measure(setting: Setting, load: Load) -> Outcome:
 async def publish_once(on: Stage, topics: list[str], load: Load) -> Run:
     """Publish the load to ``topics`` and measure it, after a warm-up of part of the load.
 
-    If the load opens a new producer for each few sends, the topics are created instead.
+    There is no warm-up if the load opens a new producer for each few sends.
     """
     source = _Source(on, load)
     in_flight = on.setting.in_flight
@@ -73,9 +73,9 @@ async def publish_once(on: Stage, topics: list[str], load: Load) -> Run:
         return await trio.to_thread.run_sync(submitting.run)
     async with connect(on.host.url) as broker, AsyncExitStack() as stack:
         producers = []
-        if load.per_producer:
+        if len(topics) > 1:
             await create_topics(on, broker, topics)
-        else:
+        if not load.per_producer:
             for topic in topics:
                 producer = await broker.producer(topic, max_in_flight_messages=in_flight)
                 producers.append(await stack.enter_async_context(producer))
