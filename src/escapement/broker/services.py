@@ -250,6 +250,7 @@ class Services:
             np.random.default_rng(config.seed),
             end_offsets=ground.tail.next_offsets(),
             doubtful_until_ms=lease.delivered_until_ms(clock.now_ms()),
+            doubtful_below_id=lease.doubtful_below_id,
             on_change=self.reschedule,
             on_dead=self._dead,
         )

@@ -19,7 +19,9 @@ The lease row lists the ids of the connections that the owner writes through. A 
 them, because a connection that hangs inside a transaction would block it.
 
 The lease also bounds the messages that an earlier owner may have delivered without recording it in
-the database (``doubtful_until_ms``). The new owner marks these messages as redelivered.
+the database: they were due by ``doubtful_until_ms``, and the subscription existed when that owner
+ended uncleanly, so its id is below ``doubtful_below_id``. The new owner marks these messages as
+redelivered. (Ids, not times of creation, because the wall clock may be set back.)
 """
 
 from __future__ import annotations
@@ -67,6 +69,8 @@ class Lease:
     identity: Identity
     epoch: int
     was_clean: bool  # whether the previous owner stopped cleanly
+    # Subscriptions with lower ids may have had messages that no record says they had.
+    doubtful_below_id: int
     # If the previous owner stopped cleanly: earlier owners may have delivered messages due until
     # this time without a record. If not: the last time that the previous owner recorded while it
     # was alive, by its wall clock.
@@ -104,7 +108,9 @@ def acquire(
             ids = [int(text) for text in before.connection_ids.split(",") if text]
             engine.kill([id for id in ids if id != connection.id])
             try:
-                before = _take(engine, connection, identity, duration_ms, bundle_id, clock.now_ms())
+                before, below_id = _take(
+                    engine, connection, identity, duration_ms, bundle_id, clock.now_ms()
+                )
             except TransactionAborted:
                 if attempt == TAKE_ATTEMPTS - 1:
                     raise
@@ -114,6 +120,7 @@ def acquire(
                 identity,
                 before.epoch + 1,
                 bool(before.clean),
+                below_id,
                 before.doubtful_until_ms,
                 duration_ms,
                 sent_at_ms + duration_ms,
@@ -241,6 +248,7 @@ class _LeaseRow(NamedTuple):
     clean: int
     connection_ids: str
     doubtful_until_ms: int
+    doubtful_below_id: int
     now_ms: int  # the present time, by the database's clock
 
 
@@ -253,7 +261,8 @@ def _takeable(
     """
     (found,) = connection.execute(
         "SELECT owner_id, owner_name, epoch, expires_at_ms, clean, connection_ids,"
-        f" doubtful_until_ms, {engine.dialect.now_ms} FROM leases WHERE bundle_id = ? {lock}",
+        f" doubtful_until_ms, doubtful_below_id, {engine.dialect.now_ms}"
+        f" FROM leases WHERE bundle_id = ? {lock}",
         (bundle_id,),
     ).rows
     row = _LeaseRow(*found)
@@ -275,26 +284,34 @@ def _take(
     duration_ms: int,
     bundle_id: int,
     now_ms: int,
-) -> _LeaseRow:
-    """Write the new owner and the next epoch into the lease row. Return the row from before."""
+) -> tuple[_LeaseRow, int]:
+    """Write the new owner and the next epoch into the lease row.
+
+    Returns the row from before, and the new ``doubtful_below_id``.
+    """
     with transaction(connection):
         lock = engine.dialect.update_lock
         row = _takeable(engine, connection, identity, bundle_id, lock)
+        below_id = row.doubtful_below_id
+        if not row.clean:
+            (found,) = connection.execute("SELECT MAX(id) FROM subscriptions").rows
+            below_id = 1 + (found[0] or 0)
         connection.execute(
             "UPDATE leases SET owner_id = ?, owner_name = ?, epoch = ?, clean = 0,"
-            f" connection_ids = '', expires_at_ms = {engine.dialect.now_ms} + ?, {_SEEN}"
-            " WHERE bundle_id = ?",
+            f" doubtful_below_id = ?, connection_ids = '', {_SEEN},"
+            f" expires_at_ms = {engine.dialect.now_ms} + ? WHERE bundle_id = ?",
             (
                 identity.owner_id,
                 identity.name,
                 row.epoch + 1,
+                below_id,
+                now_ms,
+                now_ms,
                 duration_ms,
-                now_ms,
-                now_ms,
                 bundle_id,
             ),
         )
-    return row
+    return row, below_id
 
 
 def _change(

@@ -260,3 +260,30 @@ async def test_subscription_created_after_a_crash_is_never_named_for_it(
             outcome = await broker.cancel(ids[1:3])
             assert outcome.done.all()
             assert outcome.subscriptions == ("s",)
+
+
+async def test_subscription_created_before_the_clock_was_set_back_is_named_after_a_crash(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """B1: it existed before the crash, although its time of creation is later."""
+    async with testing.start() as world:
+        async with world.connect() as broker:
+            await broker.admin("topics.create", topic="x")
+            await world.clock.advance(seconds=10)
+            await broker.admin("subscriptions.create", topic="x", subscription="s")
+        await world.stop()
+        world.clock.set_back(5_000)
+        await world.restart()
+        async with world.connect() as broker:
+            producer = await broker.producer("x")
+            async with broker.consumer("x", "s") as inbox:
+                receipt = await producer.send(b"had")
+                assert [message.redelivered for message in await arrived(inbox)] == [False]
+                await world.crash()
+        await world.restart()
+        async with world.connect() as broker:
+            outcome = await broker.cancel([receipt.id])
+            assert (outcome.statuses == AmendStatus.DELIVERED).all()
+            assert outcome.subscriptions == ("s",)
+            async with broker.consumer("x", "s") as inbox:
+                assert [message.redelivered for message in await arrived(inbox)] == [True]

@@ -10,14 +10,17 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 import trio.testing
 
 import escapement
 from escapement import testing
+from escapement.broker.config import BrokerConfig
 from escapement.broker.log.log_reader import LogReader
 from escapement.protocol.amend_status import AmendStatus
 from escapement.testing import World, arrived
+from support.faults.held_calls import FETCH, Held, uncached
 
 TOPIC = "public/default/x"
 LATER = timedelta(hours=1)
@@ -141,20 +144,38 @@ async def test_message_that_was_delivered_stays_with_its_subscription(
         assert world.server is server
 
 
+class Gate:
+    """Holds back the filler's reads of the log while it is closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._open = trio.Event()
+        self._open.set()
+        read_due = LogReader.read_due
+
+        async def read_later(*arguments: Any) -> Any:
+            await self._open.wait()
+            return await read_due(*arguments)
+
+        monkeypatch.setattr(LogReader, "read_due", read_later)
+
+    def close(self) -> None:
+        self._open = trio.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
 @pytest.mark.parametrize("how", CHANGES, ids="-".join)
 @pytest.mark.parametrize("delivered", [False, True])
 async def test_message_that_is_asked_for_before_it_is_filled_in_stays_with_its_subscription(
-    how: list[str], delivered: bool, mock_clock: trio.testing.MockClock, monkeypatch: Any
+    how: list[str], delivered: bool, mock_clock: trio.testing.MockClock, gate: Gate
 ) -> None:
     """B1, N3: a consumer connects before the broker has read the message from the log again."""
-    read_due, filling = LogReader.read_due, trio.Event()
-    filling.set()
-
-    async def read_later(*arguments: Any) -> Any:
-        await filling.wait()
-        return await read_due(*arguments)
-
-    monkeypatch.setattr(LogReader, "read_due", read_later)
     async with testing.start() as world:
         async with world.connect() as broker:
             ids = await publish_and_forget(world, broker)
@@ -169,15 +190,113 @@ async def test_message_that_is_asked_for_before_it_is_filled_in_stays_with_its_s
                 await world.clock.advance(seconds=1)
                 await amend_for_b(broker, how, ids)
                 await world.crash()
-        filling = trio.Event()
+        gate.close()
         await world.restart()
         server = world.server
         async with world.connect() as broker, broker.consumer(TOPIC, "a") as inbox:
             assert await arrived(inbox) == []
-            filling.set()
+            gate.open()
             messages = await arrived(inbox)
             assert sorted(message.offset for message in messages) == [0, 1, 2]
             assert all(message.redelivered for message in messages)
             if delivered:
                 assert {message.offset: message.attempt for message in messages}[1] == 2
         assert world.server is server
+
+
+@pytest.mark.parametrize("order", ["key", "topic"])
+async def test_message_that_is_asked_for_before_it_is_filled_in_does_not_block_its_key(
+    order: str, mock_clock: trio.testing.MockClock, gate: Gate
+) -> None:
+    """Q9: the broker takes the message back, and delivers it when it is filled in."""
+    async with testing.start() as world:
+        async with world.connect() as broker:
+            producer = await broker.producer(TOPIC)
+            await producer.send_many([b"0", b"1"], keys=["k", "k"])
+            async with broker.consumer(TOPIC, "first", position="earliest") as inbox:
+                await inbox.ack([message.id for message in await arrived(inbox)], durable=True)
+            await world.checkpoint()
+            await world.clock.advance(seconds=1)
+            asked = {"topic": TOPIC, "subscription": "a", "position": "earliest"}
+            await broker.admin("subscriptions.create", **asked, policy={"order": order})
+            async with broker.consumer(TOPIC, "a") as inbox:
+                assert [message.offset for message in await arrived(inbox)] == [0]
+                await world.clock.advance(seconds=1)  # the delivery is recorded
+                await world.crash()
+        gate.close()
+        await world.restart()
+        async with world.connect() as broker, broker.consumer(TOPIC, "a") as inbox:
+            assert await arrived(inbox) == []
+            gate.open()
+            for offset in (0, 1):
+                (message,) = await arrived(inbox)
+                assert message.offset == offset
+                await inbox.ack(message)
+
+
+async def test_order_that_is_set_while_filling_holds_for_messages_not_yet_filled_in(
+    mock_clock: trio.testing.MockClock, gate: Gate
+) -> None:
+    """Q9: a later message of the key waits for the fill."""
+    async with testing.start() as world, world.connect() as broker:
+        producer = await broker.producer(TOPIC)
+        await producer.send(b"0", key="k")
+        async with broker.consumer(TOPIC, "first", position="earliest") as inbox:
+            await inbox.ack([message.id for message in await arrived(inbox)], durable=True)
+        await world.checkpoint()
+        await world.clock.advance(seconds=1)
+        gate.close()
+        asked = {"topic": TOPIC, "subscription": "a"}
+        await broker.admin("subscriptions.create", **asked, position="earliest")
+        async with broker.consumer(TOPIC, "a") as inbox:
+            assert await arrived(inbox) == []
+            await broker.admin("subscriptions.update", **asked, policy={"order": "key"})
+            await producer.send(b"1", key="k")
+            await world.clock.advance(seconds=1)
+            assert await arrived(inbox) == []
+            gate.open()
+            for offset in (0, 1):
+                (message,) = await arrived(inbox)
+                assert message.offset == offset
+                await inbox.ack(message)
+
+
+@pytest.mark.parametrize("how", ["cancel", "reschedule"])
+async def test_message_changed_while_its_payload_is_missing_stays_with_its_subscription(
+    how: str, mock_clock: trio.testing.MockClock, gate: Gate
+) -> None:
+    """B1: the answer names the subscription that the message was chosen for."""
+    held = Held()
+    config = uncached(BrokerConfig(seed=0))
+    async with testing.start(config=config, run=held) as world, world.connect() as broker:
+        producer = await broker.producer(TOPIC)
+        receipts = await producer.send_many([b"0", b"1", b"2", b"3"])
+        async with broker.consumer(TOPIC, "a", position="earliest", permits=1) as inbox:
+            await world.checkpoint()
+            await inbox.ack([message.id for message in await arrived(inbox)], durable=True)
+            index = world.server.index
+            (topic,) = world.server.registry.active.values()
+            names = [path.name for path in world.index_directory.glob("*.segment")]
+            merge = index.begin_compaction(names)
+            merge.exclude(topic.id, np.array([1, 2]))
+            merge.run_here()
+            merge.finish()
+            gate.close()
+            await inbox.seek("earliest")
+            await trio.testing.wait_all_tasks_blocked()
+            index.install_compaction(merge)  # removes 1 and 2, which are ready
+            await broker.admin(
+                "subscriptions.create", topic=TOPIC, subscription="b", position="earliest"
+            )
+            with held.hold(FETCH):
+                await inbox.receive()
+                await held.reached()
+                outcome = await change(broker, how, [receipts[1].id])
+                assert outcome.done.all()
+                assert outcome.subscriptions == ("a",)
+            await trio.testing.wait_all_tasks_blocked()
+            gate.open()
+            messages = {message.offset: message for message in await arrived(inbox)}
+            assert sorted(messages) == [1, 2, 3]
+            assert messages[1].redelivered
+            assert (await broker.cancel([receipts[1].id])).handed_to("a").all()

@@ -60,8 +60,8 @@ class Amendments:
         return deliverable
 
     def changed(self, offsets: Int64s) -> Bools:
-        """Return which of these messages were cancelled or moved; bool[n]."""
-        changed = self.cancelled.contains(offsets)
+        """Return which of these messages were cancelled or moved, or are being moved; bool[n]."""
+        changed = self.cancelled.contains(offsets) | self.withheld.contains(offsets)
         if not self.moves.empty:
             changed |= self.moves.contains(offsets)
         return changed

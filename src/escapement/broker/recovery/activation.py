@@ -36,6 +36,7 @@ class Activation:
         checkpoint.
       doubtful_until_ms: the time up to which an earlier broker may have delivered messages without
         recording it.
+      doubtful_below_id: it may have delivered them to subscriptions with lower ids.
       on_change: called with a topic that got a new or another subscription.
       on_dead: called with a subscription that has new dead messages.
     """
@@ -52,6 +53,7 @@ class Activation:
         *,
         end_offsets: Mapping[int, int],
         doubtful_until_ms: int,
+        doubtful_below_id: int,
         on_change: Callable[[Topic], None],
         on_dead: Callable[[Subscription], None],
     ) -> None:
@@ -66,6 +68,7 @@ class Activation:
         self._passive = passive_topics
         self._end_offsets = end_offsets
         self.doubtful_until_ms = doubtful_until_ms
+        self._doubtful_below_id = doubtful_below_id
         self._on_change = on_change
         self._on_dead = on_dead
         self.recovered_at_ms = clock.now_ms()
@@ -132,8 +135,8 @@ class Activation:
             self._rng,
             topic.amendments,
             self._on_dead,
-            # A subscription that was created after that time has had no such deliveries.
-            0 if new or record.created_at_ms > self.doubtful_until_ms else self.doubtful_until_ms,
+            # A subscription that was created later has had no such deliveries.
+            self.doubtful_until_ms if record.id < self._doubtful_below_id else 0,
         )
         if record.kind == "shared":
             mark = _first_mark(topic, record, new=new)

@@ -394,10 +394,16 @@ class DueSubscription(Subscription):
         """
         rows = self.in_flight.take_back(offsets)
         self.held.discard(rows.offsets)
-        if rows.height:
-            rows = rows._replace(attempts=rows.attempts - 1)  # this delivery did not happen
-            self._assumed.add(rows.pick(rows.attempts > 0))
-            self.fall_behind(rows.in_order().key(0))
+        if not rows.height:
+            return
+        if self._order is not None:
+            self._order.release(rows)
+        # This delivery did not happen. But if a message was changed meanwhile, the answer named
+        # this subscription, which keeps the message.
+        kept = np.where(self._amendments.changed(rows.offsets), RELEASED, 0)
+        rows = rows._replace(attempts=(rows.attempts - 1) | kept)
+        self._assumed.add(rows.pick(rows.attempts > 0))
+        self.fall_behind(rows.in_order().key(0))
 
     # -- scans ---------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ CREATE TABLE IF NOT EXISTS log_identity (
 ){table_end};
 
 -- One row for each bundle of topics: the broker that may write. epoch grows by 1 with each
--- acquisition. expires_at_ms is by the database's clock. If the last owner stopped cleanly, clean is 1 and doubtful_until_ms is
--- the latest due time of messages that may have been delivered without a record. If not, it is when the owner was last known to be alive, by its clock. connection_ids are the ids of
--- the owner's connections, with commas between them. Owner: storage/lease.py.
+-- acquisition. expires_at_ms is by the database's clock. If the last owner stopped cleanly, clean
+-- is 1, and doubtful_until_ms is the latest due time of messages that may have been delivered
+-- without a record. If not, it is when the owner was last known to be alive, by its clock. Such
+-- messages may have gone to subscriptions with ids below doubtful_below_id. connection_ids are
+-- the ids of the owner's connections, with commas between them. Owner: storage/lease.py.
 CREATE TABLE IF NOT EXISTS leases (
     bundle_id BIGINT NOT NULL PRIMARY KEY,
     owner_id {name} NOT NULL,
@@ -25,11 +27,12 @@ CREATE TABLE IF NOT EXISTS leases (
     expires_at_ms BIGINT NOT NULL,
     clean SMALLINT NOT NULL,
     doubtful_until_ms BIGINT NOT NULL,
+    doubtful_below_id BIGINT NOT NULL,
     connection_ids VARCHAR(2000) NOT NULL
 ){table_end};
 
 -- Today there is one bundle, with the id 0. No broker has its lease yet.
 {insert_ignore} INTO leases
     (bundle_id, owner_id, owner_name, epoch, expires_at_ms, clean, doubtful_until_ms,
-     connection_ids)
-    VALUES (0, '', '', 0, 0, 1, 0, '');
+     doubtful_below_id, connection_ids)
+    VALUES (0, '', '', 0, 0, 1, 0, 0, '');
