@@ -1,24 +1,35 @@
-"""Tests of clean stops by SIGTERM: fast, without loss, and without false redelivery marks."""
+"""Tests of clean stops by SIGTERM: without loss, and without false redelivery marks."""
 
 from __future__ import annotations
 
-import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import trio
 
 import escapement
-from support.processes.broker import PATIENT, broker_process, until
+from escapement.storage.engine.open import open_engine
+from support.processes.broker import PATIENT, STOP_TIMEOUT_S, broker_process, until
 
 PERMITS = 200
+# So long that the broker always finishes its work, also on a slow machine.
+LIMITS = {"stop_timeout_s": STOP_TIMEOUT_S}
+
+
+def stopped_cleanly(url: str, data: Path) -> bool:
+    """Return whether the last broker finished its work and released its lease."""
+    engine = open_engine(url, data)
+    with closing(engine), closing(engine.connect()) as connection:
+        ((clean,),) = connection.execute("SELECT clean FROM leases").rows
+    return bool(clean)
 
 
 async def test_clean_stop_under_load_loses_nothing(tmp_path: Path, mysql_url: str) -> None:
-    """Invariants 1, 6: exit code 0 within ten seconds, nothing lost or falsely redelivered."""
+    """Invariants 1, 6: exit code 0, all work finished, nothing lost or falsely redelivered."""
     confirmed: set[int] = set()
     seen: dict[int, bool] = {}  # offset: whether it was marked redelivered when last seen
-    with broker_process(tmp_path / "broker", mysql_url) as broker:
+    with broker_process(tmp_path / "broker", mysql_url, limits=LIMITS) as broker:
 
         async def publish(client: escapement.Broker, name: str) -> None:
             producer = await client.producer("t", name=name)
@@ -48,9 +59,8 @@ async def test_clean_stop_under_load_loses_nothing(tmp_path: Path, mysql_url: st
                 producers.start_soon(publish, first, "a")
                 producers.start_soon(publish, second, "bb")
                 await trio.sleep(1.5)
-                began = time.monotonic()
                 assert await trio.to_thread.run_sync(broker.stop) == 0
-                assert time.monotonic() - began < 10
+                assert stopped_cleanly(mysql_url, tmp_path)
                 before = set(seen)
                 await trio.to_thread.run_sync(broker.start)
             # Not all offsets are known: the receipt of a repeated publish may lack its offset.

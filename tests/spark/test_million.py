@@ -37,8 +37,6 @@ HEAD_STARTS: Final = 3
 # Fewer kills than attempts of a task, so that every task can finish.
 KILLS: Final = TRIES - 2
 STEP_TIMEOUT_S: Final = 300
-# Messages are delivered at the end of their tick. The default tick is a second, too coarse here.
-TICK_MS: Final = 10
 
 
 class Spark:
@@ -106,7 +104,7 @@ class Delivered(NamedTuple):
     contents: million.Bytes
 
 
-class Received:
+class DeliveredBatches:
     """Batches of delivered messages."""
 
     def __init__(self) -> None:
@@ -135,20 +133,20 @@ async def adopted(broker: escapement.Broker) -> None:
 
 async def consumed(process: BrokerProcess) -> Delivered:
     """Receive and acknowledge a million messages, and check that there are no more."""
-    received = Received()
+    delivered = DeliveredBatches()
     async with escapement.connect(process.url, settings=PATIENT) as broker:
         with trio.fail_after(STEP_TIMEOUT_S):
             async with broker.consumer(
                 TOPIC, "texts", permits=50_000, ack_wait=(10, "minutes")
             ) as inbox:
-                while received.count < ROWS:
+                while delivered.count < ROWS:
                     batch = await inbox.next_batch()
                     assert batch is not None
-                    received.add(batch, time.time_ns() // 1_000_000)
+                    delivered.add(batch, time.time_ns() // 1_000_000)
                     await batch.ack()
                 await inbox.flush_acks()
                 assert await inbox.next_batch(timeout_s=1) is None
-    return received.all()
+    return delivered.all()
 
 
 def check_content(delivered: Delivered, begin_ms: int) -> None:
@@ -223,7 +221,6 @@ async def test_a_million_reminders_arrive_and_are_archived_while_tasks_are_kille
             await broker.admin(
                 "namespaces.enable_delayed_message",
                 namespace=NAMESPACE,
-                tick_ms=TICK_MS,
                 granularity_ms=300_000,
             )
             policy = {"retention_ms": "0s", "archive": "yes"}

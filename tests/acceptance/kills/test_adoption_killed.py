@@ -42,7 +42,7 @@ def waiting(connection: Connection) -> int:
     return sum(one.entries for one in inbox.waiting(connection, 99))
 
 
-async def received(broker: escapement.Broker, topic: str) -> list[int]:
+async def numbers_in_log(broker: escapement.Broker, topic: str) -> list[int]:
     return [int(one.payload) async for page in broker.read(topic) for one in page]
 
 
@@ -73,6 +73,6 @@ async def test_broker_killed_while_adopting_a_job_adds_nothing_twice(
                     for n in range(topic, TOPICS * ENTRIES, TOPICS)
                     for m in range(10 * n, 10 * n + 10)
                 ]
-                assert await received(broker, f"shop/eu/{topic}") == wanted
+                assert await numbers_in_log(broker, f"shop/eu/{topic}") == wanted
         connection.close()
     engine.close()

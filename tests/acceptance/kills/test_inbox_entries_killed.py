@@ -62,7 +62,7 @@ async def kill_again_and_again(broker: BrokerProcess, rng: random.Random) -> Non
         await trio.to_thread.run_sync(broker.start)
 
 
-async def received(broker: escapement.Broker, topic: str) -> list[escapement.Message]:
+async def messages_in_log(broker: escapement.Broker, topic: str) -> list[escapement.Message]:
     """Return all messages in the log of a topic, in order."""
     count = (await broker.admin("topics.stats", topic=topic))["next_offset"]
     found: list[escapement.Message] = []
@@ -84,9 +84,9 @@ async def check_everything(broker: escapement.Broker, made: escapement.Schedule)
         while await broker.admin("inbox.list"):  # noqa: ASYNC110 (another process changes it)
             await trio.sleep(0.1)
     for n in range(TOPICS):
-        values = [int(m.payload) for m in await received(broker, f"shop/eu/{n}")]
+        values = [int(m.payload) for m in await messages_in_log(broker, f"shop/eu/{n}")]
         assert values == list(range(ROUNDS)), "lost, duplicated or out of order"
-    beats = await received(broker, "shop/eu/beats")
+    beats = await messages_in_log(broker, "shop/eu/beats")
     times = [beat.properties["occurrence_ms"] for beat in beats]
     assert len(times) == ended.published > 0
     first_ms = round(made.created.timestamp() * 1000) + 1000

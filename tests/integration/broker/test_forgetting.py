@@ -632,15 +632,15 @@ async def test_subscription_at_a_past_position_gets_only_messages_in_the_log(
             assert await take(broker, "late") == [b"2"]
 
 
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("asks_for_dead_letters", [False, True])
 async def test_message_that_neither_log_nor_index_has_is_given_up(
-    mock_clock: trio.testing.MockClock, dies: bool
+    mock_clock: trio.testing.MockClock, asks_for_dead_letters: bool
 ) -> None:
     """Invariant 7: a message in retry came from an index that is lost since.
 
     All subscriptions were done with the message, and its generation was deleted. Then the clock was
     set back, so the message was due in the future for a new subscription. The index does not know
-    how late the clock was before, like the index of another broker or of an older version.
+    how late the clock was before, like the index of another broker.
     """
     async with testing.start(config=PATIENT) as world:
         async with world.connect() as broker:
@@ -659,7 +659,7 @@ async def test_message_that_neither_log_nor_index_has_is_given_up(
                 messages = await arrived(inbox)
                 assert len(messages) == 2, "a merge removed them, so this test proves nothing"
                 await inbox.nack(messages, timedelta(hours=1))
-            if dies:
+            if asks_for_dead_letters:
                 policy = {"expired_to_dead_letter": True}
                 await broker.admin("subscriptions.update", **late, policy=policy)
                 await broker.admin("topics.update", topic=TOPIC, policy={"ttl_ms": 3_600_000})

@@ -75,20 +75,22 @@ def test_a_namespace_is_shown_with_durations_in_words(say: Say) -> None:
 
 def test_the_inbox_is_listed_and_discarded(say: Say, broker: BrokerProcess) -> None:
     assert say("admin", "inbox", "list") == "no inbox entries\n"
-    say("admin", "topics", "create", "letters/eu/orders")
-    say("admin", "namespaces", "disable-delayed-message", "letters/eu")
+    say("admin", "topics", "create", "undelayed/eu/orders")
+    say("admin", "namespaces", "disable-delayed-message", "undelayed/eu")
     engine = open_engine(None, broker.data)
     connection = engine.connect()
     connection.begin()
-    waits = inbox_entry("letters/eu/orders", "one", b"a", b"b", delay_ms=[1, 2])
-    inbox.insert(engine, connection, [waits, inbox_entry("letters/eu/quick", "one")], 1)
+    waits = inbox_entry("undelayed/eu/orders", "one", b"a", b"b", delay_ms=[1, 2])
+    inbox.insert(engine, connection, [waits, inbox_entry("undelayed/eu/quick", "one")], 1)
     connection.commit()
     connection.close()
     engine.close()
 
     def moved() -> bool:
         rows = json.loads(say("admin", "inbox", "list", "-o", "json"))
-        return [row["target"] for row in rows] == ["letters/eu/orders"] and bool(rows[0]["reason"])
+        return [row["target"] for row in rows] == ["undelayed/eu/orders"] and bool(
+            rows[0]["reason"]
+        )
 
     deadline = time.monotonic() + TIMEOUT_S
     while not moved():
@@ -96,9 +98,9 @@ def test_the_inbox_is_listed_and_discarded(say: Say, broker: BrokerProcess) -> N
         time.sleep(0.05)
     (row,) = json.loads(say("admin", "inbox", "list", "-o", "json"))
     assert (row["entries"], row["messages"], row["stuck"]) == (1, 2, 0)
-    assert "disabled in letters/eu" in row["reason"]
-    assert "letters/eu/orders" in say("admin", "inbox", "list")
-    discarded = say("admin", "inbox", "discard", "letters/eu/orders", "-o", "json")
+    assert "disabled in undelayed/eu" in row["reason"]
+    assert "undelayed/eu/orders" in say("admin", "inbox", "list")
+    discarded = say("admin", "inbox", "discard", "undelayed/eu/orders", "-o", "json")
     assert json.loads(discarded) == {"discarded": 1}
     assert say("admin", "inbox", "list") == "no inbox entries\n"
 
@@ -326,11 +328,11 @@ def test_subscription_policy_is_changed_shown_and_reset(say: Say) -> None:
 
 def test_dead_letters_are_listed_shown_redriven_and_purged(say: Say) -> None:
     """V1: the consumer disconnects without acknowledging its messages."""
-    names = ["dying", "s"]
+    names = ["payments", "s"]
     say("admin", "subscriptions", "create", *names, "--max-deliveries", "1")
     assert "has no dead letters" in say("dlq", "list", *names)
     for value in ("one", "two", "three"):
-        say("produce", "dying", value, "--key", "k")
+        say("produce", "payments", value, "--key", "k")
 
     async def fail_all() -> list[dict[str, Any]]:
         async with escapement.connect(f"escapement://{os.environ['ESCAPEMENT_BROKER']}") as broker:
@@ -340,7 +342,7 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(say: Say) -> None:
             with trio.fail_after(TIMEOUT_S):
                 found: list[dict[str, Any]] = []
                 while len(found) < 3:
-                    found = await broker.admin("dlq.list", topic="dying", subscription="s")
+                    found = await broker.admin("dlq.list", topic="payments", subscription="s")
             return found
 
     first, second, _ = trio.run(fail_all)
@@ -349,7 +351,7 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(say: Say) -> None:
     assert "disconnect" in say("dlq", "list", *names)
     shown = json.loads(say("dlq", "show", *names, str(first["offset"]), "-o", "json"))
     assert (shown["payload"], shown["key"], shown["attempts"]) == ("one", "k", 1)
-    assert "public/default/dying" in say("dlq", "show", *names, str(first["offset"]))
+    assert "public/default/payments" in say("dlq", "show", *names, str(first["offset"]))
     assert "no dead letter" in say("dlq", "show", *names, "77", fails=1)
     assert "3 would be moved back" in say("dlq", "redrive", *names, "--dry-run")
     one = ["--offset", str(first["offset"]), "--dry-run"]
@@ -360,7 +362,7 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(say: Say) -> None:
     assert "do not exist" in say(
         "dlq", "redrive", *names, "--offset", str(second["offset"]), fails=1
     )
-    elsewhere = ("--in", "dying-s-DLQ")
+    elsewhere = ("--in", "payments-s-DLQ")
     assert "three" in say("dlq", "list", *names, *elsewhere)
     redriven = say("dlq", "redrive", *names, *elsewhere, "-o", "json")
     assert json.loads(redriven) == {"redriven": 1}

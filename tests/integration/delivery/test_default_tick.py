@@ -12,17 +12,17 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
 
-NEW_TICK_MS = 10
-FORMER_TICK_MS = 1_000
+DEFAULT_TICK_MS = 10
+COARSE_TICK_MS = 1_000
 
 
-def database_of_an_earlier_version() -> Engine:
-    """Create a database with public/default and shop/eu, both with the former default tick."""
+def database_with_coarse_ticks() -> Engine:
+    """Create a database with public/default and shop/eu, both with a tick of a second."""
     engine = SqliteEngine.in_memory()
     schema.migrate(engine)
     connection = engine.connect()
     for tenant, name in (("public", "default"), ("shop", "eu")):
-        catalog.create_namespace(connection, tenant, name, 0, tick_ms=FORMER_TICK_MS)
+        catalog.create_namespace(connection, tenant, name, 0, tick_ms=COARSE_TICK_MS)
     connection.close()
     return engine
 
@@ -50,17 +50,17 @@ async def test_message_in_a_new_namespace_is_at_most_ten_milliseconds_late(
         if topic.startswith("shop"):
             async with world.connect() as broker:
                 made = await broker.admin("namespaces.create", namespace="shop/eu")
-                assert made["tick_ms"] == NEW_TICK_MS
+                assert made["tick_ms"] == DEFAULT_TICK_MS
         assert await lateness_ms(world, topic) == 3
 
 
-async def test_namespaces_of_an_earlier_version_keep_their_tick(
+async def test_namespaces_keep_their_tick_when_a_broker_starts(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """P2, P4: public/default too. A namespace created after the upgrade has the new tick."""
-    engine = database_of_an_earlier_version()
+    """P2, P4: public/default too. A namespace that is created later has the default tick."""
+    engine = database_with_coarse_ticks()
     async with testing.start(engine=engine) as world:
-        assert await lateness_ms(world, "orders") == FORMER_TICK_MS - 7
+        assert await lateness_ms(world, "orders") == COARSE_TICK_MS - 7
         async with world.connect() as broker:
             # A change without a tick keeps the tick.
             await broker.admin(
@@ -69,7 +69,7 @@ async def test_namespaces_of_an_earlier_version_keep_their_tick(
             await broker.admin("namespaces.create", namespace="shop/us")
             listed = await broker.admin("namespaces.list")
         assert {one["namespace"]: one["tick_ms"] for one in listed} == {
-            "public/default": FORMER_TICK_MS,
-            "shop/eu": FORMER_TICK_MS,
-            "shop/us": NEW_TICK_MS,
+            "public/default": COARSE_TICK_MS,
+            "shop/eu": COARSE_TICK_MS,
+            "shop/us": DEFAULT_TICK_MS,
         }

@@ -20,78 +20,78 @@ from escapement.pipeline.source.archived_reading import ArchivedPart, read_archi
 from escapement.pipeline.source.planning import BatchPlan
 from escapement.pipeline.source.reading import read_part
 from support.storage.eventful_log import TOPIC
-from support.storage.forgotten_log import NAMES, Shop, ms, open_shop
+from support.storage.forgotten_log import NAMES, ForgottenLog, ms, open_forgotten_log
 
 
 @pytest.fixture(scope="module", params=["sqlite", "mysql"])
-def shop(
+def log(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Shop]:
+) -> Iterator[ForgottenLog]:
     url = request.getfixturevalue("mysql_url_of_module") if request.param == "mysql" else None
-    with open_shop(url, tmp_path_factory.mktemp("data")) as found:
+    with open_forgotten_log(url, tmp_path_factory.mktemp("data")) as found:
         yield found
 
 
-def test_archived_and_live_messages_are_read_as_one_table(shop: Shop) -> None:
+def test_archived_and_live_messages_are_read_as_one_table(log: ForgottenLog) -> None:
     """N8, V15: each message has one row, equal to that before the log forgot it."""
-    assert len(shop.before) == 320
-    after = shop.read()
+    assert len(log.before) == 320
+    after = log.read()
     assert [row["offset"] for row in after] == list(range(320))
-    for was, found in zip(shop.before, after, strict=True):
+    for was, found in zip(log.before, after, strict=True):
         if was["state"] in ("acked", "cancelled") or was["offset"] >= 300:
             assert found == was
         else:
             assert {**found, "state": "", "attempt": 0} == {**was, "state": "", "attempt": 0}
-    assert len(shop.read(minPartitions="5")) == 320
+    assert len(log.read(minPartitions="5")) == 320
 
 
-def test_archives_are_left_out_if_archived_is_false(shop: Shop) -> None:
+def test_archives_are_left_out_if_archived_is_false(log: ForgottenLog) -> None:
     """B7: then forgotten messages are missing."""
     live = [*range(150, 300, 15), *range(300, 320)]
-    assert [row["offset"] for row in shop.read("offset", archived="false")] == live
-    assert len(shop.read("offset", startingOffsets="1")) == 319
+    assert [row["offset"] for row in log.read("offset", archived="false")] == live
+    assert len(log.read("offset", startingOffsets="1")) == 319
     with pytest.raises(LogForgotten, match="begins at 300, not at 1"):
-        shop.read("offset", startingOffsets="1", archived="false")
+        log.read("offset", startingOffsets="1", archived="false")
 
 
-def test_ranges_and_columns_narrow_the_read_of_an_archive(shop: Shop) -> None:
+def test_ranges_and_columns_narrow_the_read_of_an_archive(log: ForgottenLog) -> None:
     """B7: ranges select files, row groups and rows. A column has the same values if read alone."""
-    due = shop.before[200]["deliver_at"].isoformat()
+    due = log.before[200]["deliver_at"].isoformat()
     for options, wanted in (
         ({"startingOffsets": "37", "endingOffsets": "143"}, range(37, 143)),
         ({"startingOffsets": "300"}, range(300, 320)),
         ({"startingTimestamp": due, "endingOffsets": "10"}, range(10)),
     ):
-        assert [row["offset"] for row in shop.read("offset", **options)] == list(wanted), options
+        assert [row["offset"] for row in log.read("offset", **options)] == list(wanted), options
     cancelled = list(range(0, 150, 15))
-    later = shop.read("offset", startingDeliverAt=str(ms(shop.before[0]["deliver_at"])))
+    later = log.read("offset", startingDeliverAt=str(ms(log.before[0]["deliver_at"])))
     assert [row["offset"] for row in later if row["offset"] < 150] == cancelled
     for name in NAMES:
-        found = shop.read(*dict.fromkeys(("offset", name)))
-        assert [row[name] for row in found[:140]] == [row[name] for row in shop.before[:140]]
-    plan = BatchPlan(Options({"topic": TOPIC, **shop.address, "endingOffsets": "60"}), ["offset"])
+        found = log.read(*dict.fromkeys(("offset", name)))
+        assert [row[name] for row in found[:140]] == [row[name] for row in log.before[:140]]
+    plan = BatchPlan(Options({"topic": TOPIC, **log.address, "endingOffsets": "60"}), ["offset"])
     (part,) = [part for part in plan.parts() if isinstance(part, ArchivedPart)]
     assert len(part.files) == 1
 
 
-def test_states_are_those_of_the_named_subscription(shop: Shop) -> None:
+def test_states_are_those_of_the_named_subscription(log: ForgottenLog) -> None:
     """B7, Q2."""
-    states = {row["offset"]: row["state"] for row in shop.read("offset", "state", subscription="s")}
+    states = {row["offset"]: row["state"] for row in log.read("offset", "state", subscription="s")}
     assert (states[0], states[1], states[150]) == ("cancelled", "acknowledged", "pending")
 
 
 def test_messages_forgotten_after_planning_are_read_from_the_archive(
-    shop: Shop,
+    log: ForgottenLog,
 ) -> None:
     """B7, N8: messages that are not archived are lost."""
-    plan = BatchPlan(Options({"topic": TOPIC, **shop.address}), ["offset"])
+    plan = BatchPlan(Options({"topic": TOPIC, **log.address}), ["offset"])
     part = next(part for part in plan.parts() if not isinstance(part, ArchivedPart))
     schema = arrow_schema([("offset", True)])
 
     def read(low: int, high: int) -> list[int]:
         # Pretend that the log began earlier when the read was planned.
         early = replace(part, begin_offset=0, offsets=Span(low, high))
-        batches = read_part(shop.engine, early, schema)
+        batches = read_part(log.engine, early, schema)
         return sorted(n for batch in batches for n in batch["offset"].to_pylist())
 
     assert read(100, 150) == list(range(100, 150))
@@ -117,9 +117,9 @@ def test_repeated_values_of_a_file_are_read_in_bounded_batches(tmp_path: Path) -
     assert max(size_bytes for _, size_bytes in sizes) < 10 << 20
 
 
-def test_error_for_an_unreadable_archive_says_what_to_do(shop: Shop) -> None:
+def test_error_for_an_unreadable_archive_says_what_to_do(log: ForgottenLog) -> None:
     """N8: a file system that pyarrow does not know, a missing file, and a different file."""
-    plan = BatchPlan(Options({"topic": TOPIC, **shop.address}), ["offset"])
+    plan = BatchPlan(Options({"topic": TOPIC, **log.address}), ["offset"])
     part = next(part for part in plan.parts() if isinstance(part, ArchivedPart))
     schema = arrow_schema([("offset", True)])
     ((root, file), *_) = part.files

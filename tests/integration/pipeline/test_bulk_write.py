@@ -42,11 +42,11 @@ import pyarrow as pa
 from escapement.pipeline.sink import bulk_write
 from escapement.pipeline.sink.bulk_write import BulkWrite
 from escapement.pipeline.options import Options
-options, columns, dies = json.loads(sys.argv[1])
+options, columns, killed = json.loads(sys.argv[1])
 plan = BulkWrite.plan(Options(options), columns.items())
 rows = pa.RecordBatch.from_pydict({"payload": pa.array([b"%d" % n for n in range(1000)])})
 parts = [bulk_write.write_part(plan, part, [rows]) for part in range(2)]
-if dies == "before":
+if killed == "before":
     os.kill(os.getpid(), 9)
 bulk_write.commit(plan, parts)
 os.kill(os.getpid(), 9)
@@ -261,14 +261,13 @@ def test_stream_without_identifying_options_aborts_only_its_own_parts(
     assert bulk_write.commit(stream().of_batch("query/theirs", 7), [part]).messages == 1
 
 
-@pytest.mark.parametrize("dies", ["before", "after"])
+@pytest.mark.parametrize("killed", ["before", "after"])
 def test_driver_killed_around_its_commit_and_run_again_adds_everything_once(
-    mysql_url: str, engine: Engine, connection: Connection, dies: str
+    mysql_url: str, engine: Engine, connection: Connection, killed: str
 ) -> None:
     """B7."""
     options = {"url": mysql_url, "topic": "t/n/x", "jobId": "nightly"}
-    asked = json.dumps([options, {"payload": "binary"}, dies])
-    for end in (dies, "after"):
+    for end in (killed, "after"):
         asked = json.dumps([options, {"payload": "binary"}, end])
         ran = subprocess.run(
             [sys.executable, "-c", DRIVER, asked], capture_output=True, check=False

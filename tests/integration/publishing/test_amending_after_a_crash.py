@@ -95,9 +95,9 @@ async def test_cancel_is_done_for_subscriptions_that_had_nothing_before_the_cras
 
 @pytest.mark.parametrize("again", ["cancel", "reschedule", "run_now"])
 @pytest.mark.parametrize("how", ["cancel", "reschedule", "run_now"])
-@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+@pytest.mark.parametrize("crashes", [False, True], ids=["stays up", "crashes"])
 async def test_second_change_names_who_may_have_had_the_message_before_a_crash(
-    how: str, again: str, dies: bool, mock_clock: trio.testing.MockClock
+    how: str, again: str, crashes: bool, mock_clock: trio.testing.MockClock
 ) -> None:
     """B1: also if the broker dies between the changes. The subscription keeps the message."""
     async with testing.start() as world:
@@ -109,14 +109,14 @@ async def test_second_change_names_who_may_have_had_the_message_before_a_crash(
             first = await change(broker, how, ids[1:3])
             assert first.done.all()
             assert first.handed_to("s").all()
-            if dies:
+            if crashes:
                 await world.crash()
                 await world.restart()
         async with world.connect() as broker:
             second = await change(broker, again, ids[1:3])
             assert second.handed_to("s").all()
             # A message that was due before the second crash may have gone to the other one too.
-            due = dies and how == "run_now"
+            due = crashes and how == "run_now"
             assert second.subscriptions == (("new", "s") if due else ("s",))
             async with broker.consumer("x", "s") as inbox:
                 kept = await arrived(inbox)
@@ -202,9 +202,9 @@ async def test_message_published_after_a_crash_can_be_cancelled(
 
 @pytest.mark.parametrize("how", ["cancel", "reschedule", "run_now"])
 @pytest.mark.parametrize("checkpoints", [0, 2])
-@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+@pytest.mark.parametrize("crashes", [False, True], ids=["stays up", "crashes"])
 async def test_kept_message_comes_in_the_order_of_its_key(
-    how: str, dies: bool, checkpoints: int, mock_clock: trio.testing.MockClock
+    how: str, crashes: bool, checkpoints: int, mock_clock: trio.testing.MockClock
 ) -> None:
     """Q9: earlier messages of its key are still unread in the index when it is changed."""
     config = BrokerConfig(seed=0, limits=BrokerLimits(ready_messages=20))
@@ -230,7 +230,7 @@ async def test_kept_message_comes_in_the_order_of_its_key(
                 await world.clock.advance(seconds=1)
                 await producer.send(b"first", key="first")
                 await world.checkpoint()
-            if dies:
+            if crashes:
                 await world.crash()
                 await world.restart()
         async with world.connect() as broker, broker.consumer("x", "s", permits=5) as inbox:

@@ -17,7 +17,7 @@ from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from support.storage.eventful_log import HOUR_MS, TOPIC, Expected, fill
-from support.storage.forgotten_log import NAMES, open_shop
+from support.storage.forgotten_log import NAMES, open_forgotten_log
 
 SECRET = "s3cr3t-of-the-log"
 
@@ -83,11 +83,11 @@ def test_archived_and_live_messages_are_one_table(
     spark: SparkSession, mysql_url: str, tmp_path: Path
 ) -> None:
     """N8, V15: every column has the value that the reader in plain Python returns."""
-    with open_shop(mysql_url, tmp_path) as shop:
-        read = spark.read.format("escapement").options(**shop.address, topic=TOPIC)
+    with open_forgotten_log(mysql_url, tmp_path) as log:
+        read = spark.read.format("escapement").options(**log.address, topic=TOPIC)
         came = sorted(read.load().collect(), key=lambda row: row.offset)
         schema = arrow_schema([(name, True) for name in NAMES])
-        wanted = spark.createDataFrame(pa.Table.from_pylist(shop.read(), schema=schema))
+        wanted = spark.createDataFrame(pa.Table.from_pylist(log.read(), schema=schema))
         assert came == wanted.collect()
         assert [row.offset for row in came] == list(range(320))
         live = [*range(150, 300, 15), *range(300, 320)]

@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 
 @dataclass
-class Shop:
+class ForgottenLog:
     """A log whose first generation is deleted; some messages are archived, some relocated."""
 
     engine: Engine
@@ -144,10 +144,12 @@ async def live(engine: Engine, on_published: Callable[[], None]) -> None:
 
 
 @contextmanager
-def open_shop(url: str | None, data: Path) -> Iterator[Shop]:
-    """Open a new shop on MySQL, or else on SQLite in ``data``. The archive is in ``data``."""
+def open_forgotten_log(url: str | None, data: Path) -> Iterator[ForgottenLog]:
+    """Create the log on MySQL, or else on SQLite in ``data``. The archive is in ``data``."""
     engine = open_engine(url, data)
-    found = Shop(engine, {"url": url} if url else {"data": str(data)}, [], data / "an archive")
+    found = ForgottenLog(
+        engine, {"url": url} if url else {"data": str(data)}, [], data / "an archive"
+    )
 
     def published() -> None:
         found.before = found.read()

@@ -25,9 +25,9 @@ def test_each_dead_message_is_returned_once_unless_acknowledged(
     waiting: set[int] = set()
     dead_lettered: list[int] = []
     number = 0
-    for dying, most, done in [*rounds, *[(0, 4, 0)] * 30]:
-        offsets = list(range(number, number + dying))
-        number += dying
+    for given_up, most, done in [*rounds, *[(0, 4, 0)] * 30]:
+        offsets = list(range(number, number + given_up))
+        number += given_up
         rng.shuffle(offsets)
         if offsets:
             column = np.array(offsets)
