@@ -18,9 +18,9 @@ from typing import Final
 
 import trio
 
+from escapement.bench.measurements.steady import Steady, spell
 from escapement.bench.payload import PayloadSize
 from escapement.bench.stage import Setting, Stage, stage
-from escapement.bench.steady import Steady, spell
 from escapement.bench.take import take_batches
 from escapement.client.connect import connect
 

@@ -1,4 +1,5 @@
 """`escapement bench`: measurements of a broker on this machine, through the real client.
 
-Each kind of measurement has a module of its own. Begin with ``command``.
+``command`` declares the commands: begin there. The measurements are in ``measurements``, and those
+with many consumers of single messages in ``single``. The other modules are their common parts.
 """

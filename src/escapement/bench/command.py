@@ -12,15 +12,15 @@ from typing import Final
 
 import click
 
-from escapement.bench import burst as bursts
-from escapement.bench import catchup as catching_up
-from escapement.bench import failing as failures
-from escapement.bench import pending as pendings
-from escapement.bench import publish as publishing
-from escapement.bench import restart as restarts
-from escapement.bench import steady
-from escapement.bench import topics as many
 from escapement.bench.filling import Dress
+from escapement.bench.measurements import burst as bursts
+from escapement.bench.measurements import catchup as catching_up
+from escapement.bench.measurements import failing as failures
+from escapement.bench.measurements import pending as pendings
+from escapement.bench.measurements import publish as publishing
+from escapement.bench.measurements import restart as restarts
+from escapement.bench.measurements import steady
+from escapement.bench.measurements import topics as many
 from escapement.bench.options import Measure, Use, measured, need_own_broker
 from escapement.bench.single.command import fanout, workers
 from escapement.bench.stage import Setting

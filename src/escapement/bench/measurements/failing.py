@@ -15,9 +15,9 @@ import numpy as np
 import trio
 
 from escapement.bench.filling import fill
+from escapement.bench.measurements.steady import Steady, spell
 from escapement.bench.outcome import Figure, Outcome, Run
 from escapement.bench.stage import Setting, Stage, now_ms, stage
-from escapement.bench.steady import Steady, spell
 from escapement.bench.take import take_batches
 from escapement.bench.tally import Tally
 from escapement.client.connect import connect

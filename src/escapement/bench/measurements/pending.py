@@ -7,8 +7,8 @@ both.
 from __future__ import annotations
 
 from escapement.bench.filling import fill_pending
+from escapement.bench.measurements.publish import Load, publish_once
 from escapement.bench.outcome import Outcome, Run
-from escapement.bench.publish import Load, publish_once
 from escapement.bench.stage import Setting, stage
 
 

@@ -5,9 +5,9 @@ subscription takes and acknowledges them. The lateness of a message is the time 
 clock at which the consumer had it, minus its due time.
 
 The seconds of a run and its message rate cover the sending, until the last receipt. They leave out
-the wait for the last messages to fall due. The delivery rate grows until the longest delay after
-the first send has passed. It is constant from then until the last send, and is measured in that
-span.
+the wait for the last messages to fall due. At first, fewer messages fall due than are sent. Once
+the longest delay has passed since the first send, as many fall due as are sent. The delivery rate
+is measured from then until the last send.
 """
 
 from __future__ import annotations

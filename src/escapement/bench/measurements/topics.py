@@ -16,8 +16,8 @@ from typing import Final
 import trio
 
 from escapement.bench.filling import create_topics
+from escapement.bench.measurements.restart import SETTLE_MS
 from escapement.bench.outcome import Figure, Outcome, Run
-from escapement.bench.restart import SETTLE_MS
 from escapement.bench.stage import Setting, Stage, now_ms, sleep_until, stage
 from escapement.bench.take import take_batches
 from escapement.bench.tally import Tally
