@@ -1,4 +1,4 @@
-"""The names of tenants, namespaces, topics, subscriptions and producers.
+"""The names of tenants, namespaces, topics, subscriptions and producers, and ids of messages.
 
 Every part of a name follows one rule, so that it needs no quoting in a path, a column, a
 command line or the label of a metric. A topic name may be written in three ways:
@@ -10,6 +10,9 @@ command line or the label of a metric. A topic name may be written in three ways
     ``shop/eu/orders``                    ``shop/eu/orders``
     ``orders``                            ``public/default/orders``
     ====================================  ==========================
+
+The id of a message is written ``TOPIC@OFFSET``, such as ``orders@17``, or only as the offset if its
+topic is given; ``read_message_id`` reads both.
 
 ``NamespaceName`` and ``TopicName`` check the rule on creation, so a value of these types is
 always well formed. Whether the named object exists is not checked here.
@@ -36,6 +39,8 @@ _ANONYMOUS: Final = "anonymous-"
 
 _SCHEME: Final = "persistent://"
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
+# The most digits of an offset in a message id. Every such number fits into 64 bits.
+_MAX_OFFSET_DIGITS: Final = 18
 # How many characters of a bad name an error quotes: enough to recognise the name, too few to
 # flood a log.
 _QUOTED_LENGTH: Final = 60
@@ -158,6 +163,30 @@ class TopicName:
 
     def __str__(self) -> str:
         return self.full
+
+
+def read_message_id(text: str, topic: str | None = None) -> tuple[str, int]:
+    """Return the full name of a message's topic and the message's offset.
+
+    Args:
+      text: the id of the message, ``TOPIC@OFFSET``, or its offset.
+      topic: the name of the topic in which the message is sought. Without it, ``text`` must have a
+        topic.
+
+    Raises:
+      InvalidRequest: if ``text`` is no such id, or belongs to another topic than ``topic``.
+    """
+    of, separator, number = text.rpartition("@")
+    is_offset = number.isascii() and number.isdigit() and len(number) <= _MAX_OFFSET_DIGITS
+    if not is_offset or bool(separator) != bool(of) or not (of or topic):
+        offset = "17 or " if topic else ""
+        raise InvalidRequest(
+            f"{_quote(text)} is not a message id: write {offset}{topic or 'TOPIC'}@17"
+        )
+    named = TopicName.parse(of or topic or "").full
+    if topic is not None and named != TopicName.parse(topic).full:
+        raise InvalidRequest(f"message {_quote(text)} belongs to another topic than {topic}")
+    return named, int(number)
 
 
 def _check_text(kind: str, text: Any) -> None:

@@ -1,7 +1,8 @@
-"""Names of tenants, namespaces, topics, subscriptions and producers."""
+"""Names of tenants, namespaces, topics, subscriptions and producers, and ids of messages."""
 
 from __future__ import annotations
 
+import re
 import string
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escapement.errors import InvalidRequest
-from escapement.names import MAX_NAME_LENGTH, NamespaceName, TopicName, check_name
+from escapement.names import MAX_NAME_LENGTH, NamespaceName, TopicName, check_name, read_message_id
 
 ALLOWED = string.ascii_letters + string.digits + "._-"
 names = st.text(ALLOWED, min_size=1, max_size=30).filter(lambda text: text not in (".", ".."))
@@ -93,3 +94,38 @@ def test_refusal_lists_allowed_characters_and_shortens_the_name() -> None:
     assert "subscription" in message
     assert "A-Z a-z 0-9 . _ -" in message
     assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "topic", "found"),
+    [
+        ("public/default/orders@9", None, ("public/default/orders", 9)),
+        ("orders@9", "public/default/orders", ("public/default/orders", 9)),
+        ("persistent://shop/eu/orders@0", "shop/eu/orders", ("shop/eu/orders", 0)),
+        ("9", "orders", ("public/default/orders", 9)),
+    ],
+)
+def test_message_id_has_a_topic_or_is_the_offset_in_a_given_one(
+    text: str, topic: str | None, found: tuple[str, int]
+) -> None:
+    assert read_message_id(text, topic) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "topic", "said"),
+    [
+        ("9", None, "write TOPIC@17"),
+        ("@9", "orders", "write 17 or orders@17"),
+        ("orders@", "orders", "write 17 or orders@17"),
+        ("-1", "orders", "write 17 or orders@17"),
+        ("orders@1_0", None, "write TOPIC@17"),
+        ("9" * 19, "orders", "write 17 or orders@17"),
+        ("orders@9", "bills", "belongs to another topic than bills"),
+        ("a/b@9", None, "'a/b' is not a topic"),
+    ],
+)
+def test_text_that_is_no_message_id_of_the_topic_is_refused(
+    text: str, topic: str | None, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        read_message_id(text, topic)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
+from escapement.cli.input.message_ids import offset_of
 from escapement.cli.input.options import output_option
 from escapement.cli.input.parameters import check_span, duration_ms, moment, name_and_value
 from escapement.cli.input.remote import Command, broker_option, with_broker
@@ -210,8 +211,8 @@ def _report_counts(outcomes: Outcomes, done: str, output: str) -> None:
       escapement cancel orders --property source=till
       escapement cancel orders --from 2026-12-24T00:00Z --until 2026-12-25T00:00Z
 
-    An ID is what `escapement produce` printed, or the offset in it; `-` reads IDs from standard
-    input.
+    An ID is TOPIC@OFFSET, as printed by `escapement produce`, or the offset alone; `-` reads IDs
+    from standard input.
 
     For each message, prints the subscriptions it was delivered to, and the outcome: cancelled;
     delivered (to every subscription already); over (it has expired, was dropped, or is no
@@ -300,8 +301,8 @@ def _report(outcomes: Outcomes, done: str, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(rows))
     else:
-        shown = [{**row, "handed": ", ".join(row["handed"])} for row in rows]
-        print_rows(shown, ("id", "status", "handed"), "no messages were named")
+        table_rows = [{**row, "handed": ", ".join(row["handed"])} for row in rows]
+        print_rows(table_rows, ("id", "status", "handed"), "no messages were named")
     left = len(outcomes) - int(outcomes.done.sum())
     if left:
         raise Conflict(f"not {done}: {left} of {counted(len(outcomes), 'message')}")
@@ -316,19 +317,5 @@ def _row(outcome: Outcome, done: str) -> dict[str, Any]:
 
 
 def _offsets(topic: str, ids: Sequence[str]) -> list[int]:
-    full = TopicName.parse(topic).full
-    words = [word for id in ids for word in (_standard_input() if id == "-" else [id])]
-    return [_offset(full, word) for word in words]
-
-
-def _standard_input() -> list[str]:
-    return sys.stdin.read().split()
-
-
-def _offset(topic: str, word: str) -> int:
-    of, separator, number = word.rpartition("@")
-    if separator and TopicName.parse(of).full != topic:
-        raise click.BadParameter(f"{word} belongs to another topic than {topic}.")
-    if not number.isdecimal() or len(number) > 18:
-        raise click.BadParameter(f"{word!r} is not a message id: write 17 or {topic}@17.")
-    return int(number)
+    words = [word for id in ids for word in (sys.stdin.read().split() if id == "-" else [id])]
+    return [offset_of(word, topic) for word in words]

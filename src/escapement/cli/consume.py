@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 
+from escapement.cli.input.message_ids import position_of
 from escapement.cli.input.options import kind_option, output_option
 from escapement.cli.input.parameters import duration_ms, start_position
 from escapement.cli.input.remote import broker_option, until_interrupted, with_broker
@@ -52,8 +53,8 @@ def _key_range(text: str) -> tuple[int, int] | str:
     metavar="POSITION",
     default="latest",
     show_default=True,
-    help="Where a new subscription begins: latest, earliest, an offset, or a time such as "
-    "2026-12-24T18:00Z.",
+    help="Where a new subscription begins: latest, earliest, an offset, a message id, or a time "
+    "such as 2026-12-24T18:00Z.",
 )
 @kind_option
 @click.option(
@@ -99,6 +100,7 @@ def consume(
     """
     if again_ms is not None and then == "ack":
         raise click.UsageError("--again-in needs --then nack or --then release.")
+    position_of(position, topic)  # checks it before connecting
     show = _show_json if output == "json" else _show_text
     delay = None if again_ms is None else timedelta(milliseconds=again_ms)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Final
 
 import click
 
+from escapement.cli.input.message_ids import offset_of, topic_and_offset
 from escapement.cli.input.options import output_option
 from escapement.cli.input.remote import Command, ask_broker, broker_option, with_broker
 from escapement.cli.output.line import body, print_json, text
@@ -41,9 +43,10 @@ _lie_in = click.option(
 _offsets = click.option(
     "--offset",
     "offsets",
-    type=click.IntRange(0),
+    metavar="ID",
     multiple=True,
-    help="Only the dead letter at this offset; may be given several times.",
+    help="Only this dead letter: DEAD_LETTER_TOPIC@OFFSET, or its offset; may be given several "
+    "times.",
 )
 _dry_run = click.option(
     "--dry-run", is_flag=True, help="Print how many dead letters match; change nothing."
@@ -106,20 +109,23 @@ def list_dead_letters(
 @dlq.command(epilog="\b\nExamples:\n  escapement dlq show orders billing 17")
 @_topic
 @_subscription
-@click.argument("offset", type=click.IntRange(0))
+@click.argument("id")
 @_lie_in
 @_output
 @broker_option
 def show(
     topic: str,
     subscription: str,
-    offset: int,
+    id: str,
     lie_in: str | None,
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
-    """Show one dead letter in full, by its OFFSET in the dead-letter topic."""
+    """Show one dead letter in full.
 
+    ID is DEAD_LETTER_TOPIC@OFFSET, or the offset in the dead-letter topic alone.
+    """
+    (offset,), lie_in = _named([id], lie_in)
     row = ask_broker(
         at_broker,
         "dlq.show",
@@ -141,13 +147,14 @@ def _moving(command: Command) -> Command:
     def wrapped(
         topic: str,
         subscription: str,
-        offsets: tuple[int, ...],
+        offsets: tuple[str, ...],
         lie_in: str | None,
         dry_run: bool,
         **given: Any,
     ) -> Any:
+        only, lie_in = _named(offsets, lie_in)
         return command(
-            dead_letters=_DeadLetters(topic, subscription, lie_in, offsets, dry_run), **given
+            dead_letters=_DeadLetters(topic, subscription, lie_in, only, dry_run), **given
         )
 
     decorated: Any = wrapped
@@ -245,6 +252,14 @@ def _move(
         )
 
 
+def _named(ids: Sequence[str], lie_in: str | None) -> tuple[tuple[int, ...], str | None]:
+    """Return the offsets of dead letters, and the topic that their ids or ``--in`` name, if any."""
+    for id in ids:
+        if "@" in id:
+            lie_in, _ = topic_and_offset(id, lie_in)
+    return tuple(offset_of(id, lie_in or "TOPIC") for id in ids), lie_in
+
+
 async def _count(broker: Broker, dead_letters: _DeadLetters) -> int:
     counted, after = 0, None
     while True:
@@ -256,5 +271,5 @@ async def _count(broker: Broker, dead_letters: _DeadLetters) -> int:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    shown = {name: value for name, value in row.items() if name != "payload"}
-    return shown | body(row["payload"], row["size_bytes"])
+    described = {name: value for name, value in row.items() if name != "payload"}
+    return described | body(row["payload"], row["size_bytes"])

@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from escapement.cli.input.message_ids import topic_and_offset
 from escapement.cli.input.options import output_option
 from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.cli.output.line import body, print_json, text
@@ -34,7 +35,8 @@ def message() -> None:
       escapement message show shop/eu/orders 4711 -o json
       escapement message show shop/eu/orders@4711
 
-    ID is an offset. Instead of TOPIC and ID, an id as printed by `escapement produce` works too.
+    ID is TOPIC@OFFSET, as printed by `escapement produce`, or the offset alone. TOPIC may be left
+    out before TOPIC@OFFSET.
 
     The state of a message is to_be_fired (not yet due) or fired (due). Once every subscription
     is done with it, the state is acked, lapsed or cancelled. The table shows the message's state
@@ -46,18 +48,16 @@ def message() -> None:
     """
 )
 @click.argument("topic")
-@click.argument("id", required=False, type=click.IntRange(min=0))
+@click.argument("id", required=False)
 @output_option("table", "How to print the history.")
 @broker_option
-def show(topic: str, id: int | None, output: str, at_broker: tuple[str, int]) -> None:
+def show(topic: str, id: str | None, output: str, at_broker: tuple[str, int]) -> None:
     """Show when a message was published and is due, and its state for each subscription."""
-    if id is None:
-        topic, _, offset = topic.rpartition("@")
-        if not topic or not offset.isascii() or not offset.isdigit():
-            raise click.UsageError("Name the message: give TOPIC and its offset, or TOPIC@OFFSET.")
-        id = int(offset)
+    if id is None and "@" not in topic:
+        raise click.UsageError("Name the message: give TOPIC and its offset, or TOPIC@OFFSET.")
+    full, offset = topic_and_offset(topic) if id is None else topic_and_offset(id, topic)
 
-    answer = ask_broker(at_broker, "messages.show", topic=topic, offset=id)
+    answer = ask_broker(at_broker, "messages.show", topic=full, offset=offset)
     if output == "json":
         print_json(answer | body(answer.pop("payload"), answer["size_bytes"]))
         return

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 import trio
 
+from escapement.cli.input.message_ids import offset_of
 from escapement.cli.input.options import output_option
 from escapement.cli.input.parameters import check_span, moment, name_and_value
 from escapement.cli.input.remote import broker_option, with_broker
@@ -54,7 +55,7 @@ _REPORT_S: Final = 1.0
     "--until", "due_until", type=moment, metavar="TIME", help="Only messages due before this time."
 )
 @click.option("--key", help="Only messages with this key.")
-@click.option("--id", "offset", type=click.IntRange(min=0), help="Only the message at this offset.")
+@click.option("--id", metavar="ID", help="Only this message: TOPIC@OFFSET, or its offset.")
 @click.option(
     "--property",
     "properties",
@@ -71,13 +72,14 @@ def peek(
     due_from: datetime | None,
     due_until: datetime | None,
     key: str | None,
-    offset: int | None,
+    id: str | None,
     properties: tuple[tuple[str, str], ...],
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
     """Show the pending messages of TOPIC, next due first, without consuming them."""
     check_span(due_from, due_until)
+    offset = None if id is None else offset_of(id, topic)
 
     async def look(broker: Broker) -> list[Upcoming]:
         found = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from escapement.cli.input.message_ids import offset_of
 from escapement.cli.input.options import output_option
 from escapement.cli.input.remote import broker_option, with_broker
 from escapement.cli.output.line import plain, print_json, print_payload
@@ -28,23 +29,24 @@ _PAGE_MESSAGES = 1000
 @click.option(
     "--from",
     "start",
-    type=click.IntRange(min=0),
-    default=0,
+    metavar="ID",
+    default="0",
     show_default=True,
-    help="Offset to begin with.",
+    help="Message to begin with: TOPIC@OFFSET, or its offset.",
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @output_option("text", "Print only payloads (text), or whole messages (json).")
 @broker_option
 def read(
-    topic: str, start: int, count: int | None, output: str, at_broker: tuple[str, int]
+    topic: str, start: str, count: int | None, output: str, at_broker: tuple[str, int]
 ) -> None:
     """Print the messages of TOPIC by offset, without consuming them."""
+    first = offset_of(start, topic)
 
     async def work(broker: Broker) -> None:
         left, found = count, False
         most = _PAGE_MESSAGES if count is None else min(count, _PAGE_MESSAGES)
-        async for page in broker.read(topic, start, page_messages=most):
+        async for page in broker.read(topic, first, page_messages=most):
             for message in page:
                 found = True
                 if output == "json":
@@ -56,6 +58,6 @@ def read(
                     if not left:
                         return
         if not found:
-            click.echo(f"{topic} has no messages at offset {start} or later", err=True)
+            click.echo(f"{topic} has no messages at offset {first} or later", err=True)
 
     with_broker(at_broker, work)

@@ -141,9 +141,9 @@ class Broker:
             others deliver at once, in the order in which the messages were published.
           position: where a new subscription begins. "latest" selects messages that are
             published or become due from now on, "earliest" all messages in the log, and an
-            offset the messages from it on. An aware datetime selects messages due from then on
-            and all that are published from now on (shared), or messages that the broker accepted
-            from then on (exclusive and failover).
+            offset or a message id the messages from it on. An aware datetime selects messages
+            due from then on and all that are published from now on (shared), or messages that the
+            broker accepted from then on (exclusive and failover).
           permits: the size of the delivery buffer: how many messages the broker may send before
             the application receives them.
           ack_wait: how long a received message may stay unacknowledged before the broker
@@ -241,9 +241,9 @@ class Broker:
         messages that were due by then. Until they are acknowledged, they count as delivered.
 
         Args:
-          what: messages of one topic, one or several: their ids, their receipts (of ``send`` and
-            ``send_many``), delivered messages, a result of ``select``, or offsets, also as an
-            int64 array.
+          what: messages of one topic, one or several: their ids (``MessageId``, or text such as
+            ``"shop/eu/orders@17"``), their receipts (of ``send`` and ``send_many``), delivered
+            messages, a result of ``select``, or offsets, also as an int64 array.
           topic: the topic, as for ``producer``. It is needed with offsets, ``key`` and ``dedup``.
           key: instead of ``what``, all pending messages with this key. Messages that are
             published during the call may not be included.
@@ -343,8 +343,8 @@ class Broker:
     def read(
         self,
         topic: str,
-        start: int = 0,
-        stop: int | None = None,
+        start: One = 0,
+        stop: One | None = None,
         *,
         serializer: SerializerLike = bytes,
         page_messages: int = 10_000,
@@ -358,9 +358,9 @@ class Broker:
 
         Args:
           topic: the name of the topic, as for ``producer``.
-          start: the first offset to read.
-          stop: the offset at which to stop; it is not read. None stops at the end that the log
-            has when the first page is read.
+          start: the offset or the id of the first message to read.
+          stop: the offset or the id at which to stop; it is not read. None stops at the end that
+            the log has when the first page is read.
           serializer: how to convert payloads to values, as for ``consumer``.
           page_messages: the most messages in a page.
 
@@ -368,7 +368,9 @@ class Broker:
           InvalidRequest: if an argument is not valid.
           EscapementError: if the broker refuses, or does not answer in time.
         """
-        return Reading(self._line, topic, start, stop, serializer, page_messages)
+        _, first = name_message(start, topic)
+        end = None if stop is None else name_message(stop, topic)[1]
+        return Reading(self._line, topic, first, end, serializer, page_messages)
 
     def peek(
         self,
@@ -378,7 +380,7 @@ class Broker:
         due_from: datetime | None = None,
         due_until: datetime | None = None,
         key: str | None = None,
-        offset: int | None = None,
+        offset: One | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Peeking:
         """Show the pending messages of a topic, next due first, without consuming them.
@@ -394,7 +396,7 @@ class Broker:
           due_from, due_until: only messages due at or after ``due_from``, and before
             ``due_until``.
           key: only messages with this key.
-          offset: only the message with this offset.
+          offset: only the message with this offset or id.
           properties: only messages with all of these properties. A value that is a str also
             matches a number or another value with the same text.
 
@@ -402,7 +404,8 @@ class Broker:
           InvalidRequest: if an argument is not valid.
           EscapementError: if the broker refuses, or does not answer in time.
         """
-        sought = criteria(due_from, due_until, key, properties) | {"offset": offset}
+        found = None if offset is None else name_message(offset, topic)[1]
+        sought = criteria(due_from, due_until, key, properties) | {"offset": found}
         return Peeking(self.admin, topic, sought, count)
 
     async def show(self, message: One, topic: str | None = None) -> MessageHistory:

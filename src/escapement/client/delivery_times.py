@@ -17,11 +17,12 @@ import numpy.typing as npt
 from escapement.clock import moment, unix_ms
 from escapement.durations import of, parse
 from escapement.errors import InvalidRequest, NaiveDatetime
-from escapement.message import NO_TIME, NO_TIMES, Int64s, Times
+from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageId, Times
+from escapement.names import read_message_id
 from escapement.position import EARLIEST, LATEST, Position
 
-# A position in a topic: "latest", "earliest", an offset, or an aware datetime.
-Where = str | int | datetime
+# A position in a topic: "latest", "earliest", an offset, a message id, or an aware datetime.
+Where = str | int | MessageId | datetime
 # A delay: a timedelta, a pair such as ``(3, "minutes")``, or a text such as "3m".
 Delay = timedelta | tuple[int | float, str] | str
 
@@ -55,15 +56,16 @@ def at_ms(at: datetime) -> int:
     return max(0, unix_ms(at))
 
 
-def position(where: Where) -> Position:
+def position(where: Where, topic: str) -> Position:
     """Return the position of a subscription that an application gives as ``where``.
 
     Args:
-      where: "latest", "earliest", an offset, or an aware datetime.
+      where: "latest", "earliest", an offset, the id of a message, or an aware datetime.
+      topic: the name of the subscription's topic.
 
     Raises:
       NaiveDatetime: if the datetime has no time zone.
-      InvalidRequest: if ``where`` is anything else.
+      InvalidRequest: if ``where`` is anything else, or the id belongs to another topic.
     """
     if isinstance(where, datetime):
         return Position("time", at_ms(where))
@@ -73,8 +75,10 @@ def position(where: Where) -> Position:
         return LATEST
     if where == "earliest":
         return EARLIEST
+    if isinstance(where, MessageId) or (isinstance(where, str) and "@" in where):
+        return Position("offset", read_message_id(str(where), topic)[1])
     raise InvalidRequest(
-        f"a position must be latest, earliest, an offset or a datetime, not {where!r}"
+        f"a position must be latest, earliest, an offset, a message id or a datetime, not {where!r}"
     )
 
 

@@ -1,6 +1,7 @@
 """Conversion of the messages that an application names to a topic and a column of offsets.
 
-An application may name messages by ids, receipts, delivered messages, selections, or offsets.
+An application may name messages by ids, receipts, delivered messages, selections, or offsets. An
+id may also be text, ``TOPIC@OFFSET``.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from escapement.client.producing.receipt import Receipt, Receipts
 from escapement.client.selection import Selection
 from escapement.errors import InvalidRequest
 from escapement.message import Int64s, MessageId
-from escapement.names import TopicName
+from escapement.names import TopicName, read_message_id
 from escapement.protocol.limits import MAX_INT64
 
 # The ways to name one message, and to name one or several.
-One = MessageId | Receipt | Row | int
+One = MessageId | Receipt | Row | int | str
 What = One | Receipts | Columns[Row] | Selection | Int64s | Iterable[One]
 
 
@@ -73,14 +74,14 @@ def name_message(what: One, topic: str | None) -> tuple[str, int]:
     Raises:
       InvalidRequest: if the arguments do not name one message.
     """
-    if not isinstance(what, MessageId | Receipt | Row | Integral):
+    if not isinstance(what, MessageId | Receipt | Row | Integral | str):
         raise InvalidRequest(f"{what!r} is not a message: pass an id, a receipt or a message")
     full, offsets = name_messages(what, topic)
     return full, int(offsets[0])
 
 
 def _each(what: Any) -> Iterable[Any]:
-    # A str is iterable, but the error should name the whole str, not its first character.
+    # A str is iterable, but it is one id.
     if isinstance(what, MessageId | Receipt | Row | Integral | str | bytes):
         return [what]
     return what if isinstance(what, Iterable) else [what]
@@ -96,6 +97,8 @@ def _id(one: Any) -> MessageId | int:
         return one.id
     if isinstance(one, MessageId):
         return one
+    if isinstance(one, str):
+        return MessageId(*read_message_id(one))
     if not isinstance(one, Integral) or isinstance(one, bool):
         raise InvalidRequest(f"{one!r} is not a message: pass ids, receipts or messages")
     offset = int(one)

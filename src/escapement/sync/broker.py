@@ -102,7 +102,7 @@ class Broker:
         return self._loop.call(self._broker.run_now, what, **options)
 
     def read(
-        self, topic: str, start: int = 0, stop: int | None = None, **options: Any
+        self, topic: str, start: One = 0, stop: One | None = None, **options: Any
     ) -> Iterator[Page]:
         """Read the messages of a topic by offset, in pages; see ``escapement.Broker.read``."""
         return self._loop.iterate(self._broker.read(topic, start, stop, **options))

@@ -218,7 +218,10 @@ def test_every_command_shows_a_json_payload_as_text_or_base64(say: Say, tmp_path
     trio.run(fail_all)
     assert shown("dlq", "list", *names) == [base64, beginning]
     assert shown("dlq", "show", *names, "0") == [base64]
-    assert shown("dlq", "show", *names, "1") == [text]
+    assert shown("dlq", "show", *names, "odd-s-DLQ@1") == [text]
+    assert "no topic" in say("dlq", "show", *names, "elsewhere@1", fails=1)
+    other = ["--in", "odd-s-DLQ", "--offset", "elsewhere@1"]
+    assert "another topic than odd-s-DLQ" in say("dlq", "purge", *names, *other, fails=2)
     assert r"\xff" in say("dlq", "list", *names)
     assert r"\xff" in say("message", "show", "odd", "0")
 

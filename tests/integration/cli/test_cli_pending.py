@@ -62,18 +62,46 @@ def test_a_forecast_is_drawn_or_given_as_json(say: Say) -> None:
     assert "nothing falls due" in say("forecast", "weather", "--for", "1m")
 
 
+def test_printed_id_names_the_message_in_every_command(say: Say) -> None:
+    """B1, B6, N1, N3: an id of another topic than TOPIC is refused."""
+    say("admin", "subscriptions", "create", "named", "s")
+    first, second = say("produce", "named", "a", "b", "--delay", "1h").split()
+    ids = ["public/default/named@0", "public/default/named@1"]
+    assert [first, second] == ids
+    assert json.loads(say("message", "show", "named", second, "-o", "json"))["payload"] == "b"
+    (row,) = json.loads(say("peek", "named", "--id", second, "-o", "json"))
+    assert row["payload"] == "b"
+    assert say("read", "named", "--from", second) == "b\n"
+    assert say("consume", "named", "x", "--kind", "failover", "--from", second, "--count", "1")
+    seek = ["admin", "subscriptions", "seek", "named", "s", "--offset"]
+    assert "offset 1" in say(*seek, second)
+    say("admin", "subscriptions", "create", "named", "t", "--from", first)
+    other = "public/default/other@1"
+    for words in (
+        ["message", "show", "named", other],
+        ["peek", "named", "--id", other],
+        ["read", "named", "--from", other],
+        ["consume", "named", "y", "--from", other],
+        ["cancel", "named", other],
+        [*seek, other],
+        ["admin", "subscriptions", "create", "named", "y", "--from", other],
+    ):
+        assert "belongs to another topic than named" in say(*words, fails=2)
+    assert "is not a message id" in say("message", "show", "named", "x", fails=2)
+
+
 def test_message_show_prints_the_message_history(say: Say) -> None:
     """Q2, B6: by topic and offset, or by its id."""
-    say("admin", "subscriptions", "create", "lives", "s")
-    id = say("produce", "lives", "x", "--delay", "1h", "--key", "k").strip()
+    say("admin", "subscriptions", "create", "histories", "s")
+    id = say("produce", "histories", "x", "--delay", "1h", "--key", "k").strip()
     shown = say("message", "show", id)
     assert "to_be_fired" in shown
     assert "pending" in shown
-    found = json.loads(say("message", "show", "lives", "0", "-o", "json"))
+    found = json.loads(say("message", "show", "histories", "0", "-o", "json"))
     assert (found["state"], found["key"], found["payload"]) == ("to_be_fired", "k", "x")
     assert [one["state"] for one in found["subscriptions"]] == ["pending"]
-    assert "no message 1" in say("message", "show", "lives", "1", fails=1)
-    say("message", "show", "lives", fails=2)
+    assert "no message 1" in say("message", "show", "histories", "1", fails=1)
+    say("message", "show", "histories", fails=2)
 
 
 def test_messages_are_cancelled_by_id_with_a_status_each(

@@ -133,8 +133,13 @@ async def test_invalid_ranges_are_refused(mock_clock: trio.testing.MockClock) ->
     async with testing.start(config=CONFIG) as world, world.connect() as broker:
         with pytest.raises(escapement.NotFound, match="no topic"):
             await everything(broker)
-        for start, stop in [(-1, None), (5, 4)]:
-            with pytest.raises(escapement.InvalidRequest, match="not a range of offsets"):
+        for start, stop, said in [
+            (-1, None, "-1 is not a valid offset"),
+            (5, 4, "not a range of offsets"),
+            ("5", None, "not a message id"),
+            ("y@5", None, "must be of one topic"),
+        ]:
+            with pytest.raises(escapement.InvalidRequest, match=said):
                 broker.read("x", start, stop)
         with pytest.raises(escapement.InvalidRequest, match="page_messages must be"):
             broker.read("x", page_messages=0)

@@ -127,6 +127,8 @@ async def test_invalid_message_ids_are_refused(mock_clock: MockClock) -> None:
             (escapement.MessageId("a", 1), "b"),
             ([-1], "t"),
             (["x"], "t"),
+            ("1", "t"),
+            ("a@1", "b"),
         ]:
             with pytest.raises(InvalidRequest):
                 await broker.cancel(what, topic=topic)  # type: ignore[arg-type]
@@ -134,6 +136,27 @@ async def test_invalid_message_ids_are_refused(mock_clock: MockClock) -> None:
             await broker.cancel(1, topic="nowhere")
         await publish(broker, 1)
         assert len(await broker.cancel([], topic="t")) == 0
+
+
+async def test_messages_are_named_by_the_text_of_their_ids(mock_clock: MockClock) -> None:
+    """B1, B6, N1: one or several, wherever the client takes an id or an offset."""
+    async with testing.start() as world, world.connect() as broker:
+        first, second, third = [str(one.id) for one in await publish(broker, 3, delay=HOUR)]
+        assert (await broker.cancel(first)).done.tolist() == [True]
+        assert (await broker.cancel([second], topic="t")).done.tolist() == [True]
+        assert (await broker.show(first)).state == "cancelled"
+        assert [str(one.id) async for one in broker.peek("t", offset=third)] == [third]
+        pages = [page.offsets.tolist() async for page in broker.read("t", second, third)]
+        assert pages == [[1]]
+        assert await everything(broker, "s", position=third, kind="exclusive") == [2]
+        async with broker.consumer("t", "s", kind="exclusive") as inbox:
+            await inbox.seek(third)
+            assert await offsets(inbox) == [2]
+            assert await inbox.ack(third, durable=True) == 1
+            with pytest.raises(InvalidRequest, match="belongs to another topic"):
+                await inbox.seek("other@2")
+            with pytest.raises(InvalidRequest, match="is not a message id: write TOPIC@17"):
+                await inbox.ack("2")
 
 
 async def test_a_message_without_subscriptions_can_be_cancelled(mock_clock: MockClock) -> None:

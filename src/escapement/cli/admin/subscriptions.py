@@ -8,11 +8,11 @@ from typing import Any, Final
 import click
 
 from escapement.cli.admin.group import AdminCommand, subscription_argument, topic_argument, verb
+from escapement.cli.input.message_ids import offset_of, position_of
 from escapement.cli.input.options import kind_option
 from escapement.cli.input.parameters import moment, start_position
 from escapement.cli.input.policy import policy_options, policy_printer
 from escapement.cli.output.table import print_record, print_rows
-from escapement.client import delivery_times
 from escapement.client.delivery_times import Where
 from escapement.storage.catalog.policy import SubscriptionPolicy
 
@@ -95,8 +95,8 @@ def update_subscription(
     default="latest",
     show_default=True,
     help="Where the subscription begins: latest, earliest (the first message in the log), an "
-    "offset, or a time such as 2026-12-24T18:00Z. Latest and times refer to due times if the "
-    "subscription is shared, otherwise to publish times.",
+    "offset, a message id, or a time such as 2026-12-24T18:00Z. Latest and times refer to due "
+    "times if the subscription is shared, otherwise to publish times.",
 )
 @policy_options(SubscriptionPolicy)
 @topic_argument
@@ -116,7 +116,7 @@ def create_subscription(
         topic=topic,
         subscription=subscription,
         kind=kind,
-        position=str(delivery_times.position(position)),
+        position=str(position_of(position, topic)),
         policy=policy,
     )
 
@@ -128,7 +128,9 @@ def create_subscription(
     "orders audit --offset 4711",
     "orders audit --time 2026-12-24T18:00+01:00",
 )
-@click.option("--offset", type=click.IntRange(min=0), help="Begin with the message at this offset.")
+@click.option(
+    "--offset", metavar="ID", help="Begin with this message: TOPIC@OFFSET, or its offset."
+)
 @click.option(
     "--time",
     type=moment,
@@ -144,7 +146,7 @@ def seek_subscription(
     admin: AdminCommand,
     topic: str,
     subscription: str,
-    offset: int | None,
+    offset: str | None,
     time: datetime | None,
     earliest: bool,
     latest: bool,
@@ -154,7 +156,8 @@ def seek_subscription(
     Its acknowledgements are discarded, and its messages in flight are withdrawn.
     """
     words = "earliest" if earliest else None, "latest" if latest else None
-    positions: list[Where] = [given for given in (*words, offset, time) if given is not None]
+    first = None if offset is None else offset_of(offset, topic)
+    positions: list[Where] = [given for given in (*words, first, time) if given is not None]
     if len(positions) != 1:
         raise click.UsageError("Give one of --offset, --time, --earliest and --latest.")
     admin.ask(
@@ -162,7 +165,7 @@ def seek_subscription(
         _print_position,
         topic=topic,
         subscription=subscription,
-        position=str(delivery_times.position(positions[0])),
+        position=str(position_of(positions[0], topic)),
     )
 
 

@@ -106,14 +106,17 @@ def name_and_value(text: str) -> tuple[str, str]:
 
 
 def start_position(text: str) -> Where:
-    """Parse where a subscription begins: latest, earliest, an offset, or a time."""
-    if text in ("latest", "earliest"):
+    """Parse where a subscription begins: latest, earliest, an offset, a message id, or a time.
+
+    A message id stays text, because the topic is not known here: see ``position_of``.
+    """
+    if text in ("latest", "earliest") or "@" in text:
         return text
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)
     if not text[:1].isdigit():
         raise click.BadParameter(
-            f"{text!r} is not latest, earliest, an offset, or a time such as "
+            f"{text!r} is not latest, earliest, an offset, a message id, or a time such as "
             "2026-12-24T18:00+01:00."
         )
     return moment(text)

@@ -97,7 +97,7 @@ class Inbox(Attached):
         self.name: Final = check_name("consumer", name) if name else ""
         self.active = kind != "failover"
         self._kind = kind
-        self._position: Final = str(delivery_times.position(position))
+        self._position: Final = str(delivery_times.position(position, self.topic))
         self._ack_wait_ms = ack_wait_ms
         self._key_range = check_key_range(key_range)
         if key_range is not None and kind != "shared":
@@ -303,7 +303,7 @@ class Inbox(Attached):
         sent after the seek.
 
         Args:
-          position: latest, earliest, an offset, or an aware datetime, as for
+          position: latest, earliest, an offset, a message id, or an aware datetime, as for
             ``Broker.consumer``.
 
         Raises:
@@ -311,7 +311,7 @@ class Inbox(Attached):
           Disconnected: if no answer arrives. The seek may or may not have taken effect.
           EscapementError: if the broker refuses.
         """
-        where = str(delivery_times.position(position))
+        where = str(delivery_times.position(position, self.topic))
         # Acknowledgements that were queued before the seek must take effect before it.
         await self._until_answered(self._acks.unsettled)
         await ask_verb(

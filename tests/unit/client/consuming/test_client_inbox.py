@@ -430,7 +430,7 @@ async def test_invalid_message_ids_are_refused_and_nothing_is_acknowledged() -> 
         "12",
         b"12",
         ["4"],
-        ["t@0"],
+        ["other@0"],
         [3.7],
         3.7,
         [True],
