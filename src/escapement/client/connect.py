@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import strerror
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 
@@ -17,14 +17,13 @@ from escapement.client.settings import Settings
 from escapement.errors import Disconnected
 
 
-@asynccontextmanager
-async def connect(
+def connect(
     url: str = "escapement://localhost",
     *,
     name: str = "",
     stream_factory: StreamFactory | None = None,
     settings: Settings | None = None,
-) -> AsyncIterator[Broker]:
+) -> AbstractAsyncContextManager[Broker]:
     """Connect to a broker, and stay connected until the ``async with`` block ends.
 
     When the connection is lost, the client reconnects, and its producers and consumers continue.
@@ -50,6 +49,33 @@ async def connect(
         line = Line(_tcp(address), str(address), name, settings or Settings())
     else:
         line = Line(stream_factory, "the broker", name, settings or Settings())
+    return _Connection(line)
+
+
+class _Connection(AbstractAsyncContextManager[Broker]):
+    """The context manager of ``connect``. Uses outside ``async with`` raise an error that says so.
+
+    A plain generator-based context manager would only say that it has no attribute ``producer``.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._context = _connected(line)
+
+    async def __aenter__(self) -> Broker:
+        return await self._context.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._context.__aexit__(*error)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"there is no {name!r} before the client is connected: write `async with "
+            "escapement.connect(...) as broker:`"
+        )
+
+
+@asynccontextmanager
+async def _connected(line: Line) -> AsyncIterator[Broker]:
     link = await line.connect()
     failure: BaseException | None = None
     try:

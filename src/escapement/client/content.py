@@ -36,7 +36,7 @@ def group(name: str | None) -> bytes:
 
 
 def several(what: str, values: Any) -> Any:
-    """Return ``values`` if it is a list or another collection, but no string.
+    """Return ``values`` if it is a list or another collection, but neither a string nor a map.
 
     Args:
       what: the name of the argument, for the error message.
@@ -44,8 +44,10 @@ def several(what: str, values: Any) -> Any:
     Raises:
       InvalidRequest: if it is anything else.
     """
-    if isinstance(values, str | bytes) or not isinstance(values, Collection):
-        raise InvalidRequest(f"{what} must be a list, not {type(values).__name__}")
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Collection):
+        raise InvalidRequest(
+            f"{what} must be a list with one item per message, not {type(values).__name__}"
+        )
     return values
 
 
@@ -95,8 +97,9 @@ def _unfit_property(named: dict[str, Any]) -> str:
             msgpack.packb(value)
         except (TypeError, ValueError, OverflowError) as error:
             return (
-                f"property {name!r} is a {type(value).__name__} that cannot be encoded ({error}). "
-                "Properties must be str, int, float, bool, bytes, None, or lists and maps of these."
+                f"property {name!r} of type {type(value).__name__} cannot be encoded ({error}). "
+                "Properties must be str, int from -2**63 to 2**64 - 1, float, bool, bytes, None, "
+                "or lists and maps of these."
             )
     return "the properties cannot be encoded together: they are too large"
 

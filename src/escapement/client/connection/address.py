@@ -25,16 +25,20 @@ class Address(NamedTuple):
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise InvalidRequest(f"{url!r} is not a broker's address: {error}") from None
+        except ValueError:  # the port, or the brackets of an IP address, are not valid
+            raise InvalidRequest(_refusal(url)) from None
         rest = parts.path.strip("/") or parts.query or parts.fragment or parts.username
         if parts.scheme != "escapement" or not host or rest or port == 0:
-            raise InvalidRequest(
-                f"{url!r} is not a broker's address: write escapement://host:port "
-                f"(port {DEFAULT_PORT} may be left out)"
-            )
+            raise InvalidRequest(_refusal(url))
         return cls(host, DEFAULT_PORT if port is None else port)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"escapement://{host}:{self.port}"
+
+
+def _refusal(url: str) -> str:
+    return (
+        f"{url!r} is not a broker's address: write escapement://host:port, with a port from 1 to "
+        f"65535 (port {DEFAULT_PORT} may be left out)"
+    )

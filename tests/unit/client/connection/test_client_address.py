@@ -27,5 +27,7 @@ def test_an_address_is_parsed(url: str, address: Address) -> None:
      "escapement://h:0", "escapement://u@h", "escapement://h/path", "escapement://h?a=b"],
 )  # fmt: skip
 def test_invalid_address_is_refused(url: str) -> None:
-    with pytest.raises(InvalidRequest, match="not a broker's address"):
+    with pytest.raises(
+        InvalidRequest, match="not a broker's address: write escapement://host:port"
+    ):
         Address.parse(url)

@@ -33,7 +33,7 @@ TOPIC = "public/default/t"
 async def test_error_names_the_property_that_cannot_be_encoded() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         producer = await broker.producer("t")
-        with pytest.raises(InvalidRequest, match="property 'price' is a Decimal"):
+        with pytest.raises(InvalidRequest, match="property 'price' of type Decimal"):
             await producer.send(b"one", properties={"name": "tea", "price": Decimal("1.20")})
 
 
@@ -432,3 +432,16 @@ async def test_closed_producer_sends_no_more() -> None:
         assert len(peer.heard_of(wire.CloseProducer)) == 1
         with pytest.raises(InvalidRequest, match="closed"):
             await producer.send(b"b")
+
+
+@on_both
+async def test_refused_properties_name_the_remedy() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        producer = await broker.producer("t")
+        with pytest.raises(
+            InvalidRequest, match=r"'n' of type int .* from -2\*\*63 to 2\*\*64 - 1"
+        ):
+            await producer.send(b"", properties={"n": 2**70})
+        with pytest.raises(InvalidRequest, match="must be a list with one item per message, not"):
+            await producer.send_many([b"x"], properties={"a": 1})  # type: ignore[arg-type]
+        assert not peer.log
