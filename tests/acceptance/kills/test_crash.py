@@ -27,8 +27,8 @@ from escapement.names import TopicName
 from escapement.storage.encoding.lag import TRIED, UNSEEN, Tally
 from escapement.storage.engine.open import open_engine
 from escapement.storage.state.lag_table import read_lags
-from escapement.storage.state.topic_state import read_topic
 from support.processes.broker import PATIENT, BrokerProcess, broker_process, until
+from support.storage.topic_states import read_topic
 
 TOPIC: Final = "shop/eu/orders"
 SUBSCRIPTION: Final = "billing"

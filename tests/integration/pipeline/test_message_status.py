@@ -14,8 +14,9 @@ from escapement.broker.inspection import message_history
 from escapement.names import TopicName
 from escapement.pipeline.source.message_status import NO_COUNT, STATES, MessageStatuses
 from escapement.storage.engine.base import Engine
-from escapement.storage.state.topic_state import TopicState, read_topic
+from escapement.storage.state.topic_state import TopicState
 from escapement.testing import World, arrived
+from support.storage.topic_states import read_topic
 
 TOPIC = TopicName("public", "default", "t")
 HOUR = timedelta(hours=1)

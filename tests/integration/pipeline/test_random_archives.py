@@ -27,10 +27,10 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.log.generation import read_generations
 from escapement.storage.offsets import OffsetSet
-from escapement.storage.state.topic_state import read_topic
 from escapement.testing import World, arrived
 from support.faults.dying_brokers import finish
 from support.storage.eventful_log import CONFIG, DAY_MS
+from support.storage.topic_states import read_topic
 
 TOPIC = "t/n/x"
 SCHEMA = arrow_schema([("offset", False)])

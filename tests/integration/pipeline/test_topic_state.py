@@ -21,10 +21,11 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.schema import migrate
 from escapement.storage.state import topic_state
-from escapement.storage.state.topic_state import TopicState, read_range, read_topic, read_topics
+from escapement.storage.state.topic_state import TopicState, read_range, read_topics
 from escapement.testing import World, arrived
 from support.faults.dying_brokers import finish
 from support.storage.commit_pipelines import FaultyEngine, no_fault
+from support.storage.topic_states import read_topic
 
 TOPIC = TopicName("public", "default", "t")
 HOUR = timedelta(hours=1)

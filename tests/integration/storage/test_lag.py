@@ -23,11 +23,11 @@ from escapement.storage.encoding.lag import HELD, HOUR_MS, LATE, LATE_AGAIN, TRI
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.state.lag_table import REMEMBERED_MS, read_lags
-from escapement.storage.state.topic_state import read_topic
 from escapement.testing import World, arrived
 from support.faults.dying_brokers import DiesAt, finish
 from support.seeds import seeds
 from support.storage.commit_pipelines import FaultyEngine, Once, no_fault
+from support.storage.topic_states import read_topic
 
 T = TypeVar("T")
 TOPIC = TopicName("public", "default", "t")

@@ -40,8 +40,8 @@ from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.state import topic_state
-from escapement.storage.state.topic_state import read_topic
 from support.storage.eventful_log import TOPIC, Expected, fill
+from support.storage.topic_states import read_topic
 
 
 @dataclass

@@ -101,20 +101,6 @@ class TopicState:
         raise NotFound(f"{self.name} has no subscription {name}")
 
 
-def read_topic(engine: Engine, connection: Connection, name: TopicName) -> TopicState:
-    """Return the status of a topic. Blocking. Reads the whole journal and the topic's state.
-
-    Raises:
-      NotFound: if the topic does not exist.
-      SchemaError: if the database has no log, or its schema is not that of this program.
-      StorageUnavailable: if the database cannot be reached.
-    """
-    (state,) = read_topics(engine, connection, [name])
-    if isinstance(state, NotFound):
-        raise state
-    return state
-
-
 def read_topics(
     engine: Engine, connection: Connection, names: Sequence[TopicName]
 ) -> Iterator[TopicState | NotFound]:
