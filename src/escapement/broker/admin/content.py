@@ -13,7 +13,7 @@ from escapement.properties import READABLE, read_properties
 from escapement.protocol.fields import check_plain
 
 # The most messages of one answer, and the most bytes shown of each payload.
-MAX_SHOWN: Final = 1_000
+MAX_MESSAGES: Final = 1_000
 PREVIEW_BYTES: Final = 512
 # The depth at which an answer has the properties of a message: in a map, in a list, in a map.
 _DEPTH: Final = 3

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.content import MAX_SHOWN, PREVIEW_BYTES, readable, readable_key
+from escapement.broker.admin.content import MAX_MESSAGES, PREVIEW_BYTES, readable, readable_key
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 from escapement.broker.inbox.dead_letters import Page, Whose
@@ -22,7 +22,7 @@ async def _list(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     count = given.optional_number("count") or 10
     given.end()
-    pages = await broker.services.dead_letters.look(whose, min(count, MAX_SHOWN))
+    pages = await broker.services.dead_letters.look(whose, min(count, MAX_MESSAGES))
     return [row for page in pages for row in _rows(page, PREVIEW_BYTES)]
 
 

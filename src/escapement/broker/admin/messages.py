@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from escapement.broker.admin.arguments import Arguments, Plain
-from escapement.broker.admin.content import MAX_SHOWN, PREVIEW_BYTES, readable, readable_key
+from escapement.broker.admin.content import MAX_MESSAGES, PREVIEW_BYTES, readable, readable_key
 from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
 from escapement.broker.inspection.search import Sought
@@ -26,7 +26,7 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
         there = Key(await broker.due_of(topic, offset), offset)
         start, stop = max(sought.start, there), min(sought.stop, there.successor())
         sought = replace(sought, start=start, stop=stop)
-    found = await broker.peek(topic, sought, min(count, MAX_SHOWN), after)
+    found = await broker.peek(topic, sought, min(count, MAX_MESSAGES), after)
     now_ms = broker.clock.now_ms()
     columns = (
         found.due_ms.tolist(),

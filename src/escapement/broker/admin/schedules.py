@@ -14,7 +14,7 @@ from escapement.recurrence import MISSED, Recurrence
 from escapement.storage.inbox.schedule import Content, Schedule
 
 # The number of coming times at which a schedule will publish, in the answer about one schedule.
-SHOWN_TIMES: Final = 10
+NEXT_TIMES: Final = 10
 
 
 async def _list_schedules(broker: Broker, given: Arguments) -> Plain:
@@ -33,7 +33,7 @@ async def _get_schedule(broker: Broker, given: Arguments) -> Plain:
     coming: list[int] = []
     if _state(scheduler, schedule) == "active" and schedule.next_ms is not None:
         later = schedule.recurrence.occurrences(schedule.next_ms)
-        coming = [schedule.next_ms, *islice(later, SHOWN_TIMES - 1)]
+        coming = [schedule.next_ms, *islice(later, NEXT_TIMES - 1)]
     return _plain(scheduler, schedule) | {"coming_ms": coming}
 
 

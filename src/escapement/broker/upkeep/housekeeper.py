@@ -9,7 +9,7 @@ cannot be reached, the step is repeated in the next round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Final
@@ -95,7 +95,9 @@ class Housekeeper:
             await self._step_by_step(partial(staged_batch.purge_step, self._engine.dialect))
         # Read the list of generations in each step: one may be retired and dropped between two
         # steps.
-        await self._step_by_step(lambda connection: _free_step(self._log.generations, connection))
+        await self._step_by_step(
+            lambda connection: freeing.free_step(connection, self._log.generations)
+        )
         if sqlite_vacuum.keeps(self._engine):
             await self._step_by_step(sqlite_vacuum.give_back_step)
         if passed_ms >= self._forget_at_ms:
@@ -160,7 +162,3 @@ class Housekeeper:
                 )
             if not after_id:
                 return
-
-
-def _free_step(generations: Sequence[Generation], connection: Connection) -> bool:
-    return freeing.free_step(connection, generations)

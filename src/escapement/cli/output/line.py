@@ -17,8 +17,8 @@ from escapement.client.delivery import Row
 def print_payload(payload: bytes) -> None:
     """Print a payload unchanged; on a terminal, escape control characters."""
     if sys.stdout.isatty():
-        shown = (c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text(payload))
-        click.echo("".join(shown))
+        printable = (c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text(payload))
+        click.echo("".join(printable))
     else:
         click.echo(payload)
 
