@@ -136,3 +136,16 @@ async def test_policies_for_shared_subscriptions_are_refused_for_other_kinds(
                 await broker.admin("subscriptions.create", **other)
         nothing = {"order": "any", "priority_ageing_ms": None, "max_deliveries": 3}
         await broker.admin("subscriptions.update", **NAMES, policy=nothing)
+
+
+async def test_error_for_an_unknown_name_shows_how_to_list_the_names(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="t")
+        listing = "subscriptions list public/default/t` shows all subscriptions"
+        for verb in ("subscriptions.get", "dlq.list", "subscriptions.delete"):
+            with pytest.raises(NotFound, match=listing):
+                await broker.admin(verb, topic="t", subscription="nosuch")
+        with pytest.raises(NotFound, match="`escapement schedule list` shows all schedules"):
+            await broker.schedules.get("nosuch")

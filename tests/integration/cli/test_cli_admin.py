@@ -240,7 +240,8 @@ def test_subscriptions_are_created_listed_and_deleted(say: Say) -> None:
         ),
         ("admin topics update meant", "Give at least one option to change, such as --paused-until"),
         ("admin topics update meant --quota-bytes 64MB", "'64MB' is not a size: write 64MiB"),
-        ("consume meant s --from yesterday", "'yesterday' is not latest, earliest, an offset, or"),
+        ("consume meant s --from yesterday", "'yesterday' is not latest, earliest, an offset, "),
+        ("admin subscriptions update meant s --max-in-flight many", "'many' is not a number"),
         ("cancel meant --all 1", "Name messages in one way: by ID, or"),
         (
             "cancel meant --from 2026-12-25T00:00Z --until 2026-12-24T00:00Z",

@@ -121,7 +121,9 @@ class Scheduler:
         """
         found = self._by_name.get(name.full)
         if found is None:
-            raise NotFound(f"there is no schedule {name.full}")
+            raise NotFound(
+                f"there is no schedule {name.full}; `escapement schedule list` shows all schedules"
+            )
         return found
 
     def all(self) -> list[Schedule]:

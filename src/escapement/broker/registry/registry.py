@@ -373,7 +373,10 @@ class Registry:
         """Return the record of the subscription of this name. Raises ``NotFound``."""
         record = self._subscriptions.get(topic.id, {}).get(name)
         if record is None:
-            raise NotFound(f"{topic.name.full} has no subscription {name}")
+            raise NotFound(
+                f"{topic.name.full} has no subscription {name}; `escapement admin subscriptions "
+                f"list {topic.name.full}` shows all subscriptions"
+            )
         return record
 
     async def update_subscription(

@@ -151,7 +151,10 @@ class Topic:
         """Return the subscription of this name. Raises ``NotFound``."""
         found = self.subscription(name)
         if found is None:
-            raise NotFound(f"{self.name.full} has no subscription {name}")
+            raise NotFound(
+                f"{self.name.full} has no subscription {name}; `escapement admin subscriptions "
+                f"list {self.name.full}` shows all subscriptions"
+            )
         return found
 
     def add_shared(self, subscription: SharedSubscription, now_ms: int) -> None:

@@ -37,7 +37,11 @@ def subscriptions() -> None:
 @verb(subscriptions, "list", "shop/eu/orders")
 @topic_argument
 def list_subscriptions(admin: AdminCommand, topic: str) -> None:
-    """List the subscriptions of a topic."""
+    """List the subscriptions of a topic.
+
+    The column unacknowledged counts messages that are due or not. For a shared subscription it
+    includes messages that were due before the subscription began, which it never gets.
+    """
     admin.ask(
         "subscriptions.list",
         lambda rows: print_rows(rows, SUBSCRIPTION_COLUMNS, "no subscriptions"),

@@ -43,7 +43,10 @@ def list_topics(admin: AdminCommand, namespace: str | None) -> None:
 @verb(topics, "stats", "shop/eu/orders", "shop/eu/orders -o json")
 @topic_argument
 def topic_stats(admin: AdminCommand, topic: str) -> None:
-    """Show the figures of a topic, its producers and its subscriptions."""
+    """Show the figures of a topic, its producers and its subscriptions.
+
+    The column unacknowledged is as in `escapement admin subscriptions list`.
+    """
 
     def show(answer: dict[str, Any]) -> None:
         lists = ("producers", "subscriptions")

@@ -90,7 +90,7 @@ def _reader(rule: Rule) -> Callable[[str], Any]:
         if text == _DEFAULT:
             return text
         try:
-            return rule.read(text)
+            return rule.read_argument(text)
         except InvalidRequest as error:
             raise click.BadParameter(f"{error}.") from None
 

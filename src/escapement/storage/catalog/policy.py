@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any, ClassVar, Final, Self
 
 from escapement.durations import format as duration_text
@@ -96,8 +97,8 @@ class Policy:
         """Return a copy of this policy with some values changed.
 
         Args:
-          changes: the new values by the name of the field, as such or as text (``"30s"``). None
-            resets a field to its default.
+          changes: the new values by the name of the field. Durations, sizes and times may be text
+            (``"30s"``). None resets a field to its default.
 
         Raises:
           InvalidRequest: if a field does not exist, a value is not valid for its field, or values
@@ -107,10 +108,7 @@ class Policy:
         read: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in self.names():
-                known = ", ".join(self.names()) or "none"
-                raise InvalidRequest(
-                    f"the policy of a {self.WHAT} has no field {name!r}; known are {known}"
-                )
+                raise InvalidRequest(self._unknown_field(name))
             if value is None:
                 read[name] = getattr(default, name)
                 continue
@@ -121,6 +119,12 @@ class Policy:
         changed = replace(self, **read)
         changed._check_together(read)
         return changed
+
+    def _unknown_field(self, name: Any) -> str:
+        near = get_close_matches(str(name), self.names(), n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        known = ", ".join(self.names())
+        return f"the policy of a {self.WHAT} has no field {name!r}{hint}; known are {known}"
 
     def _check_together(self, given: Collection[str]) -> None:
         """Raise ``InvalidRequest`` if values of this policy contradict each other.

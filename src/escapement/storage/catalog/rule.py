@@ -42,14 +42,26 @@ class Rule:
     Args:
       help: help text of the field, in sentences.
       metavar: placeholder for a value in the help of a command.
-      read: converts a value or its text to a value of the field, or raises ``InvalidRequest``.
+      read: converts a value, or its text if it has a text such as ``30s``, to a value of the field,
+        or raises ``InvalidRequest``.
       nothing: meaning of the value 0 or "" in words; "" if that value has no special meaning.
+      number: int or float if the values are plain numbers, otherwise None.
     """
 
     help: str
     metavar: str
     read: Callable[[Any], Any]
     nothing: str = ""
+    number: type[int] | type[float] | None = None
+
+    def read_argument(self, text: str) -> Any:
+        """Convert the argument of a command to a value of the field; raises ``InvalidRequest``."""
+        if self.number is None:
+            return self.read(text)
+        try:
+            return self.read(self.number(text))
+        except (ValueError, OverflowError):
+            raise InvalidRequest(f"{text!r} is not a number") from None
 
     def in_words(self, value: Any) -> Any:
         """Return the value, or its meaning in words if it is 0 or "" with a special meaning."""
@@ -57,11 +69,18 @@ class Rule:
 
 
 def _ruled(
-    default: Value, help: str, metavar: str, read: Callable[[Any], Any], nothing: str
+    default: Value,
+    help: str,
+    metavar: str,
+    read: Callable[[Any], Any],
+    nothing: str,
+    number: type[int] | type[float] | None = None,
 ) -> Value:
     if nothing:
         help += f" {'Empty' if isinstance(default, str) else '0'}: {nothing}."
-    value: Value = field(default=default, metadata={"rule": Rule(help, metavar, read, nothing)})
+    value: Value = field(
+        default=default, metadata={"rule": Rule(help, metavar, read, nothing, number)}
+    )
     return value
 
 
@@ -91,7 +110,7 @@ def share(default: float, help: str) -> float:
             raise InvalidRequest(f"{value!r} is not from 0 to 1")
         return found
 
-    return _ruled(default, help, "SHARE", read, "")
+    return _ruled(default, help, "SHARE", read, "", float)
 
 
 def word(default: str, words: tuple[str, ...], help: str) -> str:
@@ -111,11 +130,13 @@ def number(default: int, most: int, help: str, nothing: str = "") -> int:
 
     def read(value: Any) -> int:
         found = _whole(value)
+        if isinstance(value, str):
+            raise InvalidRequest(f"{value!r} is a str, not a whole number")
         if found > most:
             raise InvalidRequest(f"{found} is more than {most}")
         return found
 
-    return _ruled(default, help, "NUMBER", read, nothing)
+    return _ruled(default, help, "NUMBER", read, nothing, int)
 
 
 def rate(help: str) -> float:
@@ -130,7 +151,7 @@ def rate(help: str) -> float:
             )
         return found
 
-    return _ruled(0.0, help, "RATE", read, "no limit")
+    return _ruled(0.0, help, "RATE", read, "no limit", float)
 
 
 def size(help: str, nothing: str) -> int:
@@ -200,16 +221,16 @@ def moment(help: str) -> int:
 
 
 def _decimal(value: Any, what: str) -> float:
-    """Return a number, or the number in a text, as a float.
+    """Return a number as a float.
 
     Raises:
-      InvalidRequest: if ``value`` is neither. The message says that it is not ``what``.
+      InvalidRequest: if ``value`` is not a number. The message says that it is not ``what``.
     """
-    try:
-        if not isinstance(value, bool):
+    if type(value) in (int, float):
+        try:
             return float(value)
-    except (TypeError, ValueError, OverflowError):
-        pass
+        except OverflowError:
+            pass
     raise InvalidRequest(f"{value!r} is not {what}")
 
 

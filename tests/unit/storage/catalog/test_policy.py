@@ -15,6 +15,7 @@ from escapement.storage.catalog.policy import (
     Policy,
     SubscriptionPolicy,
     TopicPolicy,
+    rule_of,
 )
 from escapement.storage.catalog.rule import DAY_MS, FOREVER_MS
 
@@ -48,7 +49,7 @@ def test_policy_decodes_to_the_same_policy(changes: dict[str, Any]) -> None:
 
 def test_values_are_read_from_text_and_none_restores_the_default() -> None:
     """V4."""
-    policy = SubscriptionPolicy().updated({"ack_wait_ms": "1m", "jitter": "0.1"})
+    policy = SubscriptionPolicy().updated({"ack_wait_ms": "1m", "jitter": 0.1})
     assert (policy.ack_wait_ms, policy.jitter) == (60_000, 0.1)
     assert policy.updated({"jitter": None}) == SubscriptionPolicy(ack_wait_ms=60_000)
     # 0 needs no unit.
@@ -70,6 +71,9 @@ def test_retention_and_time_to_live_may_be_a_hundred_years() -> None:
     [
         ({"colour": 1}, "the policy of a subscription has no field 'colour'; known are ack_wait"),
         ({"unknown": {}}, "has no field 'unknown'"),
+        ({"max_delivery": 3}, "no field 'max_delivery' (did you mean 'max_deliveries'?); known"),
+        ({"max_deliveries": "3"}, "max_deliveries: '3' is a str, not a whole number"),
+        ({"max_rate": "3"}, "max_rate: '3' is not a number of messages per second"),
         ({"ack_wait_ms": "soon"}, "ack_wait_ms: 'soon' is not a duration"),
         ({"ack_wait_ms": -1}, "ack_wait_ms: -1 is not a whole number"),
         ({"ack_wait_ms": True}, "ack_wait_ms: True is not a whole number"),
@@ -126,7 +130,7 @@ def test_invalid_rate_is_refused(rate: object) -> None:
 def test_rates_pauses_and_choices_are_read_from_text() -> None:
     policy = SubscriptionPolicy().updated(
         {
-            "max_rate": "0.5",
+            "max_rate": 0.5,
             "paused_until_ms": "1970-01-01T01:00:01+01:00",
             "dispatch": "least_busy",
         }
@@ -137,6 +141,15 @@ def test_rates_pauses_and_choices_are_read_from_text() -> None:
     for changes in ({"dispatch": "mine"}, {"paused_until_ms": "2026-12-24T18:00"}):
         with pytest.raises(InvalidRequest):
             policy.updated(changes)
+
+
+def test_arguments_of_commands_are_read_as_the_values_of_their_fields() -> None:
+    arguments = {"max_deliveries": "3", "max_rate": "0.5", "jitter": "0.1", "ack_wait_ms": "1m"}
+    values = {n: rule_of(SubscriptionPolicy, n).read_argument(a) for n, a in arguments.items()}
+    assert values == {"max_deliveries": 3, "max_rate": 0.5, "jitter": 0.1, "ack_wait_ms": 60_000}
+    for name, argument in (("max_deliveries", "0.5"), ("max_rate", "fast"), ("jitter", "2")):
+        with pytest.raises(InvalidRequest):
+            rule_of(SubscriptionPolicy, name).read_argument(argument)
 
 
 def test_sizes_are_read_from_text() -> None:
