@@ -17,6 +17,7 @@ from escapement.client.broker import Broker
 from escapement.client.consuming.batch import Message
 from escapement.client.consuming.inbox import Inbox
 from escapement.client.delivery_times import Where
+from escapement.errors import NotFound
 
 # The most messages buffered in this process. More would only keep them from other consumers.
 _PERMITS: Final = 1000
@@ -96,7 +97,8 @@ def consume(
 ) -> None:
     """Print the messages of SUBSCRIPTION on TOPIC as they come due.
 
-    The topic and the subscription are created if they do not exist. Ctrl-C stops the command.
+    The topic and the subscription are created if they do not exist. A new subscription does not
+    get messages that are due already, unless --from is given. Ctrl-C stops the command.
     """
     if again_ms is not None and then == "ack":
         raise click.UsageError("--again-in needs --then nack or --then release.")
@@ -119,6 +121,7 @@ def consume(
                     return
 
     async def work(broker: Broker) -> None:
+        is_new = position == "latest" and await _is_new(broker, topic, subscription)
         permits = _PERMITS if count is None else min(count, _PERMITS)
         async with broker.consumer(
             topic,
@@ -128,10 +131,29 @@ def consume(
             permits=permits,
             key_range=key_range,
         ) as inbox:
+            if is_new:
+                click.echo(_hint(subscription, kind), err=True)
             # After Ctrl-C the inbox is closed normally, which releases its messages at once.
             await until_interrupted(partial(print_all, inbox))
 
     with_broker(at_broker, work)
+
+
+async def _is_new(broker: Broker, topic: str, subscription: str) -> bool:
+    """Return whether the topic exists, and may have messages, but the subscription does not."""
+    try:
+        rows = await broker.admin("subscriptions.list", topic=topic)
+    except NotFound:
+        return False
+    return all(row["subscription"] != subscription for row in rows)
+
+
+def _hint(subscription: str, kind: str) -> str:
+    left_out = "due" if kind == "shared" else "published"
+    return (
+        f"created subscription {subscription}, without messages that were {left_out} before. To "
+        "receive them too, use another subscription with --from earliest"
+    )
 
 
 def _show_text(message: Message) -> None:

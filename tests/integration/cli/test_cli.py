@@ -88,6 +88,24 @@ def test_a_new_subscription_may_begin_with_the_first_message(say: Say) -> None:
     assert say("consume", "history", "s", "--from", "earliest", "--count", "1") == "old\n"
 
 
+@pytest.mark.parametrize(("kind", "without"), [("shared", "due"), ("exclusive", "published")])
+def test_new_subscription_at_latest_says_which_messages_it_lacks(
+    kind: str, without: str, say: Say, broker: BrokerProcess
+) -> None:
+    """N1: the messages that a new subscription lacks might be those the user waits for."""
+    topic = f"hinted-{kind}"
+    say("produce", topic, "old")
+    words = ("consume", topic, "s", "--kind", kind, "--count", "1")
+    with process(broker, *words) as consumer:
+        assert consumer.stderr is not None
+        hint = consumer.stderr.readline().decode()
+        assert hint.startswith(f"created subscription s, without messages that were {without} ")
+        say("produce", topic, "new")
+        assert consumer.communicate(timeout=TIMEOUT_S) == (b"new\n", b"")
+    say("produce", topic, "newer")
+    assert say(*words) == "newer\n"  # without the hint
+
+
 def test_subscription_begins_at_and_seeks_to_offsets_and_times(say: Say) -> None:
     """N1, N3: also to the earliest and the latest message."""
     say("produce", "seek", "a", "b", "c", "d")
