@@ -1,8 +1,8 @@
 """A cache of recently read log rows, for lookups of single messages.
 
 Messages that are changed one after the other are often in the same rows, because they were
-published together. A row never changes, so a cached row is valid as long as the log has it. With the
-cache, reschedules one after the other take 9 % less time, and 16 % less if a row has 20,000
+published together. A row never changes, so a cached row is valid as long as the log has it. With
+the cache, reschedules one after the other take 9 % less time, and 16 % less if a row has 20,000
 messages instead of 1,000 (benchmarks/one_by_one.py). Cancellations gain nothing.
 
 A thread adds rows while the event loop looks them up. So ``keep`` builds a new tuple of rows and

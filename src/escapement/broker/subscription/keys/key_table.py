@@ -1,11 +1,12 @@
 """A table of keys: whether each is busy, and the head of its queue.
 
 The table has the keys that are in use. A key is in use if a message of it is ready, or holds it
-because it is in flight or in retry. Keys have *places* in the table, in no order. Code that works
-with many keys finds their places once, by key hash (see ``escapement.traits``), and then works with
-columns. For each key, the columns have the message that holds it
-(:mod:`~escapement.broker.subscription.keys.busy_keys`), and the head of its queue of ready messages
-with the number of rows behind it (:mod:`~escapement.broker.subscription.keys.key_queues`).
+because it is in flight or in retry. The *place* of a key is the number of its row in the columns of
+the table. The order of places means nothing. Code that works with many keys finds their places
+once, by key hash (see ``escapement.traits``), and then works with columns. For each key, the
+columns have the message that holds it (:mod:`~escapement.broker.subscription.keys.busy_keys`), and
+the head of its queue of ready messages with the number of rows behind it
+(:mod:`~escapement.broker.subscription.keys.key_queues`).
 
 Places are valid until the next call of ``place``. Unused keys are removed when a new key finds no
 room, so memory follows the messages that are ready or hold a key. In unused places behind the last
