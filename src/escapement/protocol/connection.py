@@ -131,6 +131,10 @@ class Connection:
         size, number = head
         return COMMANDS.get(number), frame.LENGTH_BYTES + size
 
+    def free_taken(self) -> None:
+        """Free the memory of returned commands, before the rest of the data waits for long."""
+        self._decoder.free_taken()
+
     def discard(self) -> None:
         """Free the memory of bytes that were received but not returned as commands."""
         self._decoder.clear()

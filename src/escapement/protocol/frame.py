@@ -32,6 +32,8 @@ _INLINE_BYTES: Final = 16 * 1024
 # Received data below this size is joined to the data received before it. Otherwise a frame that
 # arrives byte by byte would become a list with one object per byte.
 _CRUMB_BYTES: Final = 4096
+# Returned frames of this size together are freed before the data behind them waits.
+_LARGE_BYTES: Final = 64 * 1024
 
 
 class FrameDecoder:
@@ -112,8 +114,15 @@ class FrameDecoder:
             self._chunk, self._at = b"", 0
         return frame
 
+    def free_taken(self) -> None:
+        """Free the memory of returned frames, because the rest of the data may wait for long.
+
+        Small frames stay, because copying the rest after each of them would cost more.
+        """
+        if self._at >= _LARGE_BYTES:
+            self._free_taken()
+
     def _free_taken(self) -> None:
-        """Free the memory of returned frames in the chunk; the rest may wait long for more data."""
         self._chunk, self._at = self._chunk[self._at :], 0
 
     def _join(self) -> None:

@@ -10,6 +10,7 @@ import trio
 import trio.lowlevel
 
 import escapement
+from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import MAX_FRAME_BYTES, PROTOCOL_VERSION
@@ -149,3 +150,24 @@ async def test_buffers_end_with_their_session(tmp_path: Path) -> None:
             for peer in peers:
                 peer.close()
         assert (sizes[-1] - sizes[0]) / MIB < 150, [size // MIB for size in sizes]
+
+
+async def test_frames_before_a_waiting_request_are_freed(tmp_path: Path) -> None:
+    """Invariant 9: 40 peers send 15 MiB, then the beginning of a request that waits."""
+    with broker_process(tmp_path / "broker") as broker:
+        before = broker.rss_bytes()
+        peers = [connected(broker) for _ in range(40)]
+        body = MessageBatch(Blobs.of([bytes(15 * MIB)])).encode()
+        for peer, protocol in peers:
+            refused = wire.Publish(7, 0, -1, None, None, body)  # this producer is not open
+            request = wire.Admin(1, "topics.list", {"text": "x" * (MIB - 1_000)})
+            begun = b"".join(protocol.send(request))[:200]
+            peer.setblocking(True)
+            peer.sendall(b"".join(protocol.send(refused)) + begun)
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            await client.admin("broker.stats")
+            more = (broker.rss_bytes() - before) / MIB
+        for peer, _ in peers:
+            peer.close()
+        assert more < 200, f"{more:.0f} MiB more"
+        assert broker.stop() == 0

@@ -67,6 +67,20 @@ def test_length_outside_the_bounds_is_refused_before_the_frame_arrives(size: int
         decoder.next_frame()
 
 
+def test_taken_frame_can_be_freed_although_data_behind_it_waits() -> None:
+    """Invariant 9: the broker waits before it takes the next frame."""
+    small = framed(bytes(10))
+    decoder = frame.FrameDecoder(MAX_FRAME_BYTES)
+    decoder.receive_data(framed(bytes(MAX_FRAME_BYTES // 2)) + small + small)
+    assert decoder.next_frame() is not None
+    decoder.free_taken()
+    assert len(decoder._chunk) == 2 * len(small)
+    decoder.next_frame()
+    decoder.free_taken()
+    assert len(decoder._chunk) == 2 * len(small), "small frames are not worth a copy"
+    assert decoder.next_frame() is not None
+
+
 def test_receiving_without_taking_frames_fails_an_assertion() -> None:
     decoder = frame.FrameDecoder(1000)
     for _ in range(4):

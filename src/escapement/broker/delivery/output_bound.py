@@ -63,7 +63,7 @@ class Connection(Protocol):
         ...
 
     def cut_off(self) -> None:
-        """End the connection at once."""
+        """End the connection at once, release its queue, and call ``leave``."""
         ...
 
 
@@ -81,7 +81,6 @@ class OutputBound:
         self._most_bytes = most_bytes
         self._waiting: dict[Connection, None] = {}
         self._writing: set[Connection] = set()
-        self._ending: Connection | None = None  # cut off, and not gone yet
 
     @property
     def is_full(self) -> bool:
@@ -126,22 +125,22 @@ class OutputBound:
         self._writing.discard(one)
 
     def check(self) -> None:
-        """Cut off the slowest connection if all queue too much, or if it holds up an answer.
+        """Cut off the slowest connections while all queue too much, or they hold up an answer.
 
         O(connections that write or wait) near three times the bound, otherwise O(1).
         """
-        left_bytes = _CUT * self._most_bytes - self.queued_bytes
-        if left_bytes >= FRAME_BYTES or self._ending:
-            return
-        slow = list(self._writing)
-        if left_bytes >= 0:
-            if all(one.queued_bytes for one in self._waiting):
+        while (left_bytes := _CUT * self._most_bytes - self.queued_bytes) < FRAME_BYTES:
+            slow = list(self._writing)
+            if left_bytes >= 0:
+                if all(one.queued_bytes for one in self._waiting):
+                    return
+                slow = [one for one in slow if one.is_slow]
+            if not slow:
                 return
-            slow = [one for one in slow if one.is_slow]
-        if slow:
-            self._ending = min(slow, key=lambda one: one.slow_since_s)
+            slowest = min(slow, key=lambda one: one.slow_since_s)
             _log.warning("cutting off the slowest peer, because the output of all is too large")
-            self._ending.cut_off()
+            slowest.cut_off()
+            assert slowest not in self._writing
 
     def wait(self, one: Connection) -> None:
         """Call ``has_room_again`` of a connection, once, when there may be room."""
@@ -151,6 +150,3 @@ class OutputBound:
         """Forget a connection that has ended."""
         self._waiting.pop(one, None)
         self._writing.discard(one)
-        if one is self._ending:
-            self._ending = None
-            self.check()

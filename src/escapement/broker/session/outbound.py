@@ -50,7 +50,7 @@ class Outbound:
       output_waits: returns whether output of other connections waits for room.
       requests_wait: returns whether requests of other connections wait for memory.
       on_room: called when there is room for messages again.
-      cut_off: ends the connection at once.
+      end: ends the connection at once.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Outbound:
         output_waits: Callable[[], bool],
         requests_wait: Callable[[], bool],
         on_room: Callable[[], None],
-        cut_off: Callable[[], None],
+        end: Callable[[], None],
     ) -> None:
         self.finished = False  # nothing more is queued
         self._stream = stream
@@ -78,12 +78,13 @@ class Outbound:
         self._output_waits = output_waits
         self._requests_wait = requests_wait
         self._on_room = on_room
-        self.cut_off = cut_off
+        self._end = end
         self._frames: list[Buffer] = []
         self._pace = _Pace(SLOW_BYTES)  # of the current write
         self._fast_pace = _Pace(FRAME_BYTES)
         self._has_messages = False  # whether a queued frame has messages
         self._size_bytes = 0
+        self._discarded = False
         self._writable = trio.Event()
         self._refused = False  # ``has_room`` was False, and nothing was woken since
         self._one_answer = trio.Lock()
@@ -188,10 +189,18 @@ class Outbound:
         self._writable.set()
         self._roomy.unpark_all()
 
+    def cut_off(self) -> None:
+        """End the connection at once, and release its queue. Its requests may last."""
+        self.discard()
+        self._end()
+
     def discard(self) -> None:
-        """Release the queued frames, because the connection has ended."""
+        """Release the queued frames, because the connection ends. Nothing more is queued."""
+        self.finish()
+        self._refused = False
         self._frames.clear()
         self._count(-self._size_bytes)
+        self._discarded = True
         self._bound.leave(self)
 
     def _queue(self, frames: list[Buffer]) -> None:
@@ -205,6 +214,8 @@ class Outbound:
 
     def _count(self, more_bytes: int) -> None:
         """Change the number of queued bytes."""
+        if self._discarded:
+            return
         before_bytes = self._size_bytes
         self._size_bytes += more_bytes
         self._bound.change(before_bytes, self._size_bytes)
@@ -213,6 +224,12 @@ class Outbound:
 
     async def run(self) -> None:
         """Write queued frames until ``finish`` was called and none is left; close the stream."""
+        try:
+            await self._write_all()
+        finally:
+            self.discard()
+
+    async def _write_all(self) -> None:
         while True:
             if not self._frames:
                 if self.finished:

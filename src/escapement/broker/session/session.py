@@ -11,6 +11,7 @@ of publishes have no receipt.
 from __future__ import annotations
 
 import logging
+from itertools import count
 from typing import Final
 
 import trio
@@ -20,7 +21,7 @@ from escapement.broker.broker import Broker
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.session.amendments import AmendmentRequests
 from escapement.broker.session.consumers import Consumers
-from escapement.broker.session.inbound import Inbound, Intake
+from escapement.broker.session.inbound import SMALL_READ_BYTES, Inbound, Intake
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.producers import Producers
 from escapement.broker.session.reading import Reading
@@ -42,6 +43,8 @@ from escapement.protocol.limits import (
 
 _log = logging.getLogger(__name__)
 
+# Commands of one connection that are carried out before other connections have their turn.
+_TURN_COMMANDS: Final = 64
 # Requests of one connection that wait for the database at the same time.
 _REQUESTS: Final = 64
 # Room that a frame needs beside the body of its batch: times, sequence, field headers.
@@ -77,7 +80,7 @@ class Session:
             output_waits=lambda: broker.output.is_full,
             requests_wait=lambda: request_memory.has_waiting,
             on_room=lambda: self._consumers.wake(),
-            cut_off=self._scope.cancel,
+            end=self._scope.cancel,
         )
         self._producers = Producers(broker, self._outbound, limits)
         self._consumers = Consumers(broker, self._outbound)
@@ -102,7 +105,12 @@ class Session:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._outbound.run)
-                    await self._read_all(nursery)
+                    try:
+                        await self._read_all(nursery)
+                    finally:
+                        # Free memory now: requests in progress may last.
+                        self._intake.release()
+                        self._protocol.discard()
                     self._outbound.finish()
         except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the peer is gone
@@ -110,11 +118,9 @@ class Session:
             self._outbound.finish()
             for handler in self._handlers:
                 handler.release()
-            # Free memory now, not when the garbage collector finds the session.
-            self._intake.release()
             self._reservations.close()
+            # Free memory now, not when the garbage collector finds the session.
             self._outbound.discard()
-            self._protocol.discard()
             await trio.aclose_forcefully(self._stream)
 
     def say_goodbye(self, reason: str) -> None:
@@ -182,11 +188,10 @@ class Session:
         await self._intake.room(protocol.unfinished_bytes, protocol.missing_bytes)
 
     async def _handle_events(self, nursery: trio.Nursery) -> None:
-        while True:
-            kind, size_bytes = self._protocol.next_frame()
-            if kind in self._aside:
-                size_bytes = min(size_bytes, kind.MAX_BYTES)
-                await self._intake.reserve(size_bytes * kind.MEMORY_FACTOR)
+        for turn in count(1):
+            if turn % _TURN_COMMANDS == 0:
+                await trio.lowlevel.checkpoint()
+            await self._reserve()
             command = self._protocol.next_event()
             if isinstance(command, Signal):
                 return
@@ -197,6 +202,22 @@ class Session:
                 raise
             except EscapementError as error:
                 self._refuse(command, error)
+            del command  # it may be large, and the next one may wait
+
+    async def _reserve(self) -> None:
+        """Reserve the memory of the next command, if it is carried out aside.
+
+        For a small frame that is done when all of it is there, so that peers which send it slowly
+        hold up nobody.
+        """
+        kind, size_bytes = self._protocol.next_frame()
+        if kind in self._aside and (
+            size_bytes > SMALL_READ_BYTES or self._protocol.unfinished_bytes >= size_bytes
+        ):
+            size_bytes = min(size_bytes, kind.MAX_BYTES)
+            if not self._reservations.may_reserve(size_bytes * kind.MEMORY_FACTOR):
+                self._protocol.free_taken()
+            await self._intake.reserve(size_bytes * kind.MEMORY_FACTOR)
 
     async def _handle(self, command: wire.Command, nursery: trio.Nursery) -> None:
         kind = type(command)
@@ -206,6 +227,7 @@ class Session:
             at_once(command)
         elif aside := self._aside.get(kind):
             self._intake.release()
+            self._protocol.free_taken()
             size_bytes = self._reservations.begin()
             await self._requests.acquire()
             nursery.start_soon(self._carry_out, aside, command, size_bytes)

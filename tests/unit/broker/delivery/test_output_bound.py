@@ -25,6 +25,9 @@ class Peer:
 
     def cut_off(self) -> None:
         self.cuts += 1
+        before, self.queued_bytes = self.queued_bytes, 0
+        self._bound.change(before, 0)
+        self._bound.leave(self)
 
     def queue_messages(self, consumers: int = 1) -> None:
         """Queue a frame of messages as large as it may be."""
@@ -133,7 +136,7 @@ def test_waiting_connection_learns_of_room_for_an_answer() -> None:
 def test_slowest_connection_is_cut_off_at_three_times_the_bound() -> None:
     """Invariant 9: some output is queued without asking. Connections are cut off one at a time."""
     bound = OutputBound(4 * FRAME_BYTES)
-    peers = quick, slower, slow = [Peer(bound, slow_since_s) for slow_since_s in (9.0, 1.0, 5.0)]
+    peers = quick, _, _ = [Peer(bound, slow_since_s) for slow_since_s in (9.0, 1.0, 5.0)]
     for peer in peers:
         peer.queue(4)
         bound.begin_write(peer)
@@ -143,12 +146,7 @@ def test_slowest_connection_is_cut_off_at_three_times_the_bound() -> None:
     bound.check()
     bound.check()
     assert [peer.cuts for peer in peers] == [0, 1, 0]
-    bound.leave(slower)
-    bound.check()
-    assert [peer.cuts for peer in peers] == [0, 1, 1]
-    slower.queue(-4)
-    slow.queue(-4)
-    bound.leave(slow)
+    quick.queue(4)
     bound.check()
     assert [peer.cuts for peer in peers] == [0, 1, 1]
 
@@ -161,30 +159,26 @@ def test_connections_are_cut_off_until_the_output_fits() -> None:
         peer.queue(frames)
         bound.begin_write(peer)
     bound.check()
-    assert (little.cuts, much.cuts) == (1, 0)
-    bound.leave(little)
-    assert (much.cuts, quick.cuts) == (1, 0)
-    much.queue(-6)
-    bound.leave(much)
-    assert quick.cuts == 0
+    assert (little.cuts, much.cuts, quick.cuts) == (1, 1, 0)
 
 
 def test_slow_peers_are_cut_off_one_at_a_time_while_an_answer_waits() -> None:
     """Invariant 9: peers that accept a frame in time are not cut off."""
     bound = OutputBound(4 * FRAME_BYTES)
     quick = Peer(bound, 1.0)
-    peers = slow, slower = [Peer(bound, since_s, is_slow=True) for since_s in (3.0, 2.0)]
+    peers = slow, _ = [Peer(bound, since_s, is_slow=True) for since_s in (3.0, 2.0)]
     for peer in (quick, *peers):
         peer.queue(4)
         bound.begin_write(peer)
     bound.wait(slow)
     bound.check()
     assert [peer.cuts for peer in peers] == [0, 0], "it waits for its own output"
-    bound.wait(Peer(bound))
-    bound.check()
+    waiting = Peer(bound)
+    bound.wait(waiting)
     bound.check()
     assert [peer.cuts for peer in peers] == [0, 1]
-    slower.queue(-4)
-    bound.leave(slower)
+    assert waiting.calls == 1
+    quick.queue(4)
+    bound.wait(waiting)
     bound.check()
-    assert [peer.cuts for peer in (quick, *peers)] == [0, 0, 1]
+    assert [peer.cuts for peer in (quick, *peers)] == [0, 1, 1]

@@ -31,7 +31,7 @@ def outbound(bound: OutputBound, calls: list[str]) -> Outbound:
         output_waits=lambda: bound.is_full,
         requests_wait=lambda: False,
         on_room=lambda: calls.append("room"),
-        cut_off=lambda: calls.append("cut off"),
+        end=lambda: calls.append("cut off"),
     )
 
 
@@ -46,6 +46,19 @@ async def test_end_of_a_large_answer_wakes_consumers_and_requests() -> None:
                 nursery.start_soon(output.room)
                 await trio.testing.wait_all_tasks_blocked()
     assert calls == ["room"]
+
+
+async def test_connection_that_is_cut_off_releases_its_queue_at_once() -> None:
+    """Invariant 9: its requests may last, and end without effect on the bound."""
+    calls: list[str] = []
+    bound = OutputBound(8 * FRAME_BYTES)
+    output = outbound(bound, calls)
+    async with output.large_answer():
+        output.cut_off()
+        assert (bound.queued_bytes, output.queued_bytes) == (0, 0)
+        await output.room()
+    assert calls == ["cut off"]
+    assert bound.queued_bytes == 0
 
 
 async def test_room_for_all_wakes_a_connection_that_waits() -> None:
@@ -147,7 +160,7 @@ async def slow_reader(
             output_waits=lambda: others_wait,
             requests_wait=lambda: False,
             on_room=lambda: None,
-            cut_off=cut_off,
+            end=cut_off,
         )
         output.send(wire.Welcome(PROTOCOL_VERSION, "b", "o", {}))
         output.answer(wire.AdminReply(1, "x" * (2 * FRAME_BYTES)))
