@@ -1,9 +1,11 @@
-"""Three additions to mkdocs for this site; see mkdocs.yml.
+"""Four additions to mkdocs for this site; see mkdocs.yml.
 
 - ``*`` in the nav stands for all matching files, so that new pages appear without an entry.
 - A link to a file of the repository outside docs/ becomes plain text, because the site has no
   such page. If the file does not exist, the build fails.
 - ``{{ policies }}`` becomes the tables of all policies, made from their rules.
+- If a page shows a Python object, such as ``<function f at 0x7f…>`` as the default of an option, the
+  build fails.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from mkdocs.exceptions import PluginError
 
 from escapement.durations import format as duration_text
 from escapement.storage.catalog.policy import (
@@ -25,6 +29,7 @@ from escapement.storage.catalog.policy import (
 
 log = logging.getLogger("mkdocs.hooks")
 
+_OBJECT = re.compile(r"\bSentinel\.\w+|&lt;function [\w.]+|\bobject at 0x")
 _LINK = re.compile(r"\[([^\]]*)\]\((\.\./[^)#\s]+)(#[^)]*)?\)")
 
 
@@ -65,6 +70,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if "{{ policies }}" in markdown:
         markdown = markdown.replace("{{ policies }}", "\n".join(_policies()))
     return markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> None:
+    """Refuse pages with the names of Python objects."""
+    if shown := _OBJECT.search(html):
+        raise PluginError(f"{page.file.src_uri} shows a Python object: {shown[0]}")
 
 
 def _policies() -> Iterator[str]:
