@@ -173,7 +173,7 @@ class Link:
             while not connection.closed:
                 for command in connection.events():
                     if isinstance(command, Ping):
-                        self.send(Pong(command.token))
+                        self._send_heartbeat(Pong(command.token))
                     elif isinstance(command, Goodbye):
                         self.end(Disconnected(f"the broker said goodbye: {command.reason}"))
                     else:
@@ -203,12 +203,17 @@ class Link:
                 Disconnected(f"the connection was lost: {str(error) or 'the broker closed it'}")
             )
 
+    def _send_heartbeat(self, command: Ping | Pong) -> None:
+        """Send a command of the heartbeat, unless Goodbye is queued and nothing may follow it."""
+        if not self._connection.finished:
+            self.send(command)
+
     async def _beat(self, heartbeat_s: float, timeout_s: float) -> None:
         asked_s = anyio.current_time()
         for token in count(1):
             await anyio.sleep_until(asked_s + heartbeat_s)
             asked_s = anyio.current_time()
-            self.send(Ping(token))
+            self._send_heartbeat(Ping(token))
             await anyio.sleep(timeout_s)
             if self._heard_s < asked_s:
                 self.end(Disconnected(f"the broker has sent nothing for {timeout_s:g} s"))

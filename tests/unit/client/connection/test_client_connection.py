@@ -15,6 +15,8 @@ import escapement.sync
 from escapement.client.connection.link import Link, Stream
 from escapement.errors import Busy, Disconnected, EscapementError, ProtocolError
 from escapement.protocol import commands as wire
+from escapement.protocol.connection import Connection
+from escapement.protocol.limits import PROTOCOL_VERSION
 from support.client_peer import Peer, connect, on_both, pipes
 
 
@@ -228,6 +230,41 @@ async def test_silent_broker_is_pinged_and_then_reconnected() -> None:
         await anyio.sleep(3)
         assert len(peer.heard_of(wire.Hello)) == 2
         assert broker.connected
+
+
+class StuckStream:
+    """A stream that a broker has sent a ping to, and that accepts nothing."""
+
+    def __init__(self, received: bytes) -> None:
+        self._received = received
+
+    async def receive(self, max_bytes: int) -> bytes:
+        await anyio.sleep(5)
+        received, self._received = self._received, b""
+        if not received:
+            await anyio.sleep_forever()
+        return received
+
+    async def send(self, item: bytes) -> None:
+        await anyio.sleep_forever()
+
+    async def aclose(self) -> None: ...
+
+
+@on_both
+async def test_heartbeat_ends_when_goodbye_is_queued() -> None:
+    """The stream accepts nothing, so the goodbye waits while pings are due and asked for."""
+    ours, broker = Connection("client"), Connection("broker")
+    broker.receive_data(b"".join(ours.send(wire.Hello(PROTOCOL_VERSION, "test", {}))))
+    assert len(list(broker.events())) == 1
+    welcome = wire.Welcome(PROTOCOL_VERSION, "broker", "1", {})
+    ours.receive_data(b"".join(broker.send(welcome)))
+    assert len(list(ours.events())) == 1
+    link = Link(StuckStream(b"".join(broker.send(wire.Ping(1)))), ours, welcome)
+    link.send(wire.Goodbye("done"))
+    with anyio.move_on_after(30):
+        await link.run(lambda command: None, 10, 60)
+    assert str(link.error) == "the connection was closed"
 
 
 @on_both
