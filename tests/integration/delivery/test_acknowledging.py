@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 from trio.testing import MockClock
 
@@ -12,8 +14,10 @@ import escapement
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
+from escapement.protocol import commands as wire
 from escapement.testing import World, arrived
 from support.faults.dying_brokers import lose_index
+from support.wire_peer import wire_peer
 
 PATIENT = BrokerConfig(ack_wait_ms=86_400_000, seed=0)
 HOUR = timedelta(hours=1)
@@ -96,6 +100,20 @@ async def test_range_acknowledgement_counts_only_new_and_existing_offsets(
             assert numbers(await arrived(inbox)) == [20], (
                 "the range does not cover a message published later"
             )
+
+
+async def test_ranges_that_overlap_acknowledge_each_message_once(mock_clock: MockClock) -> None:
+    """V17, invariant 9: they name more messages than there are, or than may wait for commit."""
+    config = replace(PATIENT, limits=BrokerLimits(unwritten_acks=8))
+    async with testing.start(config=config) as world, world.connect() as broker:
+        await publish(broker, 16)
+        ranges = np.array([(3, 9), (0, 5), (4, 6), (3, 9), (7, 9), (12, 10**12)])
+        async with wire_peer(world) as peer:
+            await peer.say(wire.Subscribe(1, 1, "t", "s", "shared", "earliest", 0, ""))
+            heard = await peer.say(wire.Ack(2, 1, None, ranges[:, 0], ranges[:, 1]))
+            assert heard == [wire.Acked(2, 9 + 4)]
+        async with broker.consumer("t", "s") as inbox:
+            assert numbers(await arrived(inbox)) == [9, 10, 11]
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["at once", "after a crash"])

@@ -179,7 +179,9 @@ class Consumers(RequestHandler):
 def _offsets_of(command: wire.Ack, next_offset: int) -> Int64s:
     """Return the offsets that an Ack names, with its ranges expanded.
 
-    Offsets beyond the end of the log are left out: they acknowledge nothing.
+    Offsets beyond the end of the log are left out: they acknowledge nothing. If ranges name more
+    messages than the log has, they overlap. They are then merged before they are expanded, so that
+    a small topic costs little memory.
     """
     parts = []
     if command.offsets is not None:
@@ -189,9 +191,21 @@ def _offsets_of(command: wire.Ack, next_offset: int) -> Int64s:
     if command.firsts is not None and command.lasts is not None:
         firsts = np.clip(command.firsts, 0, next_offset)
         counts = np.clip(command.lasts, 0, next_offset) - firsts
+        if int(counts.sum()) > min(next_offset, _ACK_MESSAGES):
+            firsts, counts = _merged(firsts, counts)
         total = int(counts.sum())
         if total > _ACK_MESSAGES:
             raise LimitExceeded(f"an Ack names at most {_ACK_MESSAGES} messages, not {total}")
         ends = np.cumsum(counts)
         parts.append(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _merged(firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Shorten ranges so that each offset is in one of them. They may become empty."""
+    order = np.argsort(firsts)
+    firsts, lasts = firsts[order], (firsts + counts)[order]
+    covered = np.zeros_like(lasts)  # the end of all earlier ranges
+    np.maximum.accumulate(lasts[:-1], out=covered[1:])
+    firsts = np.maximum(firsts, covered)
+    return firsts, np.maximum(lasts - firsts, 0)
