@@ -43,8 +43,8 @@ class BrokerLimits:
     # ``inbound_bytes`` or ``request_bytes``. A peer that needs longer, or that is silent for a
     # second, is disconnected.
     inbound_timeout_s: float = 5.0
-    # Published bytes of one connection without a receipt. At this bound the broker stops reading
-    # from the connection until it has sent receipts.
+    # Published bytes of one connection without a receipt, with 1 KiB more for each publish. At this
+    # bound the broker stops reading from the connection until it has sent receipts.
     unconfirmed_bytes: int = 32 * MIB
 
     # -- messages
@@ -54,7 +54,8 @@ class BrokerLimits:
     publish_hold_ms: int = 1_000
 
     # -- group commits
-    commit_waiting_bytes: int = 64 * MIB  # bytes that wait for commit; then all publishers wait
+    # Bytes that wait for commit, with 1 KiB more for each publish. Then all publishers wait.
+    commit_waiting_bytes: int = 64 * MIB
     commit_lanes: int = 2  # connections that write group commits at the same time
     # Acknowledgements that are not durable yet. At this bound no messages are delivered. At twice
     # this bound acknowledgements are refused.

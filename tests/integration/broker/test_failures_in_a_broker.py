@@ -215,7 +215,7 @@ async def test_due_messages_are_delivered_until_the_lease_ends_and_then_after_th
         assert isinstance(refused.error, StorageUnavailable)
         assert refused.error.retryable
         assert durable.answer is None
-        assert (await broker.admin("broker.stats"))["waiting_acks"] == len(got)
+        assert (await broker.admin("broker.stats"))["waiting_acks"] == len(got) + 1
         outage.over()
         for _ in range(15):
             await world.clock.advance(seconds=1)
@@ -246,6 +246,30 @@ async def test_a_lease_that_ran_out_during_a_recovery_is_renewed_and_the_recover
                 await a_while(world, LEASE_S)
         async with connect(world) as broker, broker.consumer("t", "s") as inbox:
             assert await values(inbox) == [b"m"]
+
+
+async def test_repeated_acks_of_one_message_reach_the_bound_during_an_outage(
+    mock_clock: MockClock,
+) -> None:
+    """Invariant 9: each waits for the commit of the first one, and takes memory until then."""
+    outage = Outage()
+    config = replace(PATIENT, limits=BrokerLimits(unwritten_acks=10))
+    async with (
+        testing.start(config=config, engine=outage.engine) as world,
+        connect(world) as broker,
+        broker.consumer("t", "s") as inbox,
+    ):
+        await one_each_second(broker, 1)
+        await world.clock.advance(seconds=1)
+        outage.unreachable()
+        for _ in range(30):
+            await inbox.ack(0)
+            await world.clock.advance(ms=10)  # the client sends each ack by itself
+        assert (await broker.admin("broker.stats"))["waiting_acks"] == 20
+        outage.over()
+        await a_while(world, 15)
+        await inbox.flush_acks()
+        assert (await broker.admin("broker.stats"))["waiting_acks"] == 0
 
 
 async def test_dispatch_stops_when_unwritten_acks_reach_their_bound_during_an_outage(

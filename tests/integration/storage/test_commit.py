@@ -20,7 +20,7 @@ from escapement.storage.blocking import in_threads
 from escapement.storage.catalog import catalog
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.group_rows import MAX_ROW_BYTES
-from escapement.storage.commit.items import Acks, Attempts
+from escapement.storage.commit.items import ITEM_BYTES, Acks, Attempts
 from escapement.storage.commit.lane import GROUP_BYTES, GROUP_STATEMENTS, State
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import journal
@@ -194,6 +194,20 @@ async def test_append_past_max_waiting_bytes_is_refused(engine: Engine) -> None:
         await pipeline.drain()
         assert sorted(order) == [0, 1, 2, 3]
         assert all(len(group.topics) <= 1 for group in house.groups)
+        check_promises(engine, house.tickets)
+
+
+async def test_small_appends_count_with_the_memory_that_each_takes(engine: Engine) -> None:
+    """Invariant 9. Their group is as large as without that memory."""
+    async with committing(engine, max_waiting_bytes=2000 * ITEM_BYTES) as house:
+        topic = await house.topic("t")
+        before = len(house.groups)
+        while house.pipeline.has_room:
+            house.append(topic, b"x")
+        assert 1900 < len(house.tickets) <= 2000
+        await house.pipeline.drain()
+        assert house.pipeline.waiting_bytes == 0
+        assert len(house.groups) == before + 1
         check_promises(engine, house.tickets)
 
 

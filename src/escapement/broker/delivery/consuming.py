@@ -242,7 +242,7 @@ class Consuming:
           StorageUnavailable: if too many acknowledgements wait for the database; the client must
             send them again.
         """
-        self._pipeline.check_acks(len(offsets), 2 * self._limits.unwritten_acks)
+        self._pipeline.check_acks(max(len(offsets), 1), 2 * self._limits.unwritten_acks)
         handle.subscription.acknowledge(offsets, done, at_ms=self._clock.now_ms())
         self.wake(handle)
 

@@ -14,6 +14,7 @@ from escapement.broker.topic.publication import Publication, Stored
 from escapement.errors import EscapementError
 from escapement.names import anonymous_name
 from escapement.protocol import commands as wire
+from escapement.storage.commit.items import ITEM_BYTES
 
 
 class Producers(RequestHandler):
@@ -89,7 +90,7 @@ class Producers(RequestHandler):
             await self._broker.publishing.weigh(self._handles.get(producer_id).topic)
             self._broker.check_open()
             handle = self._handles.get(producer_id)  # it may have been fenced meanwhile
-            size_bytes = len(command.body)
+            size_bytes = len(command.body) + ITEM_BYTES
             publication = Publication(
                 command.sequence,
                 command.after,

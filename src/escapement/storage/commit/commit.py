@@ -119,12 +119,15 @@ class CommitPipeline:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of appends, restatements and inbox entries of acknowledgements that wait."""
+        """Memory of appends, restatements and inbox entries of acknowledgements that wait."""
         return sum(lane.body_bytes for lane in self._lanes)
 
     @property
     def waiting_acks(self) -> int:
-        """Number of acknowledged offsets that are not durable yet. The broker limits them."""
+        """Number of acknowledgements that are not durable yet. The broker limits them.
+
+        An acknowledgement that names only offsets which wait already counts as one.
+        """
         return sum(lane.ack_count for lane in self._lanes)
 
     def check_acks(self, count: int, most: int) -> None:

@@ -137,8 +137,8 @@ class Group:
 
     @property
     def body_bytes(self) -> int:
-        """Size of the appends, restatements and new inbox entries of the group."""
-        appends = sum(item.size_bytes for item in self.log_items)
+        """Memory of the appends, restatements and new inbox entries of the group."""
+        appends = sum(item.waiting_bytes for item in self.log_items)
         return appends + sum(inbox_entry.size_bytes for inbox_entry in self.inbox_entries)
 
     @property
@@ -173,7 +173,7 @@ class Group:
 
     @property
     def ack_count(self) -> int:
-        return sum(len(acks.offsets) for acks in self.acks)
+        return sum(acks.count for acks in self.acks)
 
 
 def form_group(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from escapement.dedup import Digests
 from escapement.errors import EscapementError
@@ -27,6 +27,10 @@ from escapement.storage.encoding.lag import Timing
 from escapement.storage.engine.base import Connection
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.inbox.staged_batch import Advance
+
+# The memory of a published batch that waits for commit, besides its body and columns: its item, its
+# request, and the closures that answer it. Measured with batches of one message of one byte.
+ITEM_BYTES: Final = 1024
 
 
 def _ignore(error: EscapementError) -> None:
@@ -66,6 +70,11 @@ class Append:
         keys = 0 if self.digests is None else KEY_BYTES * self.count
         return len(self.body) + 8 * self.count + keys
 
+    @property
+    def waiting_bytes(self) -> int:
+        """The memory that the item takes while it waits for commit."""
+        return self.size_bytes + ITEM_BYTES
+
 
 @dataclass(slots=True, eq=False)
 class Restate:
@@ -93,6 +102,11 @@ class Restate:
     def size_bytes(self) -> int:
         return len(self.body) + 40 * len(self.offsets)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """The memory that the item takes while it waits for commit."""
+        return self.size_bytes + ITEM_BYTES
+
 
 @dataclass(slots=True, eq=False)
 class Acks:
@@ -117,6 +131,11 @@ class Acks:
     def size_bytes(self) -> int:
         lapsed = 0 if self.lapsed is None else len(self.lapsed)
         return 8 * (len(self.offsets) + lapsed) + self.entry_bytes
+
+    @property
+    def count(self) -> int:
+        """The number of offsets, but at least one: the item itself takes memory while it waits."""
+        return max(len(self.offsets), 1)
 
     @property
     def entry_bytes(self) -> int:
@@ -159,6 +178,7 @@ class Statement:
     value: Any = None
     error: Exception | None = None
     size_bytes: int = 0
+    waiting_bytes: int = 0
     forgets: str = ""  # name of an event group that the statement deletes; "": none
 
 

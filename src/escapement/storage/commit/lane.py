@@ -91,10 +91,10 @@ class Lane:
     ) -> None:
         self.number = number
         self.state = State.DOWN
-        # Bytes of the appends, the restatements and the inbox entries of acknowledgements that are
+        # Memory of the appends, the restatements and the inbox entries of acknowledgements that are
         # queued or being written.
         self.body_bytes = 0
-        self.ack_count = 0  # acknowledged offsets that are queued or being written
+        self.ack_count = 0  # acknowledgements that are queued or being written
         self._last_seq = last_seq
         self._writer = writer
         self._log = log
@@ -143,9 +143,9 @@ class Lane:
             raise self._refusal()
         self._queue.append(item)
         if isinstance(item, Append | Restate):
-            self.body_bytes += item.size_bytes
+            self.body_bytes += item.waiting_bytes
         elif isinstance(item, Acks):
-            self.ack_count += len(item.offsets)
+            self.ack_count += item.count
             self.body_bytes += item.entry_bytes
         self._wake.set()
 
@@ -330,7 +330,7 @@ class Lane:
         return kind(f"the database accepts no writes now: {self._why}")
 
     def _fail(self, items: Sequence[Refusable], error: EscapementError) -> None:
-        self.body_bytes -= sum(item.size_bytes for item in items)
+        self.body_bytes -= sum(item.waiting_bytes for item in items)
         for item in items:
             item.fail(error)
         self._on_change()
