@@ -4,8 +4,8 @@
 - A link to a file of the repository outside docs/ becomes plain text, because the site has no
   such page. If the file does not exist, the build fails.
 - ``{{ policies }}`` becomes the tables of all policies, made from their rules.
-- The build fails if a page shows a Python object, such as ``<function f at 0x7f…>`` as the default of
-  an option.
+- The build fails if a page shows a Python object, such as ``<function f at 0x7f…>`` as the default
+  of an option.
 """
 
 from __future__ import annotations
