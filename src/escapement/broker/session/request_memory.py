@@ -2,8 +2,8 @@
 
 A request takes up to ``MEMORY_FACTOR`` times the bytes of its frame. Its connection *reserves* this
 memory before it decodes the frame: for a large frame when its head has come, for a small one when
-all of it has come. While it waits, it reads nothing, and the peer feels back-pressure. The memory is
-reserved until the request is carried out.
+all of it has come. While it waits, it reads nothing, and the peer feels back-pressure. The memory
+is reserved until the request is carried out.
 
 Each connection has ``FREE_BYTES`` beyond the bound, so small requests never wait. Beyond that, a
 request is admitted in three cases:
