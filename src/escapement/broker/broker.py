@@ -83,6 +83,9 @@ class Broker:
         self.clock = clock
         self.stopping = False
         self.output = OutputBound(self.config.limits.output_bytes)
+        # A request makes an answer that may be large, and then queues it, without an await while or
+        # after it holds this. So each turn of the event loop makes only one such answer.
+        self.answering = trio.Lock()
         self.stopped = trio.Event()  # set when ``run`` is about to return or raise
         self._engine = engine
         self._index_directory = index_directory

@@ -10,8 +10,9 @@ A *plain value* is None, a bool, a number, a str, bytes, or a list or map of pla
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -218,6 +219,10 @@ class Plain:
     write = read
 
 
+# The types of plain values that have no items.
+_SIMPLE: Final = frozenset([type(None), bool, int, float, str, bytes])
+
+
 def _check_containers(value: Any, most: int) -> None:
     containers = check_plain(value) + 1  # the frame itself is one
     if containers > most:
@@ -247,19 +252,35 @@ def check_plain(value: Any, depth: int = 0) -> int:
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"nests deeper than {MAX_DEPTH}")
-    if value is None or type(value) in (bool, float, str, bytes):
-        return 0
-    if type(value) is int:
-        if not -(1 << 63) <= value < 1 << 64:
-            raise ValueError("holds a number of more than 64 bits")
+    if type(value) in _SIMPLE:
+        if type(value) is int:
+            _check_range([value])
         return 0
     if type(value) is dict:
-        if not all(type(key) is str for key in value):
+        if set(map(type, value)) - {str}:
             raise ValueError("has a map whose keys are not all strings")
-        return 1 + sum(check_plain(item, depth + 1) for item in value.values())
+        return 1 + _check_items(value.values(), depth + 1)
     if type(value) in (list, tuple):
-        return 1 + sum(check_plain(item, depth + 1) for item in value)
+        return 1 + _check_items(value, depth + 1)
     raise ValueError(f"holds a {type(value).__name__}, which is not a plain value")
+
+
+def _check_items(items: Collection[Any], depth: int) -> int:
+    """Check the items of a list or map, as ``check_plain`` does; return the sum of its results.
+
+    Items that are not lists or maps are checked together, which is several times as fast.
+    """
+    types = set(map(type, items))
+    if depth > MAX_DEPTH or not types <= _SIMPLE:
+        return sum(check_plain(item, depth) for item in items)
+    if int in types:
+        _check_range([item for item in items if type(item) is int])
+    return 0
+
+
+def _check_range(numbers: list[int]) -> None:
+    if min(numbers) < -(1 << 63) or max(numbers) >= 1 << 64:
+        raise ValueError("holds a number of more than 64 bits")
 
 
 _INT64 = np.dtype("<i8")

@@ -1,7 +1,8 @@
 """The content of messages as values that fit the answer of an administrative operation.
 
 The properties of a message may be nested deeper, or have more lists and maps, than an answer can
-hold. Such properties are shown as text.
+hold. Such properties are shown as text. Large ones are not shown, because decoding them would delay
+other connections.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.broker.admin.arguments import Plain
+from escapement.broker.inspection.peek import PAGE_TEXT_BYTES
 from escapement.properties import READABLE, read_properties
 from escapement.protocol.fields import check_plain
 
@@ -25,12 +27,14 @@ _EMPTY: Final = b"\x80"
 
 
 def readable_key(key: bytes) -> str | None:
-    """Return a message's key as text; None if it has no key."""
-    return key.decode("utf-8", READABLE) or None
+    """Return a message's key as text, cut if it is large; None if it has no key."""
+    return key[:PAGE_TEXT_BYTES].decode("utf-8", READABLE) or None
 
 
 def readable(packed: bytes) -> dict[str, Plain]:
     """Return a message's encoded properties by name: as plain values if they fit, else as text."""
+    if len(packed) > PAGE_TEXT_BYTES:
+        return {"": f"{len(packed)} bytes; read or consume the message to see them"}
     found = read_properties(packed)
     if not found and packed not in (b"", _EMPTY):
         return {"": f"{len(packed)} bytes that are not a map"}

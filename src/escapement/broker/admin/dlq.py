@@ -23,7 +23,8 @@ async def _list(broker: Broker, given: Arguments) -> Plain:
     count = given.optional_number("count") or 10
     given.end()
     pages = await broker.services.dead_letters.look(whose, min(count, MAX_MESSAGES))
-    return [row for page in pages for row in _rows(page, PREVIEW_BYTES)]
+    async with broker.answering:
+        return [row for page in pages for row in _rows(page, PREVIEW_BYTES)]
 
 
 async def _show(broker: Broker, given: Arguments) -> Plain:
@@ -31,7 +32,8 @@ async def _show(broker: Broker, given: Arguments) -> Plain:
     offset = given.number("offset")
     given.end()
     page = await broker.services.dead_letters.show(whose, offset)
-    return _rows(page, None)[0]
+    async with broker.answering:
+        return _rows(page, None)[0]
 
 
 async def _count(broker: Broker, given: Arguments) -> Plain:
@@ -88,7 +90,7 @@ def _rows(page: Page, preview_bytes: int | None) -> list[dict[str, Plain]]:
     for offset, due_ms, origin, key, payload, properties in table:
         row: dict[str, Any] = {"offset": offset, "due_at_ms": due_ms}
         row |= {f"original_{n}" if n in _ORIGINAL else n: v for n, v in origin.items()}
-        row |= {"key": readable_key(key), "size_bytes": len(payload)}
+        row |= {"key": readable_key(key[:preview_bytes]), "size_bytes": len(payload)}
         if preview_bytes is None:
             row["properties"] = readable(properties)
         rows.append(row | {"payload": payload[:preview_bytes]})

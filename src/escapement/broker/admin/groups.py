@@ -28,9 +28,10 @@ _SOURCE: Final = "group"
 
 
 async def _list_groups(broker: Broker, given: Arguments) -> Plain:
-    topic = topic_of(broker, given)
-    given.end()
-    return [_plain(broker, topic, group) for group in topic.groups.names()]
+    async with broker.answering:
+        topic = topic_of(broker, given)
+        given.end()
+        return [_plain(broker, topic, group) for group in topic.groups.names()]
 
 
 async def _get_group(broker: Broker, given: Arguments) -> Plain:

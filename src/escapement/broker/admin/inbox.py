@@ -12,10 +12,12 @@ from escapement.broker.broker import Broker
 async def _list_inbox(broker: Broker, given: Arguments) -> Plain:
     given.end()
     relay = broker.services.inbox_relay
-    return [
-        one._asdict() | {"reason": one.reason or relay.blocked.get(one.target)}
-        for one in await relay.waiting(MAX_ROWS)
-    ]
+    entries = await relay.waiting(MAX_ROWS)
+    async with broker.answering:
+        return [
+            one._asdict() | {"reason": one.reason or relay.blocked.get(one.target)}
+            for one in entries
+        ]
 
 
 async def _discard_entries(broker: Broker, given: Arguments) -> Plain:

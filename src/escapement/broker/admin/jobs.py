@@ -13,7 +13,9 @@ from escapement.storage.inbox.job import JobState
 async def _list_jobs(broker: Broker, given: Arguments) -> Plain:
     given.end()
     relay = broker.services.inbox_relay
-    return [_plain(one, relay.blocked.get(one.target)) for one in await relay.jobs(MAX_ROWS)]
+    jobs = await relay.jobs(MAX_ROWS)
+    async with broker.answering:
+        return [_plain(one, relay.blocked.get(one.target)) for one in jobs]
 
 
 def _plain(job: JobState, blocked: str | None) -> dict[str, Plain]:

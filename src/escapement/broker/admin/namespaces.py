@@ -13,14 +13,15 @@ from escapement.storage.catalog.catalog import Namespace
 
 async def _list_namespaces(broker: Broker, given: Arguments) -> Plain:
     given.end()
-    registry = broker.registry
-    counts: dict[int, int] = {}
-    for record in registry.topics.values():
-        counts[record.namespace_id] = counts.get(record.namespace_id, 0) + 1
-    return [
-        _namespace(namespace) | {"topics": counts.get(namespace.id, 0)}
-        for namespace in islice(registry.namespaces, MAX_ROWS)
-    ]
+    async with broker.answering:
+        registry = broker.registry
+        counts: dict[int, int] = {}
+        for record in registry.topics.values():
+            counts[record.namespace_id] = counts.get(record.namespace_id, 0) + 1
+        return [
+            _namespace(namespace) | {"topics": counts.get(namespace.id, 0)}
+            for namespace in islice(registry.namespaces, MAX_ROWS)
+        ]
 
 
 async def _get_namespace(broker: Broker, given: Arguments) -> Plain:

@@ -22,8 +22,9 @@ async def _list_schedules(broker: Broker, given: Arguments) -> Plain:
     within = given.optional_text("namespace")
     given.end()
     prefix = "" if within is None else NamespaceName.parse(within).full + "/"
-    found = [one for one in scheduler.all() if one.name.startswith(prefix)]
-    return [_plain(scheduler, one) for one in found[:MAX_ROWS]]
+    async with broker.answering:
+        found = [one for one in scheduler.all() if one.name.startswith(prefix)]
+        return [_plain(scheduler, one) for one in found[:MAX_ROWS]]
 
 
 async def _get_schedule(broker: Broker, given: Arguments) -> Plain:

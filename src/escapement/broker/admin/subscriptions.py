@@ -19,9 +19,10 @@ from escapement.storage.catalog.policy import SubscriptionPolicy
 
 
 async def _list_subscriptions(broker: Broker, given: Arguments) -> Plain:
-    topic = topic_of(broker, given)
-    given.end()
-    return [figures(topic, one) for one in islice(topic.subscriptions(), MAX_ROWS)]
+    async with broker.answering:
+        topic = topic_of(broker, given)
+        given.end()
+        return [figures(topic, one) for one in islice(topic.subscriptions(), MAX_ROWS)]
 
 
 async def _get_subscription(broker: Broker, given: Arguments) -> Plain:

@@ -23,8 +23,9 @@ async def _list_topics(broker: Broker, given: Arguments) -> Plain:
     if within is not None:
         prefix = NamespaceName.parse(within).full + "/"
         broker.registry.namespaces.find(NamespaceName.parse(within))
-    names = sorted(n for n in broker.registry.topics if n.startswith(prefix))
-    return {"topics": names[:MAX_ROWS], "total": len(names)}
+    async with broker.answering:
+        names = sorted(n for n in broker.registry.topics if n.startswith(prefix))
+        return {"topics": names[:MAX_ROWS], "total": len(names)}
 
 
 async def _get_topic(broker: Broker, given: Arguments) -> Plain:
@@ -41,28 +42,31 @@ async def _update_topic(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _topic_stats(broker: Broker, given: Arguments) -> Plain:
-    topic = topic_of(broker, given)
-    given.end()
-    since_ms = topic.archive_awaited_since_ms
-    return {
-        "topic": topic.name.full,
-        "next_offset": topic.next_offset,
-        "published": topic.published,
-        "index_entries": broker.index.count(topic.id),
-        "wheel_entries": topic.wheel_count,
-        "cancelled": len(topic.amendments.cancelled),
-        "archive_awaited_ms": broker.clock.now_ms() - since_ms if since_ms else 0,
-        "producers": [
-            {
-                "name": producer.name,
-                "epoch": producer.epoch,
-                "last_sequence": producer.last_sequence,
-                "connected": producer.holder is not None,
-            }
-            for producer in _worth_showing(topic)[:MAX_ROWS]
-        ],
-        "subscriptions": [figures(topic, one) for one in islice(topic.subscriptions(), MAX_ROWS)],
-    }
+    async with broker.answering:
+        topic = topic_of(broker, given)
+        given.end()
+        since_ms = topic.archive_awaited_since_ms
+        return {
+            "topic": topic.name.full,
+            "next_offset": topic.next_offset,
+            "published": topic.published,
+            "index_entries": broker.index.count(topic.id),
+            "wheel_entries": topic.wheel_count,
+            "cancelled": len(topic.amendments.cancelled),
+            "archive_awaited_ms": broker.clock.now_ms() - since_ms if since_ms else 0,
+            "producers": [
+                {
+                    "name": producer.name,
+                    "epoch": producer.epoch,
+                    "last_sequence": producer.last_sequence,
+                    "connected": producer.holder is not None,
+                }
+                for producer in _worth_showing(topic)[:MAX_ROWS]
+            ],
+            "subscriptions": [
+                figures(topic, one) for one in islice(topic.subscriptions(), MAX_ROWS)
+            ],
+        }
 
 
 def _worth_showing(topic: Topic) -> list[Producer]:

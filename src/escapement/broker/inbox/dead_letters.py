@@ -158,7 +158,7 @@ class DeadLetters:
             offsets, moves = np.array([offset]), dlq.topic.amendments.moves
             found, _ = await self._log.published(dlq.topic.id, offsets, moves, 0)
             due_ms = moves.current(found.offsets, found.due_ms)
-            page = self._mine(dlq, due_ms, found.offsets, found.batch)
+            page = await self._mine(dlq, due_ms, found.offsets, found.batch)
             if len(page.offsets):
                 return page
         raise NotFound(f"{whose} has no dead letter at offset {offset}")
@@ -304,13 +304,14 @@ class DeadLetters:
         due_ms, offsets = due_ms[here], offsets[here]
         fetch = self._index.fetch(dlq.topic.id, due_ms, offsets)
         batch = await read_from(fetch, self._run, fetch.read)
-        return self._mine(dlq, due_ms, offsets, batch)
+        return await self._mine(dlq, due_ms, offsets, batch)
 
-    def _mine(
+    async def _mine(
         self, dlq: _DeadLetterTopic, due_ms: Int64s, offsets: Int64s, batch: MessageBatch
     ) -> Page:
         """Return the dead letters of the subscription among these messages, if they are pending."""
-        origins = dead_letter.origins(batch)
+        # Decoding the properties of a page may take some 100 ms.
+        origins = await self._run(dead_letter.origins, batch)
         theirs = {"topic": dlq.whose.topic.full, "subscription": dlq.whose.subscription}
         mine = np.array([theirs.items() <= origin.items() for origin in origins], bool)
         at = np.flatnonzero(mine & _here(dlq.topic, dlq.subscription, due_ms, offsets))

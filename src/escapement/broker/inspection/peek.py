@@ -20,7 +20,11 @@ from escapement.message import Blobs, Bools, Int64s, MessageBatch
 from escapement.storage.blocking import Run
 from escapement.storage.index import KEY_MIN, DelayedIndex, Key
 
+# A page reads no more messages when it has this many bytes.
 _PAGE_BYTES: Final = 8 * 1024 * 1024
+# The most bytes of the keys and properties of a page, unless those of its first message are larger.
+# They are decoded in one step of the event loop, which takes some 10 ms.
+PAGE_TEXT_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,11 +73,13 @@ async def peek(
             if not sought.by_content:
                 part_ms, wanted = part_ms[: page.missing], wanted[: page.missing]
             rows, batch = await search.messages(part_ms, wanted)
-            missing = page.missing
-            page.add(part_ms[rows], wanted[rows], batch)
+            added = page.add(part_ms[rows], wanted[rows], batch)
             if page.is_full or search.has_read_enough:
-                last = int(rows[missing - 1]) if len(rows) >= missing and sought.by_content else -1
-                at = max(Key(int(part_ms[last]), int(wanted[last])).successor(), here)
+                if added < len(rows):
+                    following = Key(int(part_ms[rows[added]]), int(wanted[rows[added]]))
+                else:
+                    following = Key(int(part_ms[-1]), int(wanted[-1])).successor()
+                at = max(following, here)
                 break
     return page.result(at if at < sought.stop else None, search.looked)
 
@@ -86,10 +92,8 @@ class _Page:
         none = np.zeros(0, np.int64)
         self._found = [(none, none, MessageBatch(Blobs.empty(0)))]
         self._size_bytes = 0
-
-    @property
-    def is_full(self) -> bool:
-        return not self.missing or self._size_bytes >= _PAGE_BYTES
+        self._left_bytes = PAGE_TEXT_BYTES  # for keys and properties
+        self.is_full = not count
 
     def has(self, offsets: Int64s) -> Bools:
         """Return which messages the page already has; bool[n]."""
@@ -98,14 +102,26 @@ class _Page:
             found |= np.isin(offsets, there)
         return found
 
-    def add(self, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> None:
-        """Add messages, until the page has the requested number. The rest is left out."""
-        if len(batch) > self.missing:
-            batch = batch.take(np.arange(self.missing))
-        if len(batch):
-            self._found.append((due_ms[: len(batch)], offsets[: len(batch)], batch))
-            self._size_bytes += batch.size_bytes
-            self.missing -= len(batch)
+    def add(self, due_ms: Int64s, offsets: Int64s, batch: MessageBatch) -> int:
+        """Add messages until the page is full. The rest is left out. Return how many were added."""
+        text_bytes = np.cumsum(_text_sizes(batch))
+        count = int(np.searchsorted(text_bytes, self._left_bytes, "right"))
+        if not count and self._is_empty:
+            count = 1
+        count = min(count, len(batch), self.missing)
+        if count:
+            self._left_bytes -= int(text_bytes[count - 1])
+            added = batch if count == len(batch) else batch.part(0, count)
+            self._found.append((due_ms[:count], offsets[:count], added))
+            self._size_bytes += added.size_bytes
+            self.missing -= count
+        if count < len(batch) or not self.missing or self._size_bytes >= _PAGE_BYTES:
+            self.is_full = True
+        return count
+
+    @property
+    def _is_empty(self) -> bool:
+        return len(self._found) == 1
 
     def result(self, following: Key | None, looked: int) -> Peeked:
         due_ms, offsets, batches = zip(*self._found, strict=True)
@@ -116,3 +132,12 @@ class _Page:
             following,
             looked,
         )
+
+
+def _text_sizes(batch: MessageBatch) -> Int64s:
+    """Return how many bytes the key and the properties of each message have; int64[n]."""
+    sizes = np.zeros(len(batch), np.int64)
+    for column in (batch.keys, batch.properties):
+        if column is not None:
+            sizes += column.lengths
+    return sizes

@@ -144,6 +144,8 @@ class Search:
         """
         self._messages += len(offsets)
         fetch = self._index.fetch(self._topic.id, due_ms, offsets)
+        if self._sought.properties:  # decoding them may take a second
+            return await self._run(self._read, fetch)
         return await read_from(fetch, self._run, self._read, fetch)
 
     def _read(self, fetch: Fetch) -> tuple[Int64s, MessageBatch]:

@@ -22,6 +22,7 @@ from escapement.errors import InvalidRequest
 from escapement.message import Blobs, Int64s, MessageBatch, cuts
 from escapement.names import TopicName
 from escapement.properties import AS_IS, READABLE, pack_again, read_properties
+from escapement.protocol.limits import MAX_TOPIC_CHARS
 from escapement.storage.catalog.policy import SubscriptionPolicy
 from escapement.storage.inbox.entry import InboxEntry
 
@@ -42,6 +43,9 @@ _PREFIX: Final = "dead_letter_"
 _BEFORE: Final = "dead_letter_before"
 # A dead letter keeps the properties of this many earlier dead letters, the latest ones.
 _MOST_BEFORE: Final = 8
+# The properties that ``marked`` adds, without their prefix.
+_TEXTS: Final = ("reason", "topic", "subscription")
+_NUMBERS: Final = ("attempts", "offset", "due_at_ms", "died_at_ms", "published_at_ms")
 
 
 class Dead(NamedTuple):
@@ -135,12 +139,23 @@ def marked(
 
 
 def origins(batch: MessageBatch) -> list[dict[str, Any]]:
-    """Return the origin of each dead letter, as ``marked`` noted it; empty for other messages."""
+    """Return the origin of each dead letter, as ``marked`` noted it; empty for other messages.
+
+    A publisher may set properties with the same names. Those that ``marked`` cannot have set are
+    left out. So an origin is small.
+    """
     found = []
     for raw in batch.strings(batch.properties):
         _, said = _parted(raw, READABLE)
-        found.append({n.removeprefix(_PREFIX): v for n, v in said.items() if n != _BEFORE})
+        noted = {n: said.get(_PREFIX + n) for n in (*_TEXTS, *_NUMBERS)}
+        found.append({n: v for n, v in noted.items() if _may_be_noted(n, v)})
     return found
+
+
+def _may_be_noted(name: str, value: Any) -> bool:
+    if name in _NUMBERS:
+        return type(value) is int
+    return type(value) is str and len(value) <= MAX_TOPIC_CHARS
 
 
 def restored(batch: MessageBatch) -> MessageBatch:
