@@ -51,6 +51,9 @@ NO_TIME: Final = -1
 _FEW_STRINGS: Final = 128
 _WIDE_BYTES: Final = 1024
 
+# At most this many lengths are added in Python, because a numpy call costs as much.
+_FEW_LENGTHS: Final = 16
+
 _BODY_VERSION: Final = 1
 _HEADER = struct.Struct("<BBxxI")  # of a body: its version, its flags, the number of messages
 _FLAGS = _HAS_KEYS, _HAS_PROPERTIES, _HAS_PRIORITIES, _HAS_GROUPS = 1, 2, 4, 8
@@ -218,16 +221,17 @@ class MessageBatch:
     groups: Blobs | None = None
 
     def __len__(self) -> int:
-        return len(self.payloads)
+        return len(self.payloads.lengths)
 
     @property
     def size_bytes(self) -> int:
         """The size in bytes of the columns of this batch, including the lengths of strings."""
-        size = 4 * len(self) + len(self.payloads.data)
+        count = len(self)
+        size = 4 * count + len(self.payloads.data)
         for column in (self.keys, self.properties, self.groups):
             if column is not None:
-                size += 4 * len(self) + len(column.data)
-        return size + (len(self) if self.priorities is not None else 0)
+                size += 4 * count + len(column.data)
+        return size + (count if self.priorities is not None else 0)
 
     def string_sizes(self) -> Int64s:
         """Return the bytes that each message has in all string columns together; int64[n]."""
@@ -376,7 +380,8 @@ def _decode_blobs(view: memoryview, at: int, count: int) -> tuple[Blobs, int]:
         raise RemoteProtocolError("a batch body ends inside a column of lengths")
     lengths = np.frombuffer(view, "<u4", count, at)
     at += 4 * count
-    total = int(lengths.sum(dtype=np.uint64))
+    few = count <= _FEW_LENGTHS
+    total = sum(lengths.tolist()) if few else int(lengths.sum(dtype=np.uint64))
     if len(view) - at < total:
         raise RemoteProtocolError("a batch body ends inside a column of bytes")
     return Blobs(lengths, view[at : at + total]), at + total

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from escapement.message import Bools, Int64s
+from escapement.message import Bools, Int64s, UInt32s
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRichComparison
 
 T = TypeVar("T", bound="SupportsRichComparison")
 
+# A column with at most this many numbers is reduced in Python, because a numpy call costs as much.
+_FEW: Final = 16
 # With this many ascending runs, both sorting algorithms take the same time.
 _FEW_RUNS: Final = 4
 
@@ -50,6 +52,14 @@ def sort(numbers: Int64s) -> None:
 def lowest(values: Iterable[T | None]) -> T | None:
     """Return the lowest of the values that are not None, or None if all are None."""
     return min((value for value in values if value is not None), default=None)
+
+
+def bounds(numbers: Int64s | UInt32s) -> tuple[int, int]:
+    """Return the lowest and the highest of some numbers; there must be at least one."""
+    if len(numbers) <= _FEW:
+        few = numbers.tolist()
+        return min(few), max(few)
+    return int(numbers.min()), int(numbers.max())
 
 
 def _kind(numbers: Int64s) -> Literal["stable", "quicksort"]:

@@ -12,7 +12,6 @@ groups* if a follow-up waits for a subscription to be done with all messages of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 
 from escapement.broker.inbox.relay_load import RelayedAppend
 from escapement.broker.publishing.publishing import Publishing
@@ -74,8 +73,11 @@ class Settlement:
         """Apply a group commit that is durable."""
         now_ms = self._clock.now_ms()
         self._progress.positions[group.lane] = group.position
-        changes = chain(group.log_items, group.acks, group.attempts)
-        self._progress.touched.update(change.topic_id for change in changes)
+        touched = self._progress.touched
+        touched.update([part.topic_id for part in group.topics])
+        touched.update([restated.item.topic_id for restated in group.restated])
+        touched.update([acks.topic_id for acks in group.acks])
+        touched.update([attempts.topic_id for attempts in group.attempts])
         for part in group.topics:
             self._append(part, group.accepted_at_ms, now_ms)
         # Apply relocations before moves. If a group has both for a message, the relocation was
@@ -158,7 +160,8 @@ class Settlement:
             if len(part.due_ms):
                 batches = [publication.batch for publication in publications]
                 topic.accept(part.base_offset, part.due_ms, MessageBatch.concat(batches), now_ms)
-            topic.groups.join(part.members())
+            if part.has_members:
+                topic.groups.join(part.members())
             keys = part.keys(accepted_at_ms)
             if keys is not None:
                 topic.dedup.store(keys)

@@ -37,6 +37,8 @@ from escapement.protocol.limits import (
     PROTOCOL_VERSION,
 )
 
+_HANDSHAKE: Final = (Hello, Welcome)
+
 
 class State(enum.Enum):
     """The state of a connection, as drawn in the docstring of this module."""
@@ -247,7 +249,7 @@ class Connection:
           ValueError: if the command is not allowed in the current state.
         """
         if self.state is State.OPEN:
-            if isinstance(command, Hello | Welcome):
+            if isinstance(command, _HANDSHAKE):
                 raise ValueError(f"{type(command).__name__} came after the handshake")
         elif self.state is State.START and isinstance(command, Hello):
             self.state = State.HELLO

@@ -30,8 +30,9 @@ from escapement.errors import (
     InvalidRequest,
 )
 from escapement.group_names import members_of
-from escapement.message import Int64s, Times
+from escapement.message import NO_TIME, NO_TIMES, Int64s, Times
 from escapement.names import TopicName, check_name
+from escapement.sorting import bounds
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Append
 
@@ -107,6 +108,19 @@ class Publishing:
 
     # -- batches ---------------------------------------------------------------
 
+    def must_wait(self, topic: Topic) -> bool:
+        """Return whether a batch may have to wait before it is published.
+
+        If not, ``turn``, ``room`` and ``weigh`` would return at once.
+        """
+        policy = topic.policy
+        return (
+            topic.has_quota
+            or bool(policy.max_publish_rate or policy.max_publish_rate_per_producer)
+            or not self._pipeline.has_room
+            or self._checkpointer.is_full
+        )
+
     async def room(self) -> None:
         """Wait until the pipeline and the index have room for a batch."""
         await self._checkpointer.room()
@@ -174,14 +188,16 @@ class Publishing:
             return
         self._backlogs.check(topic, self._clock.now_ms())
         publication.producer = producer
-        publication.trim(known)
+        if known:
+            publication.trim(known)
         window_ms = topic.policy.dedup_window_ms
         if publication.digests is not None and window_ms:
             now_ms = self._clock.now_ms()
             topic.dedup.forget(now_ms, window_ms)
             publication.sort_out(topic.dedup, now_ms - window_ms)
         members = members_of(publication.batch.groups)
-        topic.groups.admit(members, self._limits.groups)
+        if members:
+            topic.groups.admit(members, self._limits.groups)
 
         def fail(error: EscapementError) -> None:
             topic.groups.refuse(members)
@@ -231,9 +247,11 @@ class Publishing:
           DelayTooLong: a time lies past the maximum delay.
           InvalidRequest: a time is negative.
         """
-        for column in (times.delay_ms, times.at_ms):
-            if column is not None and int(column.min()) < -1:
-                raise InvalidRequest("a delay or delivery time is negative")
+        if times is NO_TIMES:
+            return
+        columns = [column for column in (times.delay_ms, times.at_ms) if column is not None]
+        if any(bounds(column)[0] < NO_TIME for column in columns):
+            raise InvalidRequest("a delay or delivery time is negative")
         if not times.given:
             return
         if not topic.namespace.delays_enabled:
@@ -244,7 +262,7 @@ class Publishing:
         most_ms = self._limits.max_delay_ms
         now_ms = self._clock.now_ms()
         for column, furthest_ms in ((times.delay_ms, most_ms), (times.at_ms, now_ms + most_ms)):
-            if column is not None and int(column.max()) > furthest_ms:
+            if column is not None and bounds(column)[1] > furthest_ms:
                 raise DelayTooLong(
                     f"a delivery time lies past the maximum delay of {duration_text(most_ms)}"
                 )

@@ -81,29 +81,30 @@ class Producers(RequestHandler):
 
     async def _publish(self, command: wire.Publish) -> None:
         batch, times = command.decode()
-        producer_id = command.producer_id
+        producer_id, count, size_bytes = command.producer_id, len(batch), len(command.body)
+        size_bytes += ITEM_BYTES
+        publishing = self._broker.publishing
         try:
-            await self._broker.publishing.turn(
-                self._handles.get(producer_id), command.sequence, len(batch), command.after
-            )
-            await self._broker.publishing.room()
-            await self._broker.publishing.weigh(self._handles.get(producer_id).topic)
+            handle = self._handles.get(producer_id)
+            if publishing.must_wait(handle.topic):
+                await publishing.turn(handle, command.sequence, count, command.after)
+                await publishing.room()
+                await publishing.weigh(self._handles.get(producer_id).topic)
+                handle = self._handles.get(producer_id)  # it may have been fenced meanwhile
             self._broker.check_open()
-            handle = self._handles.get(producer_id)  # it may have been fenced meanwhile
-            size_bytes = len(command.body) + ITEM_BYTES
             publication = Publication(
                 command.sequence,
                 command.after,
                 batch,
                 times,
                 command.body,
-                done=lambda stored: self._receipt(command, len(batch), size_bytes, stored),
+                done=lambda stored: self._receipt(command, count, size_bytes, stored),
                 failed=lambda error: self._refusal(command, size_bytes, error),
                 digests=command.dedup,
             )
             self._unconfirmed_bytes += size_bytes
             try:
-                self._broker.publishing.publish(handle, publication)
+                publishing.publish(handle, publication)
             except EscapementError:
                 self._unconfirmed_bytes -= size_bytes
                 raise

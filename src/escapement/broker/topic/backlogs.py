@@ -88,6 +88,8 @@ class Backlogs:
         Raises:
           BacklogFull: if the topic's backlog, or that of its namespace, has reached its quota.
         """
+        if not topic.has_quota:
+            return
         quota, total = topic.quota, topic.total_quota
         if quota.there and (quota.counts_all or not quota.drops):
             self._lately(topic, now_ms).check(quota, topic.name.full)
@@ -115,7 +117,7 @@ class Backlogs:
 
     def _seems_full(self, topic: Topic) -> bool:
         """Return whether ``check`` would refuse a publish because of an estimate."""
-        if not (topic.quota.there or topic.total_quota.there):
+        if not topic.has_quota:
             return False
         try:
             self.check(topic, self._clock.now_ms())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from escapement.message import MessageBatch
+from escapement.sorting import bounds
 
 # The sizes assumed before any message was seen, as after a start. They are large, so the first
 # frames have few messages. The sizes of these then tell how many messages a frame may have.
@@ -37,7 +38,7 @@ class Sizes:
         # The mean size of the first batch replaces the assumed mean.
         self._mean_bytes += (_NEWEST if self._seen else 1.0) * (mean_bytes - self._mean_bytes)
         self._seen = True
-        largest = int(batch.payloads.lengths.max())
+        _, largest = bounds(batch.payloads.lengths)
         if largest > self._largest_bytes:
             self._largest_bytes = largest
 

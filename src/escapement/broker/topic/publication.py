@@ -8,7 +8,7 @@ them as duplicates.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -72,12 +72,10 @@ class Publication:
     known: int = 0  # how many messages at the start were stored before, by their sequence
     keys: DedupKeys | None = None  # the topic's dedup keys; None if the batch has none
     found: Int64s | None = None  # the result of ``DedupKeys.sort_out``; None: all keys are new
+    last_sequence: int = field(init=False)  # of the last message, stored before or not
 
-    @property
-    def last_sequence(self) -> int:
-        """The sequence of the last message, stored before or not."""
-        count = len(self.batch) if self.found is None else len(self.found)
-        return self.sequence + self.known + count - 1
+    def __post_init__(self) -> None:
+        self.last_sequence = self.sequence + len(self.batch) - 1
 
     def trim(self, known: int) -> None:
         """Remove the first ``known`` messages, whose sequences were stored before."""
@@ -116,8 +114,7 @@ class Publication:
 
     def queued(self) -> None:
         """Mark the new keys as waiting: the batch entered the commit pipeline."""
-        digests = self.new_digests
-        if self.keys is not None and digests is not None:
+        if self.keys is not None and (digests := self.new_digests) is not None:
             self.keys.hold(digests)
 
     def _keep(self, rows: Int64s) -> None:

@@ -62,6 +62,7 @@ class Topic:
         "deleting",
         "doubtful_below",
         "groups",
+        "has_quota",
         "id",
         "name",
         "namespace",
@@ -216,14 +217,21 @@ class Topic:
         for one in self.ordered.values():
             if one.expiry.ttl_ms:
                 one.expiry.keeps(int(due_ms.min()))
-        self._arrive(due_ms, np.arange(base_offset, base_offset + count), traits, now_ms)
+        self._arrive(due_ms, None, traits, now_ms)
 
-    def _arrive(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
-        """Handle keys that are new in the delivery order, of new, moved or released messages."""
+    def _arrive(
+        self, due_ms: Int64s, offsets: Int64s | None, traits: UInt32s | None, now_ms: int
+    ) -> None:
+        """Handle keys that are new in the delivery order, of new, moved or released messages.
+
+        ``offsets`` is None for the newest messages of the topic.
+        """
         self.quota_watch.grown = True
         if self.retention.subscribing:
             self.retention.arrived(due_ms)
         if self.shared:
+            if offsets is None:
+                offsets = np.arange(self.next_offset - len(due_ms), self.next_offset)
             self._insert(due_ms, offsets, now_ms, traits)
 
     def _insert(
@@ -370,8 +378,11 @@ class Topic:
 
     def next_wake_ms(self, now_ms: int) -> int | None:
         """Return when to call ``advance``, check a quota or read a window next; None for never."""
+        drops = self.quota.drops or self.total_quota.drops
+        if not (self.shared or self.ordered or drops):
+            return None
         wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
-        if self.quota.drops or self.total_quota.drops:
+        if drops:
             wakes.append(self.quota_watch.next_wake_ms(self.has_grown))
         if self._coming is not None:
             wakes.append(self._coming.next_wake_ms())
@@ -410,6 +421,7 @@ class Topic:
         """Apply the policies of the topic and its namespace: quotas, pauses and times to live."""
         self.quota = quota_of(self.policy, self.namespace.policy)
         self.total_quota = total_quota_of(self.namespace.policy)
+        self.has_quota = self.quota.there or self.total_quota.there
         # The backlog may exceed the new quota.
         self.quota_watch.grown = True
         for subscription in self.subscriptions():

@@ -116,9 +116,14 @@ class Checkpointer:
             if self._index.needs_checkpoint or unwritten.is_there or unwritten.has_stale_keys:
                 await self.checkpoint()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the index has no room in memory."""
+        return self._index.is_full
+
     async def room(self) -> None:
         """Wait until the index has room in memory; checkpoints make room."""
-        while self._index.is_full:
+        while self.is_full:
             self.want()
             await self._spacious.park()
 

@@ -28,6 +28,9 @@ class Command:
     TYPE: ClassVar[int]
     SENDERS: ClassVar[frozenset[Role]]
     KINDS: ClassVar[tuple[tuple[str, Kind], ...]]
+    # The functions of the kinds that read and write the fields.
+    _READS: ClassVar[tuple[Callable[[Any], Any], ...]]
+    _WRITES: ClassVar[tuple[tuple[str, Callable[[Any], Any]], ...]]
     # The size of the largest frame of this command, and the most lists and maps in it. The frame
     # itself counts as one list. The defaults are for a command without nested values.
     MAX_BYTES: ClassVar[int] = MAX_PLAIN_BYTES
@@ -46,13 +49,13 @@ class Command:
         """
         if len(values) != len(cls.KINDS):
             raise ValueError(f"has {len(values)} fields, not {len(cls.KINDS)}")
-        taken = []
-        for (name, kind), value in zip(cls.KINDS, values, strict=True):
-            try:
-                taken.append(kind.read(value))
-            except ValueError as error:
-                raise ValueError(f"{name} {error}") from None
-        command = cls(*taken)
+        try:
+            command = cls(*[read(value) for read, value in zip(cls._READS, values, strict=True)])
+        except ValueError:
+            # Read again, field by field, to name the field.
+            for (name, kind), value in zip(cls.KINDS, values, strict=True):
+                _named(name, kind.read, value)
+            raise
         command.check()
         return command
 
@@ -63,16 +66,23 @@ class Command:
           ValueError: if a field is not valid, or the fields do not fit each other.
         """
         self.check()
-        values: list[Any] = [self.TYPE]
-        for name, kind in self.KINDS:
-            try:
-                values.append(kind.write(getattr(self, name)))
-            except ValueError as error:
-                raise ValueError(f"{name} {error}") from None
-        return values
+        try:
+            return [self.TYPE, *[write(getattr(self, name)) for name, write in self._WRITES]]
+        except ValueError:
+            for name, write in self._WRITES:
+                _named(name, write, getattr(self, name))
+            raise
 
     def check(self) -> None:
         """Raise ``ValueError`` if the fields do not fit each other. Most commands accept any."""
+
+
+def _named(name: str, convert: Callable[[Any], Any], value: Any) -> None:
+    """Convert the value of a field. If that fails, the error names the field."""
+    try:
+        convert(value)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
 
 
 _C = TypeVar("_C", bound=Command)
@@ -99,6 +109,8 @@ def command(number: int, *senders: Role) -> Callable[[type[_C]], type[_C]]:
         cls.SENDERS = frozenset(senders)
         found = fields(cls)  # type: ignore[arg-type]
         cls.KINDS = tuple((one.name, hints[one.name].__metadata__[0]) for one in found)
+        cls._READS = tuple(kind.read for _, kind in cls.KINDS)
+        cls._WRITES = tuple((name, kind.write) for name, kind in cls.KINDS)
         COMMANDS[number] = cls
         return cls
 

@@ -7,7 +7,7 @@ A named producer has an *epoch*, which grows when a new producer takes over the 
 from __future__ import annotations
 
 from escapement.errors import RemoteProtocolError
-from escapement.message import MessageBatch, Times
+from escapement.message import NO_TIMES, MessageBatch, Times
 from escapement.protocol.body import decode_body
 from escapement.protocol.commands.command import Command, command
 from escapement.protocol.commands.refusal import ErrorCommand
@@ -103,6 +103,8 @@ class Publish(Command):
             raise RemoteProtocolError(
                 f"{len(batch)} messages from sequence {self.sequence} exceed the last, {MAX_INT64}"
             )
+        if self.delay_ms is None and self.at_ms is None:
+            return batch, NO_TIMES
         return batch, Times(self.delay_ms, self.at_ms)
 
 

@@ -33,7 +33,7 @@ from escapement.storage.blocking import Run
 from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.items import Acks, Append, Attempts, Restate, Statement
-from escapement.storage.commit.lane import Lane, State
+from escapement.storage.commit.lane import Lane, State, Waiting
 from escapement.storage.commit.writer import Writer
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal.journal import START, JournalPosition
@@ -89,6 +89,7 @@ class CommitPipeline:
         self._max_waiting_bytes = max_waiting_bytes
         self._on_state = on_state
         self._state = State.DOWN
+        self._waiting = Waiting()
         self._waiters = trio.lowlevel.ParkingLot()
         self._lanes = [
             Lane(
@@ -99,6 +100,7 @@ class CommitPipeline:
                 clock=clock,
                 run=run,
                 next_offsets=self._next_offsets,
+                waiting=self._waiting,
                 min_interval_s=interval_s,
                 on_commit=on_commit,
                 on_change=self._changed,
@@ -120,7 +122,7 @@ class CommitPipeline:
     @property
     def waiting_bytes(self) -> int:
         """Memory of appends, restatements and inbox entries of acknowledgements that wait."""
-        return sum(lane.body_bytes for lane in self._lanes)
+        return self._waiting.body_bytes
 
     @property
     def waiting_acks(self) -> int:
@@ -128,7 +130,7 @@ class CommitPipeline:
 
         An acknowledgement that names only offsets which wait already counts as one.
         """
-        return sum(lane.ack_count for lane in self._lanes)
+        return self._waiting.ack_count
 
     def check_acks(self, count: int, most: int) -> None:
         """Check that ``count`` more acknowledgements or cancellations may be submitted.
@@ -150,7 +152,7 @@ class CommitPipeline:
     @property
     def has_room(self) -> bool:
         """Whether the bytes that wait for commit are below their limit, so appends are accepted."""
-        return self.waiting_bytes < self._max_waiting_bytes
+        return self._waiting.body_bytes < self._max_waiting_bytes
 
     # -- topics ----------------------------------------------------------------
 

@@ -53,6 +53,9 @@ class TopicGroup:
     due_ms: Int64s
     appends: list[Append]
     base_offsets: list[int]  # offset of the first message of each append
+    size_bytes: int  # of all appends
+    has_members: bool  # whether a new message belongs to an event group
+    has_digests: bool  # whether an append has digests of dedup keys
 
     @property
     def end_offset(self) -> int:
@@ -60,6 +63,8 @@ class TopicGroup:
 
     def members(self) -> list[Member]:
         """Return, for each event group, the offsets of the new messages that belong to it."""
+        if not self.has_members:
+            return []
         found: dict[str, list[Int64s]] = {}
         for append, base in zip(self.appends, self.base_offsets, strict=True):
             for group, rows in append.members:
@@ -68,13 +73,13 @@ class TopicGroup:
 
     def keys(self, accepted_at_ms: int) -> KeyTable | None:
         """Return the dedup keys of the new messages, or None if no message has one."""
+        if not self.has_digests:
+            return None
         found = [
             (append.digests, base)
             for append, base in zip(self.appends, self.base_offsets, strict=True)
             if append.digests is not None
         ]
-        if not found:
-            return None
         digests = np.concatenate([column for column, _ in found])
         offsets = np.concatenate([np.arange(base, base + len(column)) for column, base in found])
         keyed = digests != _NO_DIGEST
@@ -128,18 +133,18 @@ class Group:
     attempts: list[Attempts] = field(default_factory=list)
     inbox_entries: list[InboxEntry] = field(default_factory=list)  # those of ``acks``
     statements: list[Statement] = field(default_factory=list)
+    # Ids of the inbox entries that move into the log with this group.
+    entry_ids: list[int] = field(default_factory=list)
+    # The progress of staged batches whose entries move into the log with this group, one for each.
+    advances: list[Advance] = field(default_factory=list)
+    body_bytes: int = 0  # memory of the appends, restatements and new inbox entries of the group
+    ack_count: int = 0
     log_bytes: int = 0  # size of the group's log rows; set by ``encode_group``
     lags: list[Lag] = field(default_factory=list)  # lag of ``acks``; set by ``encode_group``
 
     @property
     def seq(self) -> int:
         return self.position.seq
-
-    @property
-    def body_bytes(self) -> int:
-        """Memory of the appends, restatements and new inbox entries of the group."""
-        appends = sum(item.waiting_bytes for item in self.log_items)
-        return appends + sum(inbox_entry.size_bytes for inbox_entry in self.inbox_entries)
 
     @property
     def log_items(self) -> list[Append | Restate]:
@@ -156,24 +161,6 @@ class Group:
     def items(self) -> Iterator[Item]:
         """All items of the group."""
         return chain(self.refusable, self.acks, self.attempts)
-
-    @property
-    def entry_ids(self) -> list[int]:
-        """Ids of the inbox entries that move into the log with this group."""
-        return [id for t in self.topics for append in t.appends for id in append.entry_ids]
-
-    @property
-    def advances(self) -> list[Advance]:
-        """The progress of staged batches whose entries move into the log with this group.
-
-        There is one for each staged batch.
-        """
-        appends = (append for topic in self.topics for append in topic.appends)
-        return joined(one for append in appends for one in append.advances)
-
-    @property
-    def ack_count(self) -> int:
-        return sum(acks.count for acks in self.acks)
 
 
 def form_group(
@@ -199,10 +186,20 @@ def form_group(
     position = JournalPosition(seq, secrets.token_bytes(8))
     group = Group(lane, position, accepted_at_ms, generation)
     by_topic: dict[int, list[Append]] = {}
+    advances: list[Advance] = []
     for item in items:
         if isinstance(item, Append):
-            by_topic.setdefault(item.topic_id, []).append(item)
+            if (appends := by_topic.get(item.topic_id)) is None:
+                by_topic[item.topic_id] = [item]
+            else:
+                appends.append(item)
+            group.body_bytes += item.waiting_bytes
+            if item.entry_ids:
+                group.entry_ids += item.entry_ids
+            if item.advances:
+                advances += item.advances
         elif isinstance(item, Restate):
+            group.body_bytes += item.waiting_bytes
             due_ms = item.stale_ms
             if item.times is not None:
                 due_ms = item.times.resolve(accepted_at_ms, len(item.offsets))
@@ -210,11 +207,15 @@ def form_group(
             group.restated.append(Restated(item, due_ms))
         elif isinstance(item, Acks):
             group.acks.append(item)
-            group.inbox_entries += item.inbox_entries
+            group.ack_count += item.count
+            if item.inbox_entries:
+                group.inbox_entries += item.inbox_entries
+                group.body_bytes += item.entry_bytes
         elif isinstance(item, Attempts):
             group.attempts.append(item)
         else:
             group.statements.append(item)
+    group.advances = joined(advances)
     for topic_id, appends in by_topic.items():
         base = next_offsets[topic_id]
         topic = _form_topic(topic_id, base, appends, accepted_at_ms)
@@ -227,10 +228,16 @@ def _form_topic(topic_id: int, base: int, appends: list[Append], accepted_at_ms:
     due = []
     bases = []
     at = base
-    untimed = 0
+    untimed = size_bytes = 0
+    has_members = has_digests = False
     for append in appends:
         bases.append(at)
         at += append.count
+        size_bytes += append.size_bytes
+        if append.members:
+            has_members = True
+        if append.digests is not None:
+            has_digests = True
         if append.times is NO_TIMES:
             untimed += append.count
             continue
@@ -242,4 +249,4 @@ def _form_topic(topic_id: int, base: int, appends: list[Append], accepted_at_ms:
         due.append(np.full(untimed, accepted_at_ms, np.int64))
     due_ms = due[0] if len(due) == 1 else np.concatenate(due)
     assert len(due_ms) == at - base
-    return TopicGroup(topic_id, base, due_ms, appends, bases)
+    return TopicGroup(topic_id, base, due_ms, appends, bases, size_bytes, has_members, has_digests)

@@ -11,7 +11,9 @@ from typing import Final
 import numpy as np
 
 from escapement.message import Int64s
+from escapement.sorting import bounds
 from escapement.storage.commit.group import Group, Restated, TopicGroup
+from escapement.storage.commit.items import Append
 from escapement.storage.encoding.dedup_keys import Keyed
 from escapement.storage.encoding.lag import count_lags
 from escapement.storage.journal.entry import (
@@ -56,53 +58,46 @@ def encode_group(group: Group) -> tuple[list[NewRow], JournalEntry]:
 
 
 def _encode_topic(group: Group, topic: TopicGroup) -> list[NewRow]:
-    appends, bases = topic.appends, topic.base_offsets
-    if not all(append.count for append in appends):
-        bases = [base for append, base in zip(appends, bases, strict=True) if append.count]
-        appends = [append for append in appends if append.count]
     rows = []
-    first = 0
-    while first < len(appends):
-        # Put one batch into a row, and as many of the next ones as fit.
-        size, end = 0, first
-        while end < len(appends):
-            size += appends[end].size_bytes
-            if end > first and size > MAX_ROW_BYTES:
-                break
-            end += 1
-        base = bases[first]
-        limit = bases[end] if end < len(appends) else topic.end_offset
-        due_ms = topic.due_ms[base - topic.base_offset : limit - topic.base_offset]
-        bodies = [append.body for append in appends[first:end]]
-        rows.append(
-            NewRow(
-                group.generation,
-                topic.topic_id,
-                base,
-                limit - base,
-                int(due_ms.min()),
-                int(due_ms.max()),
-                group.accepted_at_ms,
-                encode_row(group.accepted_at_ms, due_ms, bodies),
-            )
-        )
-        first = end
+    base = topic.base_offset
+    for appends in _sections(topic):
+        bodies = [append.body for append in appends if append.count]
+        count = sum([append.count for append in appends])
+        if count:
+            first = base - topic.base_offset
+            due_ms = topic.due_ms[first : first + count]
+            data = encode_row(group.accepted_at_ms, due_ms, bodies)
+            rows.append(_new_row(group, topic.topic_id, base, due_ms, data))
+            base += count
     return rows
+
+
+def _sections(topic: TopicGroup) -> list[list[Append]]:
+    """Divide the appends of a topic among rows: one append, and as many of the next ones as fit."""
+    if topic.size_bytes <= MAX_ROW_BYTES:
+        return [topic.appends]
+    sections: list[list[Append]] = []
+    size_bytes = MAX_ROW_BYTES
+    for append in topic.appends:
+        size_bytes += append.size_bytes
+        if size_bytes > MAX_ROW_BYTES:
+            sections.append([])
+            size_bytes = append.size_bytes
+        sections[-1].append(append)
+    return sections
+
+
+def _new_row(group: Group, topic_id: int, base: int, due_ms: Int64s, data: bytes) -> NewRow:
+    first_ms, last_ms = bounds(due_ms)
+    at_ms = group.accepted_at_ms
+    return NewRow(group.generation, topic_id, base, len(due_ms), first_ms, last_ms, at_ms, data)
 
 
 def _encode_restated(group: Group, restated: Restated) -> NewRow:
     item, due_ms = restated.item, restated.due_ms
     restating = Restating(item.offsets, item.stale_ms, item.first_ms, item.published_ms)
-    return NewRow(
-        group.generation,
-        item.topic_id,
-        item.base_offset,
-        len(due_ms),
-        int(due_ms.min()),
-        int(due_ms.max()),
-        group.accepted_at_ms,
-        encode_row(group.accepted_at_ms, due_ms, [item.body], restating),
-    )
+    data = encode_row(group.accepted_at_ms, due_ms, [item.body], restating)
+    return _new_row(group, item.topic_id, item.base_offset, due_ms, data)
 
 
 def _acked(group: Group) -> list[Acked]:

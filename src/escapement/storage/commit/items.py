@@ -15,7 +15,7 @@ commit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from escapement.dedup import Digests
@@ -64,11 +64,11 @@ class Append:
     advances: Sequence[Advance] = ()
     digests: Digests | None = None
     members: Sequence[Member] = ()
+    size_bytes: int = field(init=False)
 
-    @property
-    def size_bytes(self) -> int:
+    def __post_init__(self) -> None:
         keys = 0 if self.digests is None else KEY_BYTES * self.count
-        return len(self.body) + 8 * self.count + keys
+        self.size_bytes = len(self.body) + 8 * self.count + keys
 
     @property
     def waiting_bytes(self) -> int:

@@ -28,6 +28,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -72,6 +73,15 @@ class State(enum.Enum):
     ENDED = 3  # the lane never writes again
 
 
+@dataclass(slots=True)
+class Waiting:
+    """What is queued or being written, in all lanes together."""
+
+    # Memory of the appends, the restatements and the inbox entries of acknowledgements.
+    body_bytes: int = 0
+    ack_count: int = 0  # acknowledgements
+
+
 class Lane:
     """One lane of the commit pipeline. Call all methods in the event loop's thread."""
 
@@ -85,22 +95,20 @@ class Lane:
         clock: Clock,
         run: Run,
         next_offsets: dict[int, int],
+        waiting: Waiting,
         min_interval_s: float,
         on_commit: Callable[[Group], None],
         on_change: Callable[[], None],
     ) -> None:
         self.number = number
         self.state = State.DOWN
-        # Memory of the appends, the restatements and the inbox entries of acknowledgements that are
-        # queued or being written.
-        self.body_bytes = 0
-        self.ack_count = 0  # acknowledgements that are queued or being written
         self._last_seq = last_seq
         self._writer = writer
         self._log = log
         self._clock = clock
         self._run = run
         self._next_offsets = next_offsets
+        self._waiting = waiting
         self._min_interval_s = min_interval_s
         self._on_commit = on_commit
         self._on_change = on_change
@@ -143,10 +151,10 @@ class Lane:
             raise self._refusal()
         self._queue.append(item)
         if isinstance(item, Append | Restate):
-            self.body_bytes += item.waiting_bytes
+            self._waiting.body_bytes += item.waiting_bytes
         elif isinstance(item, Acks):
-            self.ack_count += item.count
-            self.body_bytes += item.entry_bytes
+            self._waiting.ack_count += item.count
+            self._waiting.body_bytes += item.entry_bytes
         self._wake.set()
 
     def doubt(self, error: StorageReadOnly) -> None:
@@ -261,8 +269,8 @@ class Lane:
         self._group = None
         self._unknown = False
         self._last_seq = group.seq
-        self.body_bytes -= group.body_bytes
-        self.ack_count -= group.ack_count
+        self._waiting.body_bytes -= group.body_bytes
+        self._waiting.ack_count -= group.ack_count
         self._log.wrote(group.log_bytes)
         self._set_state(State.UP)
         self._on_commit(group)
@@ -330,7 +338,7 @@ class Lane:
         return kind(f"the database accepts no writes now: {self._why}")
 
     def _fail(self, items: Sequence[Refusable], error: EscapementError) -> None:
-        self.body_bytes -= sum(item.waiting_bytes for item in items)
+        self._waiting.body_bytes -= sum(item.waiting_bytes for item in items)
         for item in items:
             item.fail(error)
         self._on_change()

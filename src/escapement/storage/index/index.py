@@ -31,6 +31,7 @@ from typing import Final
 
 from escapement.errors import StorageError
 from escapement.message import Int64s, MessageBatch, UInt32s
+from escapement.sorting import bounds
 from escapement.storage.index.checkpoint import Checkpoint
 from escapement.storage.index.keys import MAX_DUE_MS, Key, Keys
 from escapement.storage.index.limits import IndexLimits
@@ -164,8 +165,8 @@ class DelayedIndex:
         assert len(due_ms) == len(batch)
         traits = traits_of(batch)
         if len(due_ms) and topic_id not in self._dropped:
-            assert due_ms.min() >= 0
-            assert due_ms.max() <= MAX_DUE_MS
+            first_ms, last_ms = bounds(due_ms)
+            assert 0 <= first_ms <= last_ms <= MAX_DUE_MS
             if not isinstance(offsets, int):
                 assert len(offsets) == len(batch)
                 assert bool((offsets[1:] > offsets[:-1]).all()), "offsets must ascend"
@@ -294,7 +295,8 @@ class DelayedIndex:
     @property
     def memory_bytes(self) -> int:
         """The memory that the memory tables take, without the block cache."""
-        return sum(generation.memory_bytes for generation in self._generations())
+        frozen_bytes = sum([generation.memory_bytes for generation in self._frozen])
+        return self._active.memory_bytes + frozen_bytes
 
     @property
     def disk_bytes(self) -> int:

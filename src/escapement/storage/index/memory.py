@@ -61,6 +61,7 @@ class MemoryTable:
         "_tail",
         "columns",
         "count",
+        "counted_bytes",
         "last_offset",
         "most_traits",
         "pinned_bytes",
@@ -78,6 +79,7 @@ class MemoryTable:
         # A kept batch may be a view of a larger buffer. This is the part of it beyond the batch.
         self.pinned_bytes = 0
         self.last_offset = -1
+        self.counted_bytes = 0  # the part of ``memory_bytes`` that the topic has counted
         self._sorted: SortedRun | None = None
         self._tail: SortedRun | None = None
 
@@ -253,12 +255,15 @@ class TopicMemory:
             self._open.append(table)
             if len(self._open) > _OPEN_TABLES:
                 del self._open[0]
-            before = 0
-        else:
-            before = table.memory_bytes
         table.append(offsets, due_ms, batch, traits)
-        self.memory_bytes += table.memory_bytes - before
+        self._count(table)
         self.rows += rows
+
+    def _count(self, table: MemoryTable) -> None:
+        """Count the memory that a table takes more than before."""
+        size_bytes = table.memory_bytes
+        self.memory_bytes += size_bytes - table.counted_bytes
+        table.counted_bytes = size_bytes
 
     def keep(
         self, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch, traits: UInt32s | None
@@ -277,7 +282,7 @@ class TopicMemory:
         table.pinned_bytes = max(pinned - table.columns.message_bytes, 0)
         table.runs()
         self.tables.append(table)
-        self.memory_bytes += table.memory_bytes
+        self._count(table)
         self.rows += len(due_ms)
         return True
 

@@ -354,7 +354,8 @@ def _columns(records: Sequence[tuple[int, ...]], width: int) -> bytes:
     """Return the bytes of records of ``width`` integers, as columns of i64, end to end."""
     if not records:
         return b""
-    return np.array(records, "<i8").reshape(-1, width).T.tobytes()
+    numbers = np.fromiter(chain.from_iterable(records), "<i8", width * len(records))
+    return numbers.reshape(-1, width).T.tobytes()
 
 
 def _table(view: memoryview, at: int, columns: int, rows: int) -> tuple[Table, int]:

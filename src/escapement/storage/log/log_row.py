@@ -32,6 +32,7 @@ import numpy as np
 
 from escapement.errors import LogDamaged, RemoteProtocolError
 from escapement.message import Buffer, Int64s, MessageBatch
+from escapement.sorting import bounds
 from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
@@ -107,11 +108,11 @@ def encode_row(
     """
     assert bodies, "a log row without bodies"
     assert len(due_ms), "a log row without messages"
-    first = int(due_ms.min())
-    spread = int(due_ms.max()) - first
+    first, last = bounds(due_ms)
+    spread = last - first
     width = 0 if not spread else 4 if spread < 1 << 32 else 8
     due = (due_ms - first).astype(_DTYPES[width]).tobytes() if width else b""
-    lengths = np.fromiter(map(len, bodies), "<u4", len(bodies)).tobytes()
+    lengths = struct.pack(f"<{len(bodies)}I", *map(len, bodies))
     restated = b""
     if restating is not None:
         heights = {len(column) for column in (*restating, due_ms)}
@@ -121,8 +122,8 @@ def encode_row(
         restated = b"".join([*times, _LENGTH.pack(len(column)), column])
     version = _FIRST if restating is None else _RESTATED
     head = _HEAD.pack(version, width, len(due_ms), len(bodies))
-    parts = [_TIMES.pack(accepted_at_ms, first), due, restated, lengths, *bodies]
-    return sealed(head, parts)
+    columns = b"".join([_TIMES.pack(accepted_at_ms, first), due, restated, lengths])
+    return sealed(head, [columns, *bodies])
 
 
 def decode_row(data: Buffer) -> RowContent:
