@@ -153,6 +153,7 @@ class Services:
             self._look_at,
             config.auto_create_topics,
             lambda: ground.index.forgotten_until_ms,
+            self._keeper.lease.epoch,
         )
         self.compactor = Compactor(ground.index, self.registry, self._passive, clock, run)
         unwritten = Unwritten(

@@ -37,7 +37,7 @@ def test_created_records_are_loaded_by_the_next_start(connection: Connection) ->
     subscription = catalog.create_subscription(
         connection, topics[1].id, "billing", "shared", 7, Beginning(3, fill_until=9)
     )
-    producer = producers.open_producer(connection, topics[0].id, "p", 4)
+    producer = producers.open_producer(connection, 1, topics[0].id, "p", 4)
     state = load_state(connection)
     assert state.namespaces == [namespace]
     assert state.topics == topics
@@ -107,14 +107,14 @@ def test_topic_id_is_never_reused(connection: Connection) -> None:
 def test_reopening_a_producer_fences_the_previous_one(connection: Connection) -> None:
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     one, other = (catalog.create_topic(connection, namespace.id, name, 0) for name in "ab")
-    first = producers.open_producer(connection, one.id, "p", 10)
+    first = producers.open_producer(connection, 1, one.id, "p", 10)
     assert (first.epoch, first.last_sequence, first.last_offset) == (1, -1, -1)
     connection.execute(
         "UPDATE producers SET last_sequence = 7, last_offset = 70 WHERE id = ?", (first.id,)
     )
-    second = producers.open_producer(connection, one.id, "p", 20)
+    second = producers.open_producer(connection, 2, one.id, "p", 20)
     assert second == replace(first, epoch=2, last_sequence=7, last_offset=70, updated_at_ms=20)
-    assert producers.open_producer(connection, other.id, "p", 20).id != first.id
+    assert producers.open_producer(connection, 2, other.id, "p", 20).id != first.id
 
 
 def test_producer_cannot_be_opened_on_a_deleted_topic(connection: Connection) -> None:
@@ -125,7 +125,7 @@ def test_producer_cannot_be_opened_on_a_deleted_topic(connection: Connection) ->
     while freeing.free_step(connection, []):
         pass
     with pytest.raises(NotFound):
-        producers.open_producer(connection, topic.id, "late", 0)
+        producers.open_producer(connection, 1, topic.id, "late", 0)
     assert list(producers.read_producers(connection)) == []
 
 
@@ -133,7 +133,9 @@ def test_idle_producers_are_found_in_steps_and_deleted(connection: Connection) -
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     topic = catalog.create_topic(connection, namespace.id, "orders", 0)
     connection.begin()
-    opened = [producers.open_producer(connection, topic.id, f"p{n}", n % 2) for n in range(1500)]
+    opened = [
+        producers.open_producer(connection, n + 1, topic.id, f"p{n}", n % 2) for n in range(1500)
+    ]
     connection.commit()
     found: list[int] = []
     after = steps = 0
@@ -201,13 +203,13 @@ def test_a_deleted_topic_leaves_nothing_behind(engine: Engine, connection: Conne
     data = encode_row(0, np.zeros(1, np.int64), [body])
     for low in (0, 100):
         connection.begin()
-        for topic in topics:
+        for number, topic in enumerate(topics, 1):
             rows = [
                 NewRow(log.current, topic.id, base, 1, 0, 0, 0, data)
                 for base in range(low, low + 100)
             ]
             enter(connection, *insertion(rows, 1))
-            producers.open_producer(connection, topic.id, "p", 0)
+            producers.open_producer(connection, number, topic.id, "p", 0)
         connection.commit()
         log.begin(*log.prepare(engine, connection, held, 2, 0))
     chunks = [ChunkRow(s.id, n, b"bits") for s in subscriptions for n in range(100)]

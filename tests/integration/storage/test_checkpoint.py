@@ -61,7 +61,7 @@ def test_checkpoint_is_loaded_as_written(
     namespace = catalog.create_namespace(connection, "shop", "eu", 0)
     topic = catalog.create_topic(connection, namespace.id, "t", 0)
     subscription = catalog.create_subscription(connection, topic.id, "s", "shared", 0)
-    producer = producers.open_producer(connection, topic.id, "p", 0)
+    producer = producers.open_producer(connection, 1, topic.id, "p", 0)
     for seq in (1, 2, 3):
         enter_empty(connection, JournalPosition(seq, b"group--%d" % seq))
     log.wrote(77)

@@ -105,6 +105,7 @@ class Publishing:
         """Release a producer whose connection ends. Its batches in progress continue."""
         if handle.producer.holder is handle:
             handle.producer.holder = None
+            self._registry.producers.release(handle.topic, handle.producer)
 
     # -- batches ---------------------------------------------------------------
 
@@ -215,6 +216,7 @@ class Publishing:
             fail,
             digests=publication.new_digests if window_ms else None,
             members=members,
+            opens=producer.stores(topic.id),
         )
         try:
             self._pipeline.submit(append)

@@ -6,13 +6,14 @@ producers in ``Topic.producers``. The registry has the producers of passive topi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import chain
 
 from escapement.broker.registry.changes import Changes
 from escapement.broker.topic.producer import Producer
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
+from escapement.names import is_anonymous
 from escapement.storage.catalog import producers
 from escapement.storage.catalog.producers import ProducerRecord
 
@@ -22,14 +23,20 @@ class ProducerRegistry:
 
     Args:
       check_there: raises ``NotFound`` if a topic was deleted.
+      new_ids: the ids for new producers.
     """
 
     def __init__(
-        self, clock: Clock, changes: Changes, check_there: Callable[[Topic], None]
+        self,
+        clock: Clock,
+        changes: Changes,
+        check_there: Callable[[Topic], None],
+        new_ids: Iterator[int],
     ) -> None:
         self._clock = clock
         self._changes = changes
         self._check_there = check_there
+        self._new_ids = new_ids
         # The producers of passive topics, by topic id and producer name.
         self._waiting: dict[int, dict[str, Producer]] = {}
 
@@ -55,6 +62,9 @@ class ProducerRegistry:
         A producer that does not exist is created. Its *epoch* grows each time a connection takes
         its name over. A connection that reconnects gives the epoch that it had, and keeps it.
 
+        Both are durable on return, with one exception: a new producer whose name was generated is
+        stored with its first batch. No other connection opens this name and must be told apart.
+
         Args:
           epoch: the epoch that a reconnecting holder of the name had; -1 to take the name over.
           settled: waits until no batch of the producer is in the commit pipeline.
@@ -71,9 +81,18 @@ class ProducerRegistry:
                 await settled(producer)
                 return producer, epoch
             self._check_there(topic)
-            now_ms = self._clock.now_ms()
+            if producer is None and epoch < 0 and is_anonymous(name):
+                producer = topic.producers[name] = Producer.new(next(self._new_ids), name)
+                return producer, producer.epoch
+            if producer is not None and not producer.stored:
+                await settled(producer)  # its first batch may store it
+                if not producer.stored:
+                    return producer, producer.epoch + 1
+            now_ms, new_id = self._clock.now_ms(), next(self._new_ids)
             record = await self._changes.durably(
-                lambda connection: producers.open_producer(connection, topic.id, name, now_ms),
+                lambda connection: producers.open_producer(
+                    connection, new_id, topic.id, name, now_ms
+                ),
                 topic_id=topic.id,
             )
             self._check_there(topic)  # it may have been deleted meanwhile
@@ -82,15 +101,23 @@ class ProducerRegistry:
             await settled(producer)
             return producer, record.epoch
 
+    def release(self, topic: Topic, producer: Producer) -> None:
+        """Note that a producer has no holder. It is forgotten if it has stored nothing."""
+        if producer.is_unused and topic.producers.get(producer.name) is producer:
+            del topic.producers[producer.name]
+
     def forget(self, ids: set[int], active: Iterable[Topic]) -> list[int]:
         """Remove the producers with these ids that are not in use; return the ids of those removed.
 
         A producer is in use while a connection holds its name, or a batch of it waits for commit.
+        Unused producers that are not stored are removed too.
         """
         forgotten = []
         for by_name in chain((topic.producers for topic in active), self._waiting.values()):
             for producer in list(by_name.values()):
-                if producer.id in ids and producer.holder is None and not producer.pending:
+                if producer.is_unused:
+                    del by_name[producer.name]
+                elif producer.id in ids and producer.holder is None and not producer.pending:
                     del by_name[producer.name]
                     forgotten.append(producer.id)
         return forgotten

@@ -33,7 +33,7 @@ from escapement.position import Position
 from escapement.storage.catalog import catalog
 from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord, TopicRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy
-from escapement.storage.catalog.producers import ProducerRecord
+from escapement.storage.catalog.producers import ProducerRecord, producer_ids
 from escapement.storage.engine.base import Connection
 from escapement.storage.inbox import inbox
 
@@ -51,6 +51,7 @@ class Registry:
         a subscription's policy. The topic may have work to do now, or other wake-up times.
       auto_create: whether topics are created at their first use.
       forgotten_until_ms: returns the due time up to which messages may have left the index.
+      lease_epoch: the epoch of the lease that the broker works under.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Registry:
         on_policy: Callable[[Topic], None],
         auto_create: bool,
         forgotten_until_ms: Callable[[], int],
+        lease_epoch: int,
     ) -> None:
         self._clock = clock
         self._changes = Changes(transact)
@@ -71,7 +73,9 @@ class Registry:
         self._auto_create = auto_create
         self._forgotten_until_ms = forgotten_until_ms
         self.namespaces = Namespaces(clock, self._changes, self._in_use, self._namespace_changed)
-        self.producers = ProducerRegistry(clock, self._changes, self._check_there)
+        self.producers = ProducerRegistry(
+            clock, self._changes, self._check_there, producer_ids(lease_epoch)
+        )
         self.topics: dict[str, TopicRecord] = {}
         self.active: dict[int, Topic] = {}
         self._names: dict[int, str] = {}  # full names by topic id

@@ -17,7 +17,12 @@ from __future__ import annotations
 
 from escapement.broker.token_bucket import TokenBucket
 from escapement.errors import Busy, ProducerFenced, SequenceGap
-from escapement.storage.catalog.producers import ProducerRecord
+from escapement.storage.catalog.producers import (
+    FIRST_EPOCH,
+    NO_SEQUENCE,
+    NewProducer,
+    ProducerRecord,
+)
 
 
 class Producer:
@@ -33,6 +38,7 @@ class Producer:
         "name",
         "pending",
         "queued_sequence",
+        "stored",
     )
 
     def __init__(
@@ -47,6 +53,14 @@ class Producer:
         self.pending = 0  # batches in the commit pipeline
         self.holder: object | None = None
         self.bucket: TokenBucket | None = None  # exists if the producer's rate is limited
+        self.stored = True  # whether the database has it; if not, its first batch stores it
+
+    @classmethod
+    def new(cls, id: int, name: str) -> Producer:
+        """Return a producer without a holder that is not stored yet."""
+        producer = cls(id, name, FIRST_EPOCH, NO_SEQUENCE, NO_SEQUENCE)
+        producer.stored = False
+        return producer
 
     @classmethod
     def of(cls, record: ProducerRecord) -> Producer:
@@ -57,6 +71,20 @@ class Producer:
     def is_used(self) -> bool:
         """Whether the producer has a holder, batches in the pipeline, or a rate limit to keep."""
         return self.holder is not None or bool(self.pending) or self.bucket is not None
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the producer can be forgotten: it is not stored, and nobody uses it."""
+        return not (self.stored or self.pending) and self.holder is None
+
+    def stores(self, topic_id: int) -> NewProducer | None:
+        """Return what the next batch must store of the producer itself; None if nothing.
+
+        If batches are in the pipeline, the first of them stores it. If that one fails, so do all.
+        """
+        if self.stored or self.pending:
+            return None
+        return NewProducer(self.id, topic_id, self.name, self.epoch)
 
     def admit(self, holder: object, sequence: int, count: int, after: int) -> int:
         """Return how many messages at the start of a batch are queued or stored, 0 to ``count``.
@@ -105,6 +133,7 @@ class Producer:
     def committed(self, last_sequence: int, last_offset: int) -> None:
         """Note that a batch up to ``last_sequence`` is durable."""
         assert last_sequence > self.last_sequence, "a sequence was committed twice"
+        self.stored = True
         self.last_sequence = last_sequence
         self.last_offset = last_offset
         self.pending -= 1

@@ -2,23 +2,29 @@
 
 A *named producer* belongs to one topic and numbers its messages with *sequences*, so that the
 broker recognises a message that is sent again. Opening a producer by its name raises its *epoch*.
-That fences the previous holder of the name: the broker refuses its messages. This module owns the
-table ``producers``. The sequences in the table are those of the last checkpoint. The journal has
-later ones, and a running broker has the latest ones in memory.
+That fences the previous holder of the name: the broker refuses its messages. The broker chooses the
+id of each producer (:func:`producer_ids`). This module owns the table ``producers``. The sequences
+in the table are those of the last checkpoint. The journal has later ones, and a running broker has
+the latest ones in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import count
+from typing import Final, NamedTuple
 
 from escapement.errors import NotFound
-from escapement.storage.engine.base import Connection
+from escapement.storage.engine.base import Connection, Dialect, Step
 from escapement.storage.engine.paging import by_id
 
 # The last sequence and the last offset of a producer that has not published yet.
 NO_SEQUENCE: Final = -1
+# The epoch of a producer that was opened once.
+FIRST_EPOCH: Final = 1
+# An id has the epoch of the lease above so many bits that count the producers of this epoch.
+_ID_BITS: Final = 32
 # Limit of the producers that one call of :func:`read_idle` examines.
 _STEP_ROWS: Final = 1_000
 
@@ -39,8 +45,44 @@ class ProducerRecord:
     updated_at_ms: int
 
 
-def open_producer(connection: Connection, topic_id: int, name: str, now_ms: int) -> ProducerRecord:
+class NewProducer(NamedTuple):
+    """A producer that is stored with its first batch."""
+
+    id: int
+    topic_id: int
+    name: str
+    epoch: int
+
+
+def producer_ids(lease_epoch: int) -> Iterator[int]:
+    """Yield ids of new producers forever. Each start of a broker has its own epoch of the lease."""
+    return count((lease_epoch << _ID_BITS) + 1)
+
+
+def insertion(dialect: Dialect, new: Sequence[NewProducer], now_ms: int) -> list[Step]:
+    """Return the SQL statements that insert new producers, in the transaction of a group commit.
+
+    A row of the same name may still be there, of a producer that is being forgotten. It stays.
+    """
+    if not new:
+        return []
+    rows = [(*one, NO_SEQUENCE, NO_SEQUENCE, now_ms) for one in new]
+    return [
+        Step(
+            f"{dialect.insert_ignore} INTO producers (id, topic_id, name, epoch, last_sequence,"
+            " last_offset, updated_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+    ]
+
+
+def open_producer(
+    connection: Connection, new_id: int, topic_id: int, name: str, now_ms: int
+) -> ProducerRecord:
     """Raise the epoch of a topic's named producer, and return it. Create it if it does not exist.
+
+    Args:
+      new_id: the id of a producer that is created.
 
     Raises:
       NotFound: if the producer does not exist and the topic was deleted.
@@ -53,12 +95,12 @@ def open_producer(connection: Connection, topic_id: int, name: str, now_ms: int)
     if not rows:
         if not connection.execute("SELECT 1 FROM topics WHERE id = ?", (topic_id,)).rows:
             raise NotFound(f"the topic of producer {name} was deleted")
-        id = connection.execute(
-            "INSERT INTO producers (topic_id, name, epoch, last_sequence, last_offset,"
-            " updated_at_ms) VALUES (?, ?, 1, ?, ?, ?)",
-            (topic_id, name, NO_SEQUENCE, NO_SEQUENCE, now_ms),
-        ).last_id
-        return ProducerRecord(id, topic_id, name, 1, NO_SEQUENCE, NO_SEQUENCE, now_ms)
+        connection.execute(
+            "INSERT INTO producers (id, topic_id, name, epoch, last_sequence, last_offset,"
+            " updated_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (new_id, topic_id, name, FIRST_EPOCH, NO_SEQUENCE, NO_SEQUENCE, now_ms),
+        )
+        return ProducerRecord(new_id, topic_id, name, FIRST_EPOCH, NO_SEQUENCE, NO_SEQUENCE, now_ms)
     ((id, epoch, last_sequence, last_offset),) = rows
     connection.execute(
         "UPDATE producers SET epoch = ?, updated_at_ms = ? WHERE id = ?", (epoch + 1, now_ms, id)

@@ -21,6 +21,7 @@ import numpy as np
 from escapement.dedup import DIGEST, NO_DIGEST
 from escapement.group_names import Member
 from escapement.message import NO_TIMES, Int64s
+from escapement.storage.catalog.producers import NewProducer
 from escapement.storage.commit.items import (
     Acks,
     Append,
@@ -133,6 +134,7 @@ class Group:
     attempts: list[Attempts] = field(default_factory=list)
     inbox_entries: list[InboxEntry] = field(default_factory=list)  # those of ``acks``
     statements: list[Statement] = field(default_factory=list)
+    new_producers: list[NewProducer] = field(default_factory=list)  # those of the appends
     # Ids of the inbox entries that move into the log with this group.
     entry_ids: list[int] = field(default_factory=list)
     # The progress of staged batches whose entries move into the log with this group, one for each.
@@ -194,6 +196,8 @@ def form_group(
             else:
                 appends.append(item)
             group.body_bytes += item.waiting_bytes
+            if item.opens is not None:
+                group.new_producers.append(item.opens)
             if item.entry_ids:
                 group.entry_ids += item.entry_ids
             if item.advances:

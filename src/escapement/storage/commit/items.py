@@ -22,6 +22,7 @@ from escapement.dedup import Digests
 from escapement.errors import EscapementError
 from escapement.group_names import Member
 from escapement.message import NO_TIMES, Buffer, Int64s, Times
+from escapement.storage.catalog.producers import NewProducer
 from escapement.storage.encoding.dedup_keys import KEY_BYTES
 from escapement.storage.encoding.lag import Timing
 from escapement.storage.engine.base import Connection
@@ -45,7 +46,8 @@ class Append:
     ``entry_ids`` are the ids of the inbox entries that the batch was read from. The same
     transaction deletes them. For inbox entries of bulk jobs, ``advances`` is the new progress of
     their staged batches instead. ``digests`` are the digests of the messages' dedup keys,
-    V16[count]. ``members`` are the rows of the batch that belong to event groups.
+    V16[count]. ``members`` are the rows of the batch that belong to event groups. ``opens`` is the
+    producer of the batch if this append must store it.
 
     If all messages of a published batch are stored already, ``count`` is 0 and ``body`` is empty.
     Such an append records the progress of its producer. It is confirmed after all items submitted
@@ -64,6 +66,7 @@ class Append:
     advances: Sequence[Advance] = ()
     digests: Digests | None = None
     members: Sequence[Member] = ()
+    opens: NewProducer | None = None
     size_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:

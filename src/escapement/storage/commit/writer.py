@@ -5,9 +5,9 @@ to call. A *group* is a group commit: one transaction, which writes in this orde
 
 1. Delete inbox entries that move to the log, run the submitted statements, insert new inbox
    entries. This step begins with a lease check of its own. A group without any of these skips it.
-2. Check the lease, record the progress of staged batches, insert the log rows and the journal row.
-   All of this is sent together, and waits for the database once. If the group has step 1, the
-   progress of staged batches is recorded there.
+2. Check the lease, record the progress of staged batches, insert new producers, the log rows and
+   the journal row. All of this is sent together, and waits for the database once. If the group has
+   step 1, the progress of staged batches is recorded there.
 3. COMMIT. It is sent only after the lease check has passed.
 
 So a group of messages and acknowledgements waits for the database twice. If a method raises, the
@@ -21,6 +21,7 @@ import logging
 from collections.abc import Sequence
 
 from escapement.errors import LeaseLost, StorageError, StorageUnavailable
+from escapement.storage.catalog import producers
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.group_rows import encode_group
 from escapement.storage.commit.items import Statement
@@ -120,7 +121,7 @@ class Writer:
     def _insert(
         self, connection: Connection, group: Group, advances: Sequence[staged_batch.Advance]
     ) -> None:
-        """Check the lease and insert the group's log rows and journal row, all sent together.
+        """Check the lease and insert new producers, log rows and the journal row, sent together.
 
         Args:
           advances: progress of staged batches to record at the same time.
@@ -136,10 +137,13 @@ class Writer:
         )
         lease_step = question(self._lease, self._engine.dialect.share_lock)
         staged_batch_steps = staged_batch.advancing(self._engine.dialect, advances)
+        producer_steps = producers.insertion(
+            self._engine.dialect, group.new_producers, group.accepted_at_ms
+        )
         log_steps = insertion(rows, self._lease.epoch)
         try:
             found = connection.execute_all(
-                [lease_step, *staged_batch_steps, *log_steps, entry_step]
+                [lease_step, *staged_batch_steps, *producer_steps, *log_steps, entry_step]
             )
         except DuplicateKey:
             # Another broker that has taken the lease may have written rows with these keys.
