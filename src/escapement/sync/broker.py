@@ -61,11 +61,7 @@ class Broker:
         """
         context = self._broker.consumer(topic, subscription, **options)
         with self._loop.wrap_async_context_manager(context) as inbox:
-            facade = Inbox(self._loop, inbox)
-            try:
-                yield facade
-            finally:
-                self._loop.call(facade._pass_acks)
+            yield Inbox(self._loop, inbox)
 
     @property
     def groups(self) -> Groups:

@@ -62,4 +62,4 @@ def _connected(
             try:
                 yield Broker(loop, broker)
             finally:
-                loop.closed = True
+                loop.close()

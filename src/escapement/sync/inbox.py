@@ -1,18 +1,17 @@
 """The class ``Inbox`` of the blocking client, a consumer, with its batches and messages.
 
 It is a facade of the async consumer, ``escapement.Inbox``, which runs in an event loop in another
-thread. Any number of threads may receive messages. Acknowledgements of single messages are
-collected, and passed to the event loop together.
+thread. Any number of threads may receive messages. A thread that acknowledges a single message
+posts the acknowledgement to the event loop, without a wait.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from threading import TIMEOUT_MAX, Lock
 from time import monotonic
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from escapement.client.consuming import inbox as inboxes
 from escapement.client.delivery import DeliveredRow, Delivery
@@ -39,10 +38,6 @@ class Inbox:
         self._lock = Lock()  # guards _current and _row
         self._current: Batch | None = None  # the batch from which messages are received
         self._row = 0  # the row of its next message
-        # The offsets of acknowledged messages that are not passed to the event loop yet. One call
-        # of _pass_acks passes all of them, and _visit_planned is True while a call is planned.
-        self._done: deque[int] = deque()
-        self._visit_planned = False
 
     @property
     def active(self) -> bool:
@@ -107,57 +102,47 @@ class Inbox:
 
     def ack(self, what: What, *, durable: bool = False) -> int | None:
         """Acknowledge messages, so that they are not redelivered; see ``escapement.Inbox.ack``."""
-        return self._call(self._inbox.ack, what, durable=durable)
+        return self._loop.call(self._inbox.ack, what, durable=durable)
 
     def ack_range(self, first: int, last: int, *, durable: bool = False) -> int | None:
         """Acknowledge the messages with offsets from ``first`` to ``last``, both included."""
-        return self._call(self._inbox.ack_range, first, last, durable=durable)
+        return self._loop.call(self._inbox.ack_range, first, last, durable=durable)
 
     def nack(self, what: What, delay: Delay | None = None) -> None:
         """Negatively acknowledge messages, so that the broker redelivers them.
 
         See ``escapement.Inbox.nack``.
         """
-        self._call(self._inbox.nack, what, delay)
+        self._loop.call(self._inbox.nack, what, delay)
 
     def release(self, what: What, delay: Delay | None = None) -> None:
         """Release messages, so that this delivery does not count as an attempt.
 
         See ``escapement.Inbox.release``.
         """
-        self._call(self._inbox.release, what, delay)
+        self._loop.call(self._inbox.release, what, delay)
 
     def extend(self, what: What, wait: Delay) -> int:
         """Extend the time to acknowledge messages to at least ``wait`` from now.
 
         See ``escapement.Inbox.extend``.
         """
-        return self._call(self._inbox.extend, what, wait)
+        return self._loop.call(self._inbox.extend, what, wait)
 
     def seek(self, position: Where) -> None:
         """Move the subscription to another position; see ``escapement.Inbox.seek``."""
-        self._call(self._inbox.seek, position)
+        self._loop.call(self._inbox.seek, position)
 
     def flush_acks(self) -> None:
         """Wait until all acknowledgements before this call are durable.
 
         Raises the errors of ``escapement.Inbox.flush_acks``.
         """
-        self._call(self._inbox.flush_acks)
+        self._loop.call(self._inbox.flush_acks)
 
     def _acknowledge(self, offset: int) -> None:
         """Queue the acknowledgement of the message at ``offset``, without waiting."""
-        self._done.append(offset)
-        if not self._visit_planned:
-            self._visit_planned = True
-            self._loop.start_task_soon(self._pass_acks)
-
-    async def _pass_acks(self) -> None:
-        """Pass the queued acknowledgements to the async consumer. Runs in the loop's thread."""
-        # This comes first, so that an acknowledgement queued from now on plans another call.
-        self._visit_planned = False
-        while self._done:
-            self._inbox._done(self._done.popleft())
+        self._loop.post(self._inbox._done, offset)
 
     def _in_turn(
         self, take: Callable[[float | None], T | None], timeout_s: float | None
@@ -206,14 +191,7 @@ class Inbox:
             batch._rewinds = self._inbox._rewinds
             return batch
 
-        return self._call(fetch)
-
-    def _call(self, act: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
-        async def called() -> T:
-            await self._pass_acks()
-            return await act(*arguments, **options)
-
-        return self._loop.call(called)
+        return self._loop.call(fetch)
 
 
 class Batch(Delivery["Message"]):

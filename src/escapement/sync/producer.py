@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from escapement.client.producing import producer as producers
 from escapement.client.producing.builder import MessageBuilder
 from escapement.client.producing.groups import FollowUp, Group
+from escapement.client.producing.publish_request import NewMessage, PublishRequest
 from escapement.client.producing.receipt import Receipt, Receipts
 from escapement.errors import EscapementError
 from escapement.message import MessageBatch, Times
@@ -29,6 +31,10 @@ class Producer:
         self._producer = producer
         self.topic = producer.topic
         self.name = producer.name
+        # The publish request that got the last message of ``submit``, and the futures of its
+        # messages with their rows. Only the loop's thread uses them.
+        self._request: PublishRequest | None = None
+        self._futures: list[tuple[int, Future[Receipt]]] = []
 
     @property
     def next_sequence(self) -> int:
@@ -48,14 +54,50 @@ class Producer:
 
     def send(self, value: Any, **options: Any) -> Receipt:
         """Send one message and wait until it is durable; see ``escapement.Producer.send``."""
-        return self._loop.call(self._producer.send, value, **options)
+        return self.submit(value, **options).result()
 
-    def submit(self, value: Any, **options: Any) -> Future[Receipt]:
+    def submit(self, value: Any, *, sequence: int | None = None, **options: Any) -> Future[Receipt]:
         """Send one message without waiting. ``result()`` of the future waits for the receipt.
 
-        ``options`` are those of ``escapement.Producer.send``.
+        The call waits only while too many messages are unanswered. ``options`` are those of
+        ``escapement.Producer.send``. The message is not sent if ``cancel()`` of the future returns
+        True.
+
+        Raises:
+          InvalidRequest: if an argument is not valid. Nothing is sent. ``result()`` raises the
+            other errors of ``escapement.Producer.send``.
         """
-        return self._loop.start_task_soon(partial(self._producer.send, value, **options))
+        message = self._producer._prepare(value, **options)
+        if self._loop.crowded or self._producer._full:
+            self._loop.call(self._producer._have_room)
+        future: Future[Receipt] = Future()
+        self._loop.post(self._put, message, sequence, future, size_bytes=message.size_bytes)
+        return future
+
+    def _put(self, message: NewMessage, sequence: int | None, future: Future[Receipt]) -> None:
+        """Put a message into the outbox of the async producer. Runs in the loop's thread."""
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            _, request, row = self._producer._put(message, sequence)
+        except EscapementError as error:
+            future.set_exception(error)
+            return
+        if request is self._request:
+            self._futures.append((row, future))
+        else:
+            self._request, self._futures = request, [(row, future)]
+            request.then(partial(self._settled, request, self._futures))
+
+    def _settled(self, request: PublishRequest, futures: list[tuple[int, Future[Receipt]]]) -> None:
+        """Pass the receipts of a publish request, or its error, to the futures of its messages."""
+        if request.error is not None:
+            for _, future in futures:
+                future.set_exception(copy(request.error))
+            return
+        receipts = Receipts.of(self.topic, [request])
+        for row, future in futures:
+            future.set_result(receipts[row])
 
     def send_many(self, values: Sequence[Any], **options: Any) -> Receipts:
         """Send messages as one batch and wait until all are durable.

@@ -201,6 +201,8 @@ def test_wait_interrupted_by_ctrl_c_is_cancelled_in_the_loop(backend: str) -> No
 
     with start_blocking_portal(backend) as portal:
         threading.Thread(target=interrupt).start()
+        loop = Loop(portal)
         with pytest.raises(KeyboardInterrupt):
-            Loop(portal).call(wait)
+            loop.call(wait)
         assert ended.wait(10)
+        loop.close()

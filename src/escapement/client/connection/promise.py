@@ -6,23 +6,37 @@ loop only when a task waits for it. Waiting for a settled promise executes no ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 
 
 class Promise:
     """A one-time event; ``settled`` is True after it has happened."""
 
-    __slots__ = ("_event", "settled")
+    __slots__ = ("_event", "_then", "settled")
 
     def __init__(self) -> None:
         self.settled = False
         self._event: anyio.Event | None = None
+        self._then: Callable[[], None] | None = None
 
     def settle(self) -> None:
         """Mark the event as happened, and wake all waiting tasks. A second call does nothing."""
         self.settled = True
         if self._event is not None:
             self._event.set()
+        if self._then is not None:
+            then, self._then = self._then, None
+            then()
+
+    def then(self, act: Callable[[], None]) -> None:
+        """Call ``act`` when this promise settles, or now. A promise has one such function."""
+        assert self._then is None, "a promise calls one function"
+        if self.settled:
+            act()
+        else:
+            self._then = act
 
     async def wait(self) -> None:
         """Wait until the promise is settled."""

@@ -27,18 +27,13 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import Final
 
 from escapement.client.connection.retry import Retry
 from escapement.client.producing.producer_bounds import Bounds
-from escapement.client.producing.publish_request import Draft, NewMessage, PublishRequest
+from escapement.client.producing.publish_request import ROW_BYTES, Draft, NewMessage, PublishRequest
 from escapement.dedup import Digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, LimitExceeded
 from escapement.message import Int64s, MessageBatch, Times, UInt8s, cuts
-
-# The size of a message besides its payload, key, properties and group: their lengths, the times,
-# the digest of the dedup key, and entries of Python lists.
-_ROW_BYTES: Final = 48
 
 
 class Outbox:
@@ -101,8 +96,7 @@ class Outbox:
           InvalidRequest: if ``sequence`` has been used for a message that is not known to be
             durable.
         """
-        size = _ROW_BYTES + len(message.payload) + len(message.key)
-        size += len(message.properties) + len(message.group)
+        size = message.size_bytes
         if size > self.bounds.message_bytes:
             raise LimitExceeded(
                 f"a message of {size} bytes is over the limit of {self.bounds.message_bytes}"
@@ -162,7 +156,7 @@ class Outbox:
             piece, piece_times = batch.part(low, high), times.take(slice(low, high))
             digests = None if dedup is None else dedup[low:high]
             request = PublishRequest(number + low, now_s + self.bounds.send_timeout_s)
-            request.fill(piece, piece_times, digests, piece.size_bytes + _ROW_BYTES * len(piece))
+            request.fill(piece, piece_times, digests, piece.size_bytes + ROW_BYTES * len(piece))
             self.messages += request.count
             self.size_bytes += request.size_bytes
             requests.append(request)

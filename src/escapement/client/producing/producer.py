@@ -175,10 +175,30 @@ class Producer(Attached):
           LimitExceeded: if the message is larger than the broker accepts.
           EscapementError: if this producer is closed or has failed.
         """
+        message = self._prepare(value, delay, at, key, properties, priority, dedup, group)
+        await self._have_room()
+        return self._put(message, sequence)
+
+    def _prepare(
+        self,
+        value: Any,
+        delay: Delay | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        dedup: str | None = None,
+        group: str | None = None,
+    ) -> NewMessage:
+        """Check the arguments of ``submit``, and return the message. Any thread may call this.
+
+        Raises:
+          InvalidRequest: if an argument is not valid.
+        """
         payload = self._serializer.dumps(value)
         delay_ms, at_ms = delivery_times.one(delay, at)
         content.check_priority(priority)
-        message = NewMessage(
+        return NewMessage(
             payload,
             content.key(key),
             content.properties(properties),
@@ -188,7 +208,10 @@ class Producer(Attached):
             at_ms,
             NO_DIGEST if dedup is None else digest(dedup),
         )
-        await self._have_room()
+
+    def _put(self, message: NewMessage, sequence: int | None) -> Pending:
+        """Put a message into the outbox, without waiting. Raises the errors of ``submit``."""
+        self._check()
         request, row = self._outbox.add(message, sequence, anyio.current_time())
         self._line.wake(self)
         return Pending(self.topic, request, row)

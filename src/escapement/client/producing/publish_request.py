@@ -10,7 +10,7 @@ The messages of a producer are numbered; a message's number is its *sequence*.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,10 @@ from escapement.message import (
     Times,
     UInt8s,
 )
+
+# The size of a message besides its payload, key, properties and group: their lengths, the times,
+# the digest of the dedup key, and entries of Python lists.
+ROW_BYTES: Final = 48
 
 
 class PublishRequest(Promise):
@@ -143,6 +147,12 @@ class NewMessage(NamedTuple):
     delay_ms: int = NO_TIME
     at_ms: int = NO_TIME
     dedup: bytes = NO_DIGEST
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the message in a producer's bounds."""
+        strings = len(self.payload) + len(self.key) + len(self.properties) + len(self.group)
+        return ROW_BYTES + strings
 
 
 class Draft:
