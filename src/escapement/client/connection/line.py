@@ -121,6 +121,7 @@ class Line:
         """Queue a command for sending. The caller must know that a link is up."""
         assert self.link is not None
         self.link.send(command)
+        self._bell.set()
 
     def request(self, make: Callable[[int], Command], answer: Callable[[Answer], None]) -> int:
         """Send a request, and call ``answer`` with the broker's answer or with an error.
@@ -138,7 +139,7 @@ class Line:
             return number
         self._answers[number] = answer
         try:
-            self.link.send(make(number))
+            self.send(make(number))
         except EscapementError as error:
             del self._answers[number]
             answer(error)
@@ -217,23 +218,33 @@ class Line:
                 self._refusal = error  # callers that wait for a link have their own timeouts
 
     async def pump(self) -> None:
-        """Call ``_pump`` of attachments that were woken or whose time has come, until cancelled."""
+        """Call ``_pump`` of attachments that were woken or whose time has come, until cancelled.
+
+        Each turn ends with one write of all commands that were sent since the last one.
+        """
         while True:
-            self._bell = anyio.Event()
-            now_s = anyio.current_time()
-            due = [a for a, at_s in self._agenda.items() if at_s <= now_s]
-            turn, self._dirty = self._dirty.union(due), set()
-            for attachment in turn:
-                at_s = attachment._pump(now_s)
-                if at_s < inf and attachment._id in self._attachments:
-                    self._agenda[attachment] = at_s
-                else:
-                    self._agenda.pop(attachment, None)
-            if self._dirty:
-                await anyio.lowlevel.checkpoint()
-                continue
-            with anyio.CancelScope(deadline=min(self._agenda.values(), default=inf)):
-                await self._bell.wait()
+            with anyio.CancelScope(deadline=self._turn()) as sleep:
+                while True:
+                    await self._bell.wait()
+                    self._bell = anyio.Event()
+                    next_s = self._turn()
+                    if next_s != sleep.deadline:
+                        sleep.deadline = next_s
+
+    def _turn(self) -> float:
+        """Do one turn of the pump, and return the time of the next one."""
+        now_s = anyio.current_time()
+        turn, self._dirty = self._dirty, set()
+        turn.update([a for a, at_s in self._agenda.items() if at_s <= now_s])
+        for attachment in turn:
+            at_s = attachment._pump(now_s)
+            if at_s < inf and attachment._id in self._attachments:
+                self._agenda[attachment] = at_s
+            else:
+                self._agenda.pop(attachment, None)
+        if self.link is not None:
+            self.link.flush()
+        return min(self._agenda.values(), default=inf)
 
     async def drain(self) -> None:
         """Wait until the broker has answered all publishes and acks of all attachments."""

@@ -4,19 +4,21 @@ A link sends commands over a stream of bytes, such as a TCP connection, and pass
 commands to a function, ``dispatch``. It handles only the handshake and the heartbeat itself. When
 a link ends, the client's line (see ``line``) opens a new one.
 
-Sending queues a command, and a separate task writes the queue to the stream. So sending never
-waits, and the commands that are queued during one write become the next write. The queue has no
-bound of its own: producers and consumers bound their unanswered commands.
+Sending queues a command, and ``flush`` writes all queued commands together, as far as the socket
+accepts them without a wait. A separate task writes the rest, and everything for a stream that is
+not a socket. So sending never waits. The queue has no bound of its own: producers and consumers
+bound their unanswered commands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
+from socket import socket
 from typing import Final, Protocol
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import SocketAttribute, SocketStream, TaskGroup
 
 from escapement.errors import Disconnected, EscapementError, RemoteProtocolError
 from escapement.message import Buffer
@@ -62,10 +64,12 @@ class Link:
         self.welcome = welcome
         self.error: EscapementError | None = None  # why the link ended
         self._stream = stream
+        self._socket = _socket_of(stream)
         self._connection = connection
         self._outgoing: list[Buffer] = []
-        self._bell = anyio.Event()
-        self._idle = anyio.Event()
+        self._bell = anyio.Event()  # set while the writing task has work
+        self._idle = anyio.Event()  # set while the writing task does not write
+        self._idle.set()
         self._heard_s = anyio.current_time()
         self._tasks: TaskGroup | None = None
 
@@ -117,14 +121,24 @@ class Link:
                 raise Disconnected(f"the broker said goodbye: {event.reason}")
 
     def send(self, command: Command) -> None:
-        """Queue a command for sending, without waiting.
+        """Queue a command. The caller must call ``flush`` in the same turn of the event loop.
 
         Raises:
           LocalProtocolError: if the protocol does not allow the command now, or the command is
             larger than a frame.
         """
         self._outgoing += self._connection.send(command)
-        self._bell.set()
+
+    def flush(self) -> None:
+        """Write the queued commands as far as the socket accepts them; let the task do the rest."""
+        if self._outgoing and self._socket is not None and self._idle.is_set():
+            buffers, self._outgoing = self._outgoing, []
+            for piece in _joined(buffers):
+                if self._outgoing or (written := _write_at_once(self._socket, piece)) < len(piece):
+                    self._outgoing.append(memoryview(piece)[written:])
+                    written = 0
+        if self._outgoing:
+            self._bell.set()
 
     def end(self, error: EscapementError) -> None:
         """End the link because of ``error``. If it has an error already, it keeps that one."""
@@ -133,7 +147,8 @@ class Link:
             self._tasks.cancel_scope.cancel()
 
     async def written(self) -> None:
-        """Wait until all queued commands are written to the stream, or the link has ended."""
+        """Flush, and wait until all queued commands are written, or the link has ended."""
+        self.flush()
         while self._outgoing or not self._idle.is_set():
             await self._idle.wait()
 
@@ -190,14 +205,14 @@ class Link:
     async def _write(self) -> None:
         try:
             while True:
-                if not self._outgoing:
-                    self._idle.set()
-                    await self._bell.wait()
-                    self._idle = anyio.Event()
+                await self._bell.wait()
                 self._bell = anyio.Event()
-                buffers, self._outgoing = self._outgoing, []
-                for piece in _joined(buffers):
-                    await self._stream.send(piece)
+                self._idle = anyio.Event()
+                while self._outgoing:
+                    buffers, self._outgoing = self._outgoing, []
+                    for piece in _joined(buffers):
+                        await self._stream.send(piece)
+                self._idle.set()
         except _ENDS as error:
             self.end(
                 Disconnected(f"the connection was lost: {str(error) or 'the broker closed it'}")
@@ -231,3 +246,25 @@ def _joined(buffers: list[Buffer]) -> Iterator[bytes]:
             parts, size = [], 0
     if parts:
         yield b"".join(parts)
+
+
+def _socket_of(stream: Stream) -> socket | None:
+    """Return the socket that may be written to directly, or None.
+
+    asyncio has no such socket: its transports have a buffer of their own.
+    """
+    if not isinstance(stream, SocketStream):
+        return None
+    found = stream.extra(SocketAttribute.raw_socket)
+    return found if isinstance(found, socket) else None
+
+
+def _write_at_once(to: socket, piece: bytes) -> int:
+    """Write what the socket accepts now, and return its size.
+
+    An error counts as nothing: the writing task will meet it, too.
+    """
+    try:
+        return to.send(piece)
+    except OSError:
+        return 0

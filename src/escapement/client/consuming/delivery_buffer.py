@@ -16,6 +16,7 @@ This module is pure: it sends nothing.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,14 +28,19 @@ from escapement.message import Int64s
 class DeliveryBuffer:
     """The delivery buffer of one consumer, with the consumer's ``permits``."""
 
-    __slots__ = ("_credit", "_permits", "_row", "_taken", "_waiting")
+    __slots__ = ("_credit", "_height", "_permits", "_row", "_rows", "_taken", "_waiting")
 
     def __init__(self, permits: int) -> None:
         self._permits = permits
         self._credit = 0
         self._taken = 0
         self._waiting: deque[Batch] = deque()
-        self._row = 0  # the row of the next message in the first batch
+        self._begin_first()
+
+    @property
+    def credit_is_due(self) -> bool:
+        """Whether half of all permits are free."""
+        return 2 * self._taken >= self._permits
 
     @property
     def empty(self) -> bool:
@@ -54,25 +60,26 @@ class DeliveryBuffer:
             )
         if len(batch):
             self._waiting.append(batch)
+            if len(self._waiting) == 1:
+                self._begin_first()
 
     def pop(self) -> Message | None:
         """Remove and return the next message, or None if the buffer is empty; O(1)."""
-        if not self._waiting:
-            return None
-        batch, row = self._waiting[0], self._row
-        self._row = row + 1
-        if self._row == len(batch):
-            self._waiting.popleft()
-            self._row = 0
-        self._taken += 1
-        return Message(batch, row)
+        for message in self._rows:
+            self._row += 1
+            self._taken += 1
+            if self._row == self._height:
+                self._drop_first()
+            return message
+        return None
 
     def pop_batch(self) -> Batch | None:
         """Remove and return the rest of the first batch, or None if the buffer is empty."""
         if not self._waiting:
             return None
-        batch, self._row = self._waiting.popleft().rest(self._row), 0
+        batch = self._waiting[0].rest(self._row)
         self._taken += len(batch)
+        self._drop_first()
         return batch
 
     def waiting(self) -> Int64s:
@@ -85,10 +92,9 @@ class DeliveryBuffer:
 
         The buffer counts them as granted. The caller must send them.
         """
-        taken = self._taken
-        if 2 * taken < self._permits:
+        if not self.credit_is_due:
             return 0
-        self._taken = 0
+        taken, self._taken = self._taken, 0
         self._credit += taken
         return taken
 
@@ -105,4 +111,15 @@ class DeliveryBuffer:
     def clear(self) -> None:
         """Discard the buffered messages and all granted permits, when the connection has ended."""
         self._waiting.clear()
-        self._row = self._credit = self._taken = 0
+        self._begin_first()
+        self._credit = self._taken = 0
+
+    def _drop_first(self) -> None:
+        self._waiting.popleft()
+        self._begin_first()
+
+    def _begin_first(self) -> None:
+        """Begin with the first batch: the row of its next message, its height, and its messages."""
+        first = self._waiting[0] if self._waiting else ()
+        self._row, self._height = 0, len(first)
+        self._rows: Iterator[Message] = iter(first)

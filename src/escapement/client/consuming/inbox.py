@@ -124,7 +124,7 @@ class Inbox(Attached):
         Raises:
           EscapementError: if the broker has closed this consumer, or the connection is closed.
         """
-        message = await self.receive()
+        message = self._at_once() or await self._receive(None)
         if message is None:
             raise StopAsyncIteration
         return message
@@ -141,15 +141,25 @@ class Inbox(Attached):
         Raises:
           EscapementError: if the broker has closed this consumer, or the connection is closed.
         """
+        return self._at_once() or await self._receive(timeout_s)
+
+    def _at_once(self) -> Message | None:
+        """Return the next message. Return None if there is none, or a checkpoint must come first.
+
+        This is apart from ``_receive``, because most messages need no wait.
+        """
         self._received += 1
         if self._received % CHECKPOINT_EVERY == 0:
-            # The checkpoint comes before a message is taken, so a cancellation here loses none.
-            await anyio.lowlevel.checkpoint()
+            return None
         message = self._buffer.pop()
-        if message is None:
-            with anyio.move_on_after(timeout_s):
-                await self._some()
-            message = self._buffer.pop()
+        if self._buffer.credit_is_due:
+            self._give_credit()
+        return message
+
+    async def _receive(self, timeout_s: float | None) -> Message | None:
+        """Wait for the next message, and return it as ``receive`` does."""
+        await self._some(timeout_s)
+        message = self._buffer.pop()
         self._give_credit()
         return message
 
@@ -171,16 +181,25 @@ class Inbox(Attached):
         Raises:
           EscapementError: if the broker has closed this consumer, or the connection is closed.
         """
-        await anyio.lowlevel.checkpoint()
-        if self._buffer.empty:
-            with anyio.move_on_after(timeout_s):
-                await self._some()
+        await self._some(timeout_s)
         batch = self._buffer.pop_batch()
         self._give_credit()
         return batch
 
-    async def _some(self) -> None:
-        """Wait until the delivery buffer has messages, or this consumer is closed."""
+    async def _some(self, timeout_s: float | None) -> None:
+        """Wait until the delivery buffer has messages, the time has passed, or this is closed.
+
+        This is always a checkpoint. No message is taken before it, so a cancellation loses none.
+        """
+        if not self._buffer.empty:
+            await anyio.lowlevel.checkpoint()
+        elif timeout_s is None:
+            await self._arrival()
+        else:
+            with anyio.move_on_after(timeout_s):
+                await self._arrival()
+
+    async def _arrival(self) -> None:
         while self._buffer.empty and not self._closed:
             self._check()
             if self._arrived.settled:
