@@ -27,6 +27,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -51,8 +52,8 @@ NO_TIME: Final = -1
 _FEW_STRINGS: Final = 128
 _WIDE_BYTES: Final = 1024
 
-# At most this many lengths are added in Python, because a numpy call costs as much.
-_FEW_LENGTHS: Final = 16
+# Python's own functions are faster than numpy's for columns of at most this many rows.
+FEW_ROWS: Final = 16
 
 _BODY_VERSION: Final = 1
 _HEADER = struct.Struct("<BBxxI")  # of a body: its version, its flags, the number of messages
@@ -98,7 +99,10 @@ class Blobs:
     def to_list(self) -> list[bytes]:
         """Return the byte strings of this column as a list; O(total bytes)."""
         view = bytes(self.data)
-        ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
+        if len(self.lengths) <= FEW_ROWS:
+            ends = list(accumulate(self.lengths.tolist()))
+        else:
+            ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
         return [view[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
     def take(self, rows: Int64s) -> Blobs:
@@ -380,7 +384,7 @@ def _decode_blobs(view: memoryview, at: int, count: int) -> tuple[Blobs, int]:
         raise RemoteProtocolError("a batch body ends inside a column of lengths")
     lengths = np.frombuffer(view, "<u4", count, at)
     at += 4 * count
-    few = count <= _FEW_LENGTHS
+    few = count <= FEW_ROWS
     total = sum(lengths.tolist()) if few else int(lengths.sum(dtype=np.uint64))
     if len(view) - at < total:
         raise RemoteProtocolError("a batch body ends inside a column of bytes")

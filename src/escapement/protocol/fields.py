@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from escapement.dedup import DIGEST, Digests
 from escapement.errors import InvalidRequest
-from escapement.message import Buffer, Int64s
+from escapement.message import FEW_ROWS, Buffer, Int64s
 from escapement.names import SUBSCRIPTION_KINDS
 from escapement.position import Position
 from escapement.protocol.limits import (
@@ -179,8 +179,10 @@ class Column:
         if rows > self.max_rows:
             raise ValueError(f"has {rows} rows, more than {self.max_rows}")
         column = np.frombuffer(value, self.dtype)
-        if self.low is not None and len(column) and column.min() < self.low:
-            raise ValueError(f"holds {column.min()}, below {self.low}")
+        if self.low is not None and rows:
+            lowest = min(column.tolist()) if rows <= FEW_ROWS else column.min()
+            if lowest < self.low:
+                raise ValueError(f"holds {lowest}, below {self.low}")
         return column
 
     def write(self, value: npt.NDArray[Any] | None) -> bytes | None:

@@ -128,6 +128,11 @@ class AckQueue:
         return self.rows >= MAX_UNANSWERED_ROWS
 
     @property
+    def gathers(self) -> bool:
+        """Whether the open pending ack collects acknowledgements."""
+        return self._open is not None
+
+    @property
     def unsettled(self) -> list[PendingAck]:
         """All pending acks that are neither durable nor failed, the open one last."""
         return [*self._pending_acks, *([self._open] if self._open is not None else [])]

@@ -38,6 +38,7 @@ from escapement.client.consuming.ack_queue import LINGER_S, AckQueue, PendingAck
 from escapement.client.consuming.batch import Batch, Batches, Message
 from escapement.client.consuming.delivery_buffer import DeliveryBuffer
 from escapement.client.consuming.return_queue import BACK_OFF, ReturnKind, ReturnQueue
+from escapement.client.delivery import Row
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What, name_messages
 from escapement.client.serializers import SerializerLike, serializer
@@ -238,6 +239,10 @@ class Inbox(Attached):
             to send the acknowledgement, and ``flush_acks`` waits for it again.
           EscapementError: with ``durable``, if the broker refuses.
         """
+        if isinstance(what, Row) and what.topic == self.topic and not durable:
+            await self._have_room()
+            self._done(what.offset)
+            return None
         offsets = self._named(what)
         return await self._acknowledge(lambda pending_ack: pending_ack.add(offsets), durable)
 
@@ -501,7 +506,8 @@ class Inbox(Attached):
                     log.warning("%s: an acknowledgement was refused: %s", self.topic, answer)
                 self._acks.refused(pending_ack, answer, anyio.current_time())
             self._made_room()
-            self._line.wake(self)
+            if self._acks.gathers or not isinstance(answer, wire.Acked):
+                self._line.wake(self)
 
         offsets, firsts, lasts = pending_ack.columns()
         self._line.request(
