@@ -32,8 +32,8 @@ Measure = Callable[[], Awaitable[Outcome]]
 Function = Callable[..., Any]
 
 # Default limits of messages in flight, sent and without a receipt: about as many as a few busy
-# producers have.
-BATCHES_IN_FLIGHT: Final = 64
+# producers have. That of batches counts messages, too: so the size of a batch does not change it.
+BATCHED_IN_FLIGHT: Final = 64_000
 SINGLES_IN_FLIGHT: Final = 1_000
 # The most messages that a broker accepts in one batch by default.
 _MOST_IN_A_BATCH: Final = 10_000
@@ -88,8 +88,8 @@ _USUAL: Final = {
     "batch_size": Use(1000, "Messages in a batch."),
     "in_flight": Use(
         None,
-        f"Most messages without a receipt; by default {BATCHES_IN_FLIGHT} batches, or "
-        f"{SINGLES_IN_FLIGHT} single messages.",
+        f"Most messages without a receipt; by default {BATCHED_IN_FLIGHT} in batches, or "
+        f"{SINGLES_IN_FLIGHT} single ones.",
     ),
     "payload": Use("100", "Random bytes in each message: a number, or a range such as 50-500."),
     "tick_ms": Use("10ms", "Tick of the namespace."),
@@ -256,7 +256,7 @@ def _checked_in_flight(batch_size: int, in_flight: int | None, payload: PayloadS
             f"{MAX_FRAME_BYTES:,} bytes: make --batch-size or --payload-bytes smaller."
         )
     if in_flight is None:
-        return SINGLES_IN_FLIGHT if batch_size == 1 else BATCHES_IN_FLIGHT * batch_size
+        return SINGLES_IN_FLIGHT if batch_size == 1 else BATCHED_IN_FLIGHT
     if in_flight < batch_size:
         raise click.UsageError(
             f"--in-flight counts messages: {in_flight:,} is less than one batch "

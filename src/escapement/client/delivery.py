@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import repeat
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -65,13 +66,13 @@ class Columns(Generic[AnyRow]):
     def __getitem__(self, row: int) -> AnyRow:
         if not -len(self) <= row < len(self):
             raise IndexError(row)
-        return self._view(row % len(self))
+        return self._row_type()(self, row % len(self))
 
     def __iter__(self) -> Iterator[AnyRow]:
-        return map(self._view, range(len(self)))
+        return map(self._row_type(), repeat(self), range(len(self)))
 
-    def _view(self, row: int) -> AnyRow:
-        """Return the object for the message in this row."""
+    def _row_type(self) -> type[AnyRow]:
+        """Return the class of the objects for single messages."""
         raise NotImplementedError
 
     @property

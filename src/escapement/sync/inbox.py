@@ -1,8 +1,8 @@
 """The class ``Inbox`` of the blocking client, a consumer, with its batches and messages.
 
 It is a facade of the async consumer, ``escapement.Inbox``, which runs in an event loop in another
-thread. Any number of threads may receive messages. A thread that acknowledges a single message
-posts the acknowledgement to the event loop, without a wait.
+thread. Any number of threads may receive messages. Acknowledgements of single messages are
+collected, and posted to the event loop together, without a wait.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from threading import TIMEOUT_MAX, Lock
 from time import monotonic
 from types import TracebackType
 from typing import TypeVar
+
+import numpy as np
 
 from escapement.client.consuming import inbox as inboxes
 from escapement.client.delivery import DeliveredRow, Delivery
@@ -35,9 +37,12 @@ class Inbox:
         self._loads = inbox._loads
         self._loop = loop
         self._inbox = inbox
-        self._lock = Lock()  # guards _current and _row
+        self._lock = Lock()  # guards the other three
         self._current: Batch | None = None  # the batch from which messages are received
         self._row = 0  # the row of its next message
+        self._rows: Iterator[Message] = iter(())  # its messages from there on
+        self._ack_lock = Lock()  # guards _acked
+        self._acked: list[int] = []  # offsets that _pass_acks, which is posted, will pass on
 
     @property
     def active(self) -> bool:
@@ -49,7 +54,7 @@ class Inbox:
 
     def __iter__(self) -> Iterator[Message]:
         """Wait for messages and yield them, until this consumer is closed."""
-        while (message := self.receive()) is not None:
+        while (message := self._at_once() or self.receive()) is not None:
             yield message
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
@@ -65,13 +70,22 @@ class Inbox:
 
         def take(left_s: float | None) -> Message | None:
             if self._spent():
-                self._current, self._row = self._fetch(left_s), 0
-            if self._current is None:
-                return None
-            self._row += 1
-            return Message(self._current, self._row - 1)
+                self._begin(self._fetch(left_s))
+            return None if self._current is None else self._pop()
 
         return self._in_turn(take, timeout_s)
+
+    def _at_once(self) -> Message | None:
+        """Return the next message of the current batch, as ``receive`` does, without a wait.
+
+        Return None if there is none, or another thread is receiving.
+        """
+        if not self._lock.acquire(False):
+            return None
+        try:
+            return None if self._spent() else self._pop()
+        finally:
+            self._lock.release()
 
     def batches(self) -> Iterator[Batch]:
         """Wait for batches of messages and yield them, until this consumer is closed."""
@@ -95,7 +109,7 @@ class Inbox:
             batch = None
             if self._current is not None and not self._spent():
                 batch = self._current.rest(self._row)
-            self._current = None
+            self._begin(None)
             return batch or self._fetch(left_s)
 
         return self._in_turn(take, timeout_s)
@@ -142,7 +156,16 @@ class Inbox:
 
     def _acknowledge(self, offset: int) -> None:
         """Queue the acknowledgement of the message at ``offset``, without waiting."""
-        self._loop.post(self._inbox._done, offset)
+        with self._ack_lock:
+            if not self._acked:
+                self._loop.post(self._pass_acks)
+            self._acked.append(offset)
+
+    def _pass_acks(self) -> None:
+        """Pass the queued acknowledgements to the async consumer. Runs in the loop's thread."""
+        with self._ack_lock:
+            acked, self._acked = self._acked, []
+        self._inbox._all_done(np.array(acked, np.int64))
 
     def _in_turn(
         self, take: Callable[[float | None], T | None], timeout_s: float | None
@@ -163,14 +186,22 @@ class Inbox:
         finally:
             self._lock.release()
 
+    def _begin(self, batch: Batch | None) -> None:
+        """Let ``receive`` return the messages of ``batch``, or fetch another batch for None."""
+        self._current, self._rows, self._row = batch, iter(batch or ()), 0
+
     def _spent(self) -> bool:
         """Return whether ``receive`` needs another batch: the current one is used up or void."""
         current = self._current
         return (
             current is None
-            or self._row == len(current)
+            or self._row == len(current.offsets)
             or current._rewinds != self._inbox._rewinds  # a seek made the batch void
         )
+
+    def _pop(self) -> Message:
+        self._row += 1
+        return next(self._rows)
 
     def _fetch(self, timeout_s: float | None) -> Batch | None:
         """Wait for the async consumer's next batch; None if none arrives in time."""
@@ -206,8 +237,8 @@ class Batch(Delivery["Message"]):
     _origin: Inbox
     _rewinds: int  # ``_rewinds`` of the async consumer when the batch was received
 
-    def _view(self, row: int) -> Message:
-        return Message(self, row)
+    def _row_type(self) -> type[Message]:
+        return Message
 
     def ack(self, *, durable: bool = False) -> int | None:
         """Acknowledge all messages of the batch.

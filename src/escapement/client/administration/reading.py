@@ -85,8 +85,8 @@ class Page(Columns["Entry"]):
         super().__init__(origin, offsets, due_ms, messages)
         self.published_ms = published_ms
 
-    def _view(self, row: int) -> Entry:
-        return Entry(self, row)
+    def _row_type(self) -> type[Entry]:
+        return Entry
 
 
 class Entry(Row):

@@ -70,7 +70,7 @@ class Link:
         self._bell = anyio.Event()  # set while the writing task has work
         self._idle = anyio.Event()  # set while the writing task does not write
         self._idle.set()
-        self._heard_s = anyio.current_time()
+        self._reads = 0  # the number of times that data has arrived
         self._tasks: TaskGroup | None = None
 
     @classmethod
@@ -194,7 +194,7 @@ class Link:
                     else:
                         dispatch(command)
                 connection.receive_data(await self._receive())
-                self._heard_s = anyio.current_time()
+                self._reads += 1
         except RemoteProtocolError as error:
             self.end(error)
         except _ENDS as error:
@@ -236,15 +236,16 @@ class Link:
         """Send a command of the heartbeat, unless Goodbye is queued and nothing may follow it."""
         if not self._connection.finished:
             self.send(command)
+            self.flush()
 
     async def _beat(self, heartbeat_s: float, timeout_s: float) -> None:
         asked_s = anyio.current_time()
         for token in count(1):
             await anyio.sleep_until(asked_s + heartbeat_s)
-            asked_s = anyio.current_time()
+            asked_s, reads = anyio.current_time(), self._reads
             self._send_heartbeat(Ping(token))
             await anyio.sleep(timeout_s)
-            if self._heard_s < asked_s:
+            if self._reads == reads:
                 self.end(Disconnected(f"the broker has sent nothing for {timeout_s:g} s"))
 
 

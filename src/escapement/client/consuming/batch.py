@@ -53,8 +53,8 @@ class Batch(Delivery["Message"]):
 
     _origin: Holder
 
-    def _view(self, row: int) -> Message:
-        return Message(self, row)
+    def _row_type(self) -> type[Message]:
+        return Message
 
     async def ack(self, *, durable: bool = False) -> int | None:
         """Acknowledge all messages of the batch.

@@ -38,7 +38,6 @@ from escapement.client.consuming.ack_queue import LINGER_S, AckQueue, PendingAck
 from escapement.client.consuming.batch import Batch, Batches, Message
 from escapement.client.consuming.delivery_buffer import DeliveryBuffer
 from escapement.client.consuming.return_queue import BACK_OFF, ReturnKind, ReturnQueue
-from escapement.client.delivery import Row
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What, name_messages
 from escapement.client.serializers import SerializerLike, serializer
@@ -239,9 +238,8 @@ class Inbox(Attached):
             to send the acknowledgement, and ``flush_acks`` waits for it again.
           EscapementError: with ``durable``, if the broker refuses.
         """
-        if isinstance(what, Row) and what.topic == self.topic and not durable:
-            await self._have_room()
-            self._done(what.offset)
+        if not durable and isinstance(what, Message) and what._columns._origin is self:
+            await what.ack()
             return None
         offsets = self._named(what)
         return await self._acknowledge(lambda pending_ack: pending_ack.add(offsets), durable)
@@ -383,13 +381,11 @@ class Inbox(Attached):
 
     async def _acknowledge(self, add: Callable[[PendingAck], None], durable: bool) -> int | None:
         await self._have_room()
-        pending_ack = PendingAck() if durable else self._acks.gathering()
-        before = pending_ack.rows
-        add(pending_ack)
         if not durable:
-            self._acks.added(pending_ack.rows - before)
-            self._line.wake(self)
+            self._queue(add)
             return None
+        pending_ack = PendingAck()
+        add(pending_ack)
         self._acks.put(pending_ack)
         self._line.wake(self)
         await self._until_durable([pending_ack])
@@ -402,6 +398,18 @@ class Inbox(Attached):
         self._acks.added(1)
         self._line.wake(self)
         return pending_ack
+
+    def _all_done(self, offsets: Int64s) -> None:
+        """Queue the acknowledgement of the messages at ``offsets``, without waiting."""
+        self._queue(lambda pending_ack: pending_ack.add(offsets))
+
+    def _queue(self, add: Callable[[PendingAck], None]) -> None:
+        """Queue the acknowledgements that ``add`` adds to the open pending ack."""
+        pending_ack = self._acks.gathering()
+        before = pending_ack.rows
+        add(pending_ack)
+        self._acks.added(pending_ack.rows - before)
+        self._line.wake(self)
 
     def _give_back(self, offsets: Int64s, delay: Delay | None) -> None:
         """Queue the negative acknowledgement of the messages at ``offsets``, without waiting."""

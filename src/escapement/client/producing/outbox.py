@@ -153,8 +153,10 @@ class Outbox:
         self._close()
         requests: list[PublishRequest] = []
         for low, high in runs:
-            piece, piece_times = batch.part(low, high), times.take(slice(low, high))
-            digests = None if dedup is None else dedup[low:high]
+            piece, piece_times, digests = batch, times, dedup
+            if len(runs) > 1:
+                piece, piece_times = batch.part(low, high), times.take(slice(low, high))
+                digests = None if dedup is None else dedup[low:high]
             request = PublishRequest(number + low, now_s + self.bounds.send_timeout_s)
             request.fill(piece, piece_times, digests, piece.size_bytes + ROW_BYTES * len(piece))
             self.messages += request.count

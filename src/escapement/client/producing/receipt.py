@@ -40,6 +40,8 @@ class Receipts:
     @classmethod
     def of(cls, topic: str, requests: list[PublishRequest]) -> Receipts:
         """Return the receipts of all messages in durable publish requests, in order."""
+        if len(requests) == 1:
+            return cls(topic, requests[0].offsets, requests[0].duplicates)
         return cls(
             topic,
             np.concatenate([request.offsets for request in requests]),
