@@ -125,6 +125,7 @@ class Peer:
         self.bodies: list[MessageBatch] = []
         self.producers: dict[str, Stored] = {}
         self.heard: list[Command] = []
+        self.reads: list[int] = []  # the number of commands in each read
         self.acked: list[int] = []
         self.lapsed: set[int] = set()  # offsets whose delivery has ended
         self.sessions: list[Session] = []
@@ -207,7 +208,9 @@ class Peer:
         self.sessions.append(session)
         try:
             while not session.connection.closed:
+                self.reads.append(0)
                 for command in session.connection.events():
+                    self.reads[-1] += 1
                     self.heard.append(command)
                     if not self.silent:
                         await self._answer(session, command)

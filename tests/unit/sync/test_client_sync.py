@@ -15,11 +15,12 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 import escapement
-from escapement.errors import Disconnected, InvalidRequest, NotFound
+from escapement.errors import Disconnected, InvalidRequest, LimitExceeded, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
-from escapement.sync import connect
-from escapement.sync.loop import Loop
+from escapement.protocol.limits import MAX_FRAME_BYTES
+from escapement.sync import Broker, connect
+from escapement.sync.loop import MAX_POSTED_BYTES, Loop
 from support.client_peer import Peer
 
 
@@ -133,6 +134,136 @@ def test_threads_share_an_inbox_and_a_producer() -> None:
                 for future in [pool.submit(work) for _ in range(4)]:
                     future.result()
         assert sorted(peer.acked) == list(range(90))
+
+
+@contextmanager
+def busy(broker: Broker) -> Iterator[None]:
+    """Keep the client's event loop busy for the time of the block."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        may_end.wait()
+
+    broker._loop.post(wait)
+    began.wait()
+    try:
+        yield
+    finally:
+        may_end.set()
+
+
+def test_messages_submitted_while_the_loop_is_busy_share_a_batch() -> None:
+    with listening() as (peer, _, url), connect(url) as broker:
+        producer = broker.producer("t")
+        with busy(broker):
+            futures = [producer.submit(b"%d" % n) for n in range(500)]
+        receipts = [future.result(60) for future in futures]
+        assert [r.id.offset for r in receipts if r.id] == list(range(500))
+        assert [row[0] for row in peer.log] == [b"%d" % n for n in range(500)]
+        assert len(peer.heard_of(wire.Publish)) == 1
+
+
+def test_submitted_messages_are_sent_before_later_calls() -> None:
+    with listening() as (peer, _, url), connect(url) as broker:
+        producer = broker.producer("t")
+        for n in range(0, 100, 2):
+            producer.submit(b"%d" % n)
+            producer.send_many([b"%d" % (n + 1)])
+        assert [row[0] for row in peer.log] == [b"%d" % n for n in range(100)]
+
+
+def test_cancelled_message_is_not_sent() -> None:
+    with listening() as (peer, _, url), connect(url) as broker:
+        producer = broker.producer("t")
+        with busy(broker):
+            first, second = producer.submit(b"first"), producer.submit(b"second")
+            assert first.cancel()
+        second.result(60)
+        assert not second.cancel()
+        assert [row[0] for row in peer.log] == [b"second"]
+
+
+def test_submit_waits_while_the_loop_has_too_many_bytes_to_take() -> None:
+    with listening() as (peer, _, url), connect(url) as broker, ThreadPoolExecutor(1) as pool:
+        producer = broker.producer("t")
+        with busy(broker):
+            posted = 0
+            while not broker._loop.crowded:
+                producer.submit(bytes(MAX_POSTED_BYTES // 4))
+                posted += 1
+            assert posted == 4
+            waiting = pool.submit(producer.submit, b"last")
+            with pytest.raises(TimeoutError):
+                waiting.result(0.05)
+        waiting.result(60).result(60)
+        assert len(peer.log) == 5
+
+
+def test_submit_waits_while_too_many_messages_have_no_receipt() -> None:
+    with listening() as (peer, portal, url), connect(url) as broker, ThreadPoolExecutor(1) as pool:
+        producer = broker.producer("t", max_in_flight_messages=2)
+        peer.hold_receipts = True
+        futures = [producer.submit(b"a"), producer.submit(b"b")]
+        broker.admin("echo")  # the loop has taken both
+        waiting = pool.submit(producer.submit, b"c")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        portal.call(peer.release)
+        for future in [*futures, waiting.result(60)]:
+            future.result(60)
+
+
+def test_messages_submitted_last_are_sent_when_the_block_ends() -> None:
+    with listening() as (peer, _, url):
+        with connect(url) as broker:
+            producer = broker.producer("t")
+            futures = [producer.submit(b"%d" % n) for n in range(100)]
+        assert [f.result(0).id for f in futures] == [("public/default/t", n) for n in range(100)]
+        assert len(peer.log) == 100
+        with pytest.raises(Disconnected):
+            producer.submit(b"late")
+
+
+def test_errors_of_submitted_messages() -> None:
+    with listening() as (peer, _, url), connect(url) as broker:
+        producer = broker.producer("t")
+        with pytest.raises(InvalidRequest):
+            producer.submit(b"x", priority=256)
+        with pytest.raises(LimitExceeded):
+            producer.submit(bytes(MAX_FRAME_BYTES)).result(60)
+        peer.refusals.append(NotFound("gone"))
+        with busy(broker):
+            refused = [producer.submit(b"a"), producer.submit(b"b")]
+        for future in refused:
+            with pytest.raises(NotFound, match="gone"):
+                future.result(60)
+        assert producer.submit(b"c", sequence=9).result(60).id
+        assert producer.submit(b"c", sequence=9).result(60).duplicate
+        producer.close()
+        with pytest.raises(InvalidRequest, match="closed"):
+            producer.submit(b"d").result(60)
+
+
+def test_batch_larger_than_the_buffer_of_the_socket_arrives_whole() -> None:
+    with listening() as (peer, portal, url), connect(url, backend="trio") as broker:
+        producer = broker.producer("t")
+        payloads = [bytes([n]) * 1024 * 1024 for n in range(24)]
+        resume = threading.Event()
+        hold = portal.start_task_soon(_hold, resume)
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(producer.send_many, payloads)
+            while not broker._broker._line.link._outgoing:  # the socket accepts no more
+                time.sleep(0.001)
+            resume.set()
+            assert len(sent.result(60)) == 24
+        hold.result()
+        assert [row[0] for row in peer.log] == payloads
+
+
+async def _hold(resume: threading.Event) -> None:
+    """Keep the peer's event loop busy, so that it reads nothing."""
+    resume.wait()
 
 
 def test_timeout_includes_the_wait_for_another_thread_that_is_receiving() -> None:

@@ -161,6 +161,37 @@ async def test_acks_are_batched_and_all_are_answered_at_the_end() -> None:
 
 
 @on_both
+async def test_acks_name_a_message_of_this_or_of_another_consumer() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b"", b""], [0, 1])
+            first, second = await take(inbox, 2)
+            await inbox.ack(first)
+            await inbox.flush_acks()
+            assert peer.acked == [0]
+        async with broker.consumer("t", "s") as inbox, broker.consumer("other", "s") as other:
+            await inbox.ack(second)
+            await inbox.flush_acks()
+            assert peer.acked == [0, 1]
+            with pytest.raises(InvalidRequest):
+                await other.ack(second)
+
+
+@on_both
+async def test_permits_and_acks_of_one_turn_are_written_together() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s", permits=1) as inbox:
+            await peer.deliver([b""], [0])
+            message = await anext(inbox)
+            await message.ack()
+            await inbox.flush_acks()
+            flow, ack = peer.heard[-2:]
+            assert isinstance(flow, wire.Flow)
+            assert isinstance(ack, wire.Ack)
+            assert peer.reads[-1] == 2
+
+
+@on_both
 async def test_durable_acks_return_how_many_messages_they_acknowledged() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "s") as inbox:
