@@ -11,10 +11,10 @@
                     handle(message.value)
 
 The classes here are *facades* of the async client (``escapement.client``), which runs in an event
-loop in its own thread: each call runs a method of the async client in that loop, and waits for its
-result. All objects may be used from any number of threads. A call costs about 50 µs. If that is too
-much, use ``send_many``, ``submit`` and ``batches``. Acknowledging by ``with message`` does not
-wait.
+loop in its own thread: most calls run a method of the async client in that loop, and wait for its
+result. All objects may be used from any number of threads. Such a call costs about 50 µs. The
+methods for single messages do not wait for the loop: ``submit``, iterating over a consumer, and
+acknowledging by ``with message``.
 
 Begin with ``broker.py``. ``loop.py`` runs the event loop.
 """

@@ -20,7 +20,7 @@ from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_FRAME_BYTES
 from escapement.sync import Broker, connect
-from escapement.sync.loop import MAX_POSTED_BYTES, Loop
+from escapement.sync.loop import MAX_POSTED, MAX_POSTED_BYTES, Loop
 from support.client_peer import Peer
 
 
@@ -164,13 +164,15 @@ def test_messages_submitted_while_the_loop_is_busy_share_a_batch() -> None:
         assert len(peer.heard_of(wire.Publish)) == 1
 
 
-def test_submitted_messages_are_sent_before_later_calls() -> None:
-    with listening() as (peer, _, url), connect(url) as broker:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_submitted_messages_are_sent_before_later_calls(backend: str) -> None:
+    with listening() as (peer, _, url), connect(url, backend=backend) as broker:
         producer = broker.producer("t")
-        for n in range(0, 100, 2):
-            producer.submit(b"%d" % n)
+        for n in range(0, 200, 2):
+            with busy(broker):
+                producer.submit(b"%d" % n)
             producer.send_many([b"%d" % (n + 1)])
-        assert [row[0] for row in peer.log] == [b"%d" % n for n in range(100)]
+        assert [row[0] for row in peer.log] == [b"%d" % n for n in range(200)]
 
 
 def test_cancelled_message_is_not_sent() -> None:
@@ -184,20 +186,21 @@ def test_cancelled_message_is_not_sent() -> None:
         assert [row[0] for row in peer.log] == [b"second"]
 
 
-def test_submit_waits_while_the_loop_has_too_many_bytes_to_take() -> None:
+@pytest.mark.parametrize(("size_bytes", "fitting"), [(MAX_POSTED_BYTES // 4, 4), (0, MAX_POSTED)])
+def test_submit_waits_while_the_loop_has_too_much_to_take(size_bytes: int, fitting: int) -> None:
     with listening() as (peer, _, url), connect(url) as broker, ThreadPoolExecutor(1) as pool:
         producer = broker.producer("t")
         with busy(broker):
             posted = 0
             while not broker._loop.crowded:
-                producer.submit(bytes(MAX_POSTED_BYTES // 4))
+                producer.submit(bytes(size_bytes))
                 posted += 1
-            assert posted == 4
+            assert posted == fitting
             waiting = pool.submit(producer.submit, b"last")
             with pytest.raises(TimeoutError):
                 waiting.result(0.05)
         waiting.result(60).result(60)
-        assert len(peer.log) == 5
+        assert len(peer.log) == fitting + 1
 
 
 def test_submit_waits_while_too_many_messages_have_no_receipt() -> None:
