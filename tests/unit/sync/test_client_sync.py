@@ -217,15 +217,31 @@ def test_submit_waits_while_too_many_messages_have_no_receipt() -> None:
             future.result(60)
 
 
-def test_messages_submitted_last_are_sent_when_the_block_ends() -> None:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_messages_submitted_last_are_sent_when_the_block_ends(backend: str) -> None:
     with listening() as (peer, _, url):
-        with connect(url) as broker:
-            producer = broker.producer("t")
-            futures = [producer.submit(b"%d" % n) for n in range(100)]
-        assert [f.result(0).id for f in futures] == [("public/default/t", n) for n in range(100)]
-        assert len(peer.log) == 100
+        for n in range(20):
+            with connect(url, backend=backend) as broker:
+                producer = broker.producer("t")
+                with busy(broker):
+                    future = producer.submit(b"")
+            receipt = future.result(0)
+            assert receipt.id == ("public/default/t", n)
         with pytest.raises(Disconnected):
             producer.submit(b"late")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_messages_acknowledged_last_are_acknowledged_when_the_block_ends(backend: str) -> None:
+    with listening() as (peer, portal, url), connect(url, backend=backend) as broker:
+        for n in range(20):
+            with broker.consumer("t", "s") as inbox:
+                portal.call(peer.deliver, [b""], [n])
+                message = inbox.receive()
+                assert message is not None
+                with busy(broker):
+                    message.ack()
+            assert peer.acked == list(range(n + 1))
 
 
 def test_errors_of_submitted_messages() -> None:
@@ -262,6 +278,7 @@ def test_batch_larger_than_the_buffer_of_the_socket_arrives_whole() -> None:
             assert len(sent.result(60)) == 24
         hold.result()
         assert [row[0] for row in peer.log] == payloads
+        assert len(peer.heard_of(wire.Hello)) == 1, "the client had to connect again"
 
 
 async def _hold(resume: threading.Event) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import escapement
+from escapement.client.consuming.ack_queue import LINGER_S
 from escapement.errors import (
     Busy,
     Conflict,
@@ -175,6 +176,20 @@ async def test_acks_name_a_message_of_this_or_of_another_consumer() -> None:
             assert peer.acked == [0, 1]
             with pytest.raises(InvalidRequest):
                 await other.ack(second)
+
+
+@on_both
+async def test_answer_to_an_ack_lets_the_next_one_go_at_once() -> None:
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await inbox.ack(0)
+            while not inbox._acks._pending_acks:
+                await anyio.lowlevel.checkpoint()
+            await inbox.ack(1)
+            began_s = anyio.current_time()
+            await inbox.flush_acks()
+            assert anyio.current_time() - began_s < LINGER_S
+            assert peer.acked == [0, 1]
 
 
 @on_both
