@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from threading import Lock
 from typing import Any, Final, Generic, ParamSpec, TypeVar
@@ -101,22 +101,11 @@ class Loop:
     ) -> AbstractContextManager[T]:
         """Return a blocking context manager that enters and exits ``context`` in the event loop.
 
-        Functions that were posted in the block run before the exit.
-
         Raises:
           Disconnected: if the client has closed its connection.
         """
-
-        @asynccontextmanager
-        async def after_posted() -> AsyncIterator[T]:
-            async with context as value:
-                try:
-                    yield value
-                finally:
-                    self._run_posted()
-
         self._check()
-        return self._portal.wrap_async_context_manager(after_posted())
+        return self._portal.wrap_async_context_manager(context)
 
     def close(self) -> None:
         """Run all posted functions, and accept no more calls and posts."""
@@ -150,6 +139,7 @@ class Loop:
     def _end(self) -> None:
         with self._lock:
             self._closed = True
+        # A thread may have posted after the task has run posted functions for the last time.
         self._run_posted()
         self._ring()
 

@@ -219,7 +219,7 @@ def test_submit_waits_while_too_many_messages_have_no_receipt() -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_messages_submitted_last_are_sent_when_the_block_ends(backend: str) -> None:
-    with listening() as (peer, _, url):
+    with listening() as (_, _, url):
         for n in range(20):
             with connect(url, backend=backend) as broker:
                 producer = broker.producer("t")
