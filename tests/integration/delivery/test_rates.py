@@ -48,7 +48,7 @@ async def test_delivery_uses_the_full_rate_and_no_more(
         async with broker.consumer("x", "s", kind=kind) as inbox:
             # The burst of 100 ms is delivered at once.
             assert await counts(world, inbox, 3) == [22, 20, 20]
-            await broker.admin("subscriptions.update", **NAMES, policy={"max_rate": "0.5"})
+            await broker.admin("subscriptions.update", **NAMES, policy={"max_rate": 0.5})
             assert sum(await counts(world, inbox, 10)) in (5, 6)
             await broker.admin("subscriptions.update", **NAMES, policy={"max_rate": None})
             rest = await counts(world, inbox, 1)

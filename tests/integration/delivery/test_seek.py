@@ -448,7 +448,9 @@ async def test_invalid_position_is_refused(mock_clock: trio.testing.MockClock) -
         with pytest.raises(escapement.NaiveDatetime):
             async with broker.consumer("x", "s", position=datetime(2026, 12, 24)):
                 pass
-        with pytest.raises(escapement.InvalidRequest, match="latest, earliest, an offset or a"):
+        with pytest.raises(
+            escapement.InvalidRequest, match="latest, earliest, an offset, a message id or a"
+        ):
             async with broker.consumer("x", "s", position="middle"):
                 pass
         with pytest.raises(escapement.InvalidRequest, match="offset 3 does not exist yet"):
