@@ -27,7 +27,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -115,6 +115,16 @@ class Blobs:
         lengths = self.lengths[low:high]
         size = int(lengths.sum(dtype=np.int64))
         return Blobs(lengths, memoryview(self.data)[first : first + size])
+
+    def parts(self, bounds: Sequence[int]) -> list[Blobs]:
+        """Return the strings between each two following bounds as views, without copying."""
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        places = [int(ends[bound - 1]) if bound else 0 for bound in bounds]
+        view = memoryview(self.data)
+        return [
+            Blobs(self.lengths[low:high], view[first:end])
+            for (low, high), (first, end) in zip(pairwise(bounds), pairwise(places), strict=True)
+        ]
 
     @staticmethod
     def concat(parts: Sequence[Blobs]) -> Blobs:
@@ -326,6 +336,22 @@ class MessageBatch:
             None if self.priorities is None else self.priorities[low:high],
             None if self.groups is None else self.groups.part(low, high),
         )
+
+    def parts(self, heights: Sequence[int]) -> list[MessageBatch]:
+        """Divide a batch into batches of these heights, as views, without copying."""
+        if len(heights) == 1:
+            return [self]
+        bounds = [0, *accumulate(heights)]
+        missing = [None] * len(heights)
+        keys, properties, groups = (
+            missing if column is None else column.parts(bounds)
+            for column in (self.keys, self.properties, self.groups)
+        )
+        priorities = self.priorities
+        levels = missing if priorities is None else [priorities[a:b] for a, b in pairwise(bounds)]
+        payloads = self.payloads.parts(bounds)
+        columns = zip(payloads, keys, properties, levels, groups, strict=True)
+        return [MessageBatch(*column) for column in columns]
 
     @staticmethod
     def concat(parts: Sequence[MessageBatch]) -> MessageBatch:

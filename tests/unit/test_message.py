@@ -86,6 +86,19 @@ def test_a_part_of_a_batch_contains_its_rows(payloads: list[bytes], data: st.Dat
     assert part.encode() == batch.take(np.arange(low, high)).encode()
 
 
+@given(st.lists(values, min_size=1, max_size=5), st.booleans())
+def test_parts_of_a_batch_contain_its_rows_in_order(parts: list[list[bytes]], all_: bool) -> None:
+    column = Blobs.of([payload for part in parts for payload in part])
+    levels = np.arange(len(column), dtype=np.uint8)
+    more = (column, None, levels, column) if all_ else ()
+    found = MessageBatch(column, *more).parts([len(part) for part in parts])
+    for columns in ("payloads", "keys", "groups") if all_ else ("payloads",):
+        assert [getattr(part, columns).to_list() for part in found] == parts
+    if all_:
+        assert np.concatenate([part.priorities for part in found]).tolist() == levels.tolist()
+    assert all(part.properties is None for part in found)
+
+
 def test_due_time_is_never_before_acceptance() -> None:
     """P1: the broker that owns the topic resolves relative and absolute times once."""
     times = Times(

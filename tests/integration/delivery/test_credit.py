@@ -11,10 +11,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 from trio.testing import MockClock
 
 import escapement
 from escapement import testing
+from escapement.broker.config import BrokerConfig
+from escapement.broker.limits import BrokerLimits
 from escapement.testing import World, arrived
 from support.database.outages import Outage
 from support.faults.held_calls import FETCH, Held
@@ -61,12 +64,14 @@ async def test_credit_returns_for_messages_acknowledged_during_the_payload_read(
             assert await take_all(inbox) == list(range(PERMITS, COUNT))
 
 
+@pytest.mark.parametrize("frame", [PERMITS, 100], ids=["read apart", "read together"])
 async def test_credit_returns_for_messages_acknowledged_behind_another_frame(
-    mock_clock: MockClock,
+    mock_clock: MockClock, frame: int
 ) -> None:
-    """V2, V6: the frame of the second consumer waits behind the frame of the first."""
+    """V2, V6: the frame of the second consumer waits behind the frame of the first, or with it."""
     held = Held()
-    async with testing.start(run=held) as world:
+    config = BrokerConfig(limits=BrokerLimits(deliver_messages=frame), seed=0)
+    async with testing.start(config=config, run=held) as world:
         await on_disk(world, timedelta(hours=1))
         async with (
             world.connect() as broker,
@@ -82,6 +87,29 @@ async def test_credit_returns_for_messages_acknowledged_behind_another_frame(
             assert len(first) == len(second) == PERMITS
             offsets = [message.offset for message in first + second]
             assert sorted(offsets) == list(range(2 * PERMITS, COUNT))
+
+
+async def test_acknowledged_messages_are_left_out_of_each_frame_that_is_read_together(
+    mock_clock: MockClock,
+) -> None:
+    """V2, V6: each of two consumers gets its own messages, and credit for the acknowledged ones."""
+    held = Held()
+    async with testing.start(run=held) as world:
+        await on_disk(world, timedelta(hours=1))
+        async with (
+            world.connect() as broker,
+            broker.consumer("x", "s", permits=PERMITS) as one,
+            broker.consumer("x", "s", permits=PERMITS) as two,
+        ):
+            with held.hold(FETCH):
+                await world.clock.advance(hours=1)
+                await held.reached()
+                assert await one.ack_range(PERMITS - 3, PERMITS, durable=True) == 4
+            await world.clock.settle()
+            messages = await arrived(one) + await arrived(two)
+            assert all(message.payload == b"%d" % message.offset for message in messages)
+            offsets = sorted(message.offset for message in messages)
+            assert offsets == [0, 1, *range(PERMITS + 1, COUNT)]
 
 
 async def test_credit_returns_for_messages_that_time_out_during_the_payload_read(

@@ -10,8 +10,8 @@ Its tasks do three things:
   index, make them ready, and wake these subscriptions.
 - The *collector* sends messages whose back-off is over.
 
-The ready messages that a subscription assigns to one consumer at a time are a *run*. Its payloads
-are fetched from the index, and it is sent in one or more frames.
+The ready messages that a subscription assigns to one consumer at a time are a *run*.
+:mod:`~escapement.broker.delivery.sender` sends it in one or more frames.
 
 The decisions are made in :mod:`topic <escapement.broker.topic.topic>`, :mod:`shared
 <escapement.broker.subscription.shared>` and :mod:`ordered
@@ -23,25 +23,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Final
 
-import numpy as np
 import trio
 
+from escapement.broker.delivery.sender import Sender
 from escapement.broker.delivery.stager import Stager
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.subscription.delivery.hand_over import HandOver
 from escapement.broker.subscription.ordered import OrderedSubscription
-from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.drop_oldest import DropOldest
 from escapement.clock import Clock
-from escapement.errors import IndexDamaged, StorageUnavailable
-from escapement.message import Blobs, MessageBatch
+from escapement.errors import StorageUnavailable
 from escapement.storage.blocking import Run, read_from
 from escapement.storage.index import DelayedIndex, Key
 
@@ -51,13 +48,6 @@ WORKERS: Final = 4
 # Messages that a subscription does not deliver in the order of the index are in many of its blocks,
 # and each run reads its blocks again. So such a run has up to this many frames.
 _SCATTERED_FRAMES: Final = 4
-# From this many messages on, such a run is assembled in a thread even if all blocks are in memory,
-# because that takes some milliseconds.
-_SCATTERED_ROWS: Final = 1024
-# The pause before the log is read again while the database is unavailable.
-_RETRY_S: Final = 1.0
-# How often the task that sends a run checks whether deliveries are allowed again. It rarely waits.
-_PAUSE_S: Final = 0.05
 
 
 # A woken subscription; None: a woken topic, which wants a window.
@@ -96,7 +86,6 @@ class Pump:
         self._log = log
         self._drop_oldest = drop_oldest
         self._may_dispatch = may_dispatch
-        self._sent = sent
         self._reschedule = reschedule
         self._woken: OrderedDict[_Work, None] = OrderedDict()
         self._busy: set[_Work] = set()
@@ -110,6 +99,7 @@ class Pump:
         self._reading: set[SharedSubscription] = set()
         self._dropping: set[Subscription] = set()
         self._stager = Stager(index, limits, run)
+        self._sender = Sender(index, clock, limits, run, log, may_dispatch, sent, reschedule)
 
     def wake(self, topic: Topic) -> None:
         """Queue a topic that wants a window, and its subscriptions, for the workers."""
@@ -178,8 +168,7 @@ class Pump:
             await trio.lowlevel.checkpoint()
 
     async def _collect(self, work: tuple[Topic, Subscription], hands: list[HandOver]) -> None:
-        for hand in hands:
-            await self._send(*work, hand, fresh=False)
+        await self._sender.send(*work, hands, fresh=False)
         del self._aside[work]
         self._add(work)
 
@@ -233,11 +222,8 @@ class Pump:
             if aside := [hand for hand in hands if hand.tried]:
                 self._aside[topic, subscription] = aside
                 self._no_aside.unpark()
-            at_once = True
-            for hand in hands:
-                if not hand.tried:
-                    await self._send(topic, subscription, hand, fresh=at_once)
-                    at_once = False
+            at_once = [hand for hand in hands if not hand.tried]
+            await self._sender.send(topic, subscription, at_once, fresh=True)
             if subscription.is_idle or not (hands or progress):
                 break
             await trio.lowlevel.checkpoint()
@@ -334,124 +320,3 @@ class Pump:
             topic.sizes.saw(part.batch)
         subscription.end_read(parts, parts[-1].end_offset if parts else until)
         return True
-
-    # -- frames ---------------------------------------------------------------------------
-
-    async def _send(
-        self, topic: Topic, subscription: Subscription, hand: HandOver, fresh: bool
-    ) -> None:
-        """Fetch the payloads of a run and send it to its consumer.
-
-        Messages that were acknowledged or taken back since the run was put in flight are not sent,
-        and the consumer gets their permits back.
-
-        Args:
-          hand: the run.
-          fresh: whether the run was put in flight in this same synchronous step, so that no message
-            can have been acknowledged or taken back yet.
-        """
-        consumer, rows, batch = hand.consumer, hand.rows, hand.batch
-        if batch is None:
-            if not fresh:
-                rows = rows.pick(subscription.still_held(hand))
-                if consumer.closed or not rows.height:
-                    consumer.permits += hand.rows.height
-                    return
-            rows, batch, waited = await self._payloads(topic, subscription, rows)
-            fresh = fresh and not waited and rows.height == hand.rows.height
-        # A run that was put in flight earlier must not be sent after the lease has expired.
-        if not fresh and not self._may_dispatch():
-            self._reschedule(topic)
-        while not fresh and not self._may_dispatch() and not consumer.closed:  # noqa: ASYNC110 (it is rare)
-            await trio.sleep(_PAUSE_S)
-        # When a consumer leaves, its subscription takes back unsent messages without an attempt.
-        if consumer.closed or consumer.halted:
-            return
-        now_ms = self._clock.now_ms()
-        if not fresh and subscription.throttle.is_paused(now_ms):
-            subscription.put_back(hand, now_ms)
-            return
-        if not fresh:
-            held = hand.rows.pick(subscription.still_held(hand))
-            consumer.permits += hand.rows.height - held.height
-            if held.height < rows.height:
-                batch = batch.take(np.flatnonzero(np.isin(rows.offsets, held.offsets)))
-                rows = held
-            if not rows.height:
-                return
-        subscription.note_sent(hand)
-        self._sent(subscription)
-        frames = -(-rows.height // self._limits.deliver_messages)
-        if batch.size_bytes > 2 * self._limits.deliver_bytes:
-            frames = max(frames, -(-batch.size_bytes // self._limits.deliver_bytes))
-        frames = min(frames, rows.height)
-        if frames == 1:
-            consumer.outlet.deliver(
-                consumer.wire_id, rows, subscription.was_sent_before(rows), batch
-            )
-            return
-        bounds = [rows.height * number // frames for number in range(frames + 1)]
-        for low, high in pairwise(bounds):
-            part = rows.pick(slice(low, high))
-            consumer.outlet.deliver(
-                consumer.wire_id, part, subscription.was_sent_before(part), batch.part(low, high)
-            )
-
-    async def _payloads(
-        self, topic: Topic, subscription: Subscription, rows: Rows
-    ) -> tuple[Rows, MessageBatch, bool]:
-        """Return the messages of ``rows`` that still exist, and whether fetching them took a wait.
-
-        A missing message is an error of the index, unless the log has forgotten the message or the
-        subscription's past is still being filled in from the log.
-        """
-        staged = subscription.staged if isinstance(subscription, SharedSubscription) else None
-        fetch = self._index.fetch(topic.id, rows.due_ms, rows.offsets, staged)
-        # Messages in the range that is being filled in from the log may have left the index since
-        # the subscription found them.
-        unfilled = (subscription.record.fill_from, subscription.record.fill_until)
-        large = subscription.scatters and rows.height >= _SCATTERED_ROWS
-        at_hand = not large and fetch.in_memory
-        try:
-            if at_hand:
-                there, batch = fetch.read_there(*unfilled)
-            else:
-                self._reschedule(topic)  # ack timeouts run while the disk is slow
-                there, batch = await self._run(fetch.read_there, *unfilled)
-        except IndexDamaged:
-            left = await self._without_forgotten(topic, subscription, rows)
-            if left.height == rows.height:
-                raise
-            rows = left
-            if not rows.height:
-                return rows, MessageBatch(Blobs.empty(0)), True
-            rows, batch, _ = await self._payloads(topic, subscription, rows)
-            return rows, batch, True
-        if there is not None:
-            assert isinstance(subscription, SharedSubscription)
-            gone = np.ones(rows.height, bool)
-            gone[there] = False
-            subscription.await_fill(rows.offsets[gone])
-            rows = rows.pick(there)
-        if rows.height:
-            topic.sizes.saw(batch)
-        return rows, batch, not at_hand
-
-    async def _without_forgotten(
-        self, topic: Topic, subscription: Subscription, rows: Rows
-    ) -> Rows:
-        """Acknowledge messages that the log has forgotten; return the others that are still held.
-
-        The clock may have been set back after the subscription found such messages in the index,
-        and that index has been lost since.
-        """
-        moves = topic.amendments.moves
-        while True:
-            try:
-                gone = await self._log.forgotten(topic.id, rows.offsets, topic.next_offset, moves)
-                break
-            except StorageUnavailable:
-                await trio.sleep(_RETRY_S)
-        if gone.any():
-            subscription.acknowledge(rows.offsets[gone], None)
-        return rows.pick(~gone & subscription.held.contains(rows.offsets))

@@ -27,7 +27,7 @@ part of the delivery order that was not scanned yet.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -47,7 +47,7 @@ from escapement.broker.subscription.priorities.ready import Ready, Rows
 from escapement.broker.subscription.priorities.skipping import Skipping, Slots, slots_of
 from escapement.broker.subscription.priorities.staged import Staged
 from escapement.broker.subscription.subscription import Environment, Subscription
-from escapement.message import Int64s, MessageBatch, UInt32s
+from escapement.message import Int64s, UInt32s
 from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.encoding.attempts import RELEASED, AttemptTable
@@ -207,14 +207,12 @@ class DueSubscription(Subscription):
 
     def _deliver(
         self,
-        consumer: Consumer,
+        takers: Sequence[tuple[Consumer, int]],
         rows: Rows,
         now_ms: int,
-        batch: MessageBatch | None = None,
         wanted_ms: Int64s | None = None,
-    ) -> HandOver:
-        rows = self._assumed.with_attempts(rows)
-        return super()._deliver(consumer, rows, now_ms, batch, wanted_ms)
+    ) -> list[HandOver]:
+        return super()._deliver(takers, self._assumed.with_attempts(rows), now_ms, wanted_ms)
 
     def _finish_undelivered(self, rows: Rows, reason: Reason, to_dead_letter: bool) -> None:
         super()._finish_undelivered(self._assumed.with_attempts(rows), reason, to_dead_letter)

@@ -306,7 +306,8 @@ class OrderedSubscription(Subscription):
                 rows, batch, _ = part.pick(np.arange(count))
             # For the lag: delays are ignored, so a message can be delivered once it is accepted.
             wanted_ms = np.full(rows.height, accepted_at_ms)
-            taken.append(self._deliver(consumer, rows, now_ms, batch, wanted_ms))
+            (hand,) = self._deliver([(consumer, rows.height)], rows, now_ms, wanted_ms)
+            taken.append(hand._replace(batch=batch))
             room -= rows.height
         return taken
 

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.broker.subscription.dead_letters.dead_letter import Reason
+from escapement.broker.subscription.delivery.consumer import Consumer
 from escapement.broker.subscription.delivery.delivery import DeliveryPart
 from escapement.broker.subscription.delivery.dispatcher import level_out, share_out
 from escapement.broker.subscription.delivery.hand_over import HandOver
@@ -98,19 +99,38 @@ class SharedSubscription(DueSubscription):
             runs, self._turn = level_out(ready, capacities, busy, turn, frame_messages)
         else:
             runs, self._turn = share_out(ready, capacities, turn, frame_messages)
+        # All runs together: a call for each run would cost as much as for all of them.
+        parts = self._take_apart(sum(count for _, count in runs), with_tried=tried)
         taken: list[HandOver] = []
-        for position, count in runs:
-            parts = self._take_apart(count, with_tried=tried)
-            due = 0
-            for part, is_old in zip(parts, (False, True), strict=True):
-                rows = self._due_of(part, now_ms)
-                due += rows.height
-                if rows.height:
-                    hand = self._deliver(self.consumers[position], rows, now_ms)
-                    taken.append(hand._replace(tried=is_old))
-            if due < count:
-                break
+        for part, is_old in zip(parts, (False, True), strict=True):
+            rows = self._due_of(part, now_ms) if part.height else part
+            takers, runs = self._divide(rows.height, runs)
+            if takers:
+                hands = self._deliver(takers, rows, now_ms)
+                taken += [hand._replace(tried=True) for hand in hands] if is_old else hands
         return taken
+
+    def _divide(
+        self, height: int, runs: list[tuple[int, int]]
+    ) -> tuple[list[tuple[Consumer, int]], list[tuple[int, int]]]:
+        """Divide ``height`` rows among the first of the runs.
+
+        Args:
+          runs: the position of each consumer, and how many rows it is to get.
+
+        Returns:
+          The consumers with the number of rows of each, and the runs that are left.
+        """
+        takers: list[tuple[Consumer, int]] = []
+        for at, (position, count) in enumerate(runs):
+            if not height:
+                return takers, runs[at:]
+            given = min(height, count)
+            takers.append((self.consumers[position], given))
+            height -= given
+            if given < count:
+                return takers, [(position, count - given), *runs[at + 1 :]]
+        return takers, []
 
     def _busy(self) -> list[int] | None:
         """Return how many messages each consumer has in flight.
@@ -409,7 +429,8 @@ class SharedSubscription(DueSubscription):
         gone = np.sort(np.concatenate([at for _, at in dealt]))
         order.deliver(rows.pick(gone), places[gone])
         self._skipping.delivered(len(gone))
-        return [self._deliver(self.consumers[who], rows.pick(at), now_ms) for who, at in dealt]
+        takers = [(self.consumers[who], len(at)) for who, at in dealt]
+        return self._deliver(takers, rows.pick(np.concatenate([at for _, at in dealt])), now_ms)
 
     def _assign_by_range(
         self, ready: int, now_ms: int, frame_messages: int, tried: bool
@@ -452,7 +473,8 @@ class SharedSubscription(DueSubscription):
             self._skipping.found_stuck(is_stuck, now_ms)
         hands = []
         for (position, is_old), found in runs.items():
-            hand = self._deliver(self.consumers[position], Rows.concat(found), now_ms)
+            rows = Rows.concat(found)
+            (hand,) = self._deliver([(self.consumers[position], rows.height)], rows, now_ms)
             hands.append(hand._replace(tried=is_old))
             self._skipping.delivered(hand.rows.height)
         return hands

@@ -54,7 +54,7 @@ from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.retries.backoff import CEILING_MS
 from escapement.broker.subscription.retries.retries import Retries
 from escapement.broker.subscription.start_position import NEVER_MS
-from escapement.message import Int64s, MessageBatch
+from escapement.message import Int64s
 from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import SubscriptionRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy
@@ -592,7 +592,7 @@ class Subscription(ABC):
         for delivery_id in fired.deliveries:
             rows, deadline_ms = self.in_flight.expire(delivery_id, now_ms)
             if deadline_ms is not None:
-                self._watch(deadline_ms, delivery_id)
+                self._watch([delivery_id], [deadline_ms])
             if rows.height:
                 self.counts.timed_out += rows.height
                 self._return(rows, np.full(rows.height, now_ms), now_ms, "timeout")
@@ -616,39 +616,58 @@ class Subscription(ABC):
 
     def _deliver(
         self,
-        consumer: Consumer,
+        takers: Sequence[tuple[Consumer, int]],
         rows: Rows,
         now_ms: int,
-        batch: MessageBatch | None = None,
         wanted_ms: Int64s | None = None,
-    ) -> HandOver:
-        """Put a run of messages in flight to a consumer, and count an attempt of each.
+    ) -> list[HandOver]:
+        """Put a run of messages in flight to each of some consumers; count an attempt of each.
 
         Args:
-          batch: the messages, if they are in memory.
+          takers: each consumer and the length of its run, in the order of the rows.
+          rows: the messages of all runs, at least one.
           wanted_ms: the earliest time at which each message could have been delivered; int64[n].
             None stands for the due times.
         """
         rows = rows._replace(attempts=rows.attempts + 1)
-        consumer.permits -= rows.height
-        again = int(np.count_nonzero(rows.attempts > 1))
-        policy = consumer.back_off
-        first_ms = now_ms + policy.first_wait_ms if policy.ack_wait_ms else NEVER_MS
-        deadline_ms = np.full(rows.height, first_ms)
-        if again and policy.ack_wait_ms:
-            tried = np.flatnonzero(rows.attempts > 1)
-            chance = self._rng.random(again)
-            deadline_ms[tried] = policy.until_ms(now_ms, rows.counts[tried], chance)
-            first_ms = int(deadline_ms.min())
-        delivery_id = self.in_flight.deliver(
-            consumer.id, rows, deadline_ms, now_ms, self._wanted_ms(rows, wanted_ms)
+        again = rows.attempts > 1
+        is_again = again.any()
+        deadline_ms = np.empty(rows.height, np.int64)
+        firsts_ms: list[int] = []
+        high = 0
+        for consumer, height in takers:
+            low, high = high, high + height
+            consumer.permits -= height
+            policy = consumer.back_off
+            first_ms = now_ms + policy.first_wait_ms if policy.ack_wait_ms else NEVER_MS
+            deadline_ms[low:high] = first_ms
+            if is_again and policy.ack_wait_ms:
+                tried = low + np.flatnonzero(again[low:high])
+                chance = self._rng.random(len(tried))
+                deadline_ms[tried] = policy.until_ms(now_ms, rows.counts[tried], chance)
+                first_ms = int(deadline_ms[low:high].min())
+            firsts_ms.append(first_ms)
+        made = self.in_flight.deliver(
+            [(consumer.id, height) for consumer, height in takers],
+            rows,
+            deadline_ms,
+            now_ms,
+            self._wanted_ms(rows, wanted_ms),
         )
-        if policy.ack_wait_ms:
-            self._watch(first_ms, delivery_id)
+        watched = [
+            (delivery_id, first_ms)
+            for (delivery_id, _), first_ms in zip(made, firsts_ms, strict=True)
+            if first_ms < NEVER_MS
+        ]
+        if watched:
+            self._watch(*zip(*watched, strict=True))
         self.throttle.delivered(rows.height, now_ms)
         self.counts.delivered += rows.height
-        self.counts.redelivered += again
-        return HandOver(consumer, rows, delivery_id, batch)
+        self.counts.redelivered += int(np.count_nonzero(again)) if is_again else 0
+        return [
+            HandOver(consumer, own, delivery_id)
+            for (consumer, _), (delivery_id, own) in zip(takers, made, strict=True)
+        ]
 
     def _wanted_ms(self, rows: Rows, wanted_ms: Int64s | None) -> Int64s:
         """Return the earliest time at which each message could have been delivered; int64[n].
@@ -674,10 +693,10 @@ class Subscription(ABC):
         """Return which messages of a run are still in flight: not acknowledged, not taken back."""
         return self.in_flight.holds(hand.delivery_id, hand.rows.height)
 
-    def _watch(self, deadline_ms: int, delivery_id: int) -> None:
+    def _watch(self, delivery_ids: Sequence[int], deadlines_ms: Sequence[int]) -> None:
         if self.retries.is_untidy(len(self.held) + self.in_flight.deliveries):
             self.retries.tidy(self.in_flight.delivery_ids())
-        self.retries.watch(delivery_id, deadline_ms)
+        self.retries.watch(delivery_ids, deadlines_ms)
 
     # -- a restart --------------------------------------------------------------------
 

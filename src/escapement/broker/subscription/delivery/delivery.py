@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from escapement.broker.subscription.priorities.ready import Rows
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.storage.encoding.lag import Handed
 
 
@@ -23,6 +23,7 @@ class Delivery:
     Args:
       rows: the delivered rows; ``attempts`` counts this delivery.
       deadline_ms: when each message is taken back unless it is acknowledged; int64[n].
+      alive: True for each row; bool[n].
       since_ms: the time of the delivery.
       wanted_ms: the earliest time at which each message could have been delivered; int64[n].
     """
@@ -44,6 +45,7 @@ class Delivery:
         consumer_id: int,
         rows: Rows,
         deadline_ms: Int64s,
+        alive: Bools,
         since_ms: int,
         wanted_ms: Int64s,
     ) -> None:
@@ -52,7 +54,7 @@ class Delivery:
         self.rows = rows
         self.deadline_ms = deadline_ms
         self.wanted_ms = wanted_ms
-        self.alive = np.ones(rows.height, bool)
+        self.alive = alive
         self.sent = False  # whether the frame has left the broker
         self.recorded = False  # whether the delivery was recorded to survive a restart
         self.followed = 0  # no row before this position is alive

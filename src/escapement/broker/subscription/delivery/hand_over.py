@@ -15,5 +15,5 @@ class HandOver(NamedTuple):
     consumer: Consumer
     rows: Rows
     delivery_id: int
-    batch: MessageBatch | None
+    batch: MessageBatch | None = None
     tried: bool = False  # whether the messages have waited out a back-off

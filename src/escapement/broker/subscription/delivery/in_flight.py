@@ -21,6 +21,7 @@ calls ``expire`` with the delivery's id.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -95,15 +96,18 @@ class InFlight:
 
     def deliver(
         self,
-        consumer_id: int,
+        takers: Sequence[tuple[int, int]],
         rows: Rows,
         deadline_ms: Int64s,
         now_ms: int,
         wanted_ms: Int64s,
-    ) -> int:
-        """Record a delivery; return its id.
+    ) -> list[tuple[int, Rows]]:
+        """Record a delivery to each of some consumers; return the ids and rows of all deliveries.
+
+        The deliveries share the given columns.
 
         Args:
+          takers: the id of each consumer and the number of its rows, in the order of the rows.
           rows: the delivered rows; ``attempts`` already counts this delivery.
           deadline_ms: when each message is taken back unless it is acknowledged; ``NEVER_MS`` for
             no deadline; int64[n].
@@ -111,14 +115,22 @@ class InFlight:
         """
         added = self.offsets.add(rows.offsets)
         assert added == rows.height, "a message is in flight twice"
-        delivery_id = self._next_id
-        self._next_id += 1
-        delivery = Delivery(consumer_id, rows, deadline_ms, now_ms, wanted_ms)
-        self._deliveries[delivery_id] = delivery
-        self._coming[int(rows.offsets[0])] = delivery
         self._rows += rows.height
         self._alive += rows.height
-        return delivery_id
+        alive = np.ones(rows.height, bool)
+        made: list[tuple[int, Rows]] = []
+        high = 0
+        for consumer_id, height in takers:
+            part = slice(high, high := high + height)
+            own = rows.pick(part)
+            delivery = Delivery(
+                consumer_id, own, deadline_ms[part], alive[part], now_ms, wanted_ms[part]
+            )
+            self._deliveries[self._next_id] = delivery
+            self._coming[int(own.offsets[0])] = delivery
+            made.append((self._next_id, own))
+            self._next_id += 1
+        return made
 
     def take_acknowledged(self, offsets: Int64s) -> list[DeliveryPart]:
         """Mark the rows of acknowledged messages as no longer alive; return them by delivery.

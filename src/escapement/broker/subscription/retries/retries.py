@@ -9,6 +9,7 @@ timer fires. All retries use this wheel, whatever their reason. V4.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -56,9 +57,9 @@ class Retries:
         elapsed = self._wheel.insert(next_ms, rows.offsets, tags, labels)
         return Rows.none() if elapsed is None else _timed(elapsed)
 
-    def watch(self, delivery_id: int, deadline_ms: int) -> None:
-        """Set the timer of a delivery; ``advance`` returns its id at the deadline."""
-        self._put_again(Entries(np.array([deadline_ms]), np.array([-delivery_id])))
+    def watch(self, delivery_ids: Sequence[int], deadlines_ms: Sequence[int]) -> None:
+        """Set the timer of each delivery; ``advance`` returns its id at its deadline."""
+        self._put_again(Entries(np.array(deadlines_ms), -np.array(delivery_ids)))
 
     def _put_again(self, timers: Entries) -> None:
         """Put timers into the wheel; overdue timers fire at its next tick."""

@@ -42,18 +42,22 @@ class Model:
         offsets, self.waiting = self.waiting[:count], self.waiting[count:]
         if not offsets:
             return
-        consumer = int(self.rng.integers(1, 4))
+        cut = int(self.rng.integers(0, len(offsets)))  # to one consumer or to two
+        takers = [(int(self.rng.integers(1, 4)), n) for n in (cut, len(offsets) - cut) if n]
+        consumers = [consumer for consumer, count in takers for _ in range(count)]
         due = self.rng.integers(0, 50, len(offsets))
-        for offset, wanted in zip(offsets, due.tolist(), strict=True):
+        for offset, wanted, consumer in zip(offsets, due.tolist(), consumers, strict=True):
             self.tries[offset] = self.tries.get(offset, 0) + 1
             self.held[offset] = Held(consumer, self.now_ms, wanted, self.tries[offset])
         tries = np.array([self.tries[offset] for offset in offsets])
         deadline = np.full(len(offsets), self.now_ms + 20)
         rows = Rows(due, np.array(offsets), tries)
-        delivery = self.real.deliver(consumer, rows, deadline, self.now_ms, due)
-        if self.rng.random() < 0.5:
-            self.real.note_sent(delivery)
-            self.sent.update(offsets)
+        made = self.real.deliver(takers, rows, deadline, self.now_ms, due)
+        assert np.concatenate([own.offsets for _, own in made]).tolist() == offsets
+        for delivery, own in made:
+            if self.rng.random() < 0.5:
+                self.real.note_sent(delivery)
+                self.sent.update(own.offsets.tolist())
 
     def give_back(self) -> None:
         consumer = int(self.rng.integers(1, 4))
@@ -114,7 +118,7 @@ def test_acknowledged_messages_have_the_deliveries_that_a_dict_has(seed: int) ->
 def delivered(flight: InFlight, *frames: Int64s) -> None:
     for at_ms, offsets in enumerate(frames):
         rows = Rows.fresh(np.zeros(len(offsets), np.int64), offsets)
-        flight.deliver(1, rows, np.full(len(offsets), 1 << 60), at_ms, rows.due_ms)
+        flight.deliver([(1, rows.height)], rows, np.full(len(offsets), 1 << 60), at_ms, rows.due_ms)
 
 
 def test_acks_in_the_order_of_delivery_need_no_search(

@@ -19,8 +19,7 @@ WHEN_MS = column(1_003, 1_013, 1_500)
 def waiting() -> Retries:
     """Return timers with a watch and a retry at each time, of messages due at 500."""
     retries = Retries(1_000)
-    for number, when_ms in enumerate(WHEN_MS.tolist(), 1):
-        retries.watch(number, when_ms)
+    retries.watch(range(1, len(WHEN_MS) + 1), WHEN_MS.tolist())
     elapsed = retries.wait(Rows(column(500, 500, 500), column(0, 1, 2), column(1, 2, 3)), WHEN_MS)
     assert not elapsed.height
     assert retries.advance(NOW_MS) is None
