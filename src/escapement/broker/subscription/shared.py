@@ -147,6 +147,8 @@ class SharedSubscription(DueSubscription):
 
         The caller has removed all these rows from ready.
         """
+        if not self.expiry.ttl_ms:
+            return rows
         over = rows.due_ms <= self.expiry.until_ms(now_ms)
         if not over.any():
             return rows
@@ -160,7 +162,7 @@ class SharedSubscription(DueSubscription):
         """
         rows = self._alive(rows, now_ms)
         due = self._are_due(rows, now_ms)
-        if due.all():
+        if np.count_nonzero(due) == rows.height:
             return rows
         self._put_back(rows.pick(~due))
         return rows.pick(due)
@@ -168,7 +170,7 @@ class SharedSubscription(DueSubscription):
     def _are_due(self, rows: Rows, now_ms: int) -> npt.NDArray[np.bool_]:
         """Return which rows are due; bool[n]. Schedule a wake-up for the others."""
         due = rows.due_ms <= now_ms
-        if not due.all():
+        if np.count_nonzero(due) < rows.height:
             # The clock was set back. If it was set back by more than a tick, ``rewind`` follows.
             # Otherwise the early messages wait in ready.
             early_ms = int(rows.due_ms[~due].min())
@@ -196,8 +198,10 @@ class SharedSubscription(DueSubscription):
             band.ready.put_back(part)
 
     def was_sent_before(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        before = (rows.attempts > 1) | (rows.due_ms <= self.doubtful_until_ms)
-        return before if before.any() else None
+        before = rows.attempts > 1
+        if self.doubtful_until_ms:
+            before |= rows.due_ms <= self.doubtful_until_ms
+        return before if np.count_nonzero(before) else None
 
     def may_have_had(self, rows: Rows, published_ms: Int64s) -> npt.NDArray[np.bool_]:
         return (rows.due_ms <= self.doubtful_until_ms) & self.covers(rows.due_ms, rows.offsets)

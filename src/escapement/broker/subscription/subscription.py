@@ -629,9 +629,8 @@ class Subscription(ABC):
           wanted_ms: the earliest time at which each message could have been delivered; int64[n].
             None stands for the due times.
         """
+        again = int(np.count_nonzero(rows.attempts))
         rows = rows._replace(attempts=rows.attempts + 1)
-        again = rows.attempts > 1
-        is_again = again.any()
         deadline_ms = np.empty(rows.height, np.int64)
         firsts_ms: list[int] = []
         high = 0
@@ -641,8 +640,8 @@ class Subscription(ABC):
             policy = consumer.back_off
             first_ms = now_ms + policy.first_wait_ms if policy.ack_wait_ms else NEVER_MS
             deadline_ms[low:high] = first_ms
-            if is_again and policy.ack_wait_ms:
-                tried = low + np.flatnonzero(again[low:high])
+            if again and policy.ack_wait_ms:
+                tried = low + np.flatnonzero(rows.attempts[low:high] > 1)
                 chance = self._rng.random(len(tried))
                 deadline_ms[tried] = policy.until_ms(now_ms, rows.counts[tried], chance)
                 first_ms = int(deadline_ms[low:high].min())
@@ -663,7 +662,7 @@ class Subscription(ABC):
             self._watch(*zip(*watched, strict=True))
         self.throttle.delivered(rows.height, now_ms)
         self.counts.delivered += rows.height
-        self.counts.redelivered += int(np.count_nonzero(again)) if is_again else 0
+        self.counts.redelivered += again
         return [
             HandOver(consumer, own, delivery_id)
             for (consumer, _), (delivery_id, own) in zip(takers, made, strict=True)

@@ -39,6 +39,9 @@ _FIRST_BYTES: Final = 128
 # Rows that follow each other in the source and in the result are copied together. If fewer than
 # one row in this many follows another, all rows are copied one by one.
 _FEW_NEIGHBOURS: Final = 8
+# The strings of fewer rows than this are copied one at a time, because each call of numpy costs as
+# much as copying some strings.
+_FEW_ROWS: Final = 16
 # Scattered strings are copied fastest as *cells* of equal width, whose surplus bytes are cut off
 # afterwards. That is done for at least ``_FEW`` strings. So that the surplus is small, they must
 # all have one length of at most ``_WIDE_BYTES``, or any lengths up to ``_NARROW_BYTES``.
@@ -284,7 +287,9 @@ def assemble(count: int, picks: Sequence[Pick]) -> MessageBatch:
     """
     if not count:
         return MessageBatch(Blobs.empty(0))
-    runs = [_runs(pick.places, pick.rows) for pick in picks]
+    # For a few rows, looking for neighbours costs more than copying each row by itself.
+    few = count < _FEW_ROWS
+    runs = [None if few else _runs(pick.places, pick.rows) for pick in picks]
     payloads = _strings(count, picks, runs, [pick.columns.payloads for pick in picks])
     assert payloads is not None, "every source has payloads"
     return MessageBatch(
@@ -323,6 +328,8 @@ def _strings(
     used = [(p, r, s) for p, r, s in zip(picks, runs, sources, strict=True) if s is not None]
     if not used:
         return None
+    if count < _FEW_ROWS:
+        return _few_strings(count, [(pick, source) for pick, _, source in used])
     lengths = np.zeros(count, np.uint32)
     for pick, _, source in used:
         lengths[pick.places] = source.lengths[pick.rows]
@@ -345,6 +352,22 @@ def _strings(
         widths = source.starts[lasts] + source.lengths[lasts] - begins
         copy_strings(out, starts[places[run[0]]], source.data, begins, widths)
     return Blobs(lengths, out.data)
+
+
+def _few_strings(count: int, used: Sequence[tuple[Pick, Strings]]) -> Blobs:
+    """Gather a string column of a few rows, one string at a time.
+
+    Args:
+      used: each pick with the column of its source.
+    """
+    found: list[Buffer] = [b""] * count
+    for (places, _, rows), source in used:
+        data = memoryview(source.data)
+        columns = (places.tolist(), source.starts[rows].tolist(), source.lengths[rows].tolist())
+        for place, start, length in zip(*columns, strict=True):
+            found[place] = data[start : start + length]
+    lengths = np.array([len(string) for string in found], np.uint32)
+    return Blobs(lengths, b"".join(found))
 
 
 def _cell_width(lengths: UInt32s) -> int:

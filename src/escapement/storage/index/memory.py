@@ -206,7 +206,7 @@ class MemoryTable:
         else:
             rows = own.searchsorted(offsets)
             there = (own[rows] == offsets) & (own_ms[rows] == due_ms)
-        places = np.flatnonzero(there)
+        places = there.nonzero()[0]
         if not len(places):
             return []
         rows = rows if len(places) == len(rows) else rows[places]

@@ -368,8 +368,10 @@ class Fetch:
         if self._memory and len(missing):
             found, missing = self._find_in_memory(missing)
             picks += found
+        if not len(missing):
+            return picks, missing
         due_ms, offsets = self._due_ms[missing], self._offsets[missing]
-        if self._disk and len(missing) and not is_sorted(due_ms, offsets):
+        if self._disk and not is_sorted(due_ms, offsets):
             missing = missing[sorted_order(due_ms, offsets)]
         for store in self._disk:
             if not len(missing):
@@ -397,6 +399,8 @@ class Fetch:
         Args:
           missing: the indexes of the keys to look for.
         """
+        if len(missing) == 1:
+            return self._find_one_in_memory(missing)
         offsets = self._offsets[missing]
         by_offset = argsort(offsets)
         places, offsets = missing[by_offset], offsets[by_offset]
@@ -417,3 +421,13 @@ class Fetch:
                 left[asked[found]] = False
                 picks.append(Pick(places[asked[found]], columns, rows))
         return picks, np.sort(places[left])
+
+    def _find_one_in_memory(self, missing: Int64s) -> tuple[list[Pick], Int64s]:
+        """Find the message of one key in the memory tables; as ``_find_in_memory``."""
+        due_ms, offsets = self._due_ms[missing], self._offsets[missing]
+        offset = int(offsets[0])
+        for store in self._memory:
+            low, high = store.offset_range
+            if low <= offset <= high and (found := store.find(due_ms, offsets)):
+                return [found[0]._replace(places=missing)], missing[:0]
+        return [], missing

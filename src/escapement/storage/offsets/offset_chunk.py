@@ -45,6 +45,8 @@ def is_run(offsets: Int64s) -> bool:
     """Return whether ``offsets`` ascend without gaps or repeats; False if there are none."""
     if not len(offsets) or int(offsets[-1]) - int(offsets[0]) + 1 != len(offsets):
         return False
+    if len(offsets) == 1:
+        return True
     return bool((offsets[1:] > offsets[:-1]).all())
 
 

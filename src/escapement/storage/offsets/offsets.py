@@ -148,8 +148,11 @@ class OffsetSet:
 
     def new_of(self, offsets: Int64s | OffsetBits) -> OffsetBits:
         """Return those of the ``offsets`` that are not in the set, sorted, each once."""
+        bits = bits_of(offsets)
+        if bits.is_run and not self._meets(int(bits.offsets[0]), int(bits.offsets[-1]) + 1):
+            return bits
         new = []
-        for chunk_no, asked in bits_of(offsets).chunks:
+        for chunk_no, asked in bits.chunks:
             if chunk_no not in self._full:
                 chunk = self._chunks.get(chunk_no)
                 new.append((chunk_no, asked if chunk is None else asked - chunk))
@@ -168,6 +171,20 @@ class OffsetSet:
         return False
 
     # -- ranges ----------------------------------------------------------------
+
+    def _meets(self, first: int, end: int) -> bool:
+        """Return whether any offset in ``[first, end)`` is in the set."""
+        if end - first == 1:
+            return first in self
+        for chunk_no, low, high in offset_chunk.edges(first, end):
+            chunk = self._chunks.get(chunk_no)
+            if chunk is None:
+                if chunk_no in self._full:
+                    return True
+            elif chunk.range_cardinality(low, high):
+                return True
+        whole = range(*offset_chunk.whole_chunks(first, end))
+        return any(chunk_no in self._chunks or chunk_no in self._full for chunk_no in whole)
 
     def add_range(self, first: int, end: int) -> int:
         """Add all offsets in ``[first, end)`` and return how many were new. O(partial chunks)."""

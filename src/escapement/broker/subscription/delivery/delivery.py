@@ -59,11 +59,6 @@ class Delivery:
         self.recorded = False  # whether the delivery was recorded to survive a restart
         self.followed = 0  # no row before this position is alive
 
-    def kill(self, positions: slice | Int64s) -> Rows:
-        """Mark the rows at these positions as no longer alive; return them."""
-        self.alive[positions] = False
-        return self.rows.pick(positions)
-
     @property
     def next_offset(self) -> int | None:
         """The offset of the first live row, which is expected to be acknowledged next.
@@ -85,6 +80,9 @@ class Delivery:
             the longest beginning of ``offsets`` that matches the live rows in order.
         """
         at = slice(self.followed, self.followed + len(offsets))
+        if len(offsets) == 1:
+            self.followed += 1
+            return DeliveryPart(self, at)
         alive = self.alive[at]
         if alive.all():
             count = _same(self.rows.offsets[at], offsets)

@@ -117,7 +117,8 @@ class InFlight:
         assert added == rows.height, "a message is in flight twice"
         self._rows += rows.height
         self._alive += rows.height
-        alive = np.ones(rows.height, bool)
+        alive = np.empty(rows.height, bool)
+        alive.fill(True)
         made: list[tuple[int, Rows]] = []
         high = 0
         for consumer_id, height in takers:
@@ -148,10 +149,10 @@ class InFlight:
             if delivery is None:
                 parts = self._delivery_lookup.find(offsets[at:])
                 for part in parts:
-                    self._kill(*part)
+                    self._kill(part)
                 return found + parts
-            part = delivery.follow(offsets[at:])
-            self._kill(*part)
+            part = delivery.follow(offsets[at:] if at else offsets)
+            self._kill(part)
             found.append(part)
             at += part.height
         return found
@@ -187,7 +188,7 @@ class InFlight:
     def take_back(self, offsets: Int64s, consumer_id: int | None = None) -> Rows:
         """Remove messages from flight (only this consumer's, if given); return their rows."""
         parts = self._parts(offsets, consumer_id)
-        rows = Rows.concat([self._remove(*part) for part in parts])
+        rows = Rows.concat([self._remove(part) for part in parts])
         self._sweep()
         return rows
 
@@ -255,7 +256,7 @@ class InFlight:
         unsent: list[Rows] = []
         for delivery_id, delivery in list(self._deliveries.items()):
             if delivery.consumer_id == consumer_id:
-                rows = self._remove(delivery, np.flatnonzero(delivery.alive))
+                rows = self._remove(DeliveryPart(delivery, np.flatnonzero(delivery.alive)))
                 (sent if delivery.sent else unsent).append(rows)
                 self._drop(delivery_id)
         return Rows.concat(sent), Rows.concat(unsent)
@@ -277,7 +278,7 @@ class InFlight:
         if delivery is None:
             return Rows.none(), None
         past = np.flatnonzero(delivery.alive & (delivery.deadline_ms <= now_ms))
-        rows = self._remove(delivery, past)
+        rows = self._remove(DeliveryPart(delivery, past))
         live = self._live(delivery)
         if not len(live):
             self._drop(delivery_id)
@@ -319,18 +320,18 @@ class InFlight:
             return live
         return live[self.offsets.contains(delivery.rows.offsets[live])]
 
-    def _kill(self, delivery: Delivery, at: slice | Int64s) -> Rows:
-        """Kill live rows of a delivery; return them. Their offsets stay in the set."""
+    def _kill(self, part: DeliveryPart) -> None:
+        """Kill live rows. Their offsets stay in the set."""
+        delivery, at = part
         self._forget(delivery)
-        rows = delivery.kill(at)
+        delivery.alive[at] = False
         self._expect(delivery)
-        self._alive -= rows.height
-        return rows
+        self._alive -= part.height
 
-    def _remove(self, delivery: Delivery, positions: slice | Int64s) -> Rows:
+    def _remove(self, part: DeliveryPart) -> Rows:
         """Kill live rows, and take those in flight out of the set; return the rows taken out."""
-        all_live = self._all_live
-        rows = self._kill(delivery, positions)
+        rows, all_live = part.rows, self._all_live
+        self._kill(part)
         if not all_live:
             rows = rows.pick(self.offsets.contains(rows.offsets))
         self.offsets.discard(rows.offsets)
@@ -359,7 +360,7 @@ class InFlight:
             elif len(live) < np.count_nonzero(delivery.alive):
                 gone = delivery.alive.copy()
                 gone[live] = False
-                self._kill(delivery, np.flatnonzero(gone))
+                self._kill(DeliveryPart(delivery, np.flatnonzero(gone)))
         self._delivery_lookup.tidy(self._rows)
 
     def _check(self) -> None:

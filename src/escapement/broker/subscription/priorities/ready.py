@@ -35,6 +35,9 @@ _ATTEMPTS: Final = (1 << _ATTEMPT_BITS) - 1
 TRIED_SHARE: Final = 4
 
 
+_NOTHING: Final = np.zeros(0, np.int64)
+
+
 class Rows(NamedTuple):
     """Columns of equal height: due time, offset, number of earlier deliveries, traits.
 
@@ -54,8 +57,7 @@ class Rows(NamedTuple):
     @classmethod
     def none(cls) -> Rows:
         """Return no rows."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, nothing)
+        return cls(_NOTHING, _NOTHING, _NOTHING)
 
     @classmethod
     def recalled(cls, due_ms: Int64s, offsets: Int64s, stored: Int64s) -> Rows:
@@ -221,12 +223,14 @@ class Ready:
             parts = [store._tried.take(want) for store in stores]
             tried, used = _first_of(parts, want, ageing_ms)
             for store, part, count in zip(stores, parts, used, strict=True):
-                store._tried.push(part.pick(slice(count, None)))
+                if count < part.height:
+                    store._tried.push(part.pick(slice(count, None)))
         want = most - tried.height
         parts = [store._take_untried(want) for store in stores]
         taken, used = _first_of(parts, want, ageing_ms)
         for store, part, count in zip(stores, parts, used, strict=True):
-            store.put_first(part.pick(slice(count, None)))
+            if count < part.height:
+                store.put_first(part.pick(slice(count, None)))
         return taken, tried
 
     def _take_untried(self, most: int) -> Rows:
@@ -378,7 +382,9 @@ def _first_of(parts: Sequence[Rows], most: int, ageing_ms: int) -> tuple[Rows, l
     """Merge sorted parts: return their first ``most`` rows, and how many come from each part."""
     filled = [part for part in parts if part.height]
     if len(filled) <= 1:
-        rows = filled[0].pick(slice(0, most)) if filled else Rows.none()
+        rows = filled[0] if filled else Rows.none()
+        if rows.height > most:
+            rows = rows.pick(slice(0, most))
         return rows, [rows.height if part.height else 0 for part in parts]
     rows = Rows.concat(filled)
     order = sorted_order(rows.ranks(ageing_ms), rows.offsets)[:most]

@@ -59,7 +59,11 @@ class Retries:
 
     def watch(self, delivery_ids: Sequence[int], deadlines_ms: Sequence[int]) -> None:
         """Set the timer of each delivery; ``advance`` returns its id at its deadline."""
-        self._put_again(Entries(np.array(deadlines_ms), -np.array(delivery_ids)))
+        soonest_ms = self._wheel.now_ms + 1
+        when_ms = np.array([max(deadline_ms, soonest_ms) for deadline_ms in deadlines_ms])
+        ids = np.array([-delivery_id for delivery_id in delivery_ids])
+        elapsed = self._wheel.insert(when_ms, ids)
+        assert elapsed is None
 
     def _put_again(self, timers: Entries) -> None:
         """Put timers into the wheel; overdue timers fire at its next tick."""
