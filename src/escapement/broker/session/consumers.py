@@ -150,7 +150,7 @@ class Consumers(RequestHandler):
         batch: MessageBatch,
     ) -> None:
         """Queue a frame of messages."""
-        first = bool((rows.attempts <= 1).all())
+        first = not np.count_nonzero(rows.attempts > 1)
         self._outbound.deliver(
             wire.Deliver(
                 consumer_id,
