@@ -208,6 +208,7 @@ class Services:
             self._may_dispatch,
             self.recorder.sent,
             self.reschedule,
+            self.hasten,
         )
         self._namespace_quotas = NamespaceQuotas(
             ground.index,
@@ -281,7 +282,7 @@ class Services:
             clock,
             limits,
             config.ack_wait_ms,
-            self.reschedule,
+            self.hasten,
             lambda topic: self.group_completer.look(topic),
         )
 
@@ -399,6 +400,18 @@ class Services:
     def reschedule(self, topic: Topic) -> None:
         """Tell the timekeeper when to wake the topic next."""
         self.timekeeper.schedule(topic.id, topic.next_wake_ms(self._clock.now_ms()))
+
+    def hasten(self, topic: Topic, subscription: Subscription) -> None:
+        """Wake the topic by the time at which a subscription that has changed wants to be woken.
+
+        This asks one subscription, while ``reschedule`` asks all of them. A topic may have many
+        subscriptions, and each delivery changes one. The topic may then be woken too early, which
+        reschedules it.
+        """
+        if topic.checks_quota:
+            self.reschedule(topic)  # the subscription may have been given back messages
+        else:
+            self.timekeeper.hasten(topic.id, subscription.next_wake_ms())
 
     def wake_all(self) -> None:
         """Wake every active topic, because deliveries may continue."""

@@ -45,7 +45,7 @@ class Consuming:
     Args:
       ack_wait_ms: the ack wait of a consumer of a shared subscription, if neither the consumer nor
         the subscription's policy sets one.
-      on_change: called with a topic whose next wake-up time may have changed.
+      on_change: called with a subscription whose next wake-up time may have become earlier.
       on_sought: called with a topic after a seek of one of its subscriptions.
     """
 
@@ -59,7 +59,7 @@ class Consuming:
         clock: Clock,
         limits: BrokerLimits,
         ack_wait_ms: int,
-        on_change: Callable[[Topic], None],
+        on_change: Callable[[Topic, Subscription], None],
         on_sought: Callable[[Topic], None],
     ) -> None:
         self._registry = registry
@@ -221,7 +221,7 @@ class Consuming:
         """Remove a consumer; its in-flight messages are ready for other consumers at once."""
         handle.subscription.leave(handle.consumer, self._clock.now_ms())
         self.wake(handle)
-        self._on_change(handle.topic)
+        self._on_change(handle.topic, handle.subscription)
 
     def wake(self, handle: ConsumerHandle) -> None:
         """Wake the pump, because the consumer may get more messages."""
@@ -258,7 +258,7 @@ class Consuming:
             handle.consumer, offsets, delay_ms, self._clock.now_ms()
         )
         self.wake(handle)
-        self._on_change(handle.topic)
+        self._on_change(handle.topic, handle.subscription)
         return count
 
     def extend(self, handle: ConsumerHandle, offsets: Int64s, wait_ms: int) -> int:
@@ -277,7 +277,7 @@ class Consuming:
             handle.consumer, offsets, delay_ms, self._clock.now_ms()
         )
         self.wake(handle)
-        self._on_change(handle.topic)
+        self._on_change(handle.topic, handle.subscription)
         return count
 
     # -- deleting --------------------------------------------------------------

@@ -63,6 +63,7 @@ class Pump:
       may_dispatch: returns whether messages may be delivered now.
       sent: called with a subscription when some of its messages are sent.
       reschedule: called with a topic whose next wake-up time may have changed.
+      hasten: called with a subscription whose next wake-up time may have become earlier.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Pump:
         may_dispatch: Callable[[], bool],
         sent: Callable[[Subscription], None],
         reschedule: Callable[[Topic], None],
+        hasten: Callable[[Topic, Subscription], None],
     ) -> None:
         self._index = index
         self._clock = clock
@@ -87,6 +89,7 @@ class Pump:
         self._drop_oldest = drop_oldest
         self._may_dispatch = may_dispatch
         self._reschedule = reschedule
+        self._hasten = hasten
         self._woken: OrderedDict[_Work, None] = OrderedDict()
         self._busy: set[_Work] = set()
         self._resting = trio.lowlevel.ParkingLot()  # workers that found nothing to do
@@ -99,7 +102,7 @@ class Pump:
         self._reading: set[SharedSubscription] = set()
         self._dropping: set[Subscription] = set()
         self._stager = Stager(index, limits, run)
-        self._sender = Sender(index, clock, limits, run, log, may_dispatch, sent, reschedule)
+        self._sender = Sender(index, clock, limits, run, log, may_dispatch, sent, hasten)
 
     def wake(self, topic: Topic) -> None:
         """Queue a topic that wants a window, and its subscriptions, for the workers."""
@@ -227,7 +230,7 @@ class Pump:
             if subscription.is_idle or not (hands or progress):
                 break
             await trio.lowlevel.checkpoint()
-        self._reschedule(topic)
+        self._hasten(topic, subscription)
 
     # -- backlogs --------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class Sender:
     Args:
       may_dispatch: returns whether messages may be delivered now.
       sent: called with a subscription when some of its messages are sent.
-      reschedule: called with a topic whose next wake-up time may have changed.
+      hasten: called with a subscription whose next wake-up time may have become earlier.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Sender:
         log: LogReader,
         may_dispatch: Callable[[], bool],
         sent: Callable[[Subscription], None],
-        reschedule: Callable[[Topic], None],
+        hasten: Callable[[Topic, Subscription], None],
     ) -> None:
         self._index = index
         self._clock = clock
@@ -73,7 +73,7 @@ class Sender:
         self._log = log
         self._may_dispatch = may_dispatch
         self._sent = sent
-        self._reschedule = reschedule
+        self._hasten = hasten
 
     async def send(
         self, topic: Topic, subscription: Subscription, hands: Sequence[HandOver], fresh: bool
@@ -135,7 +135,7 @@ class Sender:
         consumer = hand.consumer
         # A run that was put in flight earlier must not be sent after the lease has expired.
         if not fresh and not self._may_dispatch():
-            self._reschedule(topic)
+            self._hasten(topic, subscription)
         while not fresh and not self._may_dispatch() and not consumer.closed:
             waited = True
             await trio.sleep(_PAUSE_S)
@@ -193,7 +193,7 @@ class Sender:
             if at_hand:
                 there, batch = fetch.read_there(*unfilled)
             else:
-                self._reschedule(topic)  # ack timeouts run while the disk is slow
+                self._hasten(topic, subscription)  # ack timeouts run while the disk is slow
                 there, batch = await self._run(fetch.read_there, *unfilled)
         except IndexDamaged:
             left = await self._without_forgotten(topic, subscription, rows)

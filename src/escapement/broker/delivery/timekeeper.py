@@ -57,6 +57,12 @@ class Timekeeper:
         if wake_ms < self._sleeps_until_ms:
             self._earlier.set()
 
+    def hasten(self, topic_id: int, wake_ms: int | None) -> None:
+        """Wake a topic by ``wake_ms``, or earlier if an earlier time is set; None to do nothing."""
+        known = self._wakes.get(topic_id)
+        if wake_ms is not None and (known is None or wake_ms < known):
+            self.schedule(topic_id, wake_ms)
+
     def next_wake_ms(self) -> int | None:
         """Return the time of the next wake-up, for test clocks that jump there; None for never."""
         return int(self._order[0][0]) if self._order else None

@@ -378,16 +378,20 @@ class Topic:
 
     def next_wake_ms(self, now_ms: int) -> int | None:
         """Return when to call ``advance``, check a quota or read a window next; None for never."""
-        drops = self.quota.drops or self.total_quota.drops
-        if not (self.shared or self.ordered or drops):
+        if not (self.shared or self.ordered or self.checks_quota):
             return None
         wakes = [subscription.next_wake_ms() for subscription in self.subscriptions()]
-        if drops:
+        if self.checks_quota:
             wakes.append(self.quota_watch.next_wake_ms(self.has_grown))
         if self._coming is not None:
             wakes.append(self._coming.next_wake_ms())
         first_ms = lowest(wakes)
         return None if first_ms is None else max(first_ms, now_ms)
+
+    @property
+    def checks_quota(self) -> bool:
+        """Whether the topic must be checked against a quota when it has grown."""
+        return self.quota.drops or self.total_quota.drops
 
     @property
     def has_grown(self) -> bool:
