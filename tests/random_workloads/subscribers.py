@@ -149,7 +149,7 @@ class Subscribers(Workload):
         if attached:
             await self.rng.choice(attached).seek(where)
         else:
-            position = str(delivery_times.position(where))
+            position = str(delivery_times.position(where, TOPIC))
             names_ = {"topic": TOPIC, "subscription": name}
             await self.broker.admin("subscriptions.seek", **names_, position=position)
         self.unanswered_seeks.remove(see)
