@@ -24,7 +24,9 @@ QUOTA = 30
 KINDS = ["shared", "exclusive"]
 
 
-async def begin(broker: escapement.Broker, most: int, kind: str = "shared", **policy: str) -> None:
+async def begin(
+    broker: escapement.Broker, most: int, kind: str = "shared", **policy: str | int
+) -> None:
     """Create a subscription of a topic whose quota keeps at most ``most`` messages."""
     await broker.admin("subscriptions.create", **NAMES, kind=kind, policy=policy)
     quota = {"quota_messages": most, "quota_action": "drop_oldest"}
@@ -79,7 +81,7 @@ async def test_in_flight_messages_are_kept_and_retrying_ones_are_dropped(
 ) -> None:
     """P10: a dropped message is not redelivered when its back-off ends."""
     async with testing.start(config=CALM) as world, world.connect() as broker:
-        await begin(broker, 10, kind, max_in_flight="8")
+        await begin(broker, 10, kind, max_in_flight=8)
         async with broker.consumer("x", "s", kind=kind, ack_wait="1h") as inbox:
             await publish(broker, range(8))
             held = await arrived(inbox)
@@ -426,7 +428,7 @@ async def test_random_history_keeps_the_newest_messages(
 ) -> None:
     """P10: with priorities, delays, retries and checkpoints, against a simple model."""
     async with testing.start(config=TIGHT) as world, world.connect() as broker:
-        await begin(broker, QUOTA, kind, max_in_flight="3")
+        await begin(broker, QUOTA, kind, max_in_flight=3)
         await play(world, broker, random.Random(seed), kind)
 
 

@@ -614,7 +614,7 @@ async def test_seek_while_the_follow_up_fires_does_not_undo_it(mock_clock: MockC
         assert await followed(world) == [b"done"]
 
 
-async def test_inbox_entry_with_a_group_is_held(mock_clock: MockClock) -> None:
+async def test_inbox_entry_with_a_group_is_stuck(mock_clock: MockClock) -> None:
     """Q10: the inbox shows the reason."""
     async with started() as (world, broker):
         batch = escapement.MessageBatch(
@@ -623,7 +623,7 @@ async def test_inbox_entry_with_a_group_is_held(mock_clock: MockClock) -> None:
         await post(world, [InboxEntry("public/default/t", "1", batch.encode(), 1)])
         await world.clock.settle()
         (row,) = await broker.admin("inbox.list")
-        assert (row["held"], row["reason"]) == (1, "an inbox entry cannot belong to a group")
+        assert (row["stuck"], row["reason"]) == (1, "an inbox entry cannot belong to a group")
         assert await broker.groups.list("t") == []
 
 
