@@ -123,8 +123,8 @@ async def test_killed_database_loses_nothing_and_work_continues(
     with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
         pid = broker.process.pid
         async with (
-            trio.open_nursery() as nursery,
             escapement.connect(broker.url, settings=PATIENT) as client,
+            trio.open_nursery() as nursery,
         ):
             await tick_finely(client)
             inbox = await nursery.start(watcher.run, client)
@@ -178,8 +178,8 @@ async def test_a_read_only_server_stops_dispatch_until_it_takes_writes(
     watcher = Watcher()
     with broker_process(tmp_path / "broker", url, limits=LIMITS) as broker:
         async with (
-            trio.open_nursery() as nursery,
             escapement.connect(broker.url, settings=PATIENT) as client,
+            trio.open_nursery() as nursery,
         ):
             await tick_finely(client)
             inbox = await nursery.start(watcher.run, client)
@@ -274,8 +274,8 @@ async def test_read_only_database_is_noticed_without_writes(
     got: list[int] = []
     with broker_process(tmp_path / "broker", url, limits=limits) as broker:
         async with (
-            trio.open_nursery() as nursery,
             escapement.connect(broker.url, settings=PATIENT) as client,
+            trio.open_nursery() as nursery,
         ):
             await tick_finely(client)
             producer = await client.producer("t")
