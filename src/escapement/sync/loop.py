@@ -11,6 +11,7 @@ After the client has closed its connection, all calls and posts raise ``Disconne
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
@@ -24,6 +25,8 @@ from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal
 
 from escapement.errors import Disconnected
+
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -134,7 +137,10 @@ class Loop:
             posted, self._posted = self._posted, []
             self._posted_bytes = 0
         for act, arguments in posted:
-            act(*arguments)
+            try:
+                act(*arguments)
+            except Exception:  # other threads wait for what they have posted
+                _log.exception("the event loop cannot carry out what a thread has posted")
 
     def _end(self) -> None:
         with self._lock:

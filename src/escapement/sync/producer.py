@@ -80,7 +80,7 @@ class Producer:
             return
         try:
             _, request, row = self._producer._put(message, sequence)
-        except EscapementError as error:
+        except Exception as error:  # also a TypeError of an argument; others must go on
             future.set_exception(error)
             return
         if request is self._request:

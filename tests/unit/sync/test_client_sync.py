@@ -175,6 +175,19 @@ def test_submitted_messages_are_sent_before_later_calls(backend: str) -> None:
         assert [row[0] for row in peer.log] == [b"%d" % n for n in range(200)]
 
 
+def test_message_with_an_invalid_sequence_leaves_other_producers_alone() -> None:
+    """The event loop takes the messages of all threads together."""
+    with listening() as (_, _, url), connect(url) as broker:
+        good, bad = broker.producer("t"), broker.producer("u")
+        with busy(broker):
+            failed = bad.submit(b"x", sequence="7")
+            futures = [good.submit(b"x") for _ in range(10)]
+        with pytest.raises(TypeError):
+            failed.result(10)
+        assert len([future.result(10) for future in futures]) == 10
+        assert good.submit(b"later").result(10)
+
+
 def test_cancelled_message_is_not_sent() -> None:
     with listening() as (peer, _, url), connect(url) as broker:
         producer = broker.producer("t")

@@ -245,6 +245,7 @@ class Outbound:
             frames.clear()
             self._bound.begin_write(self)
             await self._write(data, has_messages)
+            del data  # it does not count any more
             self._bound.end_write(self)
             self._count(-size_bytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -171,3 +172,16 @@ async def slow_reader(
     output.discard()
     ours.close()
     theirs.close()
+
+
+async def test_connection_does_not_keep_what_it_has_written(autojump_clock: object) -> None:
+    """Invariant 9: its peer has read everything, and asks for nothing more."""
+    tracemalloc.start()
+    try:
+        async with slow_reader(OutputBound(8 * FRAME_BYTES), 4 * FRAME_BYTES) as calls:
+            await trio.sleep(5)
+            held_bytes, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert calls == []
+    assert most_bytes > 2 * FRAME_BYTES > 4 * held_bytes
