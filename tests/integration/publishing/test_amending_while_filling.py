@@ -24,6 +24,7 @@ from support.faults.held_calls import FETCH, Held, uncached
 
 TOPIC = "public/default/x"
 LATER = timedelta(hours=1)
+SOON = timedelta(seconds=2)
 
 
 async def change(broker: escapement.Broker, how: str, ids: list[Any]) -> Any:
@@ -231,6 +232,47 @@ async def test_message_that_is_asked_for_before_it_is_filled_in_does_not_block_i
             for offset in (0, 1):
                 (message,) = await arrived(inbox)
                 assert message.offset == offset
+                await inbox.ack(message)
+
+
+@pytest.mark.parametrize("way", ["order set later", "nacked, key not kept busy"])
+async def test_message_that_waits_for_the_fill_is_not_passed_by_a_later_one_of_its_key(
+    way: str, mock_clock: trio.testing.MockClock, gate: Gate
+) -> None:
+    """Q9: both were delivered before a crash, and only the later one is in the index after it."""
+    skip = way != "order set later"
+    asked = {"topic": TOPIC, "subscription": "a"}
+    ordered = {"order": "key", "on_retry": "skip" if skip else "hold"}
+    async with testing.start() as world:
+        async with world.connect() as broker:
+            producer = await broker.producer(TOPIC)
+            await producer.send(b"0", key="k")
+            async with broker.consumer(TOPIC, "first", position="earliest") as inbox:
+                await inbox.ack([message.id for message in await arrived(inbox)], durable=True)
+                await world.checkpoint()
+                await producer.send(b"1", key="k")
+                await world.clock.advance(seconds=1)
+            policy = ordered if skip else {}
+            await broker.admin("subscriptions.create", **asked, position="earliest", policy=policy)
+            async with broker.consumer(TOPIC, "a") as inbox:
+                delivered = []
+                while messages := await arrived(inbox):
+                    delivered += [message.offset for message in messages]
+                    if skip:
+                        await inbox.nack([message.id for message in messages], SOON)
+                    await world.clock.advance(seconds=0.1)
+                assert delivered == [0, 1]
+            await broker.admin("subscriptions.update", **asked, policy=ordered)
+            await world.clock.advance(seconds=5)  # the attempts are recorded
+            await world.crash()
+        gate.close()
+        await world.restart()
+        async with world.connect() as broker, broker.consumer(TOPIC, "a") as inbox:
+            assert await arrived(inbox) == []
+            gate.open()
+            for offset in (0, 1):
+                (message,) = await arrived(inbox)
+                assert (message.offset, message.attempt) == (offset, 2)
                 await inbox.ack(message)
 
 

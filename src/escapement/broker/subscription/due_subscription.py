@@ -391,17 +391,33 @@ class DueSubscription(Subscription):
         them. The filler adds them to the index again for this subscription, or has just done so.
         """
         rows = self.in_flight.take_back(offsets)
+        if rows.height:
+            # This delivery did not happen. But if a message was changed meanwhile, the answer named
+            # this subscription, which keeps the message.
+            kept = np.where(self._amendments.changed(rows.offsets), RELEASED, 0)
+            self._read_again(rows._replace(attempts=(rows.attempts - 1) | kept))
+
+    def _read_again(self, rows: Rows) -> None:
+        """Let a scan find messages that the caller has taken back; keep the attempts of each."""
         self.held.discard(rows.offsets)
-        if not rows.height:
-            return
         if self._order is not None:
             self._order.release(rows)
-        # This delivery did not happen. But if a message was changed meanwhile, the answer named
-        # this subscription, which keeps the message.
-        kept = np.where(self._amendments.changed(rows.offsets), RELEASED, 0)
-        rows = rows._replace(attempts=(rows.attempts - 1) | kept)
         self._assumed.add(rows.pick(rows.attempts > 0))
         self.fall_behind(rows.in_order().key(0))
+
+    def _until_read_limit(self, rows: Rows) -> Rows:
+        """Return the rows below the read limit; a scan finds the others when the limit passes them.
+
+        Without this, a message could be delivered before an earlier message of its key, which the
+        filler has still to add.
+        """
+        limit = self._read_limit
+        if limit is None or not rows.height:
+            return rows
+        below = rows.due_ms < limit.due_ms
+        if not below.all():
+            self._read_again(rows.pick(~below))
+        return rows.pick(below)
 
     # -- scans ---------------------------------------------------------------------
 

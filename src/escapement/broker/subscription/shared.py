@@ -209,7 +209,7 @@ class SharedSubscription(DueSubscription):
     def _again(self, rows: Rows, *, waited: bool) -> None:
         self.expiry.keeps(int(rows.due_ms.min()))
         if self._order is not None:
-            self._order.again(rows)
+            self._order.again(self._until_read_limit(rows))
             return
         asked = np.ones(rows.height, bool) if self._ranges is None else self._ranges.wanted(rows)
         for band, part in self.bands.split(rows.pick(asked)):

@@ -1,9 +1,10 @@
 """Pending messages that count as delivered and stay in the index until they are read again.
 
-An earlier broker delivered them, or may have. They are not made ready at once: a message that came
-before earlier messages of its key would break the order. If a message is cancelled or moved for
-other subscriptions, it stays here with its due time. The row of a message has the attempts that
-were recorded. The index knows none, so the next delivery takes them from here.
+An earlier broker delivered them, or may have, or this broker delivered them while the past of the
+subscription was being filled in. They are not made ready at once: a message that came before
+earlier messages of its key would break the order. If a message is cancelled or moved for other
+subscriptions, it stays here with its due time. The row of a message has the attempts that were
+recorded. The index knows none, so the next delivery takes them from here.
 
 Pure: no clock, no I/O.
 """
@@ -34,10 +35,10 @@ class AssumedDeliveries:
         return self.rows.height
 
     def add(self, rows: Rows) -> None:
-        """Add messages. Those that are here already keep their rows. O(n) in all messages."""
-        rows = rows.pick(~self.contains(rows.offsets))
+        """Add messages. Their rows replace older rows of theirs. O(n) in all messages."""
         if rows.height:
-            self.rows = Rows.concat([self.rows, rows]).by_offset()
+            older = self.rows.pick(~np.isin(self.rows.offsets, rows.offsets))
+            self.rows = Rows.concat([older, rows]).by_offset()
 
     def keep(self, which: Bools) -> None:
         """Keep only these rows."""
