@@ -246,8 +246,7 @@ def _moved(log: Log, connection: Connection, stretch: Stretch, found: Recount) -
     found.needed.add(moved.due_ms[needed], moved.offsets[needed])
     offsets, due_ms, bases = moved.offsets[needed], moved.due_ms[needed], moved.bases[needed]
     sought = np.unique(bases)[::-1].tolist()
-    # A base of 0 means that an older version moved the message and stored no key of a row to check.
-    said = bases == 0
+    said = np.zeros(len(offsets), bool)
     while sought:
         rows, looked = log.restatements(connection, stretch.topic_id, sought, _STEP_BYTES)
         for row in rows:

@@ -24,9 +24,6 @@ a row, little-endian::
     crc32 of the rest u32 | count u32
     4 columns of i64: offsets, due_ms, last_ms, bases
 
-Rows of older versions have five columns, with the earliest of the due times after ``due_ms``, or
-only the first three of those five. In the latter case the base is 0, which means unknown.
-
 This module reads no clock and does no I/O.
 """
 
@@ -137,7 +134,7 @@ class Moves:
     def bases(self, offsets: Int64s) -> Int64s:
         """Return the base offset of the log row that restated each message last; int64[n].
 
-        It is 0 if the message was not moved, or the row is unknown.
+        It is 0 if the message was not moved.
         """
         bases = np.zeros(len(offsets), np.int64)
         for entries in (self._old, self._young):
@@ -205,13 +202,10 @@ class Moves:
         """
         view = unsealed(row, 0, _HEAD_BYTES, f"chunk {chunk_no} of a topic's moves")
         (count,) = _COUNT.unpack_from(view, SEAL_BYTES)
-        columns, rest = divmod(len(view) - _HEAD_BYTES, 8 * max(count, 1))
-        if rest or columns not in (_COLUMNS, 5, 3):
+        if len(view) - _HEAD_BYTES != 8 * _COLUMNS * count:
             raise LogDamaged(f"chunk {chunk_no} of a topic's moves has the wrong length")
-        table = np.frombuffer(view, "<i8", columns * count, _HEAD_BYTES).reshape(columns, count)
-        offsets, due_ms, *more = table.astype(np.int64)
-        last_ms, bases = more[-2:] if len(more) > 1 else (due_ms, np.zeros(count, np.int64))
-        self._old = self._old.under(_Entries(offsets, due_ms, last_ms, bases))
+        table = np.frombuffer(view, "<i8", _COLUMNS * count, _HEAD_BYTES).reshape(_COLUMNS, count)
+        self._old = self._old.under(_Entries(*table.astype(np.int64)))
 
     def _row(self, chunk_no: int) -> bytes:
         bounds = np.array([chunk_no, chunk_no + 1]) << _CHUNK_BITS

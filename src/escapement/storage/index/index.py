@@ -228,11 +228,7 @@ class DelayedIndex:
         return spans
 
     def has_priorities(self, topic_id: int) -> bool:
-        """Return whether a topic has entries with a priority other than the default.
-
-        Also returns True if it has entries in a segment of format version 1, which does not record
-        priorities.
-        """
+        """Return whether a topic has entries with a priority other than the default."""
         highest = [table.most_traits for table in self._tables(topic_id)]
         highest += [part.most_traits for part in self._slices_of(topic_id)]
         return max(highest, default=0) >= FIRST_PRIORITY

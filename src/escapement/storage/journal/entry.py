@@ -7,24 +7,22 @@ they were, storage/encoding/lag.py). Cancelled and *lapsed* offsets are stored a
 acknowledged ones, under other ids (:func:`cancellations_id`, :func:`lapses_id`). Layout,
 little-endian::
 
-    version u8 | 0 u8 x3 | rows u32 | acks u32 | attempts u32 | producers u32 | crc32 u32
+    version u8 | 0 u8 x3 | rows u32 | acks u32 | producers u32
+    keys size u32 | groups size u32 | lags size u32 | attempts size u32 | crc32 u32
     rows        5 columns of i64: generation, topic, base offset, messages, size_bytes
     acks        2 columns: subscription i64, length u32
-    attempts    up to version 4, 5 columns of i64: subscription, offset, attempt, next_ms, due_ms
     producers   3 columns of i64: producer, last sequence, last offset
     offsets     of each ack, end to end (storage/offsets/offset_column.py)
-    size        from version 3 on: size of the following keys, u32; 0: none
-    size        from version 4 on: size of the groups after the keys, u32; 0: none
-    size        version 5 only: size of the lags after the groups, u32; 0: none
-    keys        from version 2 on: topics u32, then 2 columns: topic i64, length u32, then
+    keys        topics u32, then 2 columns: topic i64, length u32, then
                 the tables of each, end to end (storage/encoding/dedup_keys.py)
-    groups      from version 3 on: count u32, then 3 columns: topic i64, length of the name u32,
+    groups      count u32, then 3 columns: topic i64, length of the name u32,
                 size u32; then the names, then the offsets of each (as above), end to end
-    lags        from version 4 on: count u32, then 3 columns: origin i64, hour i64, length u32;
+    lags        count u32, then 3 columns: origin i64, hour i64, length u32;
                 then the tally of each (storage/encoding/lag.py), end to end
-    attempts    version 5 only, if the header has a count of 0: count u32, then the 5 columns,
+    attempts    count u32, then 5 columns: subscription, offset, attempt, next_ms, due_ms,
                 end to end (storage/encoding/narrow_column.py)
 
+The last four parts are optional: an entry that has nothing of a kind has 0 bytes of it.
 The checksum covers everything but itself. No I/O.
 """
 
@@ -48,14 +46,9 @@ from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 from escapement.storage.log.log_table import RowKey
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
-# The version of an entry tells which optional parts it may have. Version 1 has none. Each later
-# version adds one: dedup keys, event groups, lags, attempts. An entry has the lowest version with
-# all the parts that it needs.
 _VERSION: Final = 1
-_KEYED: Final = 2
-_TRIED: Final = 5
 _ATTEMPT_COLUMNS: Final = 5
-_HEAD: Final = struct.Struct("<BxxxIIII")
+_HEAD: Final = struct.Struct("<BxxxIIIIIII")
 _START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
 
@@ -153,7 +146,7 @@ def encode_entry(entry: JournalEntry) -> bytes:
         *offsets,
     ]
     keyed, grouped, lags = entry.keyed, entry.grouped, entry.lags
-    tail = [
+    optional = [
         _joined([one.topic_id for one in keyed], pieces=[[encode_keys(one.keys) for one in keyed]]),
         _joined(
             [one.topic_id for one in grouped],
@@ -169,14 +162,14 @@ def encode_entry(entry: JournalEntry) -> bytes:
         ),
         _encode_attempts(entry.attempts) if entry.attempts is not None else [],
     ]
-    # The last optional part that is present determines the version. Only the sizes of the parts
-    # before it are stored.
-    count = max((number for number, part in enumerate(tail, 1) if part), default=0)
-    for part in tail[: max(0, count - 1)]:
-        parts.append(_COUNT.pack(sum(map(len, part))))
-    for part in tail:
-        parts += part
-    head = _HEAD.pack(_VERSION + count, len(entry.rows), len(entry.acks), 0, len(entry.producers))
+    head = _HEAD.pack(
+        _VERSION,
+        len(entry.rows),
+        len(entry.acks),
+        len(entry.producers),
+        *(sum(map(len, part)) for part in optional),
+    )
+    parts += chain.from_iterable(optional)
     return sealed(head, parts)
 
 
@@ -187,63 +180,37 @@ def decode_entry(data: Buffer) -> JournalEntry:
       LogDamaged: if ``encode_entry`` did not produce these bytes.
     """
     view = unsealed(data, _HEAD.size, _START, "a journal entry")
-    version, rows, acks, attempts, producers = _HEAD.unpack_from(view)
-    if not _VERSION <= version <= _TRIED:
+    version, rows, acks, producers, *sizes = _HEAD.unpack_from(view)
+    if version != _VERSION:
         raise LogDamaged(f"a journal entry has the unknown version {version}")
-    if len(view) - _START < 40 * rows + 12 * acks + 40 * attempts + 24 * producers or (
-        attempts and version == _TRIED
-    ):
+    if len(view) - _START < 40 * rows + 12 * acks + 24 * producers:
         raise LogDamaged("a journal entry ends inside its columns")
     at = _START
     row_table, at = _table(view, at, 5, rows)
     subscriptions, at = _table(view, at, 1, acks)
     lengths = np.frombuffer(view, "<u4", acks, at).tolist()
     at += 4 * acks
-    attempt_table, at = _table(view, at, 5, attempts)
     producer_table, at = _table(view, at, 3, producers)
-    rest = len(view) - at - sum(lengths)
-    if rest < 0 or (rest and version == _VERSION):
-        raise LogDamaged("a journal entry's offsets have the wrong length")
+    if len(view) - at != sum(lengths) + sum(sizes):
+        raise LogDamaged("a journal entry has the wrong length")
     acked = []
     for subscription_id, length in zip(subscriptions[0].tolist(), lengths, strict=True):
         acked.append(Acked(subscription_id, decode_offsets(view[at : at + length])))
         at += length
-    keys, groups, lags, tried = _parts(view[at:], version)
+    optional: list[memoryview | None] = []
+    for size in sizes:
+        optional.append(view[at : at + size] if size else None)
+        at += size
+    keys, groups, lags, attempts = optional
     return JournalEntry(
         [RowKey(*row) for row in row_table.T.tolist()],
         acked,
-        AttemptColumns(*attempt_table) if attempts else _decode_attempts(tried),
+        _decode_attempts(attempts),
         [ProducerMark(*row) for row in producer_table.T.tolist()],
         _decode_keyed(keys),
         _decode_grouped(groups),
         _decode_lags(lags),
     )
-
-
-def _parts(view: memoryview, version: int) -> list[memoryview | None]:
-    """Return the bytes of the optional parts: dedup keys, event groups, lags, attempts.
-
-    The result has four elements. An element is None if the entry does not have this part.
-
-    Args:
-      view: the rest of the entry, which begins with the sizes of the parts.
-      version: the version of the entry.
-    """
-    sizes = []
-    at = _COUNT.size * max(0, version - _KEYED)
-    if len(view) < at:
-        raise LogDamaged("a journal entry ends before its dedup keys")
-    for number in range(version - _KEYED):
-        sizes.append(_COUNT.unpack_from(view, _COUNT.size * number)[0])
-    if at + sum(sizes) > len(view):
-        raise LogDamaged("a journal entry ends inside its dedup keys, groups or lags")
-    found: list[memoryview | None] = []
-    for size in sizes:
-        found.append(view[at : at + size] if size else None)
-        at += size
-    if version > _VERSION:
-        found.append(view[at:])
-    return found + [None] * (4 - len(found))
 
 
 def _decode_keyed(view: memoryview | None) -> list[Keyed]:

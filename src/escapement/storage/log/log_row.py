@@ -3,19 +3,17 @@
 A *body* is an encoded batch of messages. A row has a column of due times, which the broker
 determines, and then the bodies as the producers sent them. Layout, little-endian::
 
-    version u8 | due width u8 | 0 u16 | messages u32 | bodies u32 | crc32 u32
+    kind u8 | due width u8 | 0 u16 | messages u32 | bodies u32 | crc32 u32
     accepted_at_ms i64 | first_due_ms i64
     due       messages values of the width, each less first_due_ms (width 0: all equal)
-    versions 2 and 3: stale_ms i64 × messages
-    version 3 only: first stated due_ms i64 × messages, published_ms i64 × messages
-    versions 2 and 3: length u32, offsets (storage/offsets/offset_column.py)
+    kind 2: stale_ms i64 × messages, first stated due_ms i64 × messages,
+            published_ms i64 × messages, length u32, offsets (storage/offsets/offset_column.py)
     lengths   u32 for each body
     bodies    end to end (message.MessageBatch.encode)
 
-A row of version 1 states messages for the first time. Its key gives their offsets. A row of version
-3 *restates* earlier messages, which were rescheduled or relocated. It has their offsets, their
-previous due times, and the due times and the publish time that the first row gave them. A row of
-version 2 lacks the latter two, and comes from an earlier version of the broker.
+A row of kind 1 states messages for the first time. Its key gives their offsets. A row of kind 2
+*restates* earlier messages, which were rescheduled or relocated. It has their offsets, their
+previous due times, and the due times and the publish time that the first row gave them.
 
 The checksum covers everything but itself. Encoding copies each byte once. Decoding copies only the
 due times. No I/O.
@@ -36,7 +34,8 @@ from escapement.sorting import bounds
 from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
 from escapement.storage.offsets.offset_column import decode_offsets, encode_offsets
 
-_FIRST, _RESTATED_BARELY, _RESTATED = 1, 2, 3
+_FIRST, _RESTATED = 1, 2
+_TIME_COLUMNS: Final = 3  # of a row with restated messages
 _LENGTH: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BBxxII")
 _TIMES: Final = struct.Struct("<qq")
@@ -120,8 +119,8 @@ def encode_row(
         column = encode_offsets(restating.offsets)
         times = [times.astype("<i8", copy=False).tobytes() for times in restating[1:]]
         restated = b"".join([*times, _LENGTH.pack(len(column)), column])
-    version = _FIRST if restating is None else _RESTATED
-    head = _HEAD.pack(version, width, len(due_ms), len(bodies))
+    kind = _FIRST if restating is None else _RESTATED
+    head = _HEAD.pack(kind, width, len(due_ms), len(bodies))
     columns = b"".join([_TIMES.pack(accepted_at_ms, first), due, restated, lengths])
     return sealed(head, [columns, *bodies])
 
@@ -133,9 +132,9 @@ def decode_row(data: Buffer) -> RowContent:
       LogDamaged: if ``encode_row`` did not produce these bytes.
     """
     view = unsealed(data, _HEAD.size, _START, "a log row")
-    version, width, count, body_count = _HEAD.unpack_from(view)
-    if version not in (_FIRST, _RESTATED_BARELY, _RESTATED) or width not in (0, 4, 8):
-        raise LogDamaged(f"a log row has an unknown version or width: {version}, {width}")
+    kind, width, count, body_count = _HEAD.unpack_from(view)
+    if kind not in (_FIRST, _RESTATED) or width not in (0, 4, 8):
+        raise LogDamaged(f"a log row has an unknown kind or width: {kind}, {width}")
     accepted_at_ms, first = _TIMES.unpack_from(view, _HEAD.size + SEAL_BYTES)
     at = _START
     if len(view) - at < count * width:
@@ -145,11 +144,8 @@ def decode_row(data: Buffer) -> RowContent:
         due_ms += np.frombuffer(view, _DTYPES[width], count, at).astype(np.int64)
         at += count * width
     restating = None
-    if version != _FIRST:
-        times, offsets, at = _decode_restated(view, at, count, 3 if version == _RESTATED else 1)
-        if version == _RESTATED_BARELY:
-            times += [due_ms, np.full(count, accepted_at_ms)]
-        restating = Restating(offsets, *times)
+    if kind == _RESTATED:
+        restating, at = _decode_restating(view, at, count)
     if len(view) - at < 4 * body_count:
         raise LogDamaged("a log row ends inside its columns")
     lengths = np.frombuffer(view, "<u4", body_count, at).tolist()
@@ -163,27 +159,23 @@ def decode_row(data: Buffer) -> RowContent:
     return RowContent(accepted_at_ms, due_ms, bodies, restating)
 
 
-def _decode_restated(
-    view: memoryview, at: int, count: int, columns: int
-) -> tuple[list[Int64s], Int64s, int]:
+def _decode_restating(view: memoryview, at: int, count: int) -> tuple[Restating, int]:
     """Decode the columns that only a row with restated messages has.
 
     Args:
       at: the position in ``view`` at which these columns begin.
       count: the number of messages.
-      columns: the number of columns of times.
 
     Returns:
-      The columns of times, the column of offsets, and the position after them.
+      The columns, and the position after them.
     """
-    if len(view) - at < 8 * count * columns + _LENGTH.size:
+    if len(view) - at < 8 * count * _TIME_COLUMNS + _LENGTH.size:
         raise LogDamaged("a log row ends before its offsets")
-    table = np.frombuffer(view, "<i8", count * columns, at).reshape(columns, count)
-    times = list(table.astype(np.int64))
-    at += 8 * count * columns
+    times = np.frombuffer(view, "<i8", count * _TIME_COLUMNS, at).reshape(_TIME_COLUMNS, count)
+    at += 8 * count * _TIME_COLUMNS
     (length,) = _LENGTH.unpack_from(view, at)
     at += _LENGTH.size
     offsets = decode_offsets(view[at : at + length])
     if len(offsets) != count:
         raise LogDamaged(f"a log row has {len(offsets)} offsets for {count} messages")
-    return times, offsets, at + length
+    return Restating(offsets, *times.astype(np.int64)), at + length

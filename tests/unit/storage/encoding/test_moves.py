@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from escapement.errors import StorageError
 from escapement.message import Int64s
 from escapement.storage.encoding.moves import Moves
-from escapement.storage.encoding.seal import sealed
 
 OFFSETS = st.sets(st.one_of(st.integers(0, 40), st.integers(65_500, 65_560)), max_size=30)
 STEPS = st.lists(st.tuples(OFFSETS, st.integers(0, 100)), max_size=8)
@@ -80,22 +77,6 @@ def test_changed_rows_restore_all_moves(
     for chunk_no, row in rows.items():
         again.load_chunk(chunk_no, row)
     model.check(again)
-
-
-@pytest.mark.parametrize("columns", [3, 5])
-def test_rows_of_older_versions_are_read(columns: int) -> None:
-    offsets, due_ms, first_ms, last_ms, bases = np.arange(10, 60, 10)[:, None] + np.arange(3)
-    table = np.stack([offsets, due_ms, first_ms, last_ms, bases][:columns]).astype("<i8")
-    moves = Moves()
-    moves.load_chunk(0, sealed(b"", [struct.pack("<I", 3), table.tobytes()]))
-    assert moves.current(offsets, first_ms).tolist() == due_ms.tolist()
-    latest_ms = last_ms if columns == 5 else due_ms
-    assert [column.tolist() for column in moves.below(100)] == [
-        due_ms.tolist(),
-        latest_ms.tolist(),
-        offsets.tolist(),
-    ]
-    assert moves.bases(offsets).tolist() == (bases.tolist() if columns == 5 else [0, 0, 0])
 
 
 def test_many_moves_are_merged_and_a_damaged_row_is_noticed() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +11,6 @@ from escapement.dedup import DIGEST
 from escapement.errors import LogDamaged
 from escapement.storage.encoding.dedup_keys import Keyed, KeyTable
 from escapement.storage.encoding.lag import Lag, Tally
-from escapement.storage.encoding.seal import sealed
 from escapement.storage.journal.entry import (
     Acked,
     AttemptColumns,
@@ -118,32 +115,12 @@ def test_consecutive_acknowledged_offsets_take_few_bytes() -> None:
     assert len(encode_entry(entry)) < 100
 
 
-def before_attempts_were_narrow(entry: JournalEntry) -> bytes:
-    """Encode an entry that contains only attempts, as the first versions did."""
-    attempts = entry.attempts
-    assert attempts is not None
-    columns = [
-        attempts.subscription_id,
-        attempts.offset,
-        attempts.attempt,
-        attempts.next_ms,
-        attempts.due_ms,
-    ]
-    head = struct.pack("<BxxxIIII", 1, 0, 0, len(attempts), 0)
-    return sealed(head, [column.astype("<i8").tobytes() for column in columns])
-
-
 def some_attempts(count: int) -> AttemptColumns:
     """Return the attempts of a burst that one consumer holds."""
     offsets = np.arange(7_000_000, 7_000_000 + count)
     due_ms = 1_700_000_000_000 + np.arange(count) // 100
     same = np.ones(count, np.int64)
     return AttemptColumns(12 * same, offsets, same, due_ms, due_ms)
-
-
-def test_attempts_of_the_first_versions_are_read() -> None:
-    entry = JournalEntry(attempts=some_attempts(3))
-    assert plain(decode_entry(before_attempts_were_narrow(entry))) == plain(entry)
 
 
 def test_attempts_of_a_burst_take_few_bytes() -> None:

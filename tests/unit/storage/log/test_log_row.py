@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -96,16 +93,3 @@ def test_restatement_contains_offsets_and_earlier_times(
     at = data.draw(st.integers(0, len(row) - 1))
     with pytest.raises(LogDamaged):
         decode_row(row[:at] + bytes([row[at] ^ 1]) + row[at + 1 :])
-
-
-def test_restatement_of_an_earlier_version_keeps_its_own_times() -> None:
-    """N1: publication times that it does not contain are not invented."""
-    due, offsets = column([5, 9]), column([3, 70_000])
-    (body,) = bodies_of([[b"a", b"b"]])
-    row = encode_row(1, due, [body], Restating(offsets, due * 2, due * 3, due * 4))
-    head, times, rest = row[:12], row[16 : 16 + 16 + 4 * 2], row[16 + 16 + 4 * 2 :]
-    parts = [bytes([2]) + head[1:], times, rest[:16], rest[48:]]
-    crc = struct.pack("<I", zlib.crc32(b"".join(parts)))
-    restating = decode_row(parts[0] + crc + b"".join(parts[1:])).restating
-    assert restating is not None
-    assert [values.tolist() for values in restating] == [[3, 70_000], [10, 18], [5, 9], [1, 1]]

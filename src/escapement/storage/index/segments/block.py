@@ -36,10 +36,9 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from escapement.errors import IndexDamaged, RemoteProtocolError
-from escapement.message import Blobs, Buffer, MessageBatch, UInt32s
+from escapement.message import Buffer, MessageBatch, UInt32s
 from escapement.storage.index.columns import FixedColumns
 from escapement.storage.index.keys import Keys
-from escapement.traits import traits_of
 
 KEYS, MESSAGES, FOOTER, TRAITS = 1, 2, 3, 4
 _VERSION: Final = 1
@@ -123,17 +122,6 @@ class MessageBlock:
             raise IndexDamaged(f"{where}: a block of {rows} rows has {len(batch)} messages")
         # Decoding computed where each payload starts, which takes eight bytes a row.
         return cls(FixedColumns.of(batch), len(block) + 8 * rows)
-
-    def traits(self) -> UInt32s | None:
-        """Compute the traits of the messages from their message keys and priorities.
-
-        Returns None if all are 0.
-        """
-        columns, keys = self.columns, None
-        if columns.keys is not None:
-            keys = Blobs(columns.keys.lengths, columns.keys.data)
-        rows = len(columns.payloads.lengths)
-        return traits_of(MessageBatch(Blobs.empty(rows), keys, None, columns.priorities))
 
 
 @dataclass(frozen=True, slots=True)

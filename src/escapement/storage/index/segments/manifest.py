@@ -130,10 +130,8 @@ class Manifest:
                 for lane, (seq, group) in fields["positions"].items()
             }
             segments = {str(name): int(size) for name, size in fields["segments"].items()}
-            # Manifests from earlier versions have neither a mark nor a base. The databases of these
-            # versions name no checkpoint.
-            lineage = Lineage(_mark(fields.get("mark")), _mark(fields.get("base")))
-            until_ms = int(fields.get("forgotten_until_ms", 0))
+            lineage = Lineage(_mark(fields["mark"]), _mark(fields["base"]))
+            until_ms = int(fields["forgotten_until_ms"])
             return cls(str(fields["log"]), positions, segments, lineage, until_ms)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IndexDamaged(f"{where}: {error!r}") from error

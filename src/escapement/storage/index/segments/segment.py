@@ -18,8 +18,6 @@ with its priority and a hash of its message key. The *directory* is the table of
 
 Keys and messages lie in separate blocks, so a scan of keys reads no payload. The directory stays
 in memory (80 bytes for a run of up to 4096 messages), so readers find blocks without a read.
-Segments of version 1 have no traits and no column for them; the traits of their runs are computed
-from the messages.
 
 This module knows nothing of manifests, of memory tables or of which messages are live. Invariants:
 every byte of a file is covered by a checksum or compared with its expected value; the runs of a
@@ -59,11 +57,7 @@ from escapement.storage.index.segments.block import (
 )
 
 _MAGIC: Final = b"escapement index segment"[:12]
-# Version 1 has no traits. In version 2 the traits have fewer bits of the hash of a message key, so
-# readers compute them from the messages too.
-_VERSION_1: Final = _MAGIC + struct.pack("<I", 1)
-_VERSION_2: Final = _MAGIC + struct.pack("<I", 2)
-HEADER: Final = _MAGIC + struct.pack("<I", 3)
+HEADER: Final = _MAGIC + struct.pack("<I", 1)
 TRAILER: Final = struct.Struct("<QQ")
 TRAILER_END: Final = b"end of seg 1"
 TRAILER_BYTES: Final = TRAILER.size + 4 + len(TRAILER_END)
@@ -88,8 +82,6 @@ RUN_COLUMNS: Final = (
     "message_bytes",
     "most_traits",  # the highest traits of a message; 0: the run has no block of traits
 )
-# Stands for ``most_traits`` in segments of version 1, whose messages may have traits.
-_UNKNOWN_TRAITS: Final = (1 << 32) - 1
 COUNTS: Final = struct.Struct("<QQ")
 
 B = TypeVar("B", KeyBlock, MessageBlock, TraitBlock)
@@ -115,13 +107,10 @@ class Segment:
             raise IndexDamaged(f"{path}: {error.strerror}") from error
         self._close = weakref.finalize(self, os.close, self._descriptor)
         self.size_bytes = os.fstat(self._descriptor).st_size
-        header = self._read(0, len(HEADER))
-        if header not in (HEADER, _VERSION_2, _VERSION_1):
+        if self._read(0, len(HEADER)) != HEADER:
             raise IndexDamaged(
                 f"{path}: not a segment of the delayed index, or of an unknown version"
             )
-        self._counts_traits = header != _VERSION_1
-        self._has_traits = header == HEADER
         counts, topics, runs = self._read_directory()
         self.topic_ids = topics[0]
         self._first_runs = np.append(topics[1], counts)
@@ -145,13 +134,11 @@ class Segment:
         _, body = decode(self._read(at, size), FOOTER, str(self.path))
         topic_count, run_count = COUNTS.unpack_from(body)
         columns = np.frombuffer(body, "<i8", offset=COUNTS.size)
-        height = len(RUN_COLUMNS) if self._counts_traits else len(RUN_COLUMNS) - 1
+        height = len(RUN_COLUMNS)
         if len(columns) != 2 * topic_count + height * run_count:
             raise IndexDamaged(f"{self.path}: its directory has the wrong size")
         topics = columns[: 2 * topic_count].reshape(2, topic_count)
         runs = columns[2 * topic_count :].reshape(height, run_count)
-        if not self._counts_traits:
-            runs = np.vstack((runs, np.full(run_count, _UNKNOWN_TRAITS)))
         return run_count, topics, runs
 
     @property
@@ -232,8 +219,6 @@ class Segment:
         """Return the traits of the messages of a run, or None if all are 0; blocking."""
         if not self.most_traits[run]:
             return None
-        if not self._has_traits:
-            return self.message_block(run).traits()
         rows = int(self.run_rows[run])
         at = int(self.at[run]) + HEADER_BYTES + 16 * rows + int(self.message_bytes[run])
         return self._block(TraitBlock, at, HEADER_BYTES + 4 * rows).traits

@@ -1,56 +1,45 @@
-"""Segments of the current and of an earlier version."""
+"""Segment files: what a reader finds in them, and which files it refuses."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from escapement.errors import IndexDamaged
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex
-from escapement.storage.index.segments.block import FOOTER, BlockCache, encode
-from escapement.storage.index.segments.segment import (
-    COUNTS,
-    RUN_COLUMNS,
-    TRAILER,
-    TRAILER_BYTES,
-    TRAILER_END,
-    Segment,
-)
+from escapement.storage.index.segments.block import BlockCache
+from escapement.storage.index.segments.segment import HEADER, Segment
 from escapement.traits import traits_of
 from support.storage.index_samples import SMALL_BLOCKS, batch_of, write_checkpoint
 
 
-def as_version_1(path: Path) -> None:
-    """Convert a segment to version 1, which has no traits in its directory."""
-    data = path.read_bytes()
-    at, size = TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
-    body = data[at + 24 : at + size]
-    topics, runs = COUNTS.unpack_from(body)
-    old = body[: COUNTS.size + 16 * topics + 8 * (len(RUN_COLUMNS) - 1) * runs]
-    footer = b"".join(encode(FOOTER, runs, [old]))
-    trailer = TRAILER.pack(at, len(footer))
-    end = trailer + struct.pack("<I", zlib.crc32(trailer)) + TRAILER_END
-    path.write_bytes(data[:12] + struct.pack("<I", 1) + data[16:at] + footer + end)
-
-
-def test_segment_written_before_traits_existed_has_traits(tmp_path: Path) -> None:
-    """V5: after an upgrade, messages stored before it are ordered like the others."""
-    index = DelayedIndex.open(tmp_path, SMALL_BLOCKS)
-    due_ms = np.sort(np.arange(40) % 7)
-    batch = batch_of(2, list(range(40)))
-    index.add(2, 0, due_ms, batch)
+def write_segment(directory: Path) -> Path:
+    """Write a segment with 40 messages of the topic 2; return its path."""
+    index = DelayedIndex.open(directory, SMALL_BLOCKS)
+    index.add(2, 0, np.sort(np.arange(40) % 7), batch_of(2, list(range(40))))
     write_checkpoint(index, {})
-    (path,) = tmp_path.glob("*.segment")
-    for version in (2, 1):
-        if version == 1:
-            as_version_1(path)
-        part = Segment(path, BlockCache(1 << 20)).slice(2)
-        assert part is not None
-        span = part.between(KEY_MIN, KEY_MAX)
-        assert span is not None
-        parts = span.traits(KEY_MAX)
-        traits = np.concatenate([part for part in parts if part is not None])
-        assert np.array_equal(traits, traits_of(batch))
-        assert part.most_traits >= traits.max()
+    (path,) = directory.glob("*.segment")
+    return path
+
+
+def test_segment_has_the_traits_of_its_messages(tmp_path: Path) -> None:
+    """V5: they order messages by priority and by key."""
+    part = Segment(write_segment(tmp_path), BlockCache(1 << 20)).slice(2)
+    assert part is not None
+    span = part.between(KEY_MIN, KEY_MAX)
+    assert span is not None
+    parts = span.traits(KEY_MAX)
+    traits = np.concatenate([part for part in parts if part is not None])
+    assert np.array_equal(traits, traits_of(batch_of(2, list(range(40)))))
+    assert part.most_traits == traits.max()
+
+
+def test_segment_of_an_unknown_version_counts_as_damaged(tmp_path: Path) -> None:
+    """The broker then builds the index again from the log."""
+    path = write_segment(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(HEADER[:12] + bytes([9, 0, 0, 0]) + data[16:])
+    with pytest.raises(IndexDamaged, match="unknown version"):
+        Segment(path, BlockCache(1 << 20))
