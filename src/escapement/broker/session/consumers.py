@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from escapement.broker.broker import Broker
 from escapement.broker.session.handles import Handles
@@ -20,8 +22,12 @@ from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_PERMITS
 from escapement.storage.catalog.catalog import Kind
 
-# The most messages that one Ack may name by ranges. As offsets they take 64 MiB.
+# The most messages that one Ack may name by ranges.
 _ACK_MESSAGES: Final = 8 * 1024 * 1024
+# An Ack of more messages is carried out in pieces of this many, about a millisecond each.
+_PIECE_MESSAGES: Final = 32 * 1024
+# After a piece of more messages than this, other connections have their turn.
+_FEW_MESSAGES: Final = 1024
 
 
 class Consumers(RequestHandler):
@@ -35,11 +41,11 @@ class Consumers(RequestHandler):
             wire.CloseConsumer: self._close,
             wire.Flow: self._flow,
             wire.Halt: self._halt,
-            wire.Ack: self._ack,
             wire.Nack: self._nack,
             wire.Extend: self._extend,
             wire.Release: self._release,
         }
+        self.in_turn = {wire.Ack: self._ack}
         self.aside = {wire.Subscribe: self._subscribe}
 
     def release(self) -> None:
@@ -105,15 +111,25 @@ class Consumers(RequestHandler):
         consumer.permits = min(consumer.permits + command.permits, MAX_PERMITS)
         self._broker.consuming.wake(handle)
 
-    def _ack(self, command: wire.Ack) -> None:
+    async def _ack(self, command: wire.Ack) -> None:
         handle = self._handles.get(command.consumer_id)
-        offsets = _offsets_of(command, handle.topic.next_offset)
         request_id = command.request_id
+        waiting, total = 1, 0  # the pieces that are not durable yet, and one until all are named
 
         def done(count: int) -> None:
-            self._outbound.send(wire.Acked(request_id, count))
+            nonlocal waiting, total
+            waiting, total = waiting - 1, total + count
+            if not waiting:
+                self._outbound.send(wire.Acked(request_id, total))
 
-        self._broker.consuming.acknowledge(handle, offsets, done if request_id else None)
+        for offsets in _pieces_of(command, handle.topic.next_offset):
+            waiting += 1
+            self._broker.consuming.acknowledge(handle, offsets, done if request_id else None)
+            if len(offsets) > _FEW_MESSAGES:
+                await trio.lowlevel.checkpoint()
+                handle = self._handles.get(command.consumer_id)  # it may have been closed
+        if request_id:
+            done(0)
 
     def _nack(self, command: wire.Nack) -> None:
         handle = self._handles.get(command.consumer_id)
@@ -176,29 +192,54 @@ class Consumers(RequestHandler):
         self._outbound.send(wire.ConsumerClosed(consumer_id, *wire.error_fields(error)))
 
 
-def _offsets_of(command: wire.Ack, next_offset: int) -> Int64s:
-    """Return the offsets that an Ack names, with its ranges expanded.
+def _pieces_of(command: wire.Ack, next_offset: int) -> Iterator[Int64s]:
+    """Return the offsets that an Ack names, in at least one piece, with its ranges expanded.
 
     Offsets beyond the end of the log are left out: they acknowledge nothing. If ranges name more
-    messages than the log has, they overlap. They are then merged before they are expanded, so that
-    a small topic costs little memory.
+    messages than the log has, they overlap. They are then merged, so that an Ack takes no longer
+    than the topic has messages.
     """
-    parts = []
+    single = np.zeros(0, np.int64)
     if command.offsets is not None:
-        offsets = command.offsets
-        known = (offsets >= 0) & (offsets < next_offset)
-        parts.append(offsets if known.all() else offsets[known])
-    if command.firsts is not None and command.lasts is not None:
-        firsts = np.clip(command.firsts, 0, next_offset)
-        counts = np.clip(command.lasts, 0, next_offset) - firsts
-        if int(counts.sum()) > min(next_offset, _ACK_MESSAGES):
-            firsts, counts = _merged(firsts, counts)
-        total = int(counts.sum())
-        if total > _ACK_MESSAGES:
-            raise LimitExceeded(f"an Ack names at most {_ACK_MESSAGES} messages, not {total}")
-        ends = np.cumsum(counts)
-        parts.append(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        single = command.offsets
+        known = (single >= 0) & (single < next_offset)
+        single = single if known.all() else single[known]
+    if command.firsts is None or command.lasts is None:
+        yield from _slices(single)
+        return
+    firsts = np.clip(command.firsts, 0, next_offset)
+    counts = np.clip(command.lasts, 0, next_offset) - firsts
+    if int(counts.sum()) > min(next_offset, _ACK_MESSAGES):
+        firsts, counts = _merged(firsts, counts)
+    ends = np.cumsum(counts)
+    shifts, total = firsts - (ends - counts), int(ends[-1]) if len(ends) else 0
+    if total > _ACK_MESSAGES:
+        raise LimitExceeded(f"an Ack names at most {_ACK_MESSAGES} messages, not {total}")
+    if len(single) + total <= _PIECE_MESSAGES:
+        expanded = _expanded(shifts, ends, 0, total)
+        yield np.concatenate((single, expanded)) if len(single) else expanded
+        return
+    yield from _slices(single)
+    for low in range(0, total, _PIECE_MESSAGES):
+        yield _expanded(shifts, ends, low, min(low + _PIECE_MESSAGES, total))
+
+
+def _slices(offsets: Int64s) -> Iterator[Int64s]:
+    """Return the offsets in pieces, at least one."""
+    for low in range(0, max(len(offsets), 1), _PIECE_MESSAGES):
+        yield offsets[low : low + _PIECE_MESSAGES]
+
+
+def _expanded(shifts: Int64s, ends: Int64s, low: int, high: int) -> Int64s:
+    """Return some offsets of ranges: those that are numbered from ``low`` to below ``high``.
+
+    Args:
+      shifts: for each range, its first offset less the number of this offset.
+      ends: for each range, the number behind its last offset; ascending.
+    """
+    some = slice(int(ends.searchsorted(low, "right")), int(ends.searchsorted(high)) + 1)
+    counts = np.diff(np.minimum(ends[some], high), prepend=low)
+    return np.repeat(shifts[some], counts) + np.arange(low, high)
 
 
 def _merged(firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
