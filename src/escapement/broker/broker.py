@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.recovery.recovery import survey
 from escapement.broker.registry.registry import Registry
+from escapement.broker.runners import Runners
 from escapement.broker.services import Services
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
@@ -46,7 +48,6 @@ from escapement.errors import (
 )
 from escapement.names import TopicName
 from escapement.storage import lease as leases
-from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Engine
 from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
 from escapement.storage.lease import Identity
@@ -65,7 +66,7 @@ class Broker:
       index_directory: the directory of the delayed index.
       identity: the identity of this broker across restarts.
       clock: the source of time.
-      run: runs blocking calls, usually in threads.
+      runners: make blocking calls, usually in threads.
       config: the settings; None for the defaults.
     """
 
@@ -75,7 +76,7 @@ class Broker:
         index_directory: Path,
         identity: Identity,
         clock: Clock,
-        run: Run,
+        runners: Runners,
         config: BrokerConfig | None = None,
     ) -> None:
         self.identity = identity
@@ -86,10 +87,13 @@ class Broker:
         # A request makes an answer that may be large, and then queues it, without an await while or
         # after it holds this. So each turn of the event loop makes only one such answer.
         self.answering = trio.Lock()
+        # Searches take turns in the order of their arrival, for one page each. If some hundred made
+        # progress together, the first would be answered as late as the last.
+        self._searching = trio.Lock()
         self.stopped = trio.Event()  # set when ``run`` is about to return or raise
         self._engine = engine
         self._index_directory = index_directory
-        self._run = run
+        self._runners = runners
         self._limits = self.config.limits
         self._stop = trio.Event()
         self._clean = False  # whether the stop finished its work in time
@@ -133,13 +137,14 @@ class Broker:
           IndexDamaged: if the index was damaged. It is discarded, and the next start rebuilds it.
           StorageError: if the database is unsuitable, or rejected a statement that must succeed.
         """
-        await self._run(self._engine.check_fitness)
-        await self._run(migrate, self._engine)
-        lease = await self._run(
+        run = self._runners.work
+        await run(self._engine.check_fitness)
+        await run(migrate, self._engine)
+        lease = await run(
             leases.acquire, self._engine, self.identity, self._limits.lease_ms, self.clock
         )
         self._keeper = LeaseKeeper(
-            self._engine, lease, self.clock, self._run, self._renewed, self._read_only
+            self._engine, lease, self.clock, self._runners.commits, self._renewed, self._read_only
         )
         try:
             with one_error():
@@ -147,7 +152,7 @@ class Broker:
         except IndexDamaged:
             # Discard the index first. Whatever else fails now, the next start must not read it.
             with trio.CancelScope(shield=True):
-                await self._run(DelayedIndex.discard, self._index_directory)
+                await run(DelayedIndex.discard, self._index_directory)
             raise
         finally:
             with trio.CancelScope(shield=True):
@@ -172,7 +177,7 @@ class Broker:
             memory_bytes=self._limits.index_memory_bytes,
             cache_bytes=self._limits.index_cache_bytes,
         )
-        ground = await self._run(
+        ground = await self._runners.work(
             survey,
             self._engine,
             lease,
@@ -186,7 +191,7 @@ class Broker:
             self._keeper,
             self._engine,
             self.clock,
-            self._run,
+            self._runners,
             self.config,
             self.output.frame_bytes,
         )
@@ -237,7 +242,9 @@ class Broker:
     async def _close(self) -> None:
         try:
             if self._clean:
-                await self._run(self._keeper.release, self.services.activation.doubtful_until_ms)
+                await self._runners.commits(
+                    self._keeper.release, self.services.activation.doubtful_until_ms
+                )
         except EscapementError as error:
             _log.warning("cannot release the lease; it will expire by itself: %s", error)
         for ending in self._endings:
@@ -288,7 +295,7 @@ class Broker:
         return await forecast(
             topic,
             self.index,
-            self._run,
+            self._runners.looks,
             self.clock.now_ms(),
             by_ms=by_ms,
             within_ms=within_ms,
@@ -297,11 +304,17 @@ class Broker:
 
     async def peek(self, topic: Topic, sought: Sought, count: int, after: Key = KEY_MIN) -> Peeked:
         """Return pending messages of a topic, next due first; see ``peek``."""
-        return await peek(topic, self.index, self._run, self.clock.now_ms(), sought, count, after)
+        async with self._searching if sought.by_content else nullcontext():
+            return await peek(
+                topic, self.index, self._runners.looks, self.clock.now_ms(), sought, count, after
+            )
 
     async def select(self, topic: Topic, sought: Sought, after: Key) -> Selected:
         """Return the offsets of pending messages that match ``sought``; see ``select``."""
-        return await select(topic, self.index, self._run, self.clock.now_ms(), sought, after)
+        async with self._searching:
+            return await select(
+                topic, self.index, self._runners.looks, self.clock.now_ms(), sought, after
+            )
 
     async def due_of(self, topic: Topic, offset: int) -> int:
         """Return the current due time of a message. Raises ``NotFound``."""

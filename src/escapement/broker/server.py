@@ -28,6 +28,7 @@ import trio
 from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
+from escapement.broker.runners import Runners
 from escapement.broker.session import Session
 from escapement.broker.session.inbound import Inbound
 from escapement.broker.session.request_memory import RequestMemory
@@ -42,7 +43,6 @@ from escapement.errors import (
 )
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import DEFAULT_PORT
-from escapement.storage.blocking import in_threads
 from escapement.storage.commit.lane import FIRST_PROBE_S, LAST_PROBE_S
 from escapement.storage.data_directory import DataDirectory
 from escapement.storage.engine.base import TransactionAborted
@@ -52,9 +52,6 @@ from escapement.storage.lease import Identity
 _log = logging.getLogger(__name__)
 
 DEFAULT_HOST: Final = "127.0.0.1"
-# The number of threads for blocking calls: commit lanes, lease, checkpoint, log reads, and an index
-# read for each worker of the pump.
-_THREADS: Final = 16
 # How long a thread that computes (a checkpoint, a fetch) may keep the event loop waiting. Python's
 # default of 5 ms would be half a tick of 10 ms.
 _SWITCH_S: Final = 0.001
@@ -103,8 +100,10 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
             identity = Identity(directory.identity, f"{host}:{port}")
 
             def make_broker() -> Broker:
-                run = in_threads(_THREADS)
-                return Broker(engine, directory.index, identity, SystemClock(), run, config.broker)
+                runners = Runners.in_threads(config.broker.limits.commit_lanes)
+                return Broker(
+                    engine, directory.index, identity, SystemClock(), runners, config.broker
+                )
 
             await _serve_and_repair(make_broker, listeners, lambda: on_ready(f"{host}:{port}"))
         finally:

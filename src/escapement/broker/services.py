@@ -37,6 +37,7 @@ from escapement.broker.recovery.replay import Replay
 from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
 from escapement.broker.registry.topic_batches import TopicBatches
+from escapement.broker.runners import Runners
 from escapement.broker.settlement import Settlement
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.backlogs import Backlogs
@@ -52,7 +53,6 @@ from escapement.broker.upkeep.namespace_quota import NamespaceQuotas
 from escapement.broker.upkeep.progress import Progress
 from escapement.broker.upkeep.unwritten import Unwritten
 from escapement.clock import Clock
-from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
@@ -81,7 +81,7 @@ class Services:
         keeper: LeaseKeeper,
         engine: Engine,
         clock: Clock,
-        run: Run,
+        runners: Runners,
         config: BrokerConfig,
         frame_bytes: Callable[[int], int],
     ) -> None:
@@ -89,7 +89,7 @@ class Services:
         self.log = ground.log
         self._keeper = keeper
         self._clock = clock
-        self._run = run
+        self._runners = runners
         self._limits = config.limits
         self._frame_bytes = frame_bytes
         self._progress = Progress(dict(ground.index_positions))
@@ -131,13 +131,14 @@ class Services:
 
     def _keep(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
         """Create the services that store state, in the database and on disk."""
-        clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
+        clock, run = self._clock, self._runners.work
+        lease, limits = self._keeper.lease, config.limits
         self.pipeline = CommitPipeline(
             engine,
             ground.log,
             lease,
             clock,
-            run,
+            self._runners.commits,
             self._committed,
             journal_ends=ground.state.journal_ends,
             on_state=self._database_changed,
@@ -192,7 +193,8 @@ class Services:
 
     def _move(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
         """Create the services that read messages and deliver them to consumers."""
-        clock, run, lease, limits = self._clock, self._run, self._keeper.lease, config.limits
+        clock, run = self._clock, self._runners.work
+        lease, limits = self._keeper.lease, config.limits
         self.reader = LogReader(engine, ground.log, run, ground.connection)
         self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
         drop_oldest = DropOldest(ground.index, clock, run, self.reader)
@@ -288,7 +290,7 @@ class Services:
 
     def _write(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
         """Create the services that write inbox entries, and the inbox relay."""
-        clock, run, limits = self._clock, self._run, config.limits
+        clock, run, limits = self._clock, self._runners.work, config.limits
         self.inbox_relay = InboxRelay(
             engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
         )
@@ -332,7 +334,9 @@ class Services:
             clock,
             run,
         )
-        self.dead_letters = DeadLetters(self.registry, self.index, self.reader, self.pipeline, run)
+        self.dead_letters = DeadLetters(
+            self.registry, self.index, self.reader, self.pipeline, self._runners.looks
+        )
 
     async def recover(self, ground: Ground) -> None:
         """Replay the journal up to the last group commit."""
@@ -344,7 +348,7 @@ class Services:
             self._passive,
             self._progress,
             self.checkpointer,
-            self._run,
+            self._runners.work,
         ).run()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -22,6 +22,7 @@ import trio.testing
 from escapement.broker.broker import Broker as Server
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.crash import one_error
+from escapement.broker.runners import Runners
 from escapement.broker.server import Front
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
@@ -126,7 +127,7 @@ class World:
             self.index_directory,
             Identity("0" * 32, "testing"),
             self.clock,
-            self._run,
+            Runners.all_by(self._run),
             self.config,
         )
         try:

@@ -26,7 +26,7 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
-    {"crash", "lease_keeper", "limits", "log", "outage", "token_bucket"},
+    {"crash", "lease_keeper", "limits", "log", "outage", "runners", "token_bucket"},
     {"subscription"},
     {"config", "topic"},
     {"inspection", "registry"},

@@ -16,7 +16,7 @@ import trio
 from escapement.broker.topic.topic import Topic
 from escapement.message import Int64s
 from escapement.spans import Spans
-from escapement.storage.blocking import Run, read_from
+from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex, Key
 
 # Keys counted in one step, which takes some milliseconds.
@@ -59,7 +59,7 @@ async def forecast(
     at, until = Key(now_ms + 1, 0), Key(spans.until_ms, 0)
     while at < until:
         plan = index.plan(topic.id, at, until, _STEP_KEYS)
-        due_ms, offsets = await read_from(plan, run, plan.read)
+        due_ms, offsets = await run(plan.read)
         due_ms = due_ms[topic.retention.pending(due_ms, offsets, now_ms)]
         counts += np.bincount((due_ms - spans.first_ms) // by_ms, minlength=spans.count)
         at = plan.stop

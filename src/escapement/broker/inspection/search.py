@@ -22,7 +22,7 @@ from escapement.broker.inspection.moved_keys import with_passed
 from escapement.broker.topic.topic import Topic
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.properties import read_properties
-from escapement.storage.blocking import Run, read_from
+from escapement.storage.blocking import Run
 from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Fetch, Key, Plan
 from escapement.traits import may_have_key
 
@@ -123,10 +123,10 @@ class Search:
         """Return the keys of one step whose messages may match, without reading messages."""
         key = self._sought.key
         if key is None:
-            due_ms, offsets = await read_from(plan, self._run, plan.read)
+            due_ms, offsets = await self._run(plan.read)
             self.looked += len(offsets)
             return due_ms, offsets
-        due_ms, offsets, traits = await read_from(plan, self._run, plan.read_traits)
+        due_ms, offsets, traits = await self._run(plan.read_traits)
         self.looked += len(offsets)
         at = may_have_key(traits, key, len(offsets))
         return due_ms[at], offsets[at]
@@ -144,9 +144,7 @@ class Search:
         """
         self._messages += len(offsets)
         fetch = self._index.fetch(self._topic.id, due_ms, offsets)
-        if self._sought.properties:  # decoding them may take a second
-            return await self._run(self._read, fetch)
-        return await read_from(fetch, self._run, self._read, fetch)
+        return await self._run(self._read, fetch)
 
     def _read(self, fetch: Fetch) -> tuple[Int64s, MessageBatch]:
         """Read messages; return the rows of those that match, and these messages. Blocking."""

@@ -1,0 +1,51 @@
+"""The runners of a broker's blocking calls, one for each purpose.
+
+A call never waits for a thread that a call with another purpose has. The renewal of the lease and
+the group commits always find a free thread, however much the broker reads at the same time. A look
+of a client at messages may take seconds, and hundreds may come at once. They share two threads, in
+which their steps are made in the order of their arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from escapement.storage.blocking import Run, in_threads
+
+# The task that renews the lease. Like each commit lane, it makes one call at a time.
+_LEASE_KEEPERS: Final = 1
+# Index reads of the pump, log reads, checkpoints, merges and the other upkeep.
+_WORK_THREADS: Final = 16
+# One look computes while another waits for the disk. All threads that compute share the interpreter
+# lock with the event loop, so more threads would slow down publishes and make no look faster.
+_LOOK_THREADS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Runners:
+    """The runners of one broker.
+
+    Attributes:
+      commits: for the lease and the commit lanes.
+      work: for the other work of the broker.
+      looks: for the requests of clients that search, list or count messages.
+    """
+
+    commits: Run
+    work: Run
+    looks: Run
+
+    @classmethod
+    def in_threads(cls, commit_lanes: int) -> Runners:
+        """Return runners with threads of their own, enough for this number of commit lanes."""
+        return cls(
+            commits=in_threads(commit_lanes + _LEASE_KEEPERS),
+            work=in_threads(_WORK_THREADS),
+            looks=in_threads(_LOOK_THREADS),
+        )
+
+    @classmethod
+    def all_by(cls, run: Run) -> Runners:
+        """Return runners that make all calls by ``run``, for tests on a virtual clock."""
+        return cls(commits=run, work=run, looks=run)
