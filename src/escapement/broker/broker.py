@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -57,6 +57,10 @@ __all__ = ["Broker", "BrokerConfig"]
 
 _log = logging.getLogger(__name__)
 
+# The most requests that have whole messages in memory to show them, beside one search. Each has a
+# page of 8 MiB and one message at most.
+_LOOKS: Final = 2
+
 
 class Broker:
     """A broker on one log and one delayed index.
@@ -90,6 +94,7 @@ class Broker:
         # Searches take turns in the order of their arrival, for one page each. If some hundred made
         # progress together, the first would be answered as late as the last.
         self._searching = trio.Lock()
+        self._looking = trio.Semaphore(_LOOKS)
         self.stopped = trio.Event()  # set when ``run`` is about to return or raise
         self._engine = engine
         self._index_directory = index_directory
@@ -302,12 +307,21 @@ class Broker:
             origin_ms=origin_ms,
         )
 
+    def look(self, by_content: bool = False) -> AbstractAsyncContextManager[None]:
+        """Wait for the turn of a request that shows messages.
+
+        The request keeps its turn while it has whole messages in memory: from before it reads them
+        until its answer, which has less of them, is made.
+
+        Args:
+          by_content: whether the request searches by the contents of messages.
+        """
+        return self._searching if by_content else self._looking
+
     async def peek(self, topic: Topic, sought: Sought, count: int, after: Key = KEY_MIN) -> Peeked:
         """Return pending messages of a topic, next due first; see ``peek``."""
-        async with self._searching if sought.by_content else nullcontext():
-            return await peek(
-                topic, self.index, self._runners.looks, self.clock.now_ms(), sought, count, after
-            )
+        looks, now_ms = self._runners.looks, self.clock.now_ms()
+        return await peek(topic, self.index, looks, now_ms, sought, count, after)
 
     async def select(self, topic: Topic, sought: Sought, after: Key) -> Selected:
         """Return the offsets of pending messages that match ``sought``; see ``select``."""

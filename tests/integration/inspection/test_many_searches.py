@@ -175,10 +175,12 @@ async def test_searches_are_answered_in_the_order_of_their_arrival(
 
         async def ask(name: str) -> None:
             if name == "quick":
-                peeked = await broker.peek(topic, Sought(), 3)
+                async with broker.look():
+                    peeked = await broker.peek(topic, Sought(), 3)
                 assert peeked.offsets.tolist() == [0, 1, 2]
             elif name == "peek":
-                peeked = await broker.peek(topic, Sought(properties={"n": 17}), 1)
+                async with broker.look(by_content=True):
+                    peeked = await broker.peek(topic, Sought(properties={"n": 17}), 1)
                 assert peeked.offsets.tolist() == [17]
             else:
                 selected = await broker.select(topic, Sought(properties={"n": 18}), KEY_MIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any, Final
 
 import numpy as np
@@ -22,18 +23,25 @@ async def _list(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     count = given.optional_number("count") or 10
     given.end()
-    pages = await broker.services.dead_letters.look(whose, min(count, MAX_MESSAGES))
-    async with broker.answering:
-        return [row for page in pages for row in _rows(page, PREVIEW_BYTES)]
+    rows: list[Plain] = []
+    async with broker.look(), aclosing(broker.services.dead_letters.pages(whose)) as pages:
+        async for page in pages:
+            most = min(count, MAX_MESSAGES) - len(rows)
+            async with broker.answering:
+                rows += _rows(page.pick(np.arange(min(most, len(page.offsets)))), PREVIEW_BYTES)
+            if len(page.offsets) >= most:
+                break
+    return rows
 
 
 async def _show(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     offset = given.number("offset")
     given.end()
-    page = await broker.services.dead_letters.show(whose, offset)
-    async with broker.answering:
-        return _rows(page, None)[0]
+    async with broker.look():
+        page = await broker.services.dead_letters.show(whose, offset)
+        async with broker.answering:
+            return _rows(page, None)[0]
 
 
 async def _count(broker: Broker, given: Arguments) -> Plain:
@@ -41,7 +49,8 @@ async def _count(broker: Broker, given: Arguments) -> Plain:
     only, most = _which(given)
     after = given.delivery_key("after")
     given.end()
-    counted, next = await broker.services.dead_letters.count(whose, only, most, after)
+    async with broker.look():
+        counted, next = await broker.services.dead_letters.count(whose, only, most, after)
     return {"dead_letters": counted, "next": None if next is None else list(next)}
 
 

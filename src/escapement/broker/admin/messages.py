@@ -9,6 +9,7 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.content import MAX_MESSAGES, PREVIEW_BYTES, readable, readable_key
 from escapement.broker.admin.verb import Verb, topic_of
 from escapement.broker.broker import Broker
+from escapement.broker.inspection.peek import Peeked
 from escapement.broker.inspection.search import Sought
 from escapement.broker.subscription.start_position import NEVER_MS
 from escapement.storage.index import Key
@@ -26,29 +27,33 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
         there = Key(await broker.due_of(topic, offset), offset)
         start, stop = max(sought.start, there), min(sought.stop, there.successor())
         sought = replace(sought, start=start, stop=stop)
-    found = await broker.peek(topic, sought, min(count, MAX_MESSAGES), after)
-    async with broker.answering:
-        now_ms = broker.clock.now_ms()
-        columns = (
-            found.due_ms.tolist(),
-            found.offsets.tolist(),
-            found.batch.strings(found.batch.keys),
-            found.batch.strings(found.batch.properties),
-            found.batch.payloads.to_list(),
-        )
-        return {
-            "messages": [
-                {
-                    "offset": offset,
-                    "due_at_ms": due_ms,
-                    "due_in_ms": max(due_ms - now_ms, 0),
-                    **_content(key, properties, payload),
-                }
-                for due_ms, offset, key, properties, payload in zip(*columns, strict=True)
-            ],
-            "next": None if found.next is None else list(found.next),
-            "looked": found.looked,
-        }
+    async with broker.look(sought.by_content):
+        found = await broker.peek(topic, sought, min(count, MAX_MESSAGES), after)
+        async with broker.answering:
+            return _page(found, broker.clock.now_ms())
+
+
+def _page(found: Peeked, now_ms: int) -> dict[str, Plain]:
+    columns = (
+        found.due_ms.tolist(),
+        found.offsets.tolist(),
+        found.batch.strings(found.batch.keys),
+        found.batch.strings(found.batch.properties),
+        found.batch.payloads.to_list(),
+    )
+    return {
+        "messages": [
+            {
+                "offset": offset,
+                "due_at_ms": due_ms,
+                "due_in_ms": max(due_ms - now_ms, 0),
+                **_content(key, properties, payload),
+            }
+            for due_ms, offset, key, properties, payload in zip(*columns, strict=True)
+        ],
+        "next": None if found.next is None else list(found.next),
+        "looked": found.looked,
+    }
 
 
 async def _select_messages(broker: Broker, given: Arguments) -> Plain:
@@ -86,19 +91,20 @@ async def _show_message(broker: Broker, given: Arguments) -> Plain:
     topic = topic_of(broker, given)
     offset = given.number("offset")
     given.end()
-    found = await broker.message_history(topic, offset)
-    async with broker.answering:
-        return {
-            "topic": topic.name.full,
-            "offset": offset,
-            "state": found.state,
-            "published_at_ms": found.published_ms,
-            "due_at_ms": found.due_ms,
-            **_content(found.key, found.properties, found.payload),
-            "priority": found.priority,
-            "group": found.group.decode() or None,
-            "subscriptions": [asdict(one) for one in found.subscriptions],
-        }
+    async with broker.look():
+        found = await broker.message_history(topic, offset)
+        async with broker.answering:
+            return {
+                "topic": topic.name.full,
+                "offset": offset,
+                "state": found.state,
+                "published_at_ms": found.published_ms,
+                "due_at_ms": found.due_ms,
+                **_content(found.key, found.properties, found.payload),
+                "priority": found.priority,
+                "group": found.group.decode() or None,
+                "subscriptions": [asdict(one) for one in found.subscriptions],
+            }
 
 
 async def _forecast_topic(broker: Broker, given: Arguments) -> Plain:

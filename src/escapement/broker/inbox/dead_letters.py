@@ -42,6 +42,8 @@ from escapement.storage.offsets import OffsetSet
 # The most keys of the index, and the most bytes of payloads, that one step reads.
 _STEP_MESSAGES: Final = 1_024
 _STEP_BYTES: Final = 4 << 20
+# The most redrives and purges in progress. Each has one step of dead letters in memory.
+_ENDING: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,22 +108,16 @@ class DeadLetters:
         self._log = log
         self._pipeline = pipeline
         self._run = run
+        self._ending = trio.Semaphore(_ENDING)
 
-    async def look(self, whose: Whose, count: int) -> list[Page]:
-        """Return the first ``count`` pending dead letters of a subscription.
+    def pages(self, whose: Whose) -> AsyncGenerator[Page, None]:
+        """Return the pending dead letters of a subscription, in pages that are read on demand.
 
         Raises:
           NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
             does not exist.
         """
-        pages = []
-        async with aclosing(self._pages(self._find(whose), None)) as found:
-            async for page in found:
-                pages.append(page.pick(np.arange(min(count, len(page.offsets)))))
-                count -= len(page.offsets)
-                if count <= 0:
-                    break
-        return pages
+        return self._pages(self._find(whose), None)
 
     async def count(
         self, whose: Whose, only: Int64s | None, most: int, after: Key = KEY_MIN
@@ -235,7 +231,7 @@ class DeadLetters:
         if dlq is None:
             return 0
         ended = 0
-        async with aclosing(self._pages(dlq, only)) as found:
+        async with self._ending, aclosing(self._pages(dlq, only)) as found:
             async for page in found:
                 page = page.pick(np.arange(min(most - ended, len(page.offsets))))
                 if self._pipeline.state is not State.UP:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import trio
@@ -37,6 +38,11 @@ from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.commit.items import Acks, Restate
 from escapement.storage.journal.entry import cancellations_id
 from escapement.storage.log.published import Published
+
+# The most requests that have more than ``_SMALL_BYTES`` of messages in memory before these are
+# submitted. One read returns some megabytes of messages, or one larger message.
+_LARGE: Final = 4
+_SMALL_BYTES: Final = 64 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +79,7 @@ class Rescheduling:
         self._clock = clock
         self._on_change = on_change
         self._moved = trio.lowlevel.ParkingLot()
+        self._large = trio.Semaphore(_LARGE)
 
     async def reschedule(
         self, topic_text: str, offsets: Int64s, delay_ms: int, at_ms: int
@@ -103,11 +110,10 @@ class Rescheduling:
         known = wanted[(wanted >= 0) & (wanted < topic.next_offset)]
         at = 0
         while at < len(known):
-            moves = topic.amendments.moves
-            found, count = await self._log.published(topic.id, known[at:], moves)
-            outcomes = [(found.offsets, await self._move(topic, found, delay_ms, at_ms))]
-            if len(found.offsets) < count:
-                lost = np.setdiff1d(known[at : at + count], found.offsets, assume_unique=True)
+            part, count, outcome = await self._move(topic, known[at:], delay_ms, at_ms)
+            outcomes = [(part, outcome)]
+            if len(part) < count:
+                lost = np.setdiff1d(known[at : at + count], part, assume_unique=True)
                 outcomes.append((lost, _too_late(topic, lost)))
             for part, outcome in outcomes:
                 rows = np.searchsorted(wanted, part)
@@ -119,22 +125,54 @@ class Rescheduling:
 
     # -- moving --------------------------------------------------------------------
 
-    async def _move(self, topic: Topic, found: Published, delay_ms: int, at_ms: int) -> Outcome:
-        await self._publishing.room()
-        # If another request is moving some of these messages, wait until it has ended.
-        while topic.amendments.withheld.intersects(found.offsets):
-            await self._moved.park()
+    async def _move(
+        self, topic: Topic, offsets: Int64s, delay_ms: int, at_ms: int
+    ) -> tuple[Int64s, int, Outcome]:
+        """Move the first of some messages, as many as one read of the log returns.
+
+        Args:
+          offsets: the messages, ascending.
+
+        Returns:
+          The messages that were found, how many of ``offsets`` were looked for, and the outcome of
+          each message that was found.
+        """
+        found, count = await self._read(topic, offsets)
         self._registry.check_open(topic)
         past = PastMessages.of(topic, found)
         decision, due_ms = _decide(topic, found, past)
         at = np.flatnonzero(decision.statuses == AmendStatus.DONE)
+        offsets = found.offsets
         if len(at):
-            past.record(topic.shared.values(), found.offsets[at])
+            past.record(topic.shared.values(), offsets[at])
             wait = self._restate(topic, found, at, due_ms[at], _times(delay_ms, at_ms, len(at)))
+            del found, past  # they may be large
             await wait.ended()
         outcome = decision.outcome()
-        await self._settled(topic, found.offsets[outcome.statuses == AmendStatus.OVER])
-        return outcome
+        await self._settled(topic, offsets[outcome.statuses == AmendStatus.OVER])
+        return offsets, count, outcome
+
+    async def _read(self, topic: Topic, offsets: Int64s) -> tuple[Published, int]:
+        """Read the first of some messages when no other request is moving them.
+
+        The caller must submit them without waiting, because their memory counts only from then on.
+
+        Returns:
+          The messages that were found, and how many of ``offsets`` were looked for.
+        """
+        while True:
+            await self._publishing.room()
+            found, count = await self._log.published(topic.id, offsets, topic.amendments.moves)
+            if found.batch.size_bytes > _SMALL_BYTES:
+                del found  # read them again when few other requests have large messages
+                async with self._large:
+                    await self._publishing.room()
+                    moves = topic.amendments.moves
+                    found, count = await self._log.published(topic.id, offsets, moves)
+            if not topic.amendments.withheld.intersects(found.offsets):
+                return found, count
+            del found
+            await self._moved.park()
 
     async def _settled(self, topic: Topic, offsets: Int64s) -> None:
         """Wait until the expiry or drop of these lapsed messages is durable."""

@@ -1,0 +1,125 @@
+"""Requests that read large messages use only bounded memory, all together."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+import trio
+
+import escapement
+from escapement.protocol import commands as wire
+from escapement.protocol.connection import Connection
+from escapement.protocol.limits import PROTOCOL_VERSION
+from support.processes.broker import PATIENT, BrokerProcess, broker_process
+
+MIB: Final = 1 << 20
+TOPIC: Final = "public/default/large"
+PEERS: Final = 6
+LARGE_BYTES: Final = 7 * MIB
+DEAD: Final = {"topic": "public/default/x", "subscription": "s"}
+
+
+def peek(request_id: int) -> wire.Command:
+    return wire.Admin(request_id, "topics.peek", {"topic": TOPIC, "count": 5})
+
+
+def show(request_id: int) -> wire.Command:
+    return wire.Admin(request_id, "messages.show", {"topic": TOPIC, "offset": request_id % 4})
+
+
+def list_dead_letters(request_id: int) -> wire.Command:
+    return wire.Admin(request_id, "dlq.list", DEAD)
+
+
+def reschedule(request_id: int) -> wire.Command:
+    return wire.Reschedule(request_id, TOPIC, np.array([request_id % 4]), 3_600_000, -1)
+
+
+class Peer:
+    """A connection that sends its requests at once, and then reads the answers."""
+
+    def __init__(
+        self, broker: BrokerProcess, request: Callable[[int], wire.Command], count: int
+    ) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", broker.port), timeout=60)
+        self._protocol = Connection("client")
+        self._count = count
+        self._send(wire.Hello(PROTOCOL_VERSION, "peer", {}))
+        assert isinstance(self._next()[0], wire.Welcome)
+        for number in range(1, count + 1):
+            self._send(request(number))
+
+    def _send(self, command: wire.Command) -> None:
+        self.socket.sendall(b"".join(self._protocol.send(command)))
+
+    def _next(self) -> list[wire.Command]:
+        """Return the next answers, at least one."""
+        found: list[wire.Command] = []
+        while not found:
+            data = self.socket.recv(65_536)
+            assert data, "the broker closed the connection"
+            self._protocol.receive_data(data)
+            found += self._protocol.events()
+        return found
+
+    def answers(self) -> list[wire.Command]:
+        found: list[wire.Command] = []
+        while len(found) < self._count:
+            found += self._next()
+        return found
+
+
+async def give_up(client: escapement.Broker, payloads: list[bytes]) -> None:
+    """Make a dead letter of each payload."""
+    await client.admin("subscriptions.create", **DEAD, policy={"max_deliveries": 1})
+    producer = await client.producer(DEAD["topic"])
+    async with client.consumer(**DEAD) as inbox:
+        for payload in payloads:
+            await producer.send(payload)
+            message = await inbox.receive(timeout_s=30)
+            assert message is not None
+            await message.nack()
+    while (await client.admin("dlq.count", **DEAD))["dead_letters"] < len(payloads):  # noqa: ASYNC110
+        await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "count"),
+    [(peek, 60), (show, 60), (list_dead_letters, 60), (reschedule, 15)],
+)
+async def test_requests_that_read_large_messages_take_bounded_memory(
+    tmp_path: Path, request_of: Callable[[int], wire.Command], count: int
+) -> None:
+    """Invariant 9: hundreds come at the same time."""
+    payloads = [bytes([number]) * LARGE_BYTES for number in range(4)]
+    with broker_process(tmp_path / "broker") as broker, ExitStack() as open_peers:
+        async with escapement.connect(broker.url, settings=PATIENT) as client:
+            if request_of is list_dead_letters:
+                await give_up(client, payloads)
+            else:
+                producer = await client.producer(TOPIC)
+                for payload in payloads:
+                    await producer.send(payload, delay="1h")
+        before = most = broker.rss_bytes()
+        answers: list[wire.Command] = []
+
+        async def read(peer: Peer) -> None:
+            answers.extend(await trio.to_thread.run_sync(peer.answers))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(PEERS):
+                peer = Peer(broker, request_of, count)
+                open_peers.callback(peer.socket.close)
+                nursery.start_soon(read, peer)
+            while len(answers) < PEERS * count:
+                most = max(most, broker.rss_bytes())
+                await trio.sleep(0.01)
+        assert {type(one) for one in answers} <= {wire.AdminReply, wire.Amended}
+        assert (most - before) / MIB < 350, f"{(most - before) / MIB:.0f} MiB more"
+        assert broker.stop() == 0
