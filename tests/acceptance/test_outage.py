@@ -6,6 +6,7 @@ when the database is back.
 
 from __future__ import annotations
 
+import resource
 import time
 import uuid
 from collections.abc import Iterator
@@ -312,3 +313,39 @@ async def test_read_only_database_is_noticed_without_writes(
             nursery.cancel_scope.cancel()
         assert len(got) == len(set(got)), "a message was delivered twice"
         assert "Traceback" not in broker.complaints()
+
+
+async def test_sqlite_whose_commits_fail_is_reported_down(tmp_path: Path) -> None:
+    """Reads and new connections work, and no file can grow, as on a disk that fails."""
+    unlimited = resource.RLIM_INFINITY
+    with broker_process(tmp_path / "broker", limits={"lease_ms": 60_000}) as broker:
+        async with (
+            escapement.connect(broker.url, settings=PATIENT) as client,
+            escapement.connect(broker.url, settings=PATIENT) as operator,
+        ):
+            producer = await client.producer("t")
+            await producer.send(b"before")
+
+            async def state() -> str:
+                return str((await operator.admin("broker.stats"))["database"])
+
+            async def reported(wanted: str) -> None:
+                with trio.fail_after(TIMEOUT_S):
+                    while True:
+                        if await state() == wanted:
+                            return
+                        await trio.sleep(0.02)
+
+            await reported("up")
+            resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (1, unlimited))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(producer.send, b"during")
+                await reported("down")
+                for _ in range(50):
+                    await trio.sleep(0.05)
+                    assert await state() == "down"
+                resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+            await reported("up")
+            async with client.consumer("t", "s", position="earliest") as inbox:
+                received = [await anext(inbox), await anext(inbox)]
+            assert [message.value for message in received] == [b"before", b"during"]

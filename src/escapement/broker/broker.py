@@ -346,7 +346,7 @@ class Broker:
             "name": self.identity.name,
             "id": self.identity.owner_id,
             "log": self._engine.location,
-            "database": services.pipeline.state.name.lower(),
+            "database": services.pipeline.reported_state.name.lower(),
             "lease_held": self._keeper.held,
             "topics": len(services.registry.topics),
             "active_topics": len(services.registry.active),

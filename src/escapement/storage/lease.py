@@ -229,7 +229,9 @@ class Recorded:
         """Add a connection to the list in the lease row.
 
         Writing the lease row also checks the database. It raises an error if the database cannot be
-        reached, accepts no writes, or names another owner.
+        reached, accepts no writes, or names another owner. The row always changes, because SQLite
+        writes nothing to the disk if a row gets the values that it has: the database lets the lease
+        expire 1 ms later.
 
         Args:
           replaces: id of a closed connection to remove from the list; 0 for none.
@@ -237,7 +239,8 @@ class Recorded:
         with self._lock:
             self._ids = {id for id in (self._ids - {replaces}) | {connection.id} if id}
             text = ",".join(map(str, sorted(self._ids)[-MAX_RECORDED:]))
-            _change(self._engine, connection, self._lease, "connection_ids = ?", (text,))
+            changes = "connection_ids = ?, expires_at_ms = expires_at_ms + 1"
+            _change(self._engine, connection, self._lease, changes, (text,))
 
 
 class _LeaseRow(NamedTuple):

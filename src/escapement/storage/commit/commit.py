@@ -120,6 +120,13 @@ class CommitPipeline:
         return self._state
 
     @property
+    def reported_state(self) -> State:
+        """The state for operators: DOWN also if the last group of a lane that is up failed."""
+        if self._state is State.UP and any(lane.failing for lane in self._lanes):
+            return State.DOWN
+        return self._state
+
+    @property
     def waiting_bytes(self) -> int:
         """Memory of appends, restatements and inbox entries of acknowledgements that wait."""
         return self._waiting.body_bytes

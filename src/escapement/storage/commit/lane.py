@@ -15,10 +15,13 @@ How a lane handles failures of the database:
   queued. The lane refuses new appends until a *probe*, an attempt to connect, succeeds.
 - **Connection lost while waiting for the reply to COMMIT.** The group is neither confirmed nor
   failed. The lane assigns none of its offsets again before it has read back whether the group is
-  stored. If it is not, the lane writes it again: no publisher has seen a failure.
+  stored. If it is not, the lane writes it again: no publisher has seen a failure. If that COMMIT
+  gets no reply either, the lane is down until the group is stored.
 - **Database is read-only.** The lane handles this as a lost connection, but refuses acks as well. A
   lane that is not writing learns of it from another part of the broker (``doubt``).
 - **Deadlock or lock timeout.** The lane writes the same group again.
+- **The lane can connect, but its groups fail again and again**, for example because a table of the
+  log is full. The lane pauses between two groups, and counts as *failing*.
 - **Any other error, and the loss of the lease.** The lane ends with that error.
 """
 
@@ -62,6 +65,9 @@ GROUP_STATEMENTS: Final = 64
 # is short, because most outages are a restart of the server.
 FIRST_PROBE_S: Final = 0.05
 LAST_PROBE_S: Final = 2.0
+# How long a lane that can connect counts as failing after a failed group, unless it commits a group
+# before. A lane that has nothing to write does not notice that the database accepts groups again.
+_FAILING_S: Final = 10.0
 
 
 class State(enum.Enum):
@@ -117,11 +123,18 @@ class Lane:
         self._unknown = False  # whether a COMMIT of the group got no reply and may have succeeded
         self._wake = trio.Event()
         self._last_start_s = float("-inf")
+        self._failed_s = float("-inf")  # when the last group failed, if it did
+        self._pause_s = 0.0  # before the next attempt to connect, after a group was given back
         self._why: StorageUnavailable = StorageUnavailable("the lane has not started")
 
     @property
     def idle(self) -> bool:
         return not self._queue and self._group is None
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last group failed a short time ago, and each connection since succeeded."""
+        return trio.current_time() < self._failed_s + _FAILING_S
 
     def topics(self) -> set[int]:
         """Return the ids of the topics with items that are queued or being written."""
@@ -229,7 +242,7 @@ class Lane:
 
     async def _commit(self, group: Group) -> None:
         """Write a group, and repeat that until it is durable or an outage makes it fail."""
-        tries = 0
+        tries = lost_replies = 0
         pause_s = FIRST_PROBE_S
         while True:
             try:
@@ -237,6 +250,9 @@ class Lane:
             except OutcomeUnknown as error:
                 logger.warning("lane %d: %s; checking what is stored", self.number, error)
                 self._unknown = True
+                lost_replies += 1
+                if lost_replies > 1:
+                    self._go_down(error)
             except TransactionAborted as error:
                 logger.warning("lane %d: %s; retrying", self.number, error)
             except StorageUnavailable as error:
@@ -268,6 +284,7 @@ class Lane:
         """Report a durable group to the submitters of its items, in one synchronous step."""
         self._group = None
         self._unknown = False
+        self._pause_s, self._failed_s = 0.0, float("-inf")
         self._last_seq = group.seq
         self._waiting.body_bytes -= group.body_bytes
         self._waiting.ack_count -= group.ack_count
@@ -287,6 +304,8 @@ class Lane:
         # Attempts go first: cancellations are among the acks, and must not become durable before
         # the attempts that came before them.
         self._queue.extendleft(reversed([*group.attempts, *group.acks]))
+        self._failed_s = trio.current_time()
+        self._pause_s = min(max(2 * self._pause_s, FIRST_PROBE_S), LAST_PROBE_S)
         self._go_down(error)
         self._fail(group.refusable, error)
 
@@ -296,18 +315,26 @@ class Lane:
         try:
             await self._run(self._writer.connect)
         except TransactionAborted as error:
-            self._go_down(StorageUnavailable(f"the lease row stays locked: {error}"))
+            self._stay_down(StorageUnavailable(f"the lease row stays locked: {error}"))
             return False
         except StorageUnavailable as error:
-            self._go_down(error)
+            self._stay_down(error)
             return False
         self._set_state(State.UP)
         return True
+
+    def _stay_down(self, error: StorageUnavailable) -> None:
+        """Note that the lane cannot connect. Once it can, the outage is over."""
+        self._failed_s = float("-inf")
+        self._go_down(error)
 
     async def _until_up(self) -> None:
         if self.state is not State.UP and self._writer.connected:
             # Connecting again shows whether the database accepts writes.
             await self._run(self._writer.disconnect)
+        if self.state is not State.UP:
+            # Connecting may succeed although groups fail again and again.
+            await trio.sleep(self._pause_s)
         pause_s = FIRST_PROBE_S
         while not (self.state is State.UP or await self._try_connect()):
             await trio.sleep(pause_s)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from escapement.errors import LeaseLost, StorageError, StorageUnavailable
+from escapement.errors import LeaseLost, OutcomeUnknown, StorageError, StorageUnavailable
 from escapement.storage.catalog import producers
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.group_rows import encode_group
@@ -74,8 +74,11 @@ class Writer:
         connection = self._engine.connect()
         try:
             self._recorded.enter(connection, self._last_id)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, OutcomeUnknown):
+                # Only the lease row is in doubt. The next attempt writes it again.
+                raise StorageUnavailable(str(error)) from error
             raise
         return connection
 
