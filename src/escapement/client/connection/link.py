@@ -123,11 +123,14 @@ class Link:
     def send(self, command: Command) -> None:
         """Queue a command. The caller must call ``flush`` in the same turn of the event loop.
 
+        A link that has ended discards the command: the line will report the end, or send again.
+
         Raises:
           LocalProtocolError: if the protocol does not allow the command now, or the command is
             larger than a frame.
         """
-        self._outgoing += self._connection.send(command)
+        if self.error is None:
+            self._outgoing += self._connection.send(command)
 
     def flush(self) -> None:
         """Write the queued commands as far as the socket accepts them; let the task do the rest."""
@@ -149,7 +152,7 @@ class Link:
     async def written(self) -> None:
         """Flush, and wait until all queued commands are written, or the link has ended."""
         self.flush()
-        while self._outgoing or not self._idle.is_set():
+        while self.error is None and (self._outgoing or not self._idle.is_set()):
             await self._idle.wait()
 
     async def run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -251,15 +252,77 @@ class StuckStream:
     async def aclose(self) -> None: ...
 
 
-@on_both
-async def test_heartbeat_ends_when_goodbye_is_queued() -> None:
-    """The stream accepts nothing, so the goodbye waits while pings are due and asked for."""
+def greeted() -> tuple[Connection, Connection, wire.Welcome]:
+    """Return both ends of a connection after the handshake, the client's first."""
     ours, broker = Connection("client"), Connection("broker")
     broker.receive_data(b"".join(ours.send(wire.Hello(PROTOCOL_VERSION, "test", {}))))
     assert len(list(broker.events())) == 1
     welcome = wire.Welcome(PROTOCOL_VERSION, "broker", "1", {})
     ours.receive_data(b"".join(broker.send(welcome)))
     assert len(list(ours.events())) == 1
+    return ours, broker, welcome
+
+
+async def wait_at_most(turns: int, act: Callable[[], Awaitable[None]]) -> None:
+    """Call ``act``, which must end within so many turns of the event loop."""
+    ended = False
+
+    async def watch() -> None:
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        assert ended
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        await act()
+        ended = True
+
+
+class SlowlyClosing:
+    """A stream that a broker has sent ``received`` to and then ended, and that closes slowly."""
+
+    def __init__(self, received: bytes) -> None:
+        self._received = received
+        self.closing = anyio.Event()
+
+    async def receive(self, max_bytes: int) -> bytes:
+        await anyio.sleep(1)
+        received, self._received = self._received, b""
+        if not received:
+            raise anyio.EndOfStream
+        return received
+
+    async def send(self, item: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        self.closing.set()
+        await anyio.sleep(100)
+
+
+@on_both
+async def test_lost_link_that_closes_slowly_accepts_commands_and_writes_none() -> None:
+    """It keeps no memory for them, and waiting until they are written takes no time.
+
+    The second link has met a violation of the protocol, so that nothing may be sent on it.
+    """
+    for received in (b"", b"\0\0\0\x02\x91\x7f"):
+        ours, _, welcome = greeted()
+        stream = SlowlyClosing(received)
+        link = Link(stream, ours, welcome)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run, lambda command: None, None, 60)
+            await stream.closing.wait()
+            link.send(wire.Admin(1, "echo", {}))
+            link.send(wire.Goodbye("done"))
+            await wait_at_most(100, link.written)
+            assert not link._outgoing
+
+
+@on_both
+async def test_heartbeat_ends_when_goodbye_is_queued() -> None:
+    """The stream accepts nothing, so the goodbye waits while pings are due and asked for."""
+    ours, broker, welcome = greeted()
     link = Link(StuckStream(b"".join(broker.send(wire.Ping(1)))), ours, welcome)
     link.send(wire.Goodbye("done"))
     with anyio.move_on_after(30):
