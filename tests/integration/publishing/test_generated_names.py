@@ -118,5 +118,5 @@ async def test_broker_forgets_unused_producers_that_it_has_not_stored(
         held.take_over(object(), 1)
         assert left.is_unused
         registry = world.server.registry.producers
-        assert registry.forget(set(), world.server.registry.active.values()) == []
+        assert registry.forget({}, world.server.registry.active.values()) == []
         assert topic.producers.keys() == {producer.name, "anonymous-1"}

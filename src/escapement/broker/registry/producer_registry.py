@@ -106,18 +106,26 @@ class ProducerRegistry:
         if producer.is_unused and topic.producers.get(producer.name) is producer:
             del topic.producers[producer.name]
 
-    def forget(self, ids: set[int], active: Iterable[Topic]) -> list[int]:
-        """Remove the producers with these ids that are not in use; return the ids of those removed.
+    def forget(self, idle: dict[int, int], active: Iterable[Topic]) -> list[int]:
+        """Remove idle producers that are not in use; return the ids of those removed.
 
         A producer is in use while a connection holds its name, or a batch of it waits for commit.
-        Unused producers that are not stored are removed too.
+        It also stays if it has published since its row was written: the row says when it was last
+        used before that. Unused producers that are not stored are removed too.
+
+        Args:
+          idle: by the ids of producers, the last sequences in their rows.
         """
         forgotten = []
         for by_name in chain((topic.producers for topic in active), self._waiting.values()):
             for producer in list(by_name.values()):
                 if producer.is_unused:
                     del by_name[producer.name]
-                elif producer.id in ids and producer.holder is None and not producer.pending:
+                elif (
+                    idle.get(producer.id) == producer.last_sequence
+                    and producer.holder is None
+                    and not producer.pending
+                ):
                     del by_name[producer.name]
                     forgotten.append(producer.id)
         return forgotten

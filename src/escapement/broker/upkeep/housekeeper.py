@@ -153,7 +153,7 @@ class Housekeeper:
                     connection, before_ms, after
                 )
             )
-            unheld = self._registry.producers.forget(set(idle), self._registry.active.values())
+            unheld = self._registry.producers.forget(idle, self._registry.active.values())
             if unheld:
                 await self._transact(
                     lambda connection, ids=unheld: producers.forget(  # type: ignore[misc]

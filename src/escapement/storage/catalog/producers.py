@@ -16,7 +16,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from escapement.errors import NotFound
-from escapement.storage.engine.base import Connection, Dialect, Step
+from escapement.storage.engine.base import Connection, Step
 from escapement.storage.engine.paging import by_id
 
 # The last sequence and the last offset of a producer that has not published yet.
@@ -59,18 +59,19 @@ def producer_ids(lease_epoch: int) -> Iterator[int]:
     return count((lease_epoch << _ID_BITS) + 1)
 
 
-def insertion(dialect: Dialect, new: Sequence[NewProducer], now_ms: int) -> list[Step]:
+def insertion(new: Sequence[NewProducer], now_ms: int) -> list[Step]:
     """Return the SQL statements that insert new producers, in the transaction of a group commit.
 
-    A row of the same name may still be there, of a producer that is being forgotten. It stays.
+    They replace a row of the same name, of a producer that is being forgotten. If that row stayed,
+    it would be deleted later, or a start would read its sequences instead of the new ones.
     """
     if not new:
         return []
     rows = [(*one, NO_SEQUENCE, NO_SEQUENCE, now_ms) for one in new]
     return [
         Step(
-            f"{dialect.insert_ignore} INTO producers (id, topic_id, name, epoch, last_sequence,"
-            " last_offset, updated_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "REPLACE INTO producers (id, topic_id, name, epoch, last_sequence, last_offset,"
+            " updated_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
     ]
@@ -120,20 +121,22 @@ def forget(connection: Connection, producer_ids: Sequence[int], before_ms: int) 
         )
 
 
-def read_idle(connection: Connection, before_ms: int, after_id: int) -> tuple[list[int], int]:
+def read_idle(connection: Connection, before_ms: int, after_id: int) -> tuple[dict[int, int], int]:
     """Return the ids of producers that were last used before ``before_ms``, in steps.
 
     Args:
       after_id: examine producers with higher ids only; 0 for the first step.
 
     Returns:
-      The ids that this step found, and ``after_id`` for the next step, or 0 after the last step.
+      The ids that this step found, each with the last sequence in its row, and ``after_id`` for
+      the next step, or 0 after the last step.
     """
     rows = connection.execute(
-        f"SELECT id, updated_at_ms FROM producers WHERE id > ? ORDER BY id LIMIT {_STEP_ROWS}",
+        "SELECT id, updated_at_ms, last_sequence FROM producers WHERE id > ?"
+        f" ORDER BY id LIMIT {_STEP_ROWS}",
         (after_id,),
     ).rows
-    idle = [id for id, updated_at_ms in rows if updated_at_ms < before_ms]
+    idle = {id: sequence for id, updated_at_ms, sequence in rows if updated_at_ms < before_ms}
     return idle, rows[-1][0] if len(rows) == _STEP_ROWS else 0
 
 

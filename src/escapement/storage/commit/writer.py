@@ -140,9 +140,7 @@ class Writer:
         )
         lease_step = question(self._lease, self._engine.dialect.share_lock)
         staged_batch_steps = staged_batch.advancing(self._engine.dialect, advances)
-        producer_steps = producers.insertion(
-            self._engine.dialect, group.new_producers, group.accepted_at_ms
-        )
+        producer_steps = producers.insertion(group.new_producers, group.accepted_at_ms)
         log_steps = insertion(rows, self._lease.epoch)
         try:
             found = connection.execute_all(
