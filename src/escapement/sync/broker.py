@@ -7,7 +7,7 @@ and errors are the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from escapement.client import broker as brokers
@@ -19,6 +19,7 @@ from escapement.client.administration.reading import Page
 from escapement.client.message_ids import One, What
 from escapement.client.selection import Selection
 from escapement.message import MessageId
+from escapement.sync.consumption import Consumption
 from escapement.sync.groups import Groups
 from escapement.sync.inbox import Inbox
 from escapement.sync.loop import Loop
@@ -53,15 +54,14 @@ class Broker:
         made = self._loop.call(self._broker.producer, topic, **options)
         return Producer(self._loop, made)
 
-    @contextmanager
-    def consumer(self, topic: str, subscription: str, **options: Any) -> Iterator[Inbox]:
+    def consumer(
+        self, topic: str, subscription: str, **options: Any
+    ) -> AbstractContextManager[Inbox]:
         """Open a consumer of a subscription, for use with ``with``.
 
         ``options`` are those of ``escapement.Broker.consumer``.
         """
-        context = self._broker.consumer(topic, subscription, **options)
-        with self._loop.wrap_async_context_manager(context) as inbox:
-            yield Inbox(self._loop, inbox)
+        return Consumption(self._loop, self._broker.consumer(topic, subscription, **options))
 
     @property
     def groups(self) -> Groups:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+import os
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from threading import Thread
+from types import TracebackType
 from typing import Any, NoReturn
 
-from anyio.from_thread import start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from escapement.client import connect as client
 from escapement.client.broker import Broker as AsyncBroker
@@ -34,16 +38,30 @@ def connect(
 
 
 class _Connection(AbstractContextManager[Broker]):
-    """The context manager of ``connect``. Uses outside ``with`` raise an error that says so."""
+    """The context manager of ``connect``. Uses outside ``with`` raise an error that says so.
+
+    It is no generator, because Python ends an unfinished generator when it is deleted. In a fork
+    of the process, that would wait forever for the event loop, which the fork does not have.
+    """
 
     def __init__(self, context: AbstractAsyncContextManager[AsyncBroker], backend: str) -> None:
-        self._context = _connected(context, backend)
+        self._context = context
+        self._backend = backend
 
     def __enter__(self) -> Broker:
-        return self._context.__enter__()
+        self._process = os.getpid()
+        with ExitStack() as stack:
+            portal = stack.enter_context(_LoopThread(self._backend))
+            broker = stack.enter_context(portal.wrap_async_context_manager(self._context))
+            loop = Loop(portal)
+            stack.callback(loop.close)
+            self._open = stack.pop_all()
+        return Broker(loop, broker)
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._context.__exit__(*error)
+        if os.getpid() != self._process:
+            return None  # the connection belongs to the process that has forked this one
+        return self._open.__exit__(*error)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -52,14 +70,37 @@ class _Connection(AbstractContextManager[Broker]):
         )
 
 
-@contextmanager
-def _connected(
-    connected: AbstractAsyncContextManager[AsyncBroker], backend: str
-) -> Iterator[Broker]:
-    with start_blocking_portal(backend) as portal:
-        with portal.wrap_async_context_manager(connected) as broker:
-            loop = Loop(portal)
-            try:
-                yield Broker(loop, broker)
-            finally:
-                loop.close()
+class _LoopThread(AbstractContextManager[BlockingPortal]):
+    """A thread in which an event loop runs, and a portal into it."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._started: Future[BlockingPortal] = Future()
+        self._thread = Thread(target=self._run, name="escapement", daemon=True)
+
+    def __enter__(self) -> BlockingPortal:
+        self._thread.start()
+        return self._started.result()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        portal = self._started.result()
+        portal.call(portal.stop, kind is not None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._serve, backend=self._backend)
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        async with BlockingPortal() as portal:
+            self._started.set_result(portal)
+            await portal.sleep_until_stopped()

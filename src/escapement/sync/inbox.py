@@ -8,7 +8,8 @@ collected, and posted to the event loop together, without a wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from threading import TIMEOUT_MAX, Lock
+from contextlib import suppress
+from threading import TIMEOUT_MAX, RLock
 from time import monotonic
 from types import TracebackType
 from typing import TypeVar
@@ -19,6 +20,7 @@ from escapement.client.consuming import inbox as inboxes
 from escapement.client.delivery import DeliveredRow, Delivery
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What
+from escapement.errors import EscapementError, InvalidRequest
 from escapement.sync.loop import Loop
 
 T = TypeVar("T")
@@ -37,11 +39,14 @@ class Inbox:
         self._loads = inbox._loads
         self._loop = loop
         self._inbox = inbox
-        self._lock = Lock()  # guards the other three
+        # Guards the other four. It is reentrant, so that a signal handler that interrupts its
+        # holder does not wait forever; the handler finds that the thread is receiving already.
+        self._lock = RLock()
+        self._receiving = False
         self._current: Batch | None = None  # the batch from which messages are received
         self._row = 0  # the row of its next message
         self._rows: Iterator[Message] = iter(())  # its messages from there on
-        self._ack_lock = Lock()  # guards _acked
+        self._ack_lock = RLock()  # guards _acked, also in signal handlers
         self._acked: list[int] = []  # offsets that _pass_acks, which is posted, will pass on
 
     @property
@@ -83,7 +88,13 @@ class Inbox:
         if not self._lock.acquire(False):
             return None
         try:
-            return None if self._spent() else self._pop()
+            if self._receiving:
+                return None
+            self._receiving = True
+            try:
+                return None if self._spent() else self._pop()
+            finally:
+                self._receiving = False
         finally:
             self._lock.release()
 
@@ -155,7 +166,12 @@ class Inbox:
         self._loop.call(self._inbox.flush_acks)
 
     def _acknowledge(self, offset: int) -> None:
-        """Queue the acknowledgement of the message at ``offset``, without waiting."""
+        """Queue the acknowledgement of the message at ``offset``, without waiting.
+
+        Raises the error of a consumer that has failed or is closed.
+        """
+        self._loop.check_process()
+        self._inbox._check()
         with self._ack_lock:
             if not self._acked:
                 self._loop.post(self._pass_acks)
@@ -165,7 +181,22 @@ class Inbox:
         """Pass the queued acknowledgements to the async consumer. Runs in the loop's thread."""
         with self._ack_lock:
             acked, self._acked = self._acked, []
-        self._inbox._all_done(np.array(acked, np.int64))
+        if acked:
+            self._inbox._all_done(np.array(acked, np.int64))
+
+    def _release_rest(self) -> None:
+        """Release the messages that no thread has received, before this consumer is closed.
+
+        If another thread is receiving, it waits for messages, so there are none.
+        """
+        if self._loop.is_here and self._lock.acquire(False):
+            try:
+                if not self._receiving and self._current is not None and not self._spent():
+                    rest = self._current.rest(self._row)
+                    self._begin(None)
+                    self._loop.post(self._inbox._hand_back, rest.offsets, None)
+            finally:
+                self._lock.release()
 
     def _in_turn(
         self, take: Callable[[float | None], T | None], timeout_s: float | None
@@ -174,17 +205,32 @@ class Inbox:
 
         Returns:
           The result of ``take``, or None if another thread is receiving for all of ``timeout_s``.
+
+        Raises:
+          InvalidRequest: if this thread is receiving already, and a signal has interrupted it.
         """
+        self._loop.check_may_wait()
         if timeout_s is None:
             with self._lock:
-                return take(None)
+                return self._take(take, None)
         until_s = monotonic() + timeout_s
         if not self._lock.acquire(timeout=min(max(timeout_s, 0), TIMEOUT_MAX)):
             return None
         try:
-            return take(max(until_s - monotonic(), 0))
+            return self._take(take, max(until_s - monotonic(), 0))
         finally:
             self._lock.release()
+
+    def _take(self, take: Callable[[float | None], T | None], left_s: float | None) -> T | None:
+        if self._receiving:
+            raise InvalidRequest(
+                "this thread is receiving a message already: a signal handler must not receive"
+            )
+        self._receiving = True
+        try:
+            return take(left_s)
+        finally:
+            self._receiving = False
 
     def _begin(self, batch: Batch | None) -> None:
         """Let ``receive`` return the messages of ``batch``, or fetch another batch for None."""
@@ -196,7 +242,7 @@ class Inbox:
         return (
             current is None
             or self._row == len(current.offsets)
-            or current._rewinds != self._inbox._rewinds  # a seek made the batch void
+            or current._voided != self._inbox._voided  # by a seek or a lost connection
         )
 
     def _pop(self) -> Message:
@@ -219,7 +265,7 @@ class Inbox:
                 found._redelivered,
                 found.messages,
             )
-            batch._rewinds = self._inbox._rewinds
+            batch._voided = self._inbox._voided
             return batch
 
         return self._loop.call(fetch)
@@ -232,10 +278,10 @@ class Batch(Delivery["Message"]):
     index it, to get single messages.
     """
 
-    __slots__ = ("_rewinds",)
+    __slots__ = ("_voided",)
 
     _origin: Inbox
-    _rewinds: int  # ``_rewinds`` of the async consumer when the batch was received
+    _voided: int  # ``_voided`` of the async consumer when the batch was received
 
     def _row_type(self) -> type[Message]:
         return Message
@@ -334,4 +380,5 @@ class Message(DeliveredRow):
         if error is None:
             self.ack()
         else:
-            self.nack()
+            with suppress(EscapementError):  # the error of the block propagates
+                self.nack()

@@ -2,29 +2,36 @@
 
 Other threads *call* async functions in this loop, and wait for the results. They *post* plain
 functions to it, without waiting. Many posted functions share one wake-up of the event loop, so
-posting costs about a microsecond. The functions that a thread posts run in order, and before the
-thread's later calls.
+posting costs about a microsecond. Calls are posted, too. So the functions that a thread posts run
+in order, and before the thread's later calls.
 
-After the client has closed its connection, all calls and posts raise ``Disconnected``.
+After the client has closed its connection, all calls and posts raise ``Disconnected``. A post and
+the closing exclude each other by a lock. So the event loop runs whatever was posted before, and no
+thread waits for a call that the event loop does not run.
+
+Signal handlers interrupt the main thread at any place, also between two steps under a lock, and
+may call and post as well. So the locks are reentrant.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from threading import Lock
+from threading import RLock, get_ident
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import anyio
 import trio
 from anyio import CancelScope
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal
 
-from escapement.errors import Disconnected
+from escapement.errors import Disconnected, EscapementError, InvalidRequest
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +49,8 @@ class Loop:
 
     def __init__(self, portal: BlockingPortal) -> None:
         self._portal = portal
-        self._lock = Lock()  # guards the other three
+        self._process = os.getpid()
+        self._lock = RLock()  # guards the other three
         self._closed = False
         self._posted: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._posted_bytes = 0
@@ -56,17 +64,45 @@ class Loop:
 
         Raises:
           Disconnected: if the client has closed its connection.
+          InvalidRequest: if the calling thread must not wait; see ``check_may_wait``.
         """
-        self._check()
-        visit: _Visit[T] = _Visit(self._run_posted, partial(act, *arguments, **options))
-        future = None
+        self.check_may_wait()
+        visit: _Visit[T] = _Visit(partial(act, *arguments, **options))
         try:
-            future = self._portal.start_task_soon(visit.pay)
-            return future.result()
+            self.post(self._begin, visit)
+            return visit.future.result()
         except BaseException:
-            if future is None or not future.done():
-                self._portal.start_task_soon(visit.end)
+            if not visit.future.done():
+                with suppress(EscapementError):
+                    self.post(visit.end)
             raise
+
+    def check_may_wait(self) -> None:
+        """Check that the calling thread may wait for the event loop.
+
+        Raises:
+          InvalidRequest: if the event loop runs in this thread, for example in a callback of a
+            future, or in another process, because this one is its fork.
+        """
+        self.check_process()
+        if get_ident() == self._thread and not self._closed:  # else another thread may have the id
+            raise InvalidRequest(
+                "a callback of a future must not wait for the client: it runs in the thread of the "
+                "client. Use submit, or let another thread wait"
+            )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the event loop runs in this process, and not in one that has forked it."""
+        return os.getpid() == self._process
+
+    def check_process(self) -> None:
+        """Check that the event loop runs in this process. Raises ``InvalidRequest``."""
+        if not self.is_here:
+            raise InvalidRequest(
+                "this process is a fork of the one that connected the client, and cannot use it: "
+                "connect again after the fork"
+            )
 
     def post(self, act: Callable[..., None], /, *arguments: Any, size_bytes: int = 0) -> None:
         """Let the event loop run ``act``, which must not raise. Does not wait.
@@ -76,9 +112,12 @@ class Loop:
 
         Raises:
           Disconnected: if the client has closed its connection.
+          InvalidRequest: in a fork of the process that connected the client.
         """
+        self.check_process()  # before the lock, which another thread may have held at the fork
         with self._lock:
-            self._check()
+            if self._closed:
+                raise Disconnected("the connection was closed by this side")
             if not self._posted:
                 # This comes first. If Ctrl-C interrupts this method between the two steps, the
                 # event loop wakes up for nothing. The other way round, it would never wake up.
@@ -99,35 +138,29 @@ class Loop:
 
         return iter(lambda: self.call(following), None)
 
-    def wrap_async_context_manager(
-        self, context: AbstractAsyncContextManager[T]
-    ) -> AbstractContextManager[T]:
-        """Return a blocking context manager that enters and exits ``context`` in the event loop.
-
-        Raises:
-          Disconnected: if the client has closed its connection.
-        """
-        self._check()
-        return self._portal.wrap_async_context_manager(context)
-
     def close(self) -> None:
         """Run all posted functions, and accept no more calls and posts."""
         self._portal.call(self._end)
 
-    def _check(self) -> None:
-        if self._closed:
-            raise Disconnected("the connection was closed by this side")
-
     # -- in the event loop's thread ------------------------------------------------------
 
     async def _serve(self, *, task_status: TaskStatus[Callable[[], object]]) -> None:
-        """Run posted functions until ``close``. Other threads wake this task with the status."""
+        """Run posted functions until ``close``, and then wait until all calls have ended.
+
+        Other threads wake this task with the status.
+        """
+        self._thread = get_ident()
         self._bell = anyio.Event()
-        task_status.started(_caller(self._ring))
-        while not self._closed:
-            await self._bell.wait()
-            self._bell = anyio.Event()
-            self._run_posted()
+        self._calls: TaskGroup
+        async with anyio.create_task_group() as self._calls:
+            task_status.started(_caller(self._ring))
+            while not self._closed:
+                await self._bell.wait()
+                self._bell = anyio.Event()
+                self._run_posted()
+
+    def _begin(self, visit: _Visit[Any]) -> None:
+        self._calls.start_soon(visit.pay)
 
     def _ring(self) -> None:
         self._bell.set()
@@ -161,19 +194,26 @@ def _caller(act: Callable[[], None]) -> Callable[[], object]:
 class _Visit(Generic[T]):
     """One call of ``act`` in the event loop, which can be cancelled at any time, even before it."""
 
-    def __init__(self, before: Callable[[], None], act: Callable[[], Awaitable[T]]) -> None:
-        self._before = before
+    def __init__(self, act: Callable[[], Awaitable[T]]) -> None:
+        self.future: Future[T] = Future()
         self._act = act
         self._scope: CancelScope | None = None
         self._ended = False
 
-    async def pay(self) -> T:
-        """Run ``act`` and return its result. Raises ``Disconnected`` if ``end`` is called."""
-        self._before()
-        with CancelScope() as self._scope:
-            if not self._ended:
-                return await self._act()
-        raise Disconnected("the call was interrupted")
+    async def pay(self) -> None:
+        """Run ``act``, and pass its result to the future: ``Disconnected`` if ``end`` is called."""
+        try:
+            with CancelScope() as self._scope:
+                if not self._ended:
+                    self.future.set_result(await self._act())
+                    return
+        except anyio.get_cancelled_exc_class():
+            self.future.set_exception(Disconnected("the connection was closed by this side"))
+            raise
+        except BaseException as error:  # for the thread that waits; the event loop must go on
+            self.future.set_exception(error)
+            return
+        self.future.set_exception(Disconnected("the call was interrupted"))
 
     def end(self) -> None:
         """Cancel the call if it is running, and prevent it if it has not begun."""

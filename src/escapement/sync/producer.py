@@ -54,6 +54,7 @@ class Producer:
 
     def send(self, value: Any, **options: Any) -> Receipt:
         """Send one message and wait until it is durable; see ``escapement.Producer.send``."""
+        self._loop.check_may_wait()
         return self.submit(value, **options).result()
 
     def submit(self, value: Any, *, sequence: int | None = None, **options: Any) -> Future[Receipt]:
@@ -143,4 +144,5 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._loop.call(self._producer.__aexit__, kind, error, trace)
+        if self._loop.is_here:  # otherwise it belongs to the process that has forked this one
+            self._loop.call(self._producer.__aexit__, kind, error, trace)

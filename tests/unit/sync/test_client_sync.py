@@ -5,43 +5,20 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
 
 import anyio
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 
 import escapement
 from escapement.errors import Disconnected, InvalidRequest, LimitExceeded, NotFound
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_FRAME_BYTES
-from escapement.sync import Broker, connect
+from escapement.sync import connect
 from escapement.sync.loop import MAX_POSTED, MAX_POSTED_BYTES, Loop
-from support.client_peer import Peer
-
-
-@contextmanager
-def listening() -> Iterator[tuple[Peer, BlockingPortal, str]]:
-    with start_blocking_portal() as portal:
-        with portal.wrap_async_context_manager(Peer.running()) as peer:
-            listener = portal.call(listen)
-            future = portal.start_task_soon(listener.serve, peer.serve)
-            port = listener.extra(anyio.abc.SocketAttribute.local_port)
-            try:
-                yield peer, portal, f"escapement://127.0.0.1:{port}"
-            finally:
-                portal.call(peer.cut)
-                portal.call(listener.aclose)
-                future.cancel()
-
-
-async def listen() -> Any:
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    return listener.listeners[0]
+from support.listening_peer import busy, listening
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -134,23 +111,6 @@ def test_threads_share_an_inbox_and_a_producer() -> None:
                 for future in [pool.submit(work) for _ in range(4)]:
                     future.result()
         assert sorted(peer.acked) == list(range(90))
-
-
-@contextmanager
-def busy(broker: Broker) -> Iterator[None]:
-    """Keep the client's event loop busy for the time of the block."""
-    began, may_end = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        began.set()
-        may_end.wait()
-
-    broker._loop.post(wait)
-    began.wait()
-    try:
-        yield
-    finally:
-        may_end.set()
 
 
 def test_messages_submitted_while_the_loop_is_busy_share_a_batch() -> None:
@@ -303,7 +263,7 @@ def test_timeout_includes_the_wait_for_another_thread_that_is_receiving() -> Non
     with listening() as (peer, portal, url), connect(url) as broker:
         with ThreadPoolExecutor(2) as pool, broker.consumer("t", "s") as inbox:
             other = pool.submit(inbox.receive)
-            while not inbox._lock.locked():
+            while not inbox._receiving:
                 time.sleep(0.001)
             for take in (inbox.receive, inbox.next_batch):
                 assert pool.submit(take, timeout_s=0.01).result(10) is None

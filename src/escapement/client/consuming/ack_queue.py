@@ -51,6 +51,7 @@ class PendingAck(Promise):
         "_firsts",
         "_lasts",
         "_ones",
+        "awaited",
         "count",
         "error",
         "rows",
@@ -65,6 +66,7 @@ class PendingAck(Promise):
         self.count = 0  # the number of messages that the broker acknowledged because of it
         self.error: EscapementError | None = None
         self.sent = False
+        self.awaited = False  # whether a caller waits for it alone, and raises its error
         self._ones = array("q")
         self._columns: list[Int64s] = []
         self._firsts = array("q")
@@ -111,13 +113,16 @@ class PendingAck(Promise):
 class AckQueue:
     """The ack queue of one consumer.
 
-    ``rows`` is the number of rows in all unanswered pending acks. ``_open`` is the open pending
-    ack, if any. ``_pending_acks`` holds the closed ones that are unanswered, oldest first. ``sent``
-    of a pending ack is True if it was sent on the current connection.
+    ``rows`` is the number of rows in all unanswered pending acks. ``refusal`` is the first error
+    with which the broker has refused a pending ack for good, except those with a caller that waits
+    for them alone. The consumer clears it. ``_open`` is the open pending ack, if any.
+    ``_pending_acks`` holds the closed ones that are unanswered, oldest first. ``sent`` of a pending
+    ack is True if it was sent on the current connection.
     """
 
     def __init__(self, retry: Retry) -> None:
         self.rows = 0
+        self.refusal: EscapementError | None = None
         self._open: PendingAck | None = None
         self._pending_acks: deque[PendingAck] = deque()
         self._retry = retry
@@ -155,6 +160,7 @@ class AckQueue:
 
     def put(self, pending_ack: PendingAck) -> None:
         """Queue a pending ack that is closed already, because its caller waits for it alone."""
+        pending_ack.awaited = True
         self._pending_acks.append(pending_ack)
         self.rows += pending_ack.rows
 
@@ -189,6 +195,8 @@ class AckQueue:
             self._retry.failed(now_s)
         else:
             pending_ack.error = error
+            if not pending_ack.awaited:
+                self.refusal = self.refusal or error
             self._settle(pending_ack)
 
     def lost(self) -> None:

@@ -111,7 +111,7 @@ class Inbox(Attached):
         self._untried: Int64s | None = None  # on closing: offsets of messages left in the buffer
         self._leaving = False  # True from ``aclose`` on: the consumer grants no more permits
         self._closed = False  # True after ``aclose``
-        self._rewinds = 0  # the number of seeks that made earlier deliveries void
+        self._voided = 0  # how often all earlier deliveries became void
 
     # -- receiving -------------------------------------------------------------------
 
@@ -348,10 +348,18 @@ class Inbox(Attached):
         """Wait until all acknowledgements that were queued before this call are durable.
 
         Raises:
-          EscapementError: the error of the first of these that the broker refused.
+          EscapementError: the error of the first of these that the broker has refused since the
+            last call, or the error of a consumer that has failed or is closed.
           Disconnected: if some are not answered in time. The client continues to send them.
         """
-        await self._until_durable(self._acks.unsettled)
+        self._check()
+        pending_acks = self._acks.unsettled
+        await self._until_answered(pending_acks)
+        refusal, self._acks.refusal = self._acks.refusal, None
+        errors = [refusal, *[pending_ack.error for pending_ack in pending_acks]]
+        for error in errors:
+            if error is not None:
+                raise copy(error)
 
     async def _until_durable(self, pending_acks: Sequence[PendingAck]) -> None:
         """Wait until the given pending acks are durable. Raises the errors of ``flush_acks``."""
@@ -404,7 +412,12 @@ class Inbox(Attached):
         self._queue(lambda pending_ack: pending_ack.add(offsets))
 
     def _queue(self, add: Callable[[PendingAck], None]) -> None:
-        """Queue the acknowledgements that ``add`` adds to the open pending ack."""
+        """Queue the acknowledgements that ``add`` adds to the open pending ack.
+
+        Do nothing if this consumer has failed: nothing would send them, or settle them.
+        """
+        if self._error is not None:
+            return
         pending_ack = self._acks.gathering()
         before = pending_ack.rows
         add(pending_ack)
@@ -523,6 +536,7 @@ class Inbox(Attached):
         )
 
     def _lost(self) -> None:
+        self._voided += 1
         self._buffer.clear()
         self._returned.clear()
         self._acks.lost()
@@ -530,6 +544,7 @@ class Inbox(Attached):
             self.active = False
 
     def _fail(self, error: EscapementError) -> None:
+        self._voided += 1
         self._buffer.clear()
         self._acks.fail(error)
         self._arrived.settle()
@@ -547,7 +562,7 @@ class Inbox(Attached):
 
     def _rewound(self) -> None:
         if self._state is State.READY:
-            self._rewinds += 1
+            self._voided += 1
             self._returned.clear()
             if permits := self._buffer.grant_all():
                 self._allow(permits)

@@ -1,0 +1,38 @@
+"""The context manager of a consumer of the blocking client."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from types import TracebackType
+
+from escapement.client.consuming import inbox as inboxes
+from escapement.errors import EscapementError
+from escapement.sync.inbox import Inbox
+from escapement.sync.loop import Loop
+
+
+class Consumption(AbstractContextManager[Inbox]):
+    """The context manager of ``Broker.consumer``: it opens a consumer, and closes it.
+
+    No task of the event loop waits for the end of the block. So a block that never ends does not
+    keep the client from closing.
+    """
+
+    def __init__(self, loop: Loop, context: AbstractAsyncContextManager[inboxes.Inbox]) -> None:
+        self._loop = loop
+        self._context = context
+
+    def __enter__(self) -> Inbox:
+        self._inbox = Inbox(self._loop, self._loop.call(self._context.__aenter__))
+        return self._inbox
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # If the client is closed, or this is a fork of its process, there is nothing to close.
+        with suppress(EscapementError):
+            self._inbox._release_rest()
+            self._loop.call(self._context.__aexit__, kind, error, trace)
