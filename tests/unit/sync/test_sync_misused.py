@@ -344,3 +344,16 @@ def test_callback_of_a_future_may_submit_and_must_not_wait(backend: str) -> None
                     outcome.result(SOON_S)
         in_time(producer.flush)
         assert [row[0] for row in peer.log] == [b"first", b"second"] * 3
+
+
+def test_messages_that_no_thread_received_are_released_when_the_block_ends() -> None:
+    """Their delivery does not count as an attempt, as with the async client."""
+    with listening() as (peer, portal, url), connect(url) as broker:
+        with broker.consumer("t", "s") as inbox:
+            portal.call(peer.deliver, [b""] * 5, list(range(5)))
+            for _ in range(2):
+                message = inbox.receive(timeout_s=SOON_S)
+                assert message is not None
+                message.ack()
+        assert [r.offsets.tolist() for r in peer.heard_of(wire.Release)] == [[2, 3, 4]]
+        assert peer.acked == [0, 1]
