@@ -23,11 +23,11 @@ async def _peek_topic(broker: Broker, given: Arguments) -> Plain:
     sought, after = _sought(given), given.delivery_key("after")
     offset = given.optional_offset("offset")
     given.end()
-    if offset is not None:
-        there = Key(await broker.due_of(topic, offset), offset)
-        start, stop = max(sought.start, there), min(sought.stop, there.successor())
-        sought = replace(sought, start=start, stop=stop)
     async with broker.look(sought.by_content):
+        if offset is not None:
+            there = Key(await broker.due_of(topic, offset), offset)
+            start, stop = max(sought.start, there), min(sought.stop, there.successor())
+            sought = replace(sought, start=start, stop=stop)
         found = await broker.peek(topic, sought, min(count, MAX_MESSAGES), after)
         async with broker.answering:
             return _page(found, broker.clock.now_ms())
