@@ -110,11 +110,13 @@ class Session:
     connection: Connection = field(default_factory=lambda: Connection("broker"))
     producers: dict[int, str] = field(default_factory=dict)
     credit: dict[int, int] = field(default_factory=dict)
+    _saying: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def say(self, *commands: Command) -> None:
-        for command in commands:
-            for buffer in self.connection.send(command):
-                await self.pipe.send(bytes(buffer))
+        async with self._saying:  # several tasks may answer
+            for command in commands:
+                for buffer in self.connection.send(command):
+                    await self.pipe.send(bytes(buffer))
 
 
 class Peer:

@@ -135,7 +135,7 @@ class Delivery(Columns[AnyRow]):
             return np.zeros(len(self), np.bool_)
         return self._redelivered.astype(np.bool_)
 
-    def rest(self, row: int) -> Self:
+    def _rest(self, row: int) -> Self:
         """Return a delivery of the messages from ``row`` on, without copying."""
         if row == 0:
             return self

@@ -43,13 +43,24 @@ def _encoded(value: Any) -> bytes:
 
 
 def _as_json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"a value cannot be encoded as JSON: {error}") from error
+
+
+def _as_msgpack(value: Any) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"a value cannot be encoded as msgpack: {error}") from error
+    return packed
 
 
 BYTES: Final = Serializer(_same, bytes)
 STR: Final = Serializer(_encoded, bytes.decode)
 JSON: Final = Serializer(_as_json, json.loads)
-MSGPACK: Final = Serializer(msgpack.packb, msgpack.unpackb)
+MSGPACK: Final = Serializer(_as_msgpack, msgpack.unpackb)
 
 
 def serializer(choice: SerializerLike) -> Serializer:

@@ -119,7 +119,7 @@ class Inbox:
         def take(left_s: float | None) -> Batch | None:
             batch = None
             if self._current is not None and not self._spent():
-                batch = self._current.rest(self._row)
+                batch = self._current._rest(self._row)
             self._begin(None)
             return batch or self._fetch(left_s)
 
@@ -192,7 +192,7 @@ class Inbox:
         if self._loop.is_here and self._lock.acquire(False):
             try:
                 if not self._receiving and self._current is not None and not self._spent():
-                    rest = self._current.rest(self._row)
+                    rest = self._current._rest(self._row)
                     self._begin(None)
                     self._loop.post(self._inbox._hand_back, rest.offsets, None)
             finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escapement.client.serializers import BYTES, JSON, MSGPACK, STR, serializer
+from escapement.client.serializers import BYTES, JSON, MSGPACK, STR, Serializer, serializer
 from escapement.errors import InvalidRequest
 
 
@@ -26,3 +26,12 @@ def test_serializers_round_trip_and_refuse_other_values() -> None:
     for choice in (BYTES, STR):
         with pytest.raises(InvalidRequest):
             choice.dumps(7)
+
+
+@pytest.mark.parametrize(("chosen", "name"), [(JSON, "JSON"), (MSGPACK, "msgpack")])
+def test_value_that_cannot_be_encoded_is_refused(chosen: Serializer, name: str) -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    for value in (object(), {1, 2}, endless):
+        with pytest.raises(InvalidRequest, match=f"cannot be encoded as {name}"):
+            chosen.dumps(value)

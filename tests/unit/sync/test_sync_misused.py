@@ -226,6 +226,8 @@ with escapement.sync.connect(url, backend=backend) as broker:
                     print(type(error).__name__, flush=True)
             if ending == "exit":
                 sys.exit()
+            if ending == "end at once":
+                os._exit(0)
         else:
             assert os.waitpid(child, 0)[1] == 0
             message.ack()
@@ -235,8 +237,11 @@ with escapement.sync.connect(url, backend=backend) as broker:
 """
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("ending", ["leave", "exit"])
+# A fork of a trio program may hang when Python frees trio's generators in it: their finalizer takes
+# a lock that the thread of the event loop may have held at the fork.
+@pytest.mark.parametrize(
+    ("backend", "ending"), [("asyncio", "leave"), ("asyncio", "exit"), ("trio", "end at once")]
+)
 def test_fork_cannot_use_the_client_and_ends(backend: str, ending: str) -> None:
     """The calls of the child raise an error, and the parent goes on with its connection."""
     with listening() as (peer, portal, url):

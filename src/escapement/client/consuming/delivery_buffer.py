@@ -77,7 +77,7 @@ class DeliveryBuffer:
         """Remove and return the rest of the first batch, or None if the buffer is empty."""
         if not self._waiting:
             return None
-        batch = self._waiting[0].rest(self._row)
+        batch = self._waiting[0]._rest(self._row)
         self._taken += len(batch)
         self._drop_first()
         return batch
