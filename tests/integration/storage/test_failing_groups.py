@@ -16,7 +16,7 @@ from escapement.storage import lease, schema
 from escapement.storage.commit.items import Acks
 from escapement.storage.commit.lane import State
 from escapement.storage.commit.writer import Writer
-from escapement.storage.engine.base import Engine
+from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.sqlite import FILE_NAME, SqliteEngine
 from escapement.storage.lease import Identity, Recorded
 from support.storage.commit_pipelines import (
@@ -194,3 +194,31 @@ def test_connecting_shows_that_sqlite_cannot_write(tmp_path: Path) -> None:
         assert not writer.connected
     writer.connect()
     writer.disconnect()
+
+
+class LockedRows:
+    """Rows that another session has locked: each group commit is rolled back."""
+
+    def __init__(self) -> None:
+        self.locked = False
+
+    def __call__(self, step: str) -> None:
+        if self.locked and step.startswith("INSERT INTO journal"):
+            raise TransactionAborted("Lock wait timeout exceeded, says the test")
+
+
+async def test_database_is_reported_down_while_rows_stay_locked(
+    engine: Engine, autojump_clock: MockClock
+) -> None:
+    """The lane tries again until the locks are gone, and then reports the group as durable."""
+    rows = LockedRows()
+    async with committing(FaultyEngine(engine, rows), max_lanes=1) as house:
+        topic, pipeline = await house.topic("t"), house.pipeline
+        rows.locked = True
+        ticket = house.append(topic, b"0")
+        await trio.sleep(1)
+        assert pipeline.reported_state is State.DOWN
+        rows.locked = False
+        await ticket.done.wait()
+        assert ticket.error is None
+        assert pipeline.reported_state is State.UP

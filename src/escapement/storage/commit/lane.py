@@ -133,7 +133,10 @@ class Lane:
 
     @property
     def failing(self) -> bool:
-        """Whether the last group failed a short time ago, and each connection since succeeded."""
+        """Whether a group failed a short time ago, and none was committed since.
+
+        False also if a connection failed since: then the state of the lane shows the outage.
+        """
         return trio.current_time() < self._failed_s + _FAILING_S
 
     def topics(self) -> set[int]:
@@ -255,6 +258,8 @@ class Lane:
                     self._go_down(error)
             except TransactionAborted as error:
                 logger.warning("lane %d: %s; retrying", self.number, error)
+                if tries:
+                    self._failed_s = trio.current_time()
             except StorageUnavailable as error:
                 if self._unknown:
                     # This group stays neither confirmed nor failed. Fail the queued items now.

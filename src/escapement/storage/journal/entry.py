@@ -48,6 +48,8 @@ from escapement.storage.offsets.offset_column import decode_offsets, encode_offs
 
 _VERSION: Final = 1
 _ATTEMPT_COLUMNS: Final = 5
+# An entry has far fewer attempts. The decoder checks this before it allocates memory.
+_MOST_ATTEMPTS: Final = 1 << 24
 _HEAD: Final = struct.Struct("<BxxxIIIIIII")
 _START: Final = _HEAD.size + SEAL_BYTES
 _COUNT: Final = struct.Struct("<I")
@@ -220,9 +222,13 @@ def _decode_keyed(view: memoryview | None) -> list[Keyed]:
 
 def _decode_grouped(view: memoryview | None) -> list[Grouped]:
     (topics,), (names, offsets) = _split(view, 1, 2, "groups")
+    try:
+        texts = [bytes(name).decode() for name in names]
+    except UnicodeDecodeError as error:
+        raise LogDamaged(f"a journal entry has a group whose name is not text: {error}") from error
     return [
-        Grouped(topic_id, bytes(name).decode(), decode_offsets(one))
-        for topic_id, name, one in zip(topics, names, offsets, strict=True)
+        Grouped(topic_id, name, decode_offsets(one))
+        for topic_id, name, one in zip(topics, texts, offsets, strict=True)
     ]
 
 
@@ -250,8 +256,8 @@ def _decode_attempts(view: memoryview | None) -> AttemptColumns | None:
     if view is None:
         return None
     count = _COUNT.unpack_from(view)[0] if len(view) >= _COUNT.size else 0
-    if not count:
-        raise LogDamaged("a journal entry ends before its attempts")
+    if not 0 < count <= _MOST_ATTEMPTS:
+        raise LogDamaged(f"a journal entry has {count} attempts")
     columns = []
     rest = view[_COUNT.size :]
     try:

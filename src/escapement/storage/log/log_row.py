@@ -36,6 +36,7 @@ from escapement.storage.offsets.offset_column import decode_offsets, encode_offs
 
 _FIRST, _RESTATED = 1, 2
 _TIME_COLUMNS: Final = 3  # of a row with restated messages
+_LEAST_BYTES: Final = 4  # of a message in a body: the length of its payload
 _LENGTH: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BBxxII")
 _TIMES: Final = struct.Struct("<qq")
@@ -137,7 +138,7 @@ def decode_row(data: Buffer) -> RowContent:
         raise LogDamaged(f"a log row has an unknown kind or width: {kind}, {width}")
     accepted_at_ms, first = _TIMES.unpack_from(view, _HEAD.size + SEAL_BYTES)
     at = _START
-    if len(view) - at < count * width:
+    if len(view) - at < count * max(width, _LEAST_BYTES):
         raise LogDamaged("a log row ends inside its columns")
     due_ms = np.full(count, first, np.int64)
     if width:

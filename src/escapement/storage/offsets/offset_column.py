@@ -38,6 +38,8 @@ _CRC: Final = struct.Struct("<I")
 _GAPS: Final = 1
 _RUNS: Final = 2
 _WIDTHS: Final = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+# A column has far fewer offsets. The decoder checks this before it allocates memory.
+_MOST_OFFSETS: Final = 1 << 28
 # The decoder adds up distances as floats before it adds them as integers. If the sum of floats is
 # at most this, the sum of integers fits into an int64 in spite of rounding.
 _SAFE_SUM: Final = float(2**62)
@@ -102,6 +104,10 @@ def decode_offsets(data: Buffer) -> Int64s:
     if form == _GAPS:
         return _accumulate(first, distances)
     lengths = _unpack(body, length_width, count, _HEADER.size)
+    if lengths.sum(dtype=np.float64) + count > _MOST_OFFSETS:
+        raise LogDamaged(f"a column of offsets has more than {_MOST_OFFSETS}")
+    if distances.sum(dtype=np.float64) > _SAFE_SUM:
+        raise LogDamaged("a column of offsets exceeds the highest possible offset")
     starts = _accumulate(first, distances + lengths[:-1])
     heights = lengths.astype(np.int64) + 1
     ends = np.cumsum(heights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from escapement.dedup import DIGEST
 from escapement.errors import LogDamaged
 from escapement.storage.encoding.dedup_keys import Keyed, KeyTable
 from escapement.storage.encoding.lag import Lag, Tally
+from escapement.storage.encoding.seal import SEAL_BYTES, sealed
 from escapement.storage.journal.entry import (
     Acked,
     AttemptColumns,
@@ -126,3 +129,24 @@ def some_attempts(count: int) -> AttemptColumns:
 def test_attempts_of_a_burst_take_few_bytes() -> None:
     entry = JournalEntry(attempts=some_attempts(10_000))
     assert len(encode_entry(entry)) < 7 * 10_000
+
+
+def resealed(entry: bytes, at: int, part: bytes) -> bytes:
+    """Replace bytes of an entry, and compute its checksum again."""
+    head = struct.calcsize("<BxxxIIIIIII")
+    changed = entry[:at] + part + entry[at + len(part) :]
+    return sealed(changed[:head], [changed[head + SEAL_BYTES :]])
+
+
+def test_group_whose_name_is_not_text_counts_as_damage() -> None:
+    entry = encode_entry(JournalEntry(grouped=[Grouped(1, "abc", np.array([1]))]))
+    with pytest.raises(LogDamaged, match="name is not text"):
+        decode_entry(resealed(entry, entry.index(b"abc"), b"\xff"))
+
+
+def test_entry_with_an_impossible_number_of_attempts_counts_as_damage() -> None:
+    """It is noticed before memory is allocated for them."""
+    entry = encode_entry(JournalEntry(attempts=some_attempts(1)))
+    at = struct.calcsize("<BxxxIIIIIII") + SEAL_BYTES
+    with pytest.raises(LogDamaged, match="4294967295 attempts"):
+        decode_entry(resealed(entry, at, b"\xff" * 4))

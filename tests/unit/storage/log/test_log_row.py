@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from escapement.errors import LogDamaged
 from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.storage.encoding.seal import SEAL_BYTES, sealed
 from escapement.storage.log.log_row import Restating, decode_row, encode_row
 from support.faults.damaged_bytes import damaged
 
@@ -93,3 +94,11 @@ def test_restatement_contains_offsets_and_earlier_times(
     at = data.draw(st.integers(0, len(row) - 1))
     with pytest.raises(LogDamaged):
         decode_row(row[:at] + bytes([row[at] ^ 1]) + row[at + 1 :])
+
+
+def test_row_with_an_impossible_number_of_messages_counts_as_damage() -> None:
+    """It is noticed before memory is allocated for their due times."""
+    row = encode_row(1, column([5]), bodies_of([[b"a"]]))
+    head = row[:4] + b"\xff" * 4 + row[8:12]
+    with pytest.raises(LogDamaged, match="ends inside its columns"):
+        decode_row(sealed(head, [row[12 + SEAL_BYTES :]]))
