@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from escapement import testing
@@ -15,6 +16,7 @@ from escapement.storage.catalog import producers
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World
 from support.faults.dying_brokers import finish
+from support.faults.held_calls import COMMIT, Held
 from support.messages.received_messages import in_log
 from support.storage.commit_pipelines import FaultyEngine, Once
 
@@ -71,6 +73,7 @@ async def test_generated_name_used_while_it_is_being_forgotten_stores_nothing_tw
         deletion.arm()
         await forget_idle(world)
         assert deletion.left < 99
+        await world.clock.advance(seconds=5)  # the lane connects again
         values = [b"a", b"b", b"c"]
         for sequence, value in enumerate(values):
             assert not await send_as(broker, name, sequence, value)
@@ -104,4 +107,22 @@ async def test_producer_that_published_since_the_last_checkpoint_is_not_forgotte
         assert await send_as(broker, name, 1, b"b")
         await crash(world)
         assert await send_as(broker, name, 1, b"b")
+        assert await in_log(broker, "t") == [b"a", b"b"]
+
+
+async def test_producer_that_is_being_opened_is_not_forgotten(mock_clock: MockClock) -> None:
+    """B3: the housekeeper has found it idle just before."""
+    held = Held()
+    async with testing.start(run=held) as world, world.connect() as broker:
+        assert not await send_as(broker, "p", 0, b"a")
+        registry = world.server.registry
+        (topic,) = registry.active.values()
+        (producer,) = topic.producers.values()
+        idle = {producer.id: producer.last_sequence}
+        async with trio.open_nursery() as nursery:
+            with held.hold(COMMIT):
+                nursery.start_soon(send_as, broker, "p", 1, b"b")
+                await held.reached()
+                assert registry.producers.forget(idle, [topic]) == []
+        assert await send_as(broker, "p", 1, b"b")
         assert await in_log(broker, "t") == [b"a", b"b"]

@@ -39,6 +39,7 @@ class ProducerRegistry:
         self._new_ids = new_ids
         # The producers of passive topics, by topic id and producer name.
         self._waiting: dict[int, dict[str, Producer]] = {}
+        self._opening: set[Producer] = set()  # those that ``open`` is about to return
 
     def load(self, records: Iterable[ProducerRecord]) -> None:
         """Add the producers that the database has, when the broker starts."""
@@ -75,31 +76,57 @@ class ProducerRegistry:
         """
         async with self._changes.alone(f"{topic.name.full}\nproducer\n{name}"):
             producer = topic.producers.get(name)
-            if producer is not None and epoch >= 0:
-                if epoch != producer.epoch:
-                    raise producer.fenced_error()
-                await settled(producer)
-                return producer, epoch
-            self._check_there(topic)
-            if producer is None and epoch < 0 and is_anonymous(name):
-                producer = topic.producers[name] = Producer.new(next(self._new_ids), name)
-                return producer, producer.epoch
-            if producer is not None and not producer.stored:
-                await settled(producer)  # its first batch may store it
-                if not producer.stored:
-                    return producer, producer.epoch + 1
-            now_ms, new_id = self._clock.now_ms(), next(self._new_ids)
-            record = await self._changes.durably(
-                lambda connection: producers.open_producer(
-                    connection, new_id, topic.id, name, now_ms
-                ),
-                topic_id=topic.id,
-            )
-            self._check_there(topic)  # it may have been deleted meanwhile
             if producer is None:
-                producer = topic.producers[name] = Producer.of(record)
+                return await self._create(topic, name, epoch, settled)
+            self._opening.add(producer)
+            try:
+                return await self._open(topic, producer, epoch, settled)
+            finally:
+                self._opening.discard(producer)
+
+    async def _create(
+        self, topic: Topic, name: str, epoch: int, settled: Callable[[Producer], Awaitable[None]]
+    ) -> tuple[Producer, int]:
+        self._check_there(topic)
+        if epoch < 0 and is_anonymous(name):
+            producer = topic.producers[name] = Producer.new(next(self._new_ids), name)
+            return producer, producer.epoch
+        record = await self._store(topic, name)
+        producer = topic.producers[name] = Producer.of(record)
+        await settled(producer)
+        return producer, record.epoch
+
+    async def _open(
+        self,
+        topic: Topic,
+        producer: Producer,
+        epoch: int,
+        settled: Callable[[Producer], Awaitable[None]],
+    ) -> tuple[Producer, int]:
+        """Open a producer that is in memory; see ``open``."""
+        if epoch >= 0:
+            if epoch != producer.epoch:
+                raise producer.fenced_error()
             await settled(producer)
-            return producer, record.epoch
+            return producer, epoch
+        self._check_there(topic)
+        if not producer.stored:
+            await settled(producer)  # its first batch may store it
+            if not producer.stored:
+                return producer, producer.epoch + 1
+        record = await self._store(topic, producer.name)
+        await settled(producer)
+        return producer, record.epoch
+
+    async def _store(self, topic: Topic, name: str) -> ProducerRecord:
+        """Store a producer of this name with the next epoch, or with the first one."""
+        now_ms, new_id = self._clock.now_ms(), next(self._new_ids)
+        record = await self._changes.durably(
+            lambda connection: producers.open_producer(connection, new_id, topic.id, name, now_ms),
+            topic_id=topic.id,
+        )
+        self._check_there(topic)  # it may have been deleted meanwhile
+        return record
 
     def release(self, topic: Topic, producer: Producer) -> None:
         """Note that a producer has no holder. It is forgotten if it has stored nothing."""
@@ -109,7 +136,8 @@ class ProducerRegistry:
     def forget(self, idle: dict[int, int], active: Iterable[Topic]) -> list[int]:
         """Remove idle producers that are not in use; return the ids of those removed.
 
-        A producer is in use while a connection holds its name, or a batch of it waits for commit.
+        A producer is in use while a connection holds or opens its name, or a batch of it waits for
+        commit.
         It also stays if it has published since its row was written: the row says when it was last
         used before that. Unused producers that are not stored are removed too.
 
@@ -119,6 +147,8 @@ class ProducerRegistry:
         forgotten = []
         for by_name in chain((topic.producers for topic in active), self._waiting.values()):
             for producer in list(by_name.values()):
+                if producer in self._opening:
+                    continue
                 if producer.is_unused:
                     del by_name[producer.name]
                 elif (
