@@ -7,7 +7,7 @@ from support.client_peer import Peer, connect, on_both
 ROW = {"deliver_at", "due_ms", "group", "id", "key", "offset", "payload", "priority", "properties"}
 MESSAGE = ROW | {"ack", "attempt", "extend", "nack", "redelivered", "release", "value"}
 COLUMNS = {"due_ms", "messages", "offsets", "payloads", "topic", "values"}
-BATCH = COLUMNS | {"ack", "attempts", "extend", "nack", "redelivered", "release", "rest"}
+BATCH = COLUMNS | {"ack", "attempts", "extend", "nack", "redelivered", "release"}
 INBOX = {"ack", "ack_range", "active", "batches", "extend", "flush_acks", "nack", "name"}
 INBOX |= {"next_batch", "receive", "release", "seek", "subscription", "topic"}
 PRODUCER = {"close_group", "flush", "message", "name", "next_sequence", "send", "send_batch"}
