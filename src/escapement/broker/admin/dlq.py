@@ -31,7 +31,8 @@ async def _list(broker: Broker, given: Arguments) -> Plain:
                 rows += _rows(page.pick(np.arange(min(most, len(page.offsets)))), PREVIEW_BYTES)
             if len(page.offsets) >= most:
                 break
-    return rows
+    async with broker.answering:
+        return rows
 
 
 async def _show(broker: Broker, given: Arguments) -> Plain:
