@@ -38,10 +38,10 @@ def connect(
 
 
 class _Connection(AbstractContextManager[Broker]):
-    """The context manager of ``connect``. Uses outside ``with`` raise an error that says so.
+    """The context manager of ``connect``. Uses outside ``with`` raise an error that asks for it.
 
-    It is no generator, because Python ends an unfinished generator when it is deleted. In a fork
-    of the process, that would wait forever for the event loop, which the fork does not have.
+    This is a class, because Python ends an unfinished generator when it is deleted. In a fork of
+    the process, that would wait forever for the event loop, which the fork does not have.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[AsyncBroker], backend: str) -> None:

@@ -172,7 +172,7 @@ class Loop:
         for act, arguments in posted:
             try:
                 act(*arguments)
-            except Exception:  # other threads wait for what they have posted
+            except Exception:  # the functions posted behind it must run
                 _log.exception("the event loop cannot carry out what a thread has posted")
 
     def _end(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from trio.testing import MockClock
 
 from escapement.errors import OutcomeUnknown, StorageUnavailable
 from escapement.storage import lease, schema
+from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.items import Acks
 from escapement.storage.commit.lane import State
 from escapement.storage.commit.writer import Writer
@@ -22,6 +24,7 @@ from escapement.storage.lease import Identity, Recorded
 from support.storage.commit_pipelines import (
     FaultyEngine,
     HandClock,
+    House,
     Once,
     check_promises,
     column,
@@ -63,14 +66,36 @@ class LostCommits:
             raise OutcomeUnknown("the COMMIT failed, says the test")
 
 
+class LockedRows:
+    """Rows that another session has locked: each group commit is rolled back."""
+
+    def __init__(self) -> None:
+        self.locked = False
+
+    def __call__(self, step: str) -> None:
+        if self.locked and step.startswith("INSERT INTO journal"):
+            raise TransactionAborted("Lock wait timeout exceeded, says the test")
+
+
+@asynccontextmanager
+async def one_lane(
+    engine: Engine, fault: Callable[[str], None]
+) -> AsyncIterator[tuple[House, int, CommitPipeline]]:
+    """Run a commit pipeline with one lane; yield also a topic and the pipeline itself.
+
+    Args:
+      fault: called before each step of the database; it raises the error of the step.
+    """
+    async with committing(FaultyEngine(engine, fault), max_lanes=1) as house:
+        yield house, await house.topic("t"), house.pipeline
+
+
 async def test_database_is_reported_down_while_groups_fail(
     engine: Engine, autojump_clock: MockClock
 ) -> None:
     """The lane connects again at once each time. It is up again at the first commit."""
     table = FullTable()
-    faulty = FaultyEngine(engine, table)
-    async with committing(faulty, max_lanes=1) as house:
-        topic, pipeline = await house.topic("t"), house.pipeline
+    async with one_lane(engine, table) as (house, topic, pipeline):
         assert pipeline.reported_state is State.UP
         table.full = True
         for number in range(3):
@@ -93,9 +118,7 @@ async def test_lane_without_work_is_not_reported_down_for_long(
 ) -> None:
     """It would not notice the end of the failure, because it has nothing to write."""
     table = FullTable()
-    faulty = FaultyEngine(engine, table)
-    async with committing(faulty, max_lanes=1) as house:
-        topic, pipeline = await house.topic("t"), house.pipeline
+    async with one_lane(engine, table) as (house, topic, pipeline):
         table.full = True
         ticket = house.append(topic, b"refused")
         await ticket.done.wait()
@@ -109,10 +132,8 @@ async def test_end_of_an_outage_is_reported_at_once(
     engine: Engine, autojump_clock: MockClock
 ) -> None:
     """Also if the lane has nothing to write: a connection is enough after an outage."""
-    faulty = FaultyEngine(engine)
-    async with committing(faulty, max_lanes=1) as house:
-        topic, pipeline = await house.topic("t"), house.pipeline
-        outage = faulty.before = Once("", LOST, times=6)
+    outage = Once("", LOST, times=6)
+    async with one_lane(engine, outage) as (house, topic, pipeline):
         outage.arm()
         ticket = house.append(topic, b"refused")
         await ticket.done.wait()
@@ -126,9 +147,7 @@ async def test_lane_pauses_between_groups_that_fail(
 ) -> None:
     """Acknowledgements stay queued, and the lane tries to write them every two seconds at most."""
     table = FullTable()
-    faulty = FaultyEngine(engine, table)
-    async with committing(faulty, max_lanes=1) as house:
-        topic, pipeline = await house.topic("t"), house.pipeline
+    async with one_lane(engine, table) as (_, topic, pipeline):
         table.full = True
         pipeline.submit(Acks(topic, 1, column(1)))
         with trio.move_on_after(60):
@@ -146,9 +165,7 @@ async def test_lane_is_down_while_its_commits_get_no_reply(
 ) -> None:
     """Its group waits, and later publishes are refused. It is up when the group is stored."""
     commits = LostCommits()
-    faulty = FaultyEngine(engine, commits)
-    async with committing(faulty, max_lanes=1) as house:
-        topic, pipeline = await house.topic("t"), house.pipeline
+    async with one_lane(engine, commits) as (house, topic, pipeline):
         commits.losing = True
         ticket = house.append(topic, b"waits")
         with trio.fail_after(5):
@@ -196,24 +213,12 @@ def test_connecting_shows_that_sqlite_cannot_write(tmp_path: Path) -> None:
     writer.disconnect()
 
 
-class LockedRows:
-    """Rows that another session has locked: each group commit is rolled back."""
-
-    def __init__(self) -> None:
-        self.locked = False
-
-    def __call__(self, step: str) -> None:
-        if self.locked and step.startswith("INSERT INTO journal"):
-            raise TransactionAborted("Lock wait timeout exceeded, says the test")
-
-
 async def test_database_is_reported_down_while_rows_stay_locked(
     engine: Engine, autojump_clock: MockClock
 ) -> None:
     """The lane tries again until the locks are gone, and then reports the group as durable."""
     rows = LockedRows()
-    async with committing(FaultyEngine(engine, rows), max_lanes=1) as house:
-        topic, pipeline = await house.topic("t"), house.pipeline
+    async with one_lane(engine, rows) as (house, topic, pipeline):
         rows.locked = True
         ticket = house.append(topic, b"0")
         await trio.sleep(1)

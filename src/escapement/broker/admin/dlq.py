@@ -21,15 +21,14 @@ MAX_MOVED: Final = 10_000
 
 async def _list(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
-    count = given.optional_number("count") or 10
+    most = min(given.optional_number("count") or 10, MAX_MESSAGES)
     given.end()
     rows: list[Plain] = []
     async with broker.look(), aclosing(broker.services.dead_letters.pages(whose)) as pages:
         async for page in pages:
-            most = min(count, MAX_MESSAGES) - len(rows)
             async with broker.answering:
-                rows += _rows(page.pick(np.arange(min(most, len(page.offsets)))), PREVIEW_BYTES)
-            if len(page.offsets) >= most:
+                rows += _rows(page, PREVIEW_BYTES)[: most - len(rows)]
+            if len(rows) == most:
                 break
     async with broker.answering:
         return rows

@@ -110,10 +110,10 @@ class Rescheduling:
         known = wanted[(wanted >= 0) & (wanted < topic.next_offset)]
         at = 0
         while at < len(known):
-            part, count, outcome = await self._move(topic, known[at:], delay_ms, at_ms)
-            outcomes = [(part, outcome)]
-            if len(part) < count:
-                lost = np.setdiff1d(known[at : at + count], part, assume_unique=True)
+            there, count, moved = await self._move(topic, known[at:], delay_ms, at_ms)
+            outcomes = [(there, moved)]
+            if len(there) < count:
+                lost = np.setdiff1d(known[at : at + count], there, assume_unique=True)
                 outcomes.append((lost, _too_late(topic, lost)))
             for part, outcome in outcomes:
                 rows = np.searchsorted(wanted, part)

@@ -77,23 +77,21 @@ class ProducerRegistry:
         async with self._changes.alone(f"{topic.name.full}\nproducer\n{name}"):
             producer = topic.producers.get(name)
             if producer is None:
-                return await self._create(topic, name, epoch, settled)
+                return await self._create(topic, name, epoch)
             self._opening.add(producer)
             try:
                 return await self._open(topic, producer, epoch, settled)
             finally:
                 self._opening.discard(producer)
 
-    async def _create(
-        self, topic: Topic, name: str, epoch: int, settled: Callable[[Producer], Awaitable[None]]
-    ) -> tuple[Producer, int]:
+    async def _create(self, topic: Topic, name: str, epoch: int) -> tuple[Producer, int]:
+        """Open a producer that is not in memory; see ``open``."""
         self._check_there(topic)
         if epoch < 0 and is_anonymous(name):
             producer = topic.producers[name] = Producer.new(next(self._new_ids), name)
             return producer, producer.epoch
         record = await self._store(topic, name)
         producer = topic.producers[name] = Producer.of(record)
-        await settled(producer)
         return producer, record.epoch
 
     async def _open(
@@ -137,9 +135,8 @@ class ProducerRegistry:
         """Remove idle producers that are not in use; return the ids of those removed.
 
         A producer is in use while a connection holds or opens its name, or a batch of it waits for
-        commit.
-        It also stays if it has published since its row was written: the row says when it was last
-        used before that. Unused producers that are not stored are removed too.
+        commit. It also stays if it has published since its row was written, because the row has the
+        time of its last use before that. Unused producers that are not stored are removed too.
 
         Args:
           idle: by the ids of producers, the last sequences in their rows.

@@ -23,7 +23,8 @@ from escapement.storage.engine.paging import by_id
 NO_SEQUENCE: Final = -1
 # The epoch of a producer that was opened once.
 FIRST_EPOCH: Final = 1
-# An id has the epoch of the lease above so many bits that count the producers of this epoch.
+# The lower bits of an id, this many, count the producers of one epoch of the lease. The epoch is in
+# the bits above them.
 _ID_BITS: Final = 32
 # Limit of the producers that one call of :func:`read_idle` examines.
 _STEP_ROWS: Final = 1_000

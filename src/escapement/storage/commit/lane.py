@@ -81,7 +81,7 @@ class State(enum.Enum):
 
 @dataclass(slots=True)
 class Waiting:
-    """What is queued or being written, in all lanes together."""
+    """The items that all lanes together have queued or are writing."""
 
     # Memory of the appends, the restatements and the inbox entries of acknowledgements.
     body_bytes: int = 0

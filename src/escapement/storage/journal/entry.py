@@ -249,6 +249,7 @@ def _encode_attempts(attempts: AttemptColumns) -> list[bytes]:
         attempts.due_ms,
     )
     assert len({len(column) for column in columns}) == 1, "columns of unequal height"
+    assert len(attempts) <= _MOST_ATTEMPTS, len(attempts)
     return [_COUNT.pack(len(attempts)), *map(encode_narrow, columns)]
 
 

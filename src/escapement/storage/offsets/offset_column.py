@@ -66,6 +66,7 @@ def encode_offsets(offsets: Int64s) -> bytes:
         count = len(offsets)
     first = int(offsets[0])
     assert first >= 0, first
+    assert count <= _MOST_OFFSETS, count
     breaks = np.flatnonzero(steps != 1)
     distances = steps[breaks] - 1
     lengths = np.diff(breaks, prepend=-1, append=count - 1) - 1

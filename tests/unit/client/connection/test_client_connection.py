@@ -264,7 +264,7 @@ def greeted() -> tuple[Connection, Connection, wire.Welcome]:
 
 
 async def wait_at_most(turns: int, act: Callable[[], Awaitable[None]]) -> None:
-    """Call ``act``, which must end within so many turns of the event loop."""
+    """Call ``act``; fail if it takes more turns of the event loop."""
     ended = False
 
     async def watch() -> None:
