@@ -43,7 +43,7 @@ from escapement.storage.engine.transaction import transaction
 MAX_RECORDED: Final = 90
 # Number of times that a broker tries to take the lease while a transaction of the previous owner
 # locks the lease row. Each try waits for the engine's lock timeout.
-TAKE_ATTEMPTS: Final = 5
+TAKE_ATTEMPTS: Final = 25
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,9 @@ def test_close_rolls_back_the_transaction(one: Connection, two: Connection) -> N
 
 def test_closed_connection_raises_unavailable_except_on_rollback(one: Connection) -> None:
     one.begin()
+    assert not one.ended
     one.close()
+    assert one.ended
     for use in (
         lambda: one.execute("SELECT 1"),
         lambda: one.execute(INSERT, (1, 1)),

@@ -7,6 +7,7 @@ import resource
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
@@ -34,6 +35,8 @@ from support.storage.commit_pipelines import (
 OWNER = Identity("id", "owner")
 FULL = StorageUnavailable("the table is full, says the test")
 LOST = StorageUnavailable("cut by the test")
+
+T = TypeVar("T")
 
 
 class FullTable:
@@ -75,6 +78,18 @@ class LockedRows:
     def __call__(self, step: str) -> None:
         if self.locked and step.startswith("INSERT INTO journal"):
             raise TransactionAborted("Lock wait timeout exceeded, says the test")
+
+
+class SilentServer:
+    """Runs blocking calls, which get no reply from the database while ``replies`` is not set."""
+
+    def __init__(self) -> None:
+        self.replies = trio.Event()
+        self.replies.set()
+
+    async def run(self, call: Callable[..., T], *arguments: object) -> T:
+        await self.replies.wait()
+        return call(*arguments)
 
 
 @asynccontextmanager
@@ -227,3 +242,22 @@ async def test_database_is_reported_down_while_rows_stay_locked(
         await ticket.done.wait()
         assert ticket.error is None
         assert pipeline.reported_state is State.UP
+
+
+async def test_database_is_reported_down_while_it_does_not_reply(
+    engine: Engine, autojump_clock: MockClock
+) -> None:
+    """It is up again when the group is durable."""
+    server = SilentServer()
+    async with committing(engine, run=server.run, max_lanes=1) as house:
+        topic = await house.topic("t")
+        server.replies = trio.Event()
+        ticket = house.append(topic, b"0")
+        await trio.sleep(2)
+        assert house.pipeline.reported_state is State.UP
+        await trio.sleep(2)
+        assert house.pipeline.reported_state is State.DOWN
+        server.replies.set()
+        await ticket.done.wait()
+        assert ticket.error is None
+        assert house.pipeline.reported_state is State.UP

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,8 @@ from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.errors import LeaseHeld, LeaseLost, StorageUnavailable
 from escapement.storage import lease, schema
 from escapement.storage.blocking import inline
-from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.base import Connection, Engine, TransactionAborted
+from escapement.storage.journal import journal
 from escapement.storage.lease import Identity, Lease, Recorded
 from escapement.testing.clock import VirtualClock
 from support.storage.commit_pipelines import HandClock
@@ -136,6 +139,41 @@ def test_acquire_kills_a_hanging_transaction_of_the_previous_owner(ready: Engine
     with pytest.raises(StorageUnavailable):
         hanging.execute("UPDATE leases SET epoch = 9")
     hanging.close()
+
+
+@pytest.mark.parametrize("engine", ["mysql"], indirect=True)
+def test_lease_is_renewed_while_a_transaction_waits_for_another_session(
+    ready: Engine, connection: Connection
+) -> None:
+    """Another session locks the end of a table, so a group commit waits after its lease check.
+
+    It gives up before the renewal does, which waits for three seconds at most.
+    """
+    held = acquire(ready, ONE)
+    with ExitStack() as stack:
+        other, writer = (stack.enter_context(closing(ready.connect())) for _ in range(2))
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        other.begin()
+        other.execute("SELECT lane FROM journal FOR UPDATE")
+        checked, aborted = threading.Event(), threading.Event()
+
+        def write() -> None:
+            writer.begin()
+            lease.check(ready, writer, held)
+            checked.set()
+            try:
+                row = journal.insertion(held.bundle_id, 0, journal.START, 1, 0, b"")
+                writer.execute(row.sql, row.rows[0])
+            except TransactionAborted:
+                aborted.set()
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        assert checked.wait(10)
+        connection.execute("SET innodb_lock_wait_timeout = 3")
+        lease.renew(ready, connection, held, HandClock())
+        writing.join()
+        assert aborted.is_set()
 
 
 def test_reconnected_connection_replaces_the_recorded_one(

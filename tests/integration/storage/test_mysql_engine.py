@@ -18,6 +18,7 @@ from escapement.errors import (
 )
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection, TransactionAborted
+from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.mysql_binary import MAX_PREPARED
 from escapement.storage.engine.result_buffer import Landing
@@ -204,6 +205,21 @@ def test_killed_connection_raises_unavailable_and_is_rolled_back(
     assert caught.value.code == "storage_unavailable"
     one.rollback()
     assert things(two) == []
+
+
+def test_kept_connection_that_the_server_has_closed_is_replaced(engine: MysqlEngine) -> None:
+    kept = KeptConnection(engine)
+    with kept.use() as connection:
+        assert not connection.ended
+        first = connection.id
+        make_table(connection)
+    with kept.use() as connection:
+        assert connection.id == first
+    engine.kill([first])
+    with kept.use() as connection:
+        assert connection.id != first
+        assert things(connection) == []
+    kept.close()
 
 
 def test_statement_killed_while_running_raises_unavailable(

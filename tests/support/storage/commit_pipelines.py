@@ -105,6 +105,10 @@ class FaultyConnection:
         self.id = connection.id
         self._lost = False
 
+    @property
+    def ended(self) -> bool:
+        return self._lost or self._connection.ended
+
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
         self._ask(sql)
         return self._connection.execute(sql, params, into)

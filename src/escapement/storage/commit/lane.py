@@ -22,6 +22,8 @@ How a lane handles failures of the database:
 - **Deadlock or lock timeout.** The lane writes the same group again.
 - **The lane can connect, but its groups fail again and again**, for example because a table of the
   log is full. The lane pauses between two groups, and counts as *failing*.
+- **The database does not reply.** The lane waits until the statement times out. After a few seconds
+  it counts as failing.
 - **Any other error, and the loss of the lease.** The lane ends with that error.
 """
 
@@ -68,6 +70,8 @@ LAST_PROBE_S: Final = 2.0
 # How long a lane that can connect counts as failing after a failed group, unless it commits a group
 # before. A lane that has nothing to write does not notice that the database accepts groups again.
 _FAILING_S: Final = 10.0
+# A lane that has been writing a group for longer than this counts as failing: the database hangs.
+_HANGING_S: Final = 3.0
 
 
 class State(enum.Enum):
@@ -133,11 +137,13 @@ class Lane:
 
     @property
     def failing(self) -> bool:
-        """Whether a group failed a short time ago, and none was committed since.
+        """Whether the lane has been writing a group for long, or its last one failed recently.
 
-        False also if a connection failed since: then the state of the lane shows the outage.
+        False if a connection failed since the group did: the lane's state shows this outage.
         """
-        return trio.current_time() < self._failed_s + _FAILING_S
+        now_s = trio.current_time()
+        hangs = self._group is not None and now_s > self._last_start_s + _HANGING_S
+        return hangs or now_s < self._failed_s + _FAILING_S
 
     def topics(self) -> set[int]:
         """Return the ids of the topics with items that are queued or being written."""

@@ -96,6 +96,14 @@ class Connection(Protocol):
         """The server's id of this connection, for KILL; 0 if the engine has no such ids."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """Whether the connection is closed on our side or by the server.
+
+        Ask only outside a transaction. Does not wait for the server.
+        """
+        ...
+
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
         """Run one statement: in the open transaction, or as a transaction of its own.
 

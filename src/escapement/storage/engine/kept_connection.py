@@ -1,4 +1,4 @@
-"""A database connection that is opened at its first use, and replaced after an error."""
+"""A database connection that is opened at its first use, and replaced when it has ended."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ class KeptConnection:
     def use(self) -> Iterator[Connection]:
         """Provide the connection, opened if it is not open; blocking.
 
-        If the block raises an error, the connection is closed, and the next use opens another.
+        A connection that the server has closed since the last use, for example in a restart, is
+        replaced. If the block raises an error, the connection is closed, and the next use opens
+        another.
         """
         try:
+            if self._connection is not None and self._connection.ended:
+                self.close()
             if self._connection is None:
                 self._connection = self._engine.connect()
             yield self._connection

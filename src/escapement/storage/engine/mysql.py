@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
@@ -59,9 +60,9 @@ logger = logging.getLogger(__name__)
 # A *lane* writes one transaction after the other on its own connection. While one lane waits for
 # the disk, others prepare transactions, and the server combines their fsyncs.
 MAX_LANES: Final = 8
-# A transaction keeps its row locks only until its commit. A longer wait for a row lock means that
-# the other transaction is stuck.
-ROW_LOCK_WAIT_S: Final = 5
+# How long to wait for a row lock. Our own transactions keep row locks only until their commit. A
+# lane waits while it locks the lease row itself, so a longer wait would delay the renewal.
+ROW_LOCK_WAIT_S: Final = 1
 # How long to wait for a table lock. A long statement may delay it, but the wait must end before the
 # connection's read timeout.
 TABLE_LOCK_WAIT_S: Final = 20
@@ -305,6 +306,15 @@ class MysqlConnection:
             except (pymysql.err.MySQLError, OSError):
                 self.close()
         self._in_transaction = False
+
+    @property
+    def ended(self) -> bool:
+        if self._lost:
+            return True
+        # Between two statements, a server sends only the end of the connection, or an error before.
+        received = select.poll()
+        received.register(self._wire._sock, select.POLLIN)
+        return bool(received.poll(0))
 
     def close(self) -> None:
         self._in_transaction = False

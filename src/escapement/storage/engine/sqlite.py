@@ -161,6 +161,10 @@ class SqliteConnection:
         # Held during calls into SQLite, so that ``close`` in another thread waits for them.
         self._inside = threading.RLock()
 
+    @property
+    def ended(self) -> bool:
+        return self._lost
+
     def execute(self, sql: str, params: Params = (), into: Landing | None = None) -> Result:
         _check_plain(params)
         with self._guarded():
