@@ -1,6 +1,8 @@
 """Paging: reading many rows of a table in the order of a key, with one SELECT for each page.
 
 Each page continues after the last key of the page before it, so the table may change between pages.
+The first page is small, because some callers need only a few rows. Each page has twice as many rows
+as the one before it, up to a limit.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from escapement.storage.engine.base import Connection, Params, Row
 
 # The number of rows in a page of a table without large columns: about a megabyte.
 PAGE_ROWS: Final = 4096
+# The number of rows in the first page.
+_FIRST_ROWS: Final = 8
 
 
 def pages(
@@ -30,21 +34,23 @@ def pages(
       key: the columns of the key. It must be unique, and an index must begin with the columns that
         ``where`` compares with ``=``, followed by these.
       columns: the columns to read, as SQL text. It begins with the columns of the key.
-      page_rows: the number of rows in a page.
+      page_rows: the number of rows in the largest pages.
       after: the key after which to begin, one value for each column of the key.
       where: a condition that the rows meet, as SQL text; empty for all rows.
       params: the parameters of ``where``.
     """
     sql = (
         f"SELECT {columns} FROM {table} WHERE {where + ' AND ' if where else ''}{_follows(key)}"
-        f" ORDER BY {', '.join(key)} LIMIT {page_rows}"
+        f" ORDER BY {', '.join(key)} LIMIT ?"
     )
+    most = min(_FIRST_ROWS, page_rows)
     while True:
-        rows = connection.execute(sql, (*params, *_parameters(after))).rows
+        rows = connection.execute(sql, (*params, *_parameters(after), most)).rows
         yield from rows
-        if len(rows) < page_rows:
+        if len(rows) < most:
             return
         after = rows[-1][: len(key)]
+        most = min(2 * most, page_rows)
 
 
 def by_id(
