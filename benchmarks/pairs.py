@@ -53,6 +53,12 @@ def send_p50_ms(found: dict[str, Any]) -> float:
 MEASUREMENTS = [
     Measurement("publish, messages/s", "publish --messages 1000000", rate, True),
     Measurement("burst, messages/s", "burst --messages 1000000", rate, True),
+    Measurement(
+        "burst with 100,000 keys, messages/s",
+        "burst --messages 1000000 --keys 100000",
+        rate,
+        True,
+    ),
     # At 5,000 messages a second, a small machine with two cores has time to spare.
     Measurement(
         "lateness at 5,000/s, p99 ms", "lateness --rate 5000 --seconds 8", late_p99_ms, False
