@@ -111,6 +111,7 @@ def test_connection_without_ssl_ca_is_encrypted_if_the_server_supports_tls(
         connection = engine_at(server.url("private")).connect()
         ((_, cipher),) = connection.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'").rows
         assert bool(cipher) is private
+        assert not connection.ended  # the server has sent nothing that was not read
         connection.close()
 
 
