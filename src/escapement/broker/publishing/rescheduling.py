@@ -187,7 +187,8 @@ class Rescheduling:
     ) -> CommitWait:
         """Withhold the messages at these rows, and submit a restatement of them."""
         moving, wait = found.take(at), CommitWait()
-        offsets, batch = moving.offsets, moving.batch
+        offsets, body = moving.offsets, moving.batch.encode()
+        batch = MessageBatch.decode(body)  # a view: the messages are in memory once
 
         def release() -> None:
             topic.release(offsets, due_ms, batch, self._clock.now_ms())
@@ -204,7 +205,7 @@ class Rescheduling:
             topic.id,
             topic.restatements.next(),
             offsets,
-            batch.encode(),
+            body,
             times,
             due_ms,
             moving.due_ms,
