@@ -60,6 +60,9 @@ class BrokerLimits:
     # Acknowledgements that are not durable yet. At this bound no messages are delivered. At twice
     # this bound acknowledgements are refused.
     unwritten_acks: int = 1_000_000
+    # The Acks, and other items, that these acknowledgements are in: each takes up to 1 KiB. The
+    # same happens at this bound and at twice of it.
+    unwritten_ack_items: int = 65_536
 
     # -- the index
     # Memory for entries that no segment on disk has yet. A checkpoint, which writes them to disk,

@@ -144,6 +144,8 @@ class Services:
             on_state=self._database_changed,
             max_lanes=limits.commit_lanes,
             max_waiting_bytes=limits.commit_waiting_bytes,
+            max_waiting_acks=limits.unwritten_acks,
+            max_ack_items=limits.unwritten_ack_items,
             max_commits_per_second=config.max_commits_per_second,
         )
         self.registry = Registry(
@@ -261,12 +263,12 @@ class Services:
 
     def _serve(self, config: BrokerConfig) -> None:
         """Create the services for client requests: publishers first, then consumers."""
-        clock, limits = self._clock, config.limits
+        clock = self._clock
         self.topic_batches = TopicBatches(self.registry, Changes(self.pipeline.transact), clock)
         self.publishing = Publishing(
             self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
         )
-        self.amending = Amending(self.registry, self.pipeline, self.pump, self.reader, limits)
+        self.amending = Amending(self.registry, self.pipeline, self.pump, self.reader)
         self.rescheduling = Rescheduling(
             self.registry,
             self.pipeline,
@@ -282,7 +284,6 @@ class Services:
             self.pump,
             self.reader,
             clock,
-            limits,
             config.ack_wait_ms,
             self.hasten,
             lambda topic: self.group_completer.look(topic),
@@ -389,8 +390,7 @@ class Services:
         self._settlement.take(group)
         if group.inbox_entries:
             self.inbox_relay.wake()
-        waiting, most = self.pipeline.waiting_acks, self._limits.unwritten_acks
-        if waiting < most <= waiting + group.ack_count:
+        if self.pipeline.has_ack_room() and not self.pipeline.has_ack_room(but=group):
             self.wake_all()  # deliveries had stopped at this bound
 
     def _appended(self, topic: Topic) -> None:
@@ -464,11 +464,11 @@ class Services:
 
         No message may be delivered after the lease has expired, because a successor may deliver it,
         nor while the database is read-only. While the database is unavailable, deliveries go on
-        until ``unwritten_acks`` acknowledgements wait for it.
+        until ``unwritten_acks`` acknowledgements, or ``unwritten_ack_items`` items, wait for it.
         """
         if self.pipeline.state is State.READ_ONLY or not self._keeper.held:
             return False
-        return self.pipeline.waiting_acks < self._limits.unwritten_acks
+        return self.pipeline.has_ack_room()
 
     def _database_changed(self, state: State) -> None:
         if state is State.UP:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from escapement.broker.delivery.pump import Pump
-from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.recovery.activation import Activation
 from escapement.broker.registry.registry import Registry
@@ -57,7 +56,6 @@ class Consuming:
         pump: Pump,
         log: LogReader,
         clock: Clock,
-        limits: BrokerLimits,
         ack_wait_ms: int,
         on_change: Callable[[Topic, Subscription], None],
         on_sought: Callable[[Topic], None],
@@ -68,7 +66,6 @@ class Consuming:
         self._pump = pump
         self._log = log
         self._clock = clock
-        self._limits = limits
         self._ack_wait_ms = ack_wait_ms
         self._on_change = on_change
         self._on_sought = on_sought
@@ -242,7 +239,7 @@ class Consuming:
           StorageUnavailable: if too many acknowledgements wait for the database; the client must
             send them again.
         """
-        self._pipeline.check_acks(max(len(offsets), 1), 2 * self._limits.unwritten_acks)
+        self._pipeline.check_acks(max(len(offsets), 1))
         handle.subscription.acknowledge(offsets, done, at_ms=self._clock.now_ms())
         self.wake(handle)
 

@@ -262,7 +262,7 @@ class GroupCompleter:
                 waived = offsets[~await self._covered(topic, subscription, offsets)]
                 if self._subscriptions.get(subscription.record.id) is not subscription:
                     return  # the subscription was sought or deleted meanwhile
-                self._pipeline.check_acks(len(waived), 2 * self._limits.unwritten_acks)
+                self._pipeline.check_acks(len(waived))
                 subscription.acknowledge(waived, None)
 
     async def _covered(

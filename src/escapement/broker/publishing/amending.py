@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.delivery.pump import Pump
-from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.publishing.outcome import (
     Decision,
@@ -55,13 +54,11 @@ class Amending:
         pipeline: CommitPipeline,
         pump: Pump,
         log: LogReader,
-        limits: BrokerLimits,
     ) -> None:
         self._registry = registry
         self._pipeline = pipeline
         self._pump = pump
         self._log = log
-        self._limits = limits
 
     async def cancel(
         self, topic_text: str, offsets: Int64s, done: Callable[[Outcome], None]
@@ -88,7 +85,7 @@ class Amending:
         first_ms = np.full(len(wanted), _UNKNOWN_MS)
         while True:
             self._registry.check_open(topic)
-            self._pipeline.check_acks(len(offsets), 2 * self._limits.unwritten_acks)
+            self._pipeline.check_acks(len(offsets))
             decision = decide(topic, wanted, topic.subscriptions(), past)
             unknown = _settle_by_time(topic, wanted, decision, first_ms)
             if not len(unknown):

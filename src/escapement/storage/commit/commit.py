@@ -45,6 +45,9 @@ from escapement.storage.log.log import Log
 DEFAULT_LANES: Final = 4
 # Limit of the bytes that wait for commit in all lanes: about a second of work for a fast disk.
 DEFAULT_WAITING_BYTES: Final = 64 << 20
+# Bounds of the acknowledgements that wait for commit, and of the items that they are in.
+DEFAULT_WAITING_ACKS: Final = 1_000_000
+DEFAULT_ACK_ITEMS: Final = 65_536
 
 T = TypeVar("T")
 
@@ -68,6 +71,8 @@ class CommitPipeline:
         on_state: Callable[[State], None] = lambda state: None,
         max_lanes: int = DEFAULT_LANES,
         max_waiting_bytes: int = DEFAULT_WAITING_BYTES,
+        max_waiting_acks: int = DEFAULT_WAITING_ACKS,
+        max_ack_items: int = DEFAULT_ACK_ITEMS,
         max_commits_per_second: float | None = None,
     ) -> None:
         """Create a pipeline that has not started.
@@ -80,6 +85,8 @@ class CommitPipeline:
           max_lanes: limit of lanes. The engine may have a lower limit.
           max_waiting_bytes: limit of the bytes that wait for commit. Beyond it, appends are refused
             with ``Busy``.
+          max_waiting_acks: bound of acknowledgements that wait for commit.
+          max_ack_items: bound of the items that they are in.
           max_commits_per_second: limit for all lanes together; None for no limit.
         """
         count = max(1, min(max_lanes, engine.max_lanes))
@@ -87,6 +94,7 @@ class CommitPipeline:
         interval_s = count / max_commits_per_second if max_commits_per_second else 0.0
         self._next_offsets: dict[int, int] = {}
         self._max_waiting_bytes = max_waiting_bytes
+        self._max_waiting_acks, self._max_ack_items = max_waiting_acks, max_ack_items
         self._on_state = on_state
         self._state = State.DOWN
         self._waiting = Waiting()
@@ -139,11 +147,22 @@ class CommitPipeline:
         """
         return self._waiting.ack_count
 
-    def check_acks(self, count: int, most: int) -> None:
-        """Check that ``count`` more acknowledgements or cancellations may be submitted.
+    def has_ack_room(self, but: Group | None = None) -> bool:
+        """Return whether fewer acknowledgements wait for commit than their bounds.
 
         Args:
-          most: limit of acknowledged offsets that wait for commit, including these.
+          but: a group that has just become durable. It counts as if it still waited.
+        """
+        count, items = self._waiting.ack_count, self._waiting.ack_items
+        if but is not None:
+            count, items = count + but.ack_count, items + len(but.acks)
+        return count < self._max_waiting_acks and items < self._max_ack_items
+
+    def check_acks(self, count: int) -> None:
+        """Check that one more item, with ``count`` acknowledgements, may be submitted.
+
+        A cancellation counts as an acknowledgement. Up to twice the bounds of :meth:`has_ack_room`
+        may wait.
 
         Raises:
           StorageReadOnly: if the database is read-only.
@@ -151,7 +170,11 @@ class CommitPipeline:
         """
         if self._state is State.READ_ONLY:
             raise StorageReadOnly("the database is read-only; try again later")
-        if self.waiting_acks + count > most:
+        waiting = self._waiting
+        if (
+            waiting.ack_count + count > 2 * self._max_waiting_acks
+            or waiting.ack_items >= 2 * self._max_ack_items
+        ):
             raise StorageUnavailable(
                 "too many acknowledgements wait for the database; try again later"
             )

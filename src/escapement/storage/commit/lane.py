@@ -90,6 +90,7 @@ class Waiting:
     # Memory of the appends, the restatements and the inbox entries of acknowledgements.
     body_bytes: int = 0
     ack_count: int = 0  # acknowledgements
+    ack_items: int = 0  # items with acknowledgements
 
 
 class Lane:
@@ -176,6 +177,7 @@ class Lane:
             self._waiting.body_bytes += item.waiting_bytes
         elif isinstance(item, Acks):
             self._waiting.ack_count += item.count
+            self._waiting.ack_items += 1
             self._waiting.body_bytes += item.entry_bytes
         self._wake.set()
 
@@ -299,6 +301,7 @@ class Lane:
         self._last_seq = group.seq
         self._waiting.body_bytes -= group.body_bytes
         self._waiting.ack_count -= group.ack_count
+        self._waiting.ack_items -= len(group.acks)
         self._log.wrote(group.log_bytes)
         self._set_state(State.UP)
         self._on_commit(group)
