@@ -8,19 +8,16 @@ one task after the other, so the memory of one task is kept for the next.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from functools import lru_cache
 from typing import Final
 
-# Parameters of glibc's mallopt. Free memory at the top of the heap above the trim threshold is
-# returned to the system. Blocks above the mmap threshold are mapped separately, and returned to the
-# system when they are freed.
-_TRIM_THRESHOLD: Final = -1
-_MMAP_THRESHOLD: Final = -3
-# The mmap threshold: larger than any block that a task allocates.
+from escapement.allocator import set_thresholds
+
+# Blocks from this size on are returned to the system when they are freed. It is larger than any
+# block that a task allocates.
 _LARGEST_BYTES: Final = 1 << 30
-# The trim threshold.
+# Free memory at the end of a heap stays in the process up to this size.
 _KEPT_BYTES: Final = 256 << 20
 # The environment variable by which a user chooses Arrow's allocator.
 _ARROW_POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
@@ -33,10 +30,7 @@ def keep_memory() -> None:
     Arrow then uses the same allocator, unless the user has chosen one. Has no effect with a C
     library other than glibc.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    kept = mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+    kept = set_thresholds(_LARGEST_BYTES, _KEPT_BYTES)
     if kept and _ARROW_POOL not in os.environ:
         import pyarrow as pa
 
