@@ -1,4 +1,4 @@
-"""The settings of the C library's memory allocator, for processes that know what they allocate.
+"""The thresholds of the C library's memory allocator.
 
 glibc takes small blocks from its *heaps*, one for each few threads, and maps large blocks
 separately. The system gets a mapped block back when it is freed. It gets only the end of a heap

@@ -61,7 +61,7 @@ class BrokerLimits:
     # this bound acknowledgements are refused.
     unwritten_acks: int = 1_000_000
     # The Acks, and other items, that these acknowledgements are in: each takes up to 1 KiB. The
-    # same happens at this bound and at twice of it.
+    # same happens at this bound, and at twice this bound.
     unwritten_ack_items: int = 65_536
 
     # -- the index

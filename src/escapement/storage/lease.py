@@ -41,9 +41,9 @@ from escapement.storage.engine.transaction import transaction
 # Limit of connection ids in the lease row. Each takes up to 20 digits and a comma in a column of
 # 2000 characters.
 MAX_RECORDED: Final = 90
-# Number of times that a broker tries to take the lease while a transaction of the previous owner
-# locks the lease row. Each try waits for the engine's lock timeout.
-TAKE_ATTEMPTS: Final = 25
+# How long a broker tries to take the lease while a transaction of the previous owner locks the
+# lease row. Each try waits for ``Engine.lock_wait_s``.
+TAKE_WAIT_S: Final = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ def acquire(
       TransactionAborted: if the lease row stays locked.
     """
     with closing(engine.connect()) as connection:
-        for attempt in range(TAKE_ATTEMPTS):
+        attempts = TAKE_WAIT_S // engine.lock_wait_s
+        for attempt in range(attempts):
             sent_at_ms = clock.lease_ms()
             before = _takeable(engine, connection, identity, bundle_id, "")
             ids = [int(text) for text in before.connection_ids.split(",") if text]
@@ -112,7 +113,7 @@ def acquire(
                     engine, connection, identity, duration_ms, bundle_id, clock.now_ms()
                 )
             except TransactionAborted:
-                if attempt == TAKE_ATTEMPTS - 1:
+                if attempt == attempts - 1:
                     raise
                 continue
             return Lease(

@@ -80,6 +80,7 @@ class FaultyEngine:
         self.kind = engine.kind
         self.location = engine.location
         self.dialect = engine.dialect
+        self.lock_wait_s = engine.lock_wait_s
         self.max_lanes = engine.max_lanes
 
     def connect(self) -> Connection:

@@ -27,7 +27,8 @@ async def _list(broker: Broker, given: Arguments) -> Plain:
     async with broker.look(), aclosing(broker.services.dead_letters.pages(whose)) as pages:
         async for page in pages:
             async with broker.answering:
-                rows += _rows(page, PREVIEW_BYTES)[: most - len(rows)]
+                wanted = np.arange(min(most - len(rows), len(page.offsets)))
+                rows += _rows(page.pick(wanted), PREVIEW_BYTES)
             if len(rows) == most:
                 break
     async with broker.answering:

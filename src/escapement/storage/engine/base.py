@@ -180,6 +180,11 @@ class Engine(Protocol):
     def dialect(self) -> Dialect: ...
 
     @property
+    def lock_wait_s(self) -> int:
+        """How long a statement waits for a lock before it raises ``TransactionAborted``."""
+        ...
+
+    @property
     def max_lanes(self) -> int:
         """How many write transactions (of *lanes*) may usefully run at the same time."""
         ...

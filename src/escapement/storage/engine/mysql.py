@@ -101,6 +101,7 @@ class MysqlEngine:
 
     kind: Final = "mysql"
     dialect: Final = DIALECT
+    lock_wait_s: Final = ROW_LOCK_WAIT_S
     max_lanes: Final = MAX_LANES
 
     def __init__(self, address: MysqlAddress, creates: bool = True) -> None:

@@ -50,7 +50,7 @@ from escapement.storage.engine.result_buffer import Landing
 
 FILE_NAME: Final = "log.sqlite3"
 # How long a writer waits for the write lock. A longer wait means that another process is stuck.
-BUSY_TIMEOUT_S: Final = 5.0
+BUSY_TIMEOUT_S: Final = 5
 # With transactions of about 1 MB, this gives 1.7 times as many commits a second as the default of
 # 4096 bytes.
 PAGE_SIZE_BYTES: Final = 16384
@@ -81,6 +81,7 @@ class SqliteEngine:
 
     kind: Final = "sqlite"
     dialect: Final = DIALECT
+    lock_wait_s: Final = BUSY_TIMEOUT_S
     max_lanes: Final = 1  # because SQLite has one write lock
 
     def __init__(self, path: Path) -> None:
