@@ -94,6 +94,10 @@ class Namespaces:
         """Return the full name, such as ``shop/eu``, of the namespace with this id."""
         return self._names[namespace_id]
 
+    def by_id(self, namespace_id: int) -> Namespace:
+        """Return the existing namespace with this id."""
+        return self._by_name[self._names[namespace_id]]
+
     async def create(self, name: NamespaceName) -> Namespace:
         """Create a namespace. Raises ``AlreadyExists``."""
         async with self._changes.alone(name.full):

@@ -194,7 +194,7 @@ class Registry:
 
     def namespace_of(self, topic_id: int) -> Namespace:
         """Return the namespace of the existing topic with this id."""
-        return self.namespaces.find(TopicName.parse(self._names[topic_id]).in_namespace)
+        return self.namespaces.by_id(self.record(topic_id).namespace_id)
 
     def all_subscriptions(self) -> Iterable[SubscriptionRecord]:
         """Return the records of the subscriptions of all topics, active or passive."""

@@ -135,8 +135,16 @@ def total_quota_of(namespace: NamespacePolicy) -> Quota:
 
 def is_governed(own: TopicPolicy, namespace: NamespacePolicy) -> bool:
     """Return whether a topic has a time to live or a quota, which act even without clients."""
-    quotas = quota_of(own, namespace), total_quota_of(namespace)
-    return bool(own.ttl_ms or namespace.ttl_ms) or any(quota.there for quota in quotas)
+    return bool(
+        own.ttl_ms
+        or own.quota_messages
+        or own.quota_bytes
+        or namespace.ttl_ms
+        or namespace.quota_messages
+        or namespace.quota_bytes
+        or namespace.total_quota_messages
+        or namespace.total_quota_bytes
+    )
 
 
 def quota_of(own: TopicPolicy, namespace: NamespacePolicy) -> Quota:

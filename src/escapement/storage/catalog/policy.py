@@ -64,7 +64,9 @@ class Policy:
     def decode(cls, text: str) -> Self:
         """Return the policy that :meth:`encode` has encoded as ``text``."""
         if not text:
-            nothing: Self = _NOTHING.setdefault(cls, cls())
+            if cls not in _NOTHING:
+                _NOTHING[cls] = cls()
+            nothing: Self = _NOTHING[cls]
             return nothing
         stored = json.loads(text)
         known = {name: stored.pop(name) for name in cls.names() if name in stored}
