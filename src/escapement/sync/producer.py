@@ -80,7 +80,7 @@ class Producer:
         if not future.set_running_or_notify_cancel():
             return
         try:
-            _, request, row = self._producer._put(message, sequence)
+            request, row = self._producer._put(message, sequence)
         except Exception as error:  # also a TypeError of an argument; others must go on
             future.set_exception(error)
             return

@@ -26,6 +26,7 @@ those of the draft.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import inf
 
 from escapement.client.connection.retry import Retry
@@ -78,14 +79,15 @@ class Outbox:
     # -- adding messages -----------------------------------------------------------
 
     def add(
-        self, message: NewMessage, sequence: int | None, now_s: float
+        self, message: NewMessage, sequence: int | None, clock: Callable[[], float]
     ) -> tuple[PublishRequest, int]:
         """Add one message to the draft; O(1).
 
         Args:
           message: the message.
           sequence: its number, or None for the next one.
-          now_s: the time on the clock of the event loop.
+          clock: returns the time in seconds on the clock of the event loop. It is called only if
+            a new draft begins.
 
         Returns:
           The publish request that has the message, and the message's row in it. If a message
@@ -111,6 +113,7 @@ class Outbox:
             self._close()
             draft = None
         if draft is None:
+            now_s = clock()
             draft = self._draft = Draft(number, now_s, now_s + self.bounds.send_timeout_s)
         row = draft.add(message, size)
         self.messages += 1

@@ -28,8 +28,8 @@ from escapement.client.producing.builder import MessageBuilder
 from escapement.client.producing.groups import FollowUp, Group, Groups
 from escapement.client.producing.outbox import Outbox
 from escapement.client.producing.producer_bounds import Bounds
-from escapement.client.producing.publish_request import NewMessage
-from escapement.client.producing.receipt import Pending, Receipt, Receipts
+from escapement.client.producing.publish_request import NewMessage, PublishRequest
+from escapement.client.producing.receipt import Pending, Receipt, Receipts, receipt_of
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.dedup import NO_DIGEST, digest, digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, ProducerFenced
@@ -136,18 +136,12 @@ class Producer(Attached):
             or may not be stored.
           EscapementError: if the broker refuses. The message is not stored.
         """
-        pending = await self.submit(
-            value,
-            delay=delay,
-            at=at,
-            key=key,
-            properties=properties,
-            priority=priority,
-            dedup=dedup,
-            group=group,
-            sequence=sequence,
-        )
-        return await pending.wait()
+        message = self._prepare(value, delay, at, key, properties, priority, dedup, group)
+        if self._full:
+            await self._have_room()
+        request, row = self._put(message, sequence)
+        await request.wait()
+        return receipt_of(self.topic, request, row)
 
     async def submit(
         self,
@@ -176,8 +170,9 @@ class Producer(Attached):
           EscapementError: if this producer is closed or has failed.
         """
         message = self._prepare(value, delay, at, key, properties, priority, dedup, group)
-        await self._have_room()
-        return self._put(message, sequence)
+        if self._full:
+            await self._have_room()
+        return Pending(self.topic, *self._put(message, sequence))
 
     def _prepare(
         self,
@@ -209,12 +204,16 @@ class Producer(Attached):
             NO_DIGEST if dedup is None else digest(dedup),
         )
 
-    def _put(self, message: NewMessage, sequence: int | None) -> Pending:
-        """Put a message into the outbox, without waiting. Raises the errors of ``submit``."""
+    def _put(self, message: NewMessage, sequence: int | None) -> tuple[PublishRequest, int]:
+        """Put a message into the outbox, without waiting. Raises the errors of ``submit``.
+
+        Returns:
+          The publish request that has the message, and the message's row in it.
+        """
         self._check()
-        request, row = self._outbox.add(message, sequence, anyio.current_time())
+        found = self._outbox.add(message, sequence, anyio.current_time)
         self._line.wake(self)
-        return Pending(self.topic, request, row)
+        return found
 
     async def send_many(
         self,

@@ -10,7 +10,8 @@ The messages of a producer are numbered; a message's number is its *sequence*.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -179,8 +180,10 @@ class Draft:
 
         A column that would have only default values, such as empty keys, is left out.
         """
-        payloads, keys, properties, priorities, groups, delays, ats, dedup = zip(
-            *self._messages, strict=True
+        # Transposing with zip would make an iterator per message, for which the garbage collector
+        # would run each time.
+        payloads, keys, properties, priorities, groups, delays, ats, dedup = (
+            list(map(itemgetter(field), self._messages)) for field in range(len(NewMessage._fields))
         )
         batch = MessageBatch(
             Blobs.of(payloads),
@@ -198,5 +201,5 @@ class Draft:
         return self.request
 
 
-def _used(values: tuple[object, ...], default: object) -> bool:
+def _used(values: list[Any], default: object) -> bool:
     return values.count(default) < len(values)

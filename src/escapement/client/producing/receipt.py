@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +12,7 @@ from escapement.client.producing.publish_request import PublishRequest
 from escapement.message import Bools, Int64s, MessageId
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """A confirmation that one message is durable.
 
     ``id`` is the permanent id of the message. ``duplicate`` is True if the broker had stored it
@@ -83,11 +81,15 @@ class Pending(NamedTuple):
           Disconnected: if no receipt arrives in time. The message may or may not be stored.
           EscapementError: if the broker refuses. The message is not stored.
         """
-        request = self.request
-        await request.wait()
-        if request.error is not None:
-            raise copy(request.error)
-        return _receipt(self.topic, request.offsets, request.duplicates, self.row)
+        await self.request.wait()
+        return receipt_of(self.topic, self.request, self.row)
+
+
+def receipt_of(topic: str, request: PublishRequest, row: int) -> Receipt:
+    """Return the receipt of one message of a settled request, or raise the request's error."""
+    if request.error is not None:
+        raise copy(request.error)
+    return _receipt(topic, request.offsets, request.duplicates, row)
 
 
 def _receipt(topic: str, offsets: Int64s, duplicates: Bools, row: int) -> Receipt:

@@ -45,7 +45,7 @@ class World:
     def send_one(self) -> None:
         number = self.outbox.next_sequence
         payload = name(number)
-        self.sent[payload] = self.outbox.add(NewMessage(payload), None, self.now_s)
+        self.sent[payload] = self.outbox.add(NewMessage(payload), None, lambda: self.now_s)
 
     def send_batch(self, count: int) -> None:
         first = self.outbox.next_sequence
