@@ -16,7 +16,7 @@ from typing import Final
 import click
 import trio
 
-from escapement.allocator import set_thresholds
+from escapement.allocator import share_one_heap
 from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, ServerConfig
@@ -40,12 +40,6 @@ _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _LEVELS: Final = ("debug", "info", "warning", "error")
 # The least memory of the index. A single protocol frame would not fit into less.
 _LEAST_INDEX_MEMORY: Final = "16MiB"
-# Large messages are mapped separately, so that their memory returns to the system. By default the
-# allocator would keep several hundred MiB of it. Batches of the usual size are smaller, and reuse
-# the memory of earlier ones, which is faster.
-_MAPPED_BYTES: Final = 2 * MIB
-_KEPT_BYTES: Final = 64 * MIB
-
 
 _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)
 
@@ -178,7 +172,9 @@ def serve(
     )
     host, port = listen
     config = ServerConfig(data, log_url, host, port, broker)
-    set_thresholds(_MAPPED_BYTES, _KEPT_BYTES)
+    # Otherwise each thread keeps the memory of large messages that it has freed, together several
+    # hundred MiB.
+    share_one_heap()
     # The objects that exist by now live as long as the process. Excluding them makes each garbage
     # collection some 30 ms shorter.
     gc.collect()

@@ -173,9 +173,9 @@ async def test_requests_that_read_large_messages_take_bounded_memory(
 
 
 async def test_requests_of_many_kinds_together_take_bounded_memory(tmp_path: Path) -> None:
-    """Invariant 9: the allocator returns the memory of large messages to the system.
+    """Invariant 9: all threads of the broker reuse the memory of large messages.
 
-    With the default settings of the allocator they take 430 MiB here, and 750 MiB after minutes.
+    With the default settings of the allocator they take 550 MiB here.
     """
     with broker_process(tmp_path / "broker") as broker:
         async with escapement.connect(broker.url, settings=PATIENT) as client:
