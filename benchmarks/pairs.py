@@ -83,7 +83,7 @@ MEASUREMENTS = [
 
 @contextlib.contextmanager
 def source_of(commit: str) -> Iterator[Path]:
-    """Check out ``commit`` in a temporary directory for the block, and yield its source folder."""
+    """Check out ``commit`` in a folder that exists in the ``with`` block; yield its source."""
     with tempfile.TemporaryDirectory(prefix="escapement-pairs-") as folder:
         tree = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]

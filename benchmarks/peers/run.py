@@ -69,7 +69,7 @@ class Result(NamedTuple):
 
 # Runs a load, and returns its result.
 Measure = Callable[[Load], Result]
-# Starts a system in a directory for the block, and yields how to measure it.
+# Runs a system in a directory until the ``with`` block ends, and yields how to measure it.
 System = Callable[[Path], contextlib.AbstractContextManager[Measure]]
 
 

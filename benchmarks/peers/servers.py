@@ -75,7 +75,7 @@ class Server:
         return ticks / os.sysconf("SC_CLK_TCK")
 
 
-# Runs a server in a directory for the block.
+# Runs a server in a directory until the ``with`` block ends.
 Start = Callable[[Path], contextlib.AbstractContextManager[Server]]
 
 
@@ -135,7 +135,7 @@ def rabbitmq(home: Path) -> Iterator[Server]:
 def running(
     command: list[str], home: Path, port: int, environment: dict[str, str] | None = None
 ) -> Iterator[Server]:
-    """Run a server until the end of the block, from when it accepts connections on ``port``."""
+    """Run a server that accepts connections on ``port``, until the ``with`` block ends."""
     program = find(command[0])
     if program is None:
         raise SystemExit(f"{command[0]} is not installed: run again with --install")

@@ -21,7 +21,7 @@ INTERRUPTED: Final = 130  # the exit status by shell convention: 128 + SIGINT
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """End the process at once if Ctrl-C is pressed during the block.
+    """End the process at once if Ctrl-C is pressed during the ``with`` block.
 
     Does nothing if the program handles or ignores SIGINT already, or in another thread than the
     main one.
@@ -40,7 +40,7 @@ def leaving_at_once() -> Iterator[None]:
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Delay the ``KeyboardInterrupt`` of a Ctrl-C until the block ends.
+    """Delay the ``KeyboardInterrupt`` of a Ctrl-C until the ``with`` block ends.
 
     A second Ctrl-C interrupts the block at once. Does nothing if the program handles or ignores
     SIGINT already, or in another thread than the main one.

@@ -88,7 +88,7 @@ async def peer_of(broker: BrokerProcess, *, greeted: bool = True) -> AsyncIterat
 
 @asynccontextmanager
 async def undisturbed(broker: BrokerProcess) -> AsyncIterator[None]:
-    """Check that another client keeps its connection while the block runs."""
+    """Check that another client keeps its connection while the ``with`` block runs."""
     async with escapement.connect(broker.url, settings=PATIENT) as client:
         producer = await client.producer("calm")
         async with client.consumer("calm", "calm") as inbox:

@@ -54,7 +54,7 @@ def task_workers(root: int) -> list[int]:
 
 
 class Reaper(threading.Thread):
-    """A thread that kills up to ``most`` workers, at random times, until the block ends."""
+    """A thread that kills up to ``most`` Spark workers, at random times, in a ``with`` block."""
 
     def __init__(self, root: int, most: int, seed: int) -> None:
         super().__init__(name="reaper")

@@ -28,7 +28,7 @@ def test_spark_finds_the_data_source_by_itself(spark: SparkSession) -> None:
 def test_thread_with_an_active_session_finds_the_data_source_for_a_write(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """B7: what docs/spark-cluster.md says about writes in threads. Reads do not need it."""
+    """B7: docs/spark-cluster.md says so. A read finds it in any thread."""
 
     def write() -> None:
         spark.createDataFrame([], "payload STRING")

@@ -36,7 +36,7 @@ async def listen() -> Any:
 
 @contextmanager
 def busy(broker: Broker) -> Iterator[None]:
-    """Keep the client's event loop busy for the time of the block."""
+    """Keep the client's event loop busy until the ``with`` block ends."""
     began, may_end = threading.Event(), threading.Event()
 
     def wait() -> None:

@@ -20,7 +20,7 @@ def seeds(usual: range) -> range:
 
 @contextmanager
 def named(seed: int, done: Sequence[str]) -> Iterator[None]:
-    """Print the seed and the steps if the block fails."""
+    """Print the seed and the steps if the ``with`` block fails."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""Ctrl-C inside a block that must not be interrupted."""
+"""Ctrl-C inside a ``with`` block that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def interrupted(times: int, error: Exception | None = None) -> list[str]:
 
 
 def test_interrupt_waits_for_the_end_of_the_protected_block() -> None:
-    """B7: also if the block fails."""
+    """B7: also if the ``with`` block fails."""
     assert interrupted(1) == ["the end"]
     assert interrupted(1, ValueError("failed too")) == ["the end"]
     with put_off():
@@ -43,7 +43,7 @@ def test_second_interrupt_does_not_wait() -> None:
 
 
 def test_other_signal_handlers_stay_in_force() -> None:
-    """B7: handlers set before the block, or inside it as Spark does."""
+    """B7: handlers set before the ``with`` block, or inside it as Spark does."""
     seen = []
     theirs = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
     try:

@@ -141,7 +141,7 @@ class Host:
 
 @asynccontextmanager
 async def host(broker: str | None, data: Path | None, log_url: str | None) -> AsyncIterator[Host]:
-    """Yield the broker at the URL ``broker`` or, if it is None, one started for the block."""
+    """Yield the broker at the URL ``broker``; if it is None, start one for the ``with`` block."""
     if broker is not None:
         yield Host(None, None, broker)
         return

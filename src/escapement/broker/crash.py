@@ -17,7 +17,7 @@ from escapement.errors import EscapementError
 
 @contextmanager
 def one_error() -> Iterator[None]:
-    """Replace an exception group that the block raises by the one error that explains it."""
+    """Replace an exception group raised in a ``with`` block by the error that explains it."""
     try:
         yield
     except BaseExceptionGroup as group:

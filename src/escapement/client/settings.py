@@ -17,7 +17,7 @@ class Settings:
         to become durable, including the time to reconnect. After it the call raises
         ``Disconnected``.
       close_timeout_s: the longest wait for the answers to publishes and acknowledgements when
-        the block of ``connect`` or of a consumer ends.
+        the ``with`` block of ``connect`` or of a consumer ends.
       heartbeat_s: the interval of the heartbeat, by which client and broker check that the other
         is alive. None sends no heartbeat. The broker closes connections that are silent for 90
         seconds.

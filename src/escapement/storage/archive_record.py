@@ -130,7 +130,7 @@ def record(engine: Engine, connection: Connection, new: ArchiveRecord, offsets: 
 
 @contextmanager
 def alone(engine: Engine, connection: Connection) -> Iterator[None]:
-    """Hold the lock of the archive job while the block runs.
+    """Hold the lock of the archive job while the ``with`` block runs.
 
     The lock is lost if the process ends, or on MySQL if ``connection`` breaks.
 

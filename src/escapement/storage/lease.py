@@ -187,7 +187,11 @@ def check(engine: Engine, connection: Connection, lease: Lease) -> None:
 
 @contextmanager
 def as_owner(engine: Engine, connection: Connection, lease: Lease) -> Iterator[None]:
-    """Run the block in a transaction that begins with :func:`check`. Raises ``LeaseLost``."""
+    """Run the ``with`` block in a transaction that begins with :func:`check`.
+
+    Raises:
+      LeaseLost: if the broker does not have the lease any more.
+    """
     with transaction(connection):
         check(engine, connection, lease)
         yield

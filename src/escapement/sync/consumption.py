@@ -14,8 +14,8 @@ from escapement.sync.loop import Loop
 class Consumption(AbstractContextManager[Inbox]):
     """The context manager of ``Broker.consumer``: it opens a consumer, and closes it.
 
-    No task of the event loop waits for the end of the block. So a block that never ends does not
-    keep the client from closing.
+    No task of the event loop waits for the end of the ``with`` block. So a block that never ends
+    does not keep the client from closing.
     """
 
     def __init__(self, loop: Loop, context: AbstractAsyncContextManager[inboxes.Inbox]) -> None:

@@ -39,8 +39,8 @@ class Inbox:
         self._loads = inbox._loads
         self._loop = loop
         self._inbox = inbox
-        # Guards the other four. It is reentrant, so that a signal handler that interrupts its
-        # holder does not wait forever; the handler finds that the thread is receiving already.
+        # Guards the next four attributes. It is reentrant, so that a signal handler that interrupts
+        # its holder does not wait forever; the handler finds that the thread is receiving already.
         self._lock = RLock()
         self._receiving = False
         self._current: Batch | None = None  # the batch from which messages are received

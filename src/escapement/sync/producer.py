@@ -23,7 +23,7 @@ class Producer:
     """A producer of a topic, created by ``Broker.producer``.
 
     Any number of threads may use it at once. As a context manager it closes itself at the
-    end of the block.
+    end of the ``with`` block.
     """
 
     def __init__(self, loop: Loop, producer: producers.Producer) -> None:

@@ -82,9 +82,9 @@ class World:
     def connect(self, **options: Any) -> AbstractAsyncContextManager[Broker]:
         """Connect a client to this broker, as ``escapement.connect`` does.
 
-        When the block ends, the client waits until the broker has answered all acknowledgements
-        and publishes. If the broker cannot answer, for example because a test has made its
-        database fail, this wait lasts until the test advances the time. To avoid the wait, pass
+        When the ``async with`` block ends, the client waits until the broker has answered all
+        acknowledgements and publishes. If the broker cannot answer, for example because a test has
+        made its database fail, this wait lasts until the test advances the time. To avoid it, pass
         ``settings=Settings(heartbeat_s=None, close_timeout_s=0)``. Unanswered requests may then
         be lost, as when a connection breaks.
 
@@ -200,7 +200,9 @@ async def start(
     engine: Engine | None = None,
     run: Run = inline,
 ) -> AsyncIterator[World]:
-    """Run a broker with a virtual clock and an empty database in memory, until the block ends.
+    """Run a broker with a virtual clock and an empty database in memory.
+
+    It runs until the ``async with`` block ends.
 
     Args:
       config: the configuration, as for a real broker. The timeouts of connections, the interval

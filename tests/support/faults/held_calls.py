@@ -53,7 +53,7 @@ class Held:
 
     @contextmanager
     def hold(self, kind: str) -> Iterator[None]:
-        """Hold calls of this kind until the block ends."""
+        """Hold calls of this kind until the ``with`` block ends."""
         self._kind = kind
         self._reached, self._released = trio.Event(), trio.Event()
         try:

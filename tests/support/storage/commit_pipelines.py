@@ -326,7 +326,7 @@ async def committing(
 
 @contextlib.contextmanager
 def ends_with(kind: type[BaseException]) -> Iterator[None]:
-    """Expect that the block ends with errors of this kind only."""
+    """Expect that the ``with`` block ends with errors of this kind only."""
     try:
         yield
     except BaseExceptionGroup as ended:

@@ -28,7 +28,7 @@ def take_out(engine: Engine, connection: Connection, step: Step) -> None:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Commit at the end of the block, or roll back if it fails."""
+    """Commit at the end of the ``with`` block, or roll back if it fails."""
     connection.begin()
     try:
         yield

@@ -124,7 +124,7 @@ def test_flush_raises_the_error_of_an_ack_that_was_refused_before() -> None:
 
 
 def test_consumer_that_was_closed_with_its_client_raises_disconnected() -> None:
-    """Its block ends without an error, and a block of a message with the error of the block."""
+    """The consumer's ``with`` block raises nothing. A message's block raises only its own error."""
     with listening() as (peer, portal, url):
         with connect(url) as broker:
             context = broker.consumer("t", "s")

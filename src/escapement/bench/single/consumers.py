@@ -35,7 +35,7 @@ async def consumers(
 ) -> AsyncIterator[list[Inbox]]:
     """Open all consumers, let each one run ``use``, and yield when all are open.
 
-    At the end of the block ``use`` is cancelled, and the consumers close.
+    At the end of the ``async with`` block ``use`` is cancelled, and the consumers close.
 
     Args:
       subscription: returns the subscription of a consumer by its number.

@@ -110,8 +110,8 @@ class Consuming:
         topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
         subscription = await self._ensure(topic, name, kind, position)
         if ack_wait_ms:
-            # Wait until a changed policy of the subscription is stored. It could otherwise make
-            # this ack wait invalid after the check.
+            # Wait until a change of the subscription's policy is stored. Otherwise the new policy
+            # could forbid this ack wait after the check.
             async with self._registry.alone(topic):
                 subscription = topic.find(name)
                 check_ack_wait(topic.name, name, ack_wait_ms, subscription.record.policy)

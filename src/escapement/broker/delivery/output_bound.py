@@ -54,7 +54,7 @@ class Connection(Protocol):
 
     @property
     def slow_since_s(self) -> float:
-        """Since when its peer has accepted little, while it writes; of the event loop's clock."""
+        """The event loop's time since which the peer has accepted little of the current write."""
         ...
 
     @property
@@ -88,7 +88,7 @@ class OutputBound:
         return self.queued_bytes + FRAME_BYTES > self._most_bytes
 
     def frame_bytes(self, frames: int) -> int:
-        """Return how large each of ``frames`` frames of messages may be that are queued now."""
+        """Return the largest size of each frame of messages if ``frames`` frames are queued now."""
         room_bytes = max(self._most_bytes - self.queued_bytes, self._share_bytes)
         return min(FRAME_BYTES, max(room_bytes // max(frames, 1), LEAST_SHARE_BYTES))
 

@@ -74,8 +74,9 @@ class Timekeeper:
             if now_ms < self._seen_ms:
                 self._on_step_back(now_ms)
             self._seen_ms = now_ms
-            # Wake each topic only once per round. It may set the present time again, to check later
-            # whether another task has made progress.
+            # Wake each topic only once per round. A topic that waits for another task may schedule
+            # its next wake-up for the present time. In a round without end, it would keep that task
+            # from running.
             for topic_id in [id for _, id in self._order.irange(maximum=(now_ms + 1,))]:
                 self.schedule(topic_id, None)
                 self._on_wake(topic_id, now_ms)

@@ -29,7 +29,9 @@ class Handles(Generic[T]):
 
     @contextmanager
     def claimed(self, handle_id: int) -> Iterator[None]:
-        """Claim an id for a handle that the block opens and enters. Give it up if it does not.
+        """Claim an id for a handle that the ``with`` block opens and enters.
+
+        If the block ends and has entered no handle, the id is free again.
 
         Raises:
           InvalidRequest: if it is in use.

@@ -138,7 +138,7 @@ class Outbound:
 
     @property
     def slow_since_s(self) -> float:
-        """Since when the peer has accepted less than ``SLOW_BYTES`` of the current write."""
+        """The time since which the peer has accepted less than ``SLOW_BYTES`` of this write."""
         return self._pace.since_s
 
     @property

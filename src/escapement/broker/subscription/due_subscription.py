@@ -465,7 +465,7 @@ class DueSubscription(Subscription):
 
     @property
     def _piece(self) -> int:
-        """For how many messages a band must have room before it scans."""
+        """The number of messages for which a band must have room before it scans."""
         half = self.limits.ready_messages - self.limits.ready_messages // 2
         return min(_PIECE, half) if self.scatters else half
 

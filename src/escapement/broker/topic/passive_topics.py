@@ -107,7 +107,7 @@ class PassiveTopics:
     # -- a topic becomes active ------------------------------------------------
 
     def move_topic(self, topic: Topic) -> None:
-        """Move a topic's rows into its new runtime."""
+        """Fill the new runtime of a topic from its rows, and remove these rows."""
         id = topic.id
         for _, data in self._keys.pop(id, []):
             topic.dedup.load(decode_keys(data))
@@ -119,7 +119,7 @@ class PassiveTopics:
             topic.doubtful_below = figures.doubtful_below
 
     def move_subscription(self, subscription: Subscription) -> None:
-        """Move a subscription's rows into its new runtime."""
+        """Fill the new runtime of a subscription from its rows, and remove these rows."""
         record = subscription.record
         self._move_set(record.id, subscription.acked)
         if lapses_id(record.id) in self._chunks:

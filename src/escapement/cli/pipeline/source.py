@@ -76,7 +76,7 @@ def given(topics: Sequence[str], **options: str | None) -> dict[str, str]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn expected errors in the block, which Spark reports at length, into one line each.
+    """Turn expected errors in the ``with`` block into one line each. Spark reports them at length.
 
     These are the errors that escapement raises in a Spark task, and failures of Java, such as a
     directory that it cannot write to. Other exceptions keep their traceback: each may be a bug.

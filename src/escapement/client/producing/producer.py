@@ -43,7 +43,7 @@ class Producer(Attached):
     """A producer of a topic, created by ``Broker.producer``.
 
     Any number of tasks may use it at once. As an async context manager it closes itself at
-    the end of the block.
+    the end of the ``async with`` block.
 
     Attributes:
       topic: the full name of the topic.

@@ -24,8 +24,8 @@ class KeptConnection:
         """Provide the connection, opened if it is not open; blocking.
 
         A connection that the server has closed since the last use, for example in a restart, is
-        replaced. If the block raises an error, the connection is closed, and the next use opens
-        another.
+        replaced. If the ``with`` block raises an error, the connection is closed, and the next use
+        opens another.
         """
         try:
             if self._connection is not None and self._connection.ended:

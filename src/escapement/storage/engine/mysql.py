@@ -352,7 +352,7 @@ class MysqlConnection:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Translate errors of PyMySQL in the block into those that ``base.py`` lists.
+        """Translate errors of PyMySQL in the ``with`` block into those that ``base.py`` lists.
 
         Rolls back or closes the connection, as ``base.py`` says for the error.
         """

@@ -1,4 +1,4 @@
-"""Named locks of a MySQL or MariaDB server, which exclude other connections to the database."""
+"""Named locks of a MySQL or MariaDB server: only one connection at a time can hold a lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from escapement.storage.engine.base import Connection
 
 @contextmanager
 def named_lock(connection: Connection, name: str, wait_s: int) -> Iterator[bool]:
-    """Take a lock for the duration of the block; it is lost if the connection is closed.
+    """Hold a lock until the ``with`` block ends; it is lost if the connection is closed.
 
     Waits at most ``wait_s`` for the lock. Provides whether it was taken: if not, the block runs
     without the lock.

@@ -234,7 +234,7 @@ class SqliteConnection:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Translate errors of SQLite in the block into those that ``base.py`` lists.
+        """Translate errors of SQLite in the ``with`` block into those that ``base.py`` lists.
 
         Rolls back or closes the connection, as ``base.py`` says for the error.
         """

@@ -10,7 +10,10 @@ from escapement.storage.engine.base import Connection
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Run the block in a transaction, and commit it. Roll back if the block or the commit fails."""
+    """Run the ``with`` block in a transaction, and commit it.
+
+    Rolls back if the block or the commit fails.
+    """
     connection.begin()
     try:
         yield

@@ -276,15 +276,15 @@ def places_missing(count: int, picks: Sequence[Pick]) -> Int64s:
 
 
 class Fetch:
-    """A pinned read of the messages of given keys, in the order of the keys.
+    """A pinned read of the messages of given keys. The result has the same order as the keys.
 
     Args:
       topic_id: the topic, for error messages.
       keys: the keys of the messages, in any order.
       memory: the memory tables to look into first.
       disk: the parts of segments to look into then.
-      found: picks of messages that the caller has found elsewhere; their places are indexes of
-        ``keys``.
+      found: the messages that the caller has found elsewhere. The places of a pick are indexes
+        of ``keys``.
     """
 
     __slots__ = ("_at_hand", "_disk", "_due_ms", "_found", "_memory", "_offsets", "_topic_id")

@@ -181,7 +181,7 @@ def whole_segment(
     bulk: bool = True,
     failpoint: Failpoint = no_failpoint,
 ) -> Iterator[SegmentWriter]:
-    """Provide a writer for a segment, and make the segment durable when the block ends.
+    """Provide a writer for a segment, and make the segment durable when the ``with`` block ends.
 
     If no messages were written, or after an error, no file is left.
 
