@@ -35,7 +35,7 @@ _RETRY_S: Final = 1.0
 
 
 class Contents(NamedTuple):
-    """How many objects of each kind the deletion of a namespace deletes."""
+    """The numbers of objects that the deletion of a namespace deletes, by kind."""
 
     topics: int
     subscriptions: int
@@ -86,7 +86,7 @@ class Deletion:
         self._index.drop_topic(topic.id)
 
     def contents(self, name: NamespaceName) -> Contents:
-        """Return how much a call of ``namespace`` would delete now. Raises ``NotFound``."""
+        """Count what the deletion of this namespace would delete now. Raises ``NotFound``."""
         self._registry.namespaces.find(name)
         ids = [record.id for _, record in self._topics(name)]
         there = set(ids)

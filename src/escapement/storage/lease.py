@@ -295,7 +295,9 @@ def _take(
 ) -> tuple[_LeaseRow, int]:
     """Write the new owner and the next epoch into the lease row.
 
-    Returns the row from before, and the new ``doubtful_below_id``.
+    Returns:
+      The row as it was before, and the new ``doubtful_below_id`` (see the docstring of
+      the module).
     """
     with transaction(connection):
         lock = engine.dialect.update_lock

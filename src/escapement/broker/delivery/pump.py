@@ -42,8 +42,8 @@ from escapement.errors import StorageUnavailable
 from escapement.storage.blocking import Run, read_from
 from escapement.storage.index import DelayedIndex, Key
 
-# So many workers overlap the disk reads of one topic with the deliveries of others. More would only
-# compete for the interpreter.
+# Four workers are enough to deliver messages of other topics while one topic reads from disk. More
+# workers would only compete for the interpreter.
 WORKERS: Final = 4
 # Messages that a subscription does not deliver in the order of the index are in many of its blocks,
 # and each run reads its blocks again. So such a run has up to this many frames.

@@ -48,8 +48,8 @@ from escapement.traits import SLOTS
 # When messages of slow consumers block others, ready is emptied to this share (an eighth). Each
 # round of delivery examines the remaining messages first, so they must be few.
 _LEFT_SHARE: Final = 8
-# With key ranges and no order, a round of delivery examines at least this many ready rows, if there
-# are so many.
+# With key ranges and no order, a round of delivery examines at least this many ready rows, or all
+# if there are fewer.
 _WINDOW_ROWS: Final = 8192
 
 

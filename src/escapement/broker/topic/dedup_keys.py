@@ -34,7 +34,7 @@ from escapement.storage.encoding.dedup_keys import KeyTable
 NEW: Final = -1
 WAITING: Final = -2
 
-# The largest run that a merge may produce. Sorting so many keys takes about a millisecond.
+# The largest run that a merge may produce. Sorting a run of this size takes about a millisecond.
 _RUN_KEYS: Final = 1 << 18
 # The most keys in one row of a checkpoint.
 _PIECE_KEYS: Final = 1 << 16

@@ -10,8 +10,8 @@ messages by the *kind* of figure and by the *bucket* that the figure is in
 - ``LATE_AGAIN``: ms from the wanted time to the last delivery, for redelivered messages.
 - ``HELD``: ms from the last delivery to the acknowledgement.
 - ``TRIED``: the number of deliveries.
-- ``UNSEEN``: messages that were acknowledged while not in flight, because they had been
-  returned, or a broker before a restart had delivered them. They count for the hour of the
+- ``UNSEEN``: messages that were acknowledged while not in flight, because they had timed out or
+  been returned, or a broker before a restart had delivered them. They count for the hour of the
   acknowledgement, and in no other kind.
 
 A *group commit* is one transaction for the requests of many clients. It counts the messages whose

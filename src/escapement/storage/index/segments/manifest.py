@@ -10,9 +10,9 @@ disk has no intermediate states. It is a line with a checksum and a JSON object:
      "positions": {lane: [seq, group]}, "segments": {name: size_bytes},
      "forgotten_until_ms": ms}
 
-A *mark* names a checkpoint. The manifest has the mark of the checkpoint that wrote the index, and
-as its *base* the last checkpoint that the database named when that broker started. They tell
-whether the index fits the database.
+A *mark* names a checkpoint. The manifest has the mark of the checkpoint that wrote the index. Its
+*base* is the last checkpoint that the database named when the broker that wrote the index started.
+Mark and base tell whether the index fits the database.
 
 This module knows nothing of the content of segments. Checkpoints and compactions change the
 manifest, in several threads; each change applies to the newest state, under a lock.
@@ -57,11 +57,11 @@ class Mark(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """The origin of an index: the checkpoint that wrote it, and the last one before that start.
+    """The origin of an index: the checkpoint that wrote it, and an older one.
 
     ``mark`` is the checkpoint that wrote the index, or None if a rebuild wrote it. ``base`` is the
-    last checkpoint that the database named when that broker or rebuild started, or None if there
-    had been no checkpoint.
+    last checkpoint that the database named when the broker or rebuild that wrote the index started,
+    or None if there had been no checkpoint.
     """
 
     mark: Mark | None = None

@@ -47,8 +47,8 @@ from escapement.traits import traits_of
 # The size of the file's write buffer. Larger pieces are written without a copy.
 _WRITE_BYTES: Final = 1 << 16
 
-# Callers append messages for about this many blocks at once. So many messages share the cost of a
-# numpy call, and a step takes only a few megabytes of memory.
+# Callers append messages for about this many blocks at once. With more messages, each one has a
+# smaller part of the cost of a numpy call. With fewer, a step takes less memory: here, a few MB.
 _STEP_BLOCKS: Final = 8
 
 
