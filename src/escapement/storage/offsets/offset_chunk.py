@@ -33,8 +33,8 @@ _CRC_BYTES: Final = 4
 # To look up at least this many offsets in a chunk, it is faster to make a table with a flag for
 # each of the chunk's 2^20 offsets than to search for each offset.
 _MANY: Final = 2048
-# If the chunk has at most this many times as many offsets as are looked up, such a table of all its
-# offsets is faster than a bitmap of the offsets to look up.
+# If the chunk has more than this many times as many offsets as are looked up, a bitmap of the
+# offsets to look up is faster than a table of all offsets in the chunk.
 _SPARSE: Final = 4
 
 
