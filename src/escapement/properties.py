@@ -12,7 +12,7 @@ import msgpack
 
 # How to read text that is not valid UTF-8 if people shall read it: with escapes such as \xff.
 READABLE: Final = "backslashreplace"
-# How to read such text to copy it: in a form from which ``pack_again`` restores the bytes.
+# How to read text that is not valid UTF-8 if it is to be copied: ``pack_again`` restores the bytes.
 AS_IS: Final = "surrogateescape"
 
 

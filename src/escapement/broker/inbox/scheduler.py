@@ -341,8 +341,8 @@ class Scheduler:
                     schedule.recurrence, schedule.next_ms, now_ms, schedule.missed, max(fits, 1)
                 )
             except InvalidRequest as error:
-                # It was valid at the start of the broker. A system update may have removed its
-                # time zone since.
+                # The schedule was valid at the start of the broker. A system update may have
+                # removed its time zone since.
                 self._give_up(schedule, str(error))
                 continue
             moves.append(Move(schedule, times, next_ms))

@@ -135,7 +135,7 @@ class Activation:
             self._rng,
             topic.amendments,
             self._on_dead,
-            # A subscription that was created later has had no such deliveries.
+            # Subscriptions with higher ids did not exist when the earlier broker delivered.
             self.doubtful_until_ms if record.id < self._doubtful_below_id else 0,
         )
         if record.kind == "shared":

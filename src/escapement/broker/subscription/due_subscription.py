@@ -392,8 +392,9 @@ class DueSubscription(Subscription):
         """
         rows = self.in_flight.take_back(offsets)
         if rows.height:
-            # This delivery did not happen. But if a message was changed meanwhile, the answer named
-            # this subscription, which keeps the message.
+            # The delivery did not happen, so it does not count as an attempt. But if a message was
+            # cancelled or moved meanwhile, the broker answered that this subscription has it. So
+            # RELEASED marks it as delivered before, and the subscription keeps it.
             kept = np.where(self._amendments.changed(rows.offsets), RELEASED, 0)
             self._read_again(rows._replace(attempts=(rows.attempts - 1) | kept))
 

@@ -111,7 +111,8 @@ class Writer:
         These are inbox entries, the progress of staged batches, and submitted statements.
         """
         check(self._engine, connection, self._lease)
-        # This goes before the statements: one may delete the topic with its staged batches.
+        # Inbox entries and staged batches come before the statements, because a statement may
+        # delete a topic with its staged batches.
         if ids := group.entry_ids:
             inbox.remove(connection, ids)
         if advances := group.advances:
