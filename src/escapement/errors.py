@@ -47,6 +47,15 @@ class DelaysDisabled(EscapementError):
     code = "delays_disabled"
 
 
+class NotOpened(InvalidRequest, AttributeError):
+    """Raised when a client or consumer is used before its ``with`` block has opened it.
+
+    It is also an ``AttributeError``, so that ``hasattr`` returns False.
+    """
+
+    code = "not_opened"
+
+
 class NotFound(EscapementError):
     """Raised when a namespace, topic, subscription, message or schedule does not exist."""
 

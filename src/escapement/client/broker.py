@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from escapement.client.administration.reading import Reading
 from escapement.client.administration.schedules import Schedules
 from escapement.client.connection.line import Line
 from escapement.client.connection.retried_request import ask_verb
+from escapement.client.consuming.consumption import Consumption
 from escapement.client.consuming.inbox import Inbox
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import One, What, name_message
@@ -102,20 +103,19 @@ class Broker:
           EscapementError: if the broker refuses, or does not answer in time.
         """
         bounds = Bounds(
-            linger_s=delivery_times.delay_ms(linger) / 1000,
+            linger_s=delivery_times.delay_ms(linger, "linger") / 1000,
             batch_messages=max_batch_messages,
             batch_bytes=max_batch_bytes,
             in_flight_messages=max_in_flight_messages,
             in_flight_bytes=max_in_flight_bytes,
-            send_timeout_s=delivery_times.delay_ms(send_timeout) / 1000,
+            send_timeout_s=delivery_times.delay_ms(send_timeout, "send_timeout") / 1000,
         ).within(self.limits)
         producer = Producer(self._line, topic, name, serializer, bounds)
         self._line.attach(producer)
         await producer._wait_opened()
         return producer
 
-    @asynccontextmanager
-    async def consumer(
+    def consumer(
         self,
         topic: str,
         subscription: str,
@@ -127,7 +127,7 @@ class Broker:
         serializer: SerializerLike = bytes,
         name: str = "",
         key_range: KeyRange = None,
-    ) -> AsyncIterator[Inbox]:
+    ) -> AbstractAsyncContextManager[Inbox]:
         """Open a consumer of a subscription, which is created if it does not exist.
 
         Use it with ``async with``. When the block ends, the client waits until the broker has
@@ -161,24 +161,20 @@ class Broker:
           InvalidRequest: if an argument is not valid. Nothing is sent.
           EscapementError: if the broker refuses, or does not answer in time.
         """
-        inbox = Inbox(
+        make = partial(
+            Inbox,
             self._line,
             topic,
             subscription,
             kind=kind,
             position=position,
             permits=permits,
-            ack_wait_ms=0 if ack_wait is None else delivery_times.delay_ms(ack_wait),
+            ack_wait_ms=0 if ack_wait is None else delivery_times.delay_ms(ack_wait, "ack_wait"),
             choice=serializer,
             name=name,
             key_range=key_range,
         )
-        self._line.attach(inbox)
-        await inbox._wait_opened()
-        try:
-            yield inbox
-        finally:
-            await inbox.aclose()
+        return Consumption(self._line, make)
 
     @property
     def groups(self) -> Groups:
@@ -445,9 +441,9 @@ class Broker:
         answer = await self.admin(
             "topics.forecast",
             topic=topic,
-            by_ms=delivery_times.delay_ms(by),
-            within_ms=delivery_times.delay_ms(within),
-            origin_ms=None if origin is None else delivery_times.at_ms(origin),
+            by_ms=delivery_times.delay_ms(by, "by", 1),
+            within_ms=delivery_times.delay_ms(within, "within", 1),
+            origin_ms=None if origin is None else delivery_times.at_ms(origin, "origin"),
         )
         return Forecast.of(answer)
 
@@ -475,7 +471,7 @@ class Broker:
           InvalidRequest: if an argument is not valid. Nothing is sent.
           NotFound: if the topic or the subscription does not exist.
         """
-        for_ms, until_ms = delivery_times.one(duration, until)
+        for_ms, until_ms = delivery_times.one(duration, until, ("duration", "until"))
         await self.admin(
             "dispatch.pause",
             topic=topic,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import strerror
-from typing import Any, NoReturn
+from typing import Any
 
 import anyio
 
@@ -14,6 +14,7 @@ from escapement.client.connection.address import Address
 from escapement.client.connection.line import Line
 from escapement.client.connection.link import Stream, StreamFactory
 from escapement.client.settings import Settings
+from escapement.client.unopened import Unopened
 from escapement.errors import Disconnected
 
 
@@ -52,11 +53,12 @@ def connect(
     return _Connection(line)
 
 
-class _Connection(AbstractAsyncContextManager[Broker]):
-    """The context manager of ``connect``. Uses outside ``async with`` raise an error that says so.
+class _Connection(Unopened, AbstractAsyncContextManager[Broker]):
+    """The context manager of ``connect``."""
 
-    A plain generator-based context manager would only say that it has no attribute ``producer``.
-    """
+    _BEFORE = (
+        "before the client is connected: write `async with escapement.connect(...) as broker:`"
+    )
 
     def __init__(self, line: Line) -> None:
         self._context = _connected(line)
@@ -66,12 +68,6 @@ class _Connection(AbstractAsyncContextManager[Broker]):
 
     async def __aexit__(self, *error: Any) -> bool | None:
         return await self._context.__aexit__(*error)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"there is no {name!r} before the client is connected: write `async with "
-            "escapement.connect(...) as broker:`"
-        )
 
 
 @asynccontextmanager

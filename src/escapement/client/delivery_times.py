@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.clock import moment, unix_ms
-from escapement.durations import of, parse
+from escapement.durations import format, of, parse
 from escapement.errors import InvalidRequest, NaiveDatetime
 from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageId, Times
 from escapement.names import read_message_id
@@ -27,12 +27,26 @@ Where = str | int | MessageId | datetime
 Delay = timedelta | tuple[int | float, str] | str
 
 
-def delay_ms(delay: Delay) -> int:
+def delay_ms(delay: Delay, name: str = "delay", least_ms: int = 0) -> int:
     """Return a delay in milliseconds, rounded up.
 
+    Args:
+      name: the name of the argument, for error messages.
+      least_ms: the shortest delay that is allowed.
+
     Raises:
-      InvalidRequest: if the delay is not valid, or negative.
+      InvalidRequest: if the delay is not valid, negative or too short.
     """
+    try:
+        found_ms = _duration_ms(delay)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}: {error}") from None
+    if found_ms < least_ms:
+        raise InvalidRequest(f"{name} must be at least {format(least_ms)}, not {format(found_ms)}")
+    return found_ms
+
+
+def _duration_ms(delay: Delay) -> int:
     if isinstance(delay, str):
         return parse(delay)
     if isinstance(delay, tuple):
@@ -42,17 +56,20 @@ def delay_ms(delay: Delay) -> int:
     return of(delay)
 
 
-def at_ms(at: datetime) -> int:
+def at_ms(at: datetime, name: str = "at") -> int:
     """Return a time in Unix milliseconds, rounded up; times before 1970 are 0.
+
+    Args:
+      name: the name of the argument, for error messages.
 
     Raises:
       NaiveDatetime: if the datetime has no time zone.
       InvalidRequest: if ``at`` is not a datetime.
     """
     if not isinstance(at, datetime):
-        raise InvalidRequest(f"{at!r} is not a time: pass a datetime with a time zone")
+        raise InvalidRequest(f"{name} must be a datetime with a time zone, not {at!r}")
     if at.utcoffset() is None:
-        raise NaiveDatetime(f"{at} has no time zone: pass a datetime with a time zone")
+        raise NaiveDatetime(f"{name} must be a datetime with a time zone; {at} has none")
     return max(0, unix_ms(at))
 
 
@@ -68,7 +85,7 @@ def position(where: Where, topic: str) -> Position:
       InvalidRequest: if ``where`` is anything else, or the id belongs to another topic.
     """
     if isinstance(where, datetime):
-        return Position("time", at_ms(where))
+        return Position("time", at_ms(where, "position"))
     if type(where) is int:
         return Position("offset", where)
     if where == "latest":
@@ -82,8 +99,13 @@ def position(where: Where, topic: str) -> Position:
     )
 
 
-def one(delay: Delay | None, at: datetime | None) -> tuple[int, int]:
+def one(
+    delay: Delay | None, at: datetime | None, names: tuple[str, str] = ("delay", "at")
+) -> tuple[int, int]:
     """Return ``(delay_ms, at_ms)`` for one message, with ``NO_TIME`` for each that is None.
+
+    Args:
+      names: the names of the two arguments, for error messages.
 
     Raises:
       InvalidRequest: if both are given, or one is not valid.
@@ -91,17 +113,18 @@ def one(delay: Delay | None, at: datetime | None) -> tuple[int, int]:
     if delay is None and at is None:
         return NO_TIME, NO_TIME
     if delay is not None and at is not None:
-        raise InvalidRequest("both a delay and a time were given: pass only one")
+        raise InvalidRequest(f"both {names[0]} and {names[1]} were given: pass only one")
     if delay is not None:
-        return delay_ms(delay), NO_TIME
+        return delay_ms(delay, names[0]), NO_TIME
     assert at is not None
-    return NO_TIME, at_ms(at)
+    return NO_TIME, at_ms(at, names[1])
 
 
-def column(values: Any, read: Callable[[Any], int], count: int) -> Int64s | None:
+def column(name: str, values: Any, read: Callable[[Any], int], count: int) -> Int64s | None:
     """Return the delays or times of ``count`` messages as a column; int64[count].
 
     Args:
+      name: the name of the argument, for error messages.
       values: one value for all messages, a list with a value or None per message, or an array
         of integer milliseconds.
       read: converts one value to milliseconds.
@@ -113,13 +136,13 @@ def column(values: Any, read: Callable[[Any], int], count: int) -> Int64s | None
     if values is None:
         return None
     if isinstance(values, np.ndarray):
-        found = _milliseconds(values)
+        found = _milliseconds(name, values)
     elif isinstance(values, str | tuple) or not isinstance(values, Iterable):
         return np.full(count, read(values), np.int64)
     else:
         found = np.array([NO_TIME if v is None else read(v) for v in values], np.int64)
     if len(found) != count:
-        raise InvalidRequest(f"{len(found)} times were given for {count} messages")
+        raise InvalidRequest(f"{name} has {len(found)} values for {count} messages")
     return found
 
 
@@ -136,16 +159,18 @@ def times(delays: Any, ats: Any, count: int) -> Times:
     if delays is None and ats is None:
         return NO_TIMES
     if delays is not None and ats is not None:
-        raise InvalidRequest("both delays and times were given: pass only one")
-    return Times(column(delays, delay_ms, count), column(ats, at_ms, count))
+        raise InvalidRequest("both delay and at were given: pass only one")
+    return Times(column("delay", delays, delay_ms, count), column("at", ats, at_ms, count))
 
 
-def _milliseconds(values: npt.NDArray[Any]) -> Int64s:
+def _milliseconds(name: str, values: npt.NDArray[Any]) -> Int64s:
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise InvalidRequest("an array of times must be one-dimensional, of integer milliseconds")
+        raise InvalidRequest(
+            f"{name} must be one-dimensional and have integer milliseconds, if it is an array"
+        )
     found = values.astype(np.int64, copy=False)
     if len(found) and found.min() < NO_TIME:
-        raise InvalidRequest(f"a time of {found.min()} ms is negative")
+        raise InvalidRequest(f"{name} must not be negative; one of its values is {found.min()} ms")
     return found
 
 

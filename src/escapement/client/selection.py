@@ -57,8 +57,10 @@ def criteria(
       InvalidRequest: if a time has no time zone, or ``properties`` is not a map.
     """
     return {
-        "from_ms": None if due_from is None else delivery_times.at_ms(due_from) or None,
-        "until_ms": None if due_until is None else max(1, delivery_times.at_ms(due_until)),
+        "from_ms": None if due_from is None else delivery_times.at_ms(due_from, "due_from") or None,
+        "until_ms": (
+            None if due_until is None else max(1, delivery_times.at_ms(due_until, "due_until"))
+        ),
         "key": key,
         "properties": content.as_map(properties),
     }

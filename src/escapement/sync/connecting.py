@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from threading import Thread
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -16,6 +16,7 @@ from escapement.client import connect as client
 from escapement.client.broker import Broker as AsyncBroker
 from escapement.client.connection.link import StreamFactory
 from escapement.client.settings import Settings
+from escapement.client.unopened import Unopened
 from escapement.sync.broker import Broker
 from escapement.sync.loop import Loop
 
@@ -37,12 +38,14 @@ def connect(
     return _Connection(context, backend)
 
 
-class _Connection(AbstractContextManager[Broker]):
-    """The context manager of ``connect``. Uses outside ``with`` raise an error that asks for it.
+class _Connection(Unopened, AbstractContextManager[Broker]):
+    """The context manager of ``connect``.
 
     This is a class, because Python ends an unfinished generator when it is deleted. In a fork of
     the process, that would wait forever for the event loop, which the fork does not have.
     """
+
+    _BEFORE = "before the client is connected: write `with escapement.sync.connect(...) as broker:`"
 
     def __init__(self, context: AbstractAsyncContextManager[AsyncBroker], backend: str) -> None:
         self._context = context
@@ -62,12 +65,6 @@ class _Connection(AbstractContextManager[Broker]):
         if os.getpid() != self._process:
             return None  # the connection belongs to the process that has forked this one
         return self._open.__exit__(*error)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"there is no {name!r} before the client is connected: write `with "
-            "escapement.sync.connect(...) as broker:`"
-        )
 
 
 class _LoopThread(AbstractContextManager[BlockingPortal]):

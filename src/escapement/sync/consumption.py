@@ -6,17 +6,20 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from types import TracebackType
 
 from escapement.client.consuming import inbox as inboxes
+from escapement.client.unopened import Unopened
 from escapement.errors import EscapementError
 from escapement.sync.inbox import Inbox
 from escapement.sync.loop import Loop
 
 
-class Consumption(AbstractContextManager[Inbox]):
+class Consumption(Unopened, AbstractContextManager[Inbox]):
     """The context manager of ``Broker.consumer``: it opens a consumer, and closes it.
 
     No task of the event loop waits for the end of the ``with`` block. So a block that never ends
     does not keep the client from closing.
     """
+
+    _BEFORE = "before the consumer is opened: write `with broker.consumer(...) as inbox:`"
 
     def __init__(self, loop: Loop, context: AbstractAsyncContextManager[inboxes.Inbox]) -> None:
         self._loop = loop

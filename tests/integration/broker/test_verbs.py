@@ -59,6 +59,14 @@ async def test_a_request_with_too_many_lists_is_refused_before_it_is_sent(
             await broker.admin("no.such.verb")
 
 
+async def test_misspelt_argument_is_named(mock_clock: trio.testing.MockClock) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        with pytest.raises(InvalidRequest, match="needs 'topic' as text; it was given 'tpoic'"):
+            await broker.admin("topics.create", tpoic="t")
+        with pytest.raises(InvalidRequest, match="'froce'; it takes 'topic', 'force'"):
+            await broker.admin("topics.delete", topic="t", froce=True)
+
+
 async def test_listings_are_bounded(
     mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

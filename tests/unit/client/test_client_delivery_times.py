@@ -17,8 +17,9 @@ def test_times_are_rounded_up_and_must_have_a_time_zone() -> None:
     assert delivery_times.at_ms(at + timedelta(microseconds=1)) == delivery_times.at_ms(at) + 1
     assert moment(delivery_times.at_ms(at)) == at
     assert delivery_times.delay_ms(timedelta(microseconds=1)) == 1
-    assert delivery_times.column([None, "2s"], delivery_times.delay_ms, 2).tolist() == [-1, 2000]
-    assert delivery_times.column((3, "m"), delivery_times.delay_ms, 2).tolist() == [180_000] * 2
+    read = delivery_times.delay_ms
+    assert delivery_times.column("delay", [None, "2s"], read, 2).tolist() == [-1, 2000]
+    assert delivery_times.column("delay", (3, "m"), read, 2).tolist() == [180_000] * 2
     with pytest.raises(NaiveDatetime):
         delivery_times.at_ms(datetime(2026, 1, 1))
     for bad in ("soon", (1, 2, 3), (1, "eon"), 7, None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from escapement.errors import InvalidRequest
@@ -22,12 +22,14 @@ class Arguments:
     """The arguments of one call of a verb.
 
     Each method takes the argument ``name``. ``end`` refuses arguments that were not taken. All
-    raise ``InvalidRequest``.
+    raise ``InvalidRequest``, with the names that help to find a misspelt one.
     """
 
     def __init__(self, verb: str, given: Mapping[str, Any]) -> None:
         self._verb = verb
+        self._given = tuple(given)
         self._left = dict(given)
+        self._known: dict[str, None] = {}  # the names that the verb has asked for, in order
 
     def text(self, name: str) -> str:
         return self._take(name, str, "text")
@@ -83,7 +85,7 @@ class Arguments:
         return self._take(name, bytes, "bytes") if self._is_given(name) else b""
 
     def flag(self, name: str) -> bool:
-        return self._take(name, bool, "true or false") if name in self._left else False
+        return self._take(name, bool, "true or false") if self._has(name) else False
 
     def choice(self, name: str, choices: tuple[T, ...]) -> T:
         """Take a text that must be one of ``choices``; the default is the first of them."""
@@ -95,7 +97,7 @@ class Arguments:
         return choices[choices.index(value)]
 
     def map(self, name: str) -> Mapping[str, Any]:
-        return self._take(name, dict, "a map of values by field") if name in self._left else {}
+        return self._take(name, dict, "a map of values by field") if self._has(name) else {}
 
     def changes(self, name: str) -> Mapping[str, Any]:
         value = self.map(name)
@@ -105,21 +107,32 @@ class Arguments:
 
     def end(self) -> None:
         if self._left:
-            raise InvalidRequest(f"{self._verb} does not take {', '.join(map(repr, self._left))}")
+            takes = f"it takes {_listed(self._known)}" if self._known else "it takes no arguments"
+            raise InvalidRequest(f"{self._verb} does not take {_listed(self._left)}; {takes}")
+
+    def _has(self, name: str) -> bool:
+        self._known[name] = None
+        return name in self._left
 
     def _is_given(self, name: str) -> bool:
         """Return whether an argument is given. One whose value is None counts as not given."""
         if self._left.get(name) is None:
             self._left.pop(name, None)
-        return name in self._left
+        return self._has(name)
 
     def _take(
         self, name: str, kind: type[T], form: str, fits: Callable[[T], bool] = lambda value: True
     ) -> T:
+        missing = not self._has(name)
         value = self._left.pop(name, None)
         if type(value) is not kind or not fits(value):
-            raise InvalidRequest(f"{self._verb} needs {name!r} as {form}")
+            found = f"; it was given {_listed(self._given) or 'no arguments'}" if missing else ""
+            raise InvalidRequest(f"{self._verb} needs {name!r} as {form}{found}")
         return value
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _is_offset(value: Any) -> bool:

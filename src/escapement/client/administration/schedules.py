@@ -18,6 +18,7 @@ from escapement.client.connection.retried_request import Ask
 from escapement.client.delivery_times import Delay, at_ms, delay_ms, moment_or_none
 from escapement.client.serializers import SerializerLike
 from escapement.clock import moment
+from escapement.recurrence import MIN_EVERY_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class Schedules:
             payload=serializers.serializer(serializer).dumps(value),
             cron=cron,
             timezone=None if cron is None else timezone,
-            every_ms=None if every is None else delay_ms(every),
-            until_ms=None if until is None else at_ms(until),
+            every_ms=None if every is None else delay_ms(every, "every", MIN_EVERY_MS),
+            until_ms=None if until is None else max(1, at_ms(until, "until")),
             missed=missed,
             key=content.key(key),
         )

@@ -300,7 +300,7 @@ class Inbox(Attached):
           Disconnected: if the broker does not answer in time. The deadlines may or may not be
             extended.
         """
-        offsets, wait_ms = self._named(what), delivery_times.delay_ms(wait)
+        offsets, wait_ms = self._named(what), delivery_times.delay_ms(wait, "wait")
         if self._state is not State.READY:
             return 0
         link = self._line.link

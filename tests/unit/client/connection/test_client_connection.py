@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -345,12 +344,3 @@ async def test_client_reconnects_after_goodbye_or_a_protocol_error() -> None:
         await producer.send(b"c")
         assert len(peer.heard_of(wire.Hello)) == 4
         assert [row[0] for row in peer.log] == [b"a", b"b", b"c"]
-
-
-def test_client_used_without_its_block_is_an_error_with_the_remedy() -> None:
-    for client, block in (
-        (escapement.connect(), "`async with escapement.connect(...) as broker:`"),
-        (escapement.sync.connect(), "`with escapement.sync.connect(...) as broker:`"),
-    ):
-        with pytest.raises(AttributeError, match=re.escape(block)):
-            client.producer("t")  # type: ignore[attr-defined]
