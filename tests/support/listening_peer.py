@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,3 +49,13 @@ def busy(broker: Broker) -> Iterator[None]:
         yield
     finally:
         may_end.set()
+
+
+def until(broker: Broker, condition: Callable[[], object]) -> None:
+    """Let the client's event loop run until another thread or task has made a condition true."""
+
+    async def run() -> None:
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+    broker._loop.call(run)

@@ -19,6 +19,7 @@ from escapement.client.administration.reading import Reading
 from escapement.client.administration.schedules import Schedules
 from escapement.client.connection.line import Line
 from escapement.client.connection.retried_request import ask_verb
+from escapement.client.constructor import internal
 from escapement.client.consuming.consumption import Consumption
 from escapement.client.consuming.inbox import Inbox
 from escapement.client.delivery_times import Delay, Where
@@ -37,6 +38,7 @@ from escapement.traits import KeyRange
 class Broker:
     """A client of a broker, created by ``connect``. It reconnects when the connection is lost."""
 
+    @internal
     def __init__(self, line: Line, welcome: wire.Welcome) -> None:
         self._line = line
         self._welcome = welcome

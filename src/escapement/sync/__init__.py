@@ -27,3 +27,8 @@ from escapement.sync.producer import Producer
 from escapement.sync.schedules import Schedules
 
 __all__ = ["Batch", "Broker", "Groups", "Inbox", "Message", "Producer", "Schedules", "connect"]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, without the modules of this package."""
+    return sorted(__all__)

@@ -16,6 +16,7 @@ from escapement.client.administration.message_history import MessageHistory
 from escapement.client.administration.outcome import Outcomes
 from escapement.client.administration.peeking import Upcoming
 from escapement.client.administration.reading import Page
+from escapement.client.constructor import internal
 from escapement.client.message_ids import One, What
 from escapement.client.selection import Selection
 from escapement.message import MessageId
@@ -30,6 +31,7 @@ from escapement.sync.schedules import Schedules
 class Broker:
     """A client of a broker, created by ``connect``. It reconnects when the connection is lost."""
 
+    @internal
     def __init__(self, loop: Loop, broker: brokers.Broker) -> None:
         self._loop = loop
         self._broker = broker

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from escapement.client.constructor import internal
 from escapement.client.consuming import inbox as inboxes
 from escapement.client.delivery import DeliveredRow, Delivery
 from escapement.client.delivery_times import Delay, Where
@@ -30,8 +31,14 @@ class Inbox:
     """A consumer of a subscription, created by ``Broker.consumer``.
 
     Several threads may iterate over it to receive messages. Each message goes to one of them.
+
+    Attributes:
+      topic: the full name of the topic.
+      subscription: the name of the subscription.
+      name: the name of this consumer, or "".
     """
 
+    @internal
     def __init__(self, loop: Loop, inbox: inboxes.Inbox) -> None:
         self.topic = inbox.topic
         self.subscription = inbox.subscription
@@ -165,6 +172,15 @@ class Inbox:
         """
         self._loop.call(self._inbox.flush_acks)
 
+    def close(self) -> None:
+        """Wait until acknowledgements are answered, then leave the subscription.
+
+        Threads that iterate over this consumer or wait for messages stop. The broker redelivers
+        the messages that are not acknowledged. See ``escapement.Inbox.aclose``.
+        """
+        self._release_rest()
+        self._loop.call(self._inbox.aclose)
+
     def _acknowledge(self, offset: int) -> None:
         """Queue the acknowledgement of the message at ``offset``, without waiting.
 
@@ -250,10 +266,14 @@ class Inbox:
         return next(self._rows)
 
     def _fetch(self, timeout_s: float | None) -> Batch | None:
-        """Wait for the async consumer's next batch; None if none arrives in time."""
+        """Wait for the async consumer's next batch; None if none arrives in time or it closes."""
 
         async def fetch() -> Batch | None:
-            await self._inbox._have_room()
+            try:
+                await self._inbox._have_room()
+            except EscapementError:
+                if not self._inbox._closed:
+                    raise
             found = await self._inbox.next_batch(timeout_s)
             if found is None:
                 return None

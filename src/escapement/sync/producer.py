@@ -9,6 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from escapement.client.constructor import internal
 from escapement.client.producing import producer as producers
 from escapement.client.producing.builder import MessageBuilder
 from escapement.client.producing.groups import FollowUp, Group
@@ -24,8 +25,13 @@ class Producer:
 
     Any number of threads may use it at once. As a context manager it closes itself at the
     end of the ``with`` block.
+
+    Attributes:
+      topic: the full name of the topic.
+      name: the name of the producer, generated if none was given.
     """
 
+    @internal
     def __init__(self, loop: Loop, producer: producers.Producer) -> None:
         self._loop = loop
         self._producer = producer

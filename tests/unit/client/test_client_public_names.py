@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import pydoc
+import re
+
+import pytest
+
+import escapement
+import escapement.sync
 from support.client_peer import Peer, connect, on_both
 
 ROW = {"deliver_at", "due_ms", "group", "id", "key", "offset", "payload", "priority", "properties"}
@@ -35,3 +42,29 @@ async def test_objects_of_a_client_show_only_names_for_users() -> None:
             assert public_names(batch) == BATCH
             assert public_names(batch[0]) == MESSAGE
             assert public_names(broker.read("t")) == {"topic"}
+
+
+def test_blocking_client_shows_only_names_for_users() -> None:
+    assert dir(escapement.sync) == sorted(escapement.sync.__all__)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [
+        (escapement.Broker, ["name", "limits", "connected"]),
+        (escapement.sync.Broker, ["name", "limits", "connected"]),
+        (escapement.Producer, ["name", "topic", "next_sequence", "waits_for"]),
+        (escapement.sync.Producer, ["name", "topic", "next_sequence", "waits_for"]),
+        (escapement.Inbox, ["active", "name", "topic", "subscription"]),
+        (escapement.sync.Inbox, ["active", "name", "topic", "subscription"]),
+    ],
+)
+def test_help_has_all_attributes_and_no_parameters_of_a_constructor(
+    kind: type, attributes: list[str]
+) -> None:
+    """Applications get these objects from methods, and do not call the classes."""
+    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    for name in attributes:
+        assert re.search(rf"^ \|  +{name}(:|$)", text, re.MULTILINE), name
+    assert f"{kind.__name__}(" not in text.replace(f"class {kind.__name__}(", "")
+    assert "__init__(self, /)" in text

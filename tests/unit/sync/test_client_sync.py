@@ -18,7 +18,7 @@ from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_FRAME_BYTES
 from escapement.sync import connect
 from escapement.sync.loop import MAX_POSTED, MAX_POSTED_BYTES, Loop
-from support.listening_peer import busy, listening
+from support.listening_peer import busy, listening, until
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -84,9 +84,33 @@ def test_objects_show_the_names_of_the_async_client() -> None:
             batch = inbox.next_batch()
             assert batch is not None
             assert names(producer) == names(producer._producer) - {"aclose"} | {"close"}
-            assert names(inbox) == names(inbox._inbox) - {"aclose"}
+            assert names(inbox) == names(inbox._inbox) - {"aclose"} | {"close"}
             assert names(batch) == names(escapement.Batch)
             assert names(batch[0]) == names(escapement.Message)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_closed_inbox_has_sent_its_acks_and_ends_the_iteration_of_all_threads(backend: str) -> None:
+    """Messages that no thread has received are released."""
+    with listening() as (peer, portal, url), connect(url, backend=backend) as broker:
+        with broker.consumer("t", "s") as inbox:
+            portal.call(peer.deliver, [b"a", b"b", b"c"], [0, 1, 2])
+            for message in inbox:
+                message.ack()
+                inbox.close()
+            assert peer.acked == [0]
+            assert [r.offsets.tolist() for r in peer.heard_of(wire.Release)] == [[1, 2]]
+            assert type(peer.heard[-1]) is wire.CloseConsumer
+            assert inbox.receive() is None
+            assert inbox.next_batch() is None
+            inbox.close()
+            with pytest.raises(InvalidRequest, match="closed"):
+                message.ack()
+        with broker.consumer("t", "s") as inbox, ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(list, inbox), pool.submit(list, inbox.batches())]
+            until(broker, lambda: inbox._receiving)
+            inbox.close()
+            assert [future.result(10) for future in waiting] == [[], []]
 
 
 def test_threads_share_an_inbox_and_a_producer() -> None:
@@ -245,8 +269,7 @@ def test_batch_larger_than_the_buffer_of_the_socket_arrives_whole() -> None:
         hold = portal.start_task_soon(_hold, resume)
         with ThreadPoolExecutor(1) as pool:
             sent = pool.submit(producer.send_many, payloads)
-            while not broker._broker._line.link._outgoing:  # the socket accepts no more
-                time.sleep(0.001)
+            until(broker, lambda: broker._broker._line.link._outgoing)  # the socket is full
             resume.set()
             assert len(sent.result(60)) == 24
         hold.result()
@@ -263,8 +286,7 @@ def test_timeout_includes_the_wait_for_another_thread_that_is_receiving() -> Non
     with listening() as (peer, portal, url), connect(url) as broker:
         with ThreadPoolExecutor(2) as pool, broker.consumer("t", "s") as inbox:
             other = pool.submit(inbox.receive)
-            while not inbox._receiving:
-                time.sleep(0.001)
+            until(broker, lambda: inbox._receiving)
             for take in (inbox.receive, inbox.next_batch):
                 assert pool.submit(take, timeout_s=0.01).result(10) is None
             assert not other.done()

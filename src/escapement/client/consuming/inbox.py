@@ -34,6 +34,7 @@ from escapement.client.connection.line import Answer, Line
 from escapement.client.connection.promise import Promise
 from escapement.client.connection.retried_request import ask_verb
 from escapement.client.connection.retry import Retry
+from escapement.client.constructor import internal
 from escapement.client.consuming.ack_queue import LINGER_S, AckQueue, PendingAck
 from escapement.client.consuming.batch import Batch, Batches, Message
 from escapement.client.consuming.delivery_buffer import DeliveryBuffer
@@ -71,6 +72,7 @@ class Inbox(Attached):
         True for other subscriptions.
     """
 
+    @internal
     def __init__(
         self,
         line: Line,

@@ -23,6 +23,7 @@ from escapement.client.connection.attachment import Attached
 from escapement.client.connection.line import Line
 from escapement.client.connection.retried_request import ask_verb
 from escapement.client.connection.retry import Retry
+from escapement.client.constructor import internal
 from escapement.client.delivery_times import Delay
 from escapement.client.producing.builder import MessageBuilder
 from escapement.client.producing.groups import FollowUp, Group, Groups
@@ -50,6 +51,7 @@ class Producer(Attached):
       name: the name of the producer, generated if none was given.
     """
 
+    @internal
     def __init__(
         self,
         line: Line,
