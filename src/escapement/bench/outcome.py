@@ -101,7 +101,12 @@ class Outcome:
         """Return the runs and their medians as a table."""
         found = self.as_json()
         setting = ", ".join(f"{name} {value}" for name, value in self.setting.items())
-        table = Table(title=f"{self.title} on {self.engine}: {setting}", title_justify="left")
+        about = found["machine"]
+        table = Table(
+            title=f"{self.title} on {self.engine}: {setting}",
+            title_justify="left",
+            caption=f"{about['cores']} cores, load {about['load'][0]:.1f} at the end",
+        )
         table.add_column("")
         for number in range(len(self.runs)):
             table.add_column(f"run {number + 1}", justify="right")
@@ -116,8 +121,6 @@ class Outcome:
             else:
                 heading, show = _heading_and_format(name)
                 table.add_row(heading, *map(show, columns))
-        about = found["machine"]
-        table.caption = f"{about['cores']} cores, load {about['load'][0]:.1f} at the end"
         return table
 
 
