@@ -10,7 +10,7 @@ from stress.run import ENGINES, run
 
 
 def main() -> int:
-    """Run once on each engine asked for; return 1 if a promise was broken."""
+    """Run once on each engine asked for; return 1 if one of the runs failed."""
     parser = argparse.ArgumentParser(prog="make stress", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="of traffic (default: 5)")
     parser.add_argument("--engine", choices=[*ENGINES, "both"], default="both")
@@ -18,8 +18,8 @@ def main() -> int:
     options = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     engines = ENGINES if options.engine == "both" else [options.engine]
-    broken = sum(run(options.minutes, engine, seed) for engine in engines)
-    return int(broken > 0)
+    failures = sum(run(options.minutes, engine, seed) for engine in engines)
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

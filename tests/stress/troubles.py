@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import trio
@@ -17,6 +18,17 @@ from support.processes.broker import until
 
 # Troubles that a broker must survive without a restart.
 _BROKER_KEEPS_RUNNING: Final = ("damaged index", "database killed", "database paused")
+
+
+def in_rounds(first: str, others: Sequence[str], chance: random.Random) -> Iterator[str]:
+    """Yield kinds of troubles without end, in a random order, but each kind in every round.
+
+    ``first`` is as frequent as all ``others`` together, so a round is twice as long as ``others``.
+    """
+    while True:
+        kinds = [*others, *[first] * len(others)]
+        chance.shuffle(kinds)
+        yield from kinds
 
 
 class Troubles:
@@ -41,13 +53,19 @@ class Troubles:
                 "database and broker killed": self._kill_both,
             }
 
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of troubles, by the names under which the history counts them."""
+        return list(self._kinds)
+
     async def run(self) -> None:
-        """Cause troubles until the run is over. The first kind is as frequent as all others."""
+        """Cause troubles until the run is over."""
         chance, counts = self._world.chance, self._world.history.counts
+        first, *others = self._kinds
+        coming = in_rounds(first, others, chance)
         while not self._world.over:
             await trio.sleep(chance.uniform(1, 8))
-            others = list(self._kinds)[1:]
-            kind = "SIGKILL" if chance.random() < 0.5 else chance.choice(others)
+            kind = next(coming)
             counts[kind] += 1
             self._world.history.troubles_ms.append(now_ms())
             await self._restart_if_ended()

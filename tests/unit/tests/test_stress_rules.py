@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from stress.history import History
-from stress.rules import violations
+from stress.rules import unshown, violations
 
 T0_MS = 1_000_000
 
@@ -151,3 +151,13 @@ def test_broken_promise_is_found(break_it: Callable[[History], None], kind: str)
     found = list(violations(history))
     assert found
     assert any(line.startswith(f"{kind}: ") for line in found), found
+
+
+def test_what_never_happened_in_a_run_is_named() -> None:
+    """A run without it proves nothing about it. Other counts may be zero."""
+    counts = dict.fromkeys(unshown({}, ["SIGKILL", "damaged index"]), 1)
+    assert {"published", "redriven", "SIGKILL", "damaged index"} <= counts.keys()
+    assert unshown(counts, ["SIGKILL", "damaged index"]) == []
+    del counts["redriven"]
+    counts |= {"damaged index": 0, "publishes without a receipt": 0}
+    assert unshown(counts, ["SIGKILL", "damaged index"]) == ["redriven", "damaged index"]
