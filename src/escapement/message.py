@@ -119,11 +119,11 @@ class Blobs:
     def parts(self, bounds: Sequence[int]) -> list[Blobs]:
         """Return the strings between each two following bounds as views, without copying."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
-        places = [int(ends[bound - 1]) if bound else 0 for bound in bounds]
+        positions = [int(ends[bound - 1]) if bound else 0 for bound in bounds]
         view = memoryview(self.data)
         return [
             Blobs(self.lengths[low:high], view[first:end])
-            for (low, high), (first, end) in zip(pairwise(bounds), pairwise(places), strict=True)
+            for (low, high), (first, end) in zip(pairwise(bounds), pairwise(positions), strict=True)
         ]
 
     @staticmethod
@@ -145,24 +145,24 @@ def gather(data: Buffer, starts: Int64s, lengths: UInt32s, rows: Int64s) -> Blob
         return Blobs(taken_lengths, b"")
     begins = starts[rows]
     ends = begins + taken_lengths
-    places = np.cumsum(taken_lengths, dtype=np.int64) - taken_lengths
-    size = int(places[-1]) + int(taken_lengths[-1])
+    positions = np.cumsum(taken_lengths, dtype=np.int64) - taken_lengths
+    size = int(positions[-1]) + int(taken_lengths[-1])
     firsts = np.flatnonzero(np.append(True, begins[1:] != ends[:-1]))
     width = int(taken_lengths[0])
     scattered = 2 * len(firsts) > len(rows) >= _FEW_STRINGS
     if scattered and 0 < width <= _WIDE_BYTES and bool((taken_lengths == width).all()):
         return Blobs(taken_lengths, _windows(data, width)[begins].view(np.uint8).data)
     lasts = np.append(firsts[1:], len(rows)) - 1
-    begins, ends, places = begins[firsts], ends[lasts], places[firsts]
+    begins, ends, positions = begins[firsts], ends[lasts], positions[firsts]
     taken = np.empty(size, np.uint8)
-    copy_strings(taken, places, data, begins, ends - begins)
+    copy_strings(taken, positions, data, begins, ends - begins)
     return Blobs(taken_lengths, taken.data)
 
 
 def copy_strings(
-    target: UInt8s, places: Int64s, source: Buffer, begins: Int64s, widths: Int64s
+    target: UInt8s, positions: Int64s, source: Buffer, begins: Int64s, widths: Int64s
 ) -> None:
-    """Copy many strings: ``source[begin : begin + width]`` to ``target[place : place + width]``.
+    """Copy each ``source[begin : begin + width]`` to ``target[position : position + width]``.
 
     Numpy copies all strings at once, without the interpreter lock. If all strings have the same
     width, each is copied as one element of that size. Otherwise each is copied as two elements,
@@ -172,14 +172,14 @@ def copy_strings(
     count = len(widths)
     if count < _FEW_STRINGS or int(widths.sum()) > _WIDE_BYTES * count:
         view, out = memoryview(source), target.data
-        columns = (places.tolist(), begins.tolist(), widths.tolist())
-        for place, begin, width in zip(*columns, strict=True):
-            out[place : place + width] = view[begin : begin + width]
+        columns = (positions.tolist(), begins.tolist(), widths.tolist())
+        for position, begin, width in zip(*columns, strict=True):
+            out[position : position + width] = view[begin : begin + width]
         return
     first = int(widths[0])
     if (widths == first).all():
         if first:
-            _windows(target.data, first)[places] = _windows(source, first)[begins]
+            _windows(target.data, first)[positions] = _windows(source, first)[begins]
         return
     bits = np.frexp(widths)[1]
     for bit in np.flatnonzero(np.bincount(bits)).tolist():
@@ -187,7 +187,7 @@ def copy_strings(
             size = 1 << (bit - 1)
             rows = np.flatnonzero(bits == bit)
             into, out_of = _windows(target.data, size), _windows(source, size)
-            to, begin, rest = places[rows], begins[rows], widths[rows] - size
+            to, begin, rest = positions[rows], begins[rows], widths[rows] - size
             into[to] = out_of[begin]
             into[to + rest] = out_of[begin + rest]
 

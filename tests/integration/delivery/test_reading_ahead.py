@@ -152,7 +152,7 @@ async def test_messages_read_ahead_are_delivered_unchanged(
         (topic,) = world.server.registry.active.values()
         staged = topic.shared["s"].staged
         # The map of offsets is not included: it is larger than its entries.
-        messages_bytes = staged.size_bytes - staged._places.size_bytes
+        messages_bytes = staged.size_bytes - staged._positions.size_bytes
         assert messages_bytes <= staged_bytes
         assert (messages_bytes > 0) == (staged_bytes > 0)
 

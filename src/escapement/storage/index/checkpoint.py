@@ -105,10 +105,10 @@ class _Live:
         table_of = self._ends.searchsorted(numbers, "right")
         picks = []
         for number, (table, rows) in enumerate(zip(self._tables, self._rows, strict=True)):
-            places = np.flatnonzero(table_of == number)
-            if len(places):
+            positions = np.flatnonzero(table_of == number)
+            if len(positions):
                 first = self._ends[number] - len(rows)
-                picks.append(Pick(places, table.columns, rows[numbers[places] - first]))
+                picks.append(Pick(positions, table.columns, rows[numbers[positions] - first]))
         return assemble(len(numbers), picks)
 
 

@@ -6,7 +6,7 @@ A message is a *row*: its payload, key, properties, priority and group are entri
 the bytes of all rows end to end, with the start and the length of each string.
 
 :func:`assemble` gathers rows of several sources into one ``MessageBatch``. A :class:`Pick` names
-rows of one source and their *places*, the rows of the result that they become. This module knows
+rows of one source and their *positions*, the rows of the result that they become. This module knows
 nothing of sort keys, topics or files. ("Key" here is the key that a producer gives a message.)
 
 Rows are only appended, and growing replaces arrays instead of changing them. So a reader in any
@@ -270,9 +270,9 @@ class FixedColumns:
 
 
 class Pick(NamedTuple):
-    """Rows of one source and their places in the result: ``rows[i]`` becomes row ``places[i]``."""
+    """Rows of one source; ``rows[i]`` becomes row ``positions[i]`` of the result."""
 
-    places: Int64s
+    positions: Int64s
     columns: Columns
     rows: Int64s
 
@@ -280,7 +280,7 @@ class Pick(NamedTuple):
 def assemble(count: int, picks: Sequence[Pick]) -> MessageBatch:
     """Return a batch of ``count`` messages, gathered from the sources that the picks name.
 
-    The picks must fill each of the ``count`` places exactly once. Rows that follow each other in
+    The picks must fill each of the ``count`` positions exactly once. Rows that follow each other in
     the source and in the result are copied together, if there are enough of them.
 
     Complexity: O(bytes copied).
@@ -289,7 +289,7 @@ def assemble(count: int, picks: Sequence[Pick]) -> MessageBatch:
         return MessageBatch(Blobs.empty(0))
     # For a few rows, looking for neighbours costs more than copying each row by itself.
     few = count < _FEW_ROWS
-    runs = [None if few else _runs(pick.places, pick.rows) for pick in picks]
+    runs = [None if few else _runs(pick.positions, pick.rows) for pick in picks]
     payloads = _strings(count, picks, runs, [pick.columns.payloads for pick in picks])
     assert payloads is not None, "every source has payloads"
     return MessageBatch(
@@ -305,9 +305,9 @@ def _priorities(count: int, picks: Sequence[Pick]) -> UInt8s | None:
     if all(pick.columns.priorities is None for pick in picks):
         return None
     out = np.full(count, DEFAULT_PRIORITY, np.uint8)
-    for places, columns, rows in picks:
+    for positions, columns, rows in picks:
         if columns.priorities is not None:
-            out[places] = columns.priorities[rows]
+            out[positions] = columns.priorities[rows]
     return out
 
 
@@ -332,25 +332,25 @@ def _strings(
         return _few_strings(count, [(pick, source) for pick, _, source in used])
     lengths = np.zeros(count, np.uint32)
     for pick, _, source in used:
-        lengths[pick.places] = source.lengths[pick.rows]
+        lengths[pick.positions] = source.lengths[pick.rows]
     if all(run is None for _, run, _ in used) and (width := _cell_width(lengths)):
         return _from_cells(lengths, width, [(p, s) for p, _, s in used])
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths
     out = np.empty(int(ends[-1]), np.uint8)
-    for (places, _, rows), run, source in used:
+    for (positions, _, rows), run, source in used:
         if run is None:
-            begins, own = source.starts[rows], lengths[places]
-            if _are_neighbours(places) and (width := _cell_width(own)):
+            begins, own = source.starts[rows], lengths[positions]
+            if _are_neighbours(positions) and (width := _cell_width(own)):
                 found = _cut(cells_of(source.data, begins, own, width), own)
-                out[starts[places[0]] : ends[places[-1]]] = found
+                out[starts[positions[0]] : ends[positions[-1]]] = found
             else:
-                copy_strings(out, starts[places], source.data, begins, own.astype(np.int64))
+                copy_strings(out, starts[positions], source.data, begins, own.astype(np.int64))
             continue
         firsts, lasts = rows[run[0]], rows[run[1]]
         begins = source.starts[firsts]
         widths = source.starts[lasts] + source.lengths[lasts] - begins
-        copy_strings(out, starts[places[run[0]]], source.data, begins, widths)
+        copy_strings(out, starts[positions[run[0]]], source.data, begins, widths)
     return Blobs(lengths, out.data)
 
 
@@ -361,11 +361,11 @@ def _few_strings(count: int, used: Sequence[tuple[Pick, Strings]]) -> Blobs:
       used: each pick with the column of its source.
     """
     found: list[Buffer] = [b""] * count
-    for (places, _, rows), source in used:
+    for (positions, _, rows), source in used:
         data = memoryview(source.data)
-        columns = (places.tolist(), source.starts[rows].tolist(), source.lengths[rows].tolist())
-        for place, start, length in zip(*columns, strict=True):
-            found[place] = data[start : start + length]
+        columns = (positions.tolist(), source.starts[rows].tolist(), source.lengths[rows].tolist())
+        for position, start, length in zip(*columns, strict=True):
+            found[position] = data[start : start + length]
     lengths = np.array([len(string) for string in found], np.uint32)
     return Blobs(lengths, b"".join(found))
 
@@ -389,14 +389,14 @@ def _from_cells(lengths: UInt32s, width: int, used: Sequence[tuple[Pick, Strings
       lengths: the length of each string of the result.
       used: each pick with the column of its source.
     """
-    (places, _, rows), source = used[0]
+    (positions, _, rows), source = used[0]
     # In the usual case, one source has all strings in order, and no cells have to be rearranged.
-    if len(places) == len(lengths) and _are_neighbours(places):
+    if len(positions) == len(lengths) and _are_neighbours(positions):
         cells = cells_of(source.data, source.starts[rows], lengths, width)
         return Blobs(lengths, _cut(cells, lengths).data)
     cells = np.empty(len(lengths), np.dtype((np.void, width)))
-    for (places, _, rows), source in used:
-        cells[places] = cells_of(source.data, source.starts[rows], lengths[places], width)
+    for (positions, _, rows), source in used:
+        cells[positions] = cells_of(source.data, source.starts[rows], lengths[positions], width)
     return Blobs(lengths, _cut(cells, lengths).data)
 
 
@@ -411,18 +411,18 @@ def _cut(cells: npt.NDArray[np.void], lengths: UInt32s) -> UInt8s:
     return wanted
 
 
-def _are_neighbours(places: Int64s) -> bool:
-    return bool((places[1:] - places[:-1] == 1).all())
+def _are_neighbours(positions: Int64s) -> bool:
+    return bool((positions[1:] - positions[:-1] == 1).all())
 
 
-def _runs(places: Int64s, rows: Int64s) -> tuple[Int64s, Int64s] | None:
-    """Return the first and the last index of each run in which places and rows ascend by one.
+def _runs(positions: Int64s, rows: Int64s) -> tuple[Int64s, Int64s] | None:
+    """Return the first and the last index of each run in which positions and rows ascend by one.
 
     The strings of a run are copied together. Returns None if there are nearly as many runs as rows.
     """
     breaks = (rows[1:] - rows[:-1]) != 1
     if _FEW_NEIGHBOURS * int(np.count_nonzero(breaks)) <= (_FEW_NEIGHBOURS - 1) * len(breaks):
-        breaks |= (places[1:] - places[:-1]) != 1
+        breaks |= (positions[1:] - positions[:-1]) != 1
     ends = np.flatnonzero(breaks)
     if _FEW_NEIGHBOURS * len(ends) > (_FEW_NEIGHBOURS - 1) * len(breaks):
         return None

@@ -38,7 +38,7 @@ from escapement.storage.index.limits import IndexLimits
 from escapement.storage.index.memory import Generation, MemoryTable
 from escapement.storage.index.merging.compaction import Compaction, LiveCount, size_of
 from escapement.storage.index.merging.tiers import choose
-from escapement.storage.index.plan import Fetch, Plan, Span, Store, places_missing
+from escapement.storage.index.plan import Fetch, Plan, Span, Store, missing_positions
 from escapement.storage.index.segments.block import BlockCache
 from escapement.storage.index.segments.due_soon_blocks import DueSoonBlocks
 from escapement.storage.index.segments.manifest import (
@@ -246,7 +246,7 @@ class DelayedIndex:
         """
         keys: Keys = (due_ms, offsets)
         found = [] if staged is None else staged.find(due_ms, offsets)
-        missing = places_missing(len(offsets), found)
+        missing = missing_positions(len(offsets), found)
         if not len(missing):
             return Fetch(topic_id, keys, (), (), found)
         left = keys if not found else (due_ms[missing], offsets[missing])

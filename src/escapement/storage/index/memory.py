@@ -189,7 +189,7 @@ class MemoryTable:
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
         """Find messages by key: return the rows of those in this table.
 
-        The places in the result are indexes of the given keys.
+        The positions in the result are indexes of the given keys.
 
         Args:
           due_ms: the due time of each key.
@@ -206,11 +206,11 @@ class MemoryTable:
         else:
             rows = own.searchsorted(offsets)
             there = (own[rows] == offsets) & (own_ms[rows] == due_ms)
-        places = there.nonzero()[0]
-        if not len(places):
+        positions = there.nonzero()[0]
+        if not len(positions):
             return []
-        rows = rows if len(places) == len(rows) else rows[places]
-        return [Pick(places, self.columns, rows)]
+        rows = rows if len(positions) == len(rows) else rows[positions]
+        return [Pick(positions, self.columns, rows)]
 
 
 class TopicMemory:

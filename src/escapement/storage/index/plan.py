@@ -10,8 +10,8 @@ segments never change, and an unlinked file stays readable while it is open.
 The sources of messages are memory tables and the parts of a topic in segments (files). This module
 does not import them. It defines their interfaces as protocols: :class:`Span`, :class:`Store`,
 :class:`Table` and :class:`SlowStore`. A :class:`Pick` names messages found in a source: their rows
-there, and their places in the result. *Traits* are 32 bits for each message, with its priority and
-a hash of its message key.
+there, and their positions in the result. *Traits* are 32 bits for each message, with its priority
+and a hash of its message key.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Store(Protocol):
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
         """Return the messages of the given keys, as far as this store has them.
 
-        The places in the result are indexes of the given keys.
+        The positions in the result are indexes of the given keys.
         """
         ...
 
@@ -136,7 +136,7 @@ class SlowStore(Protocol):
     def find(self, due_ms: Int64s, offsets: Int64s, at_hand: bool = False) -> list[Pick]:
         """Return the messages of the given keys, as far as this store has them.
 
-        The places in the result are indexes of the given keys.
+        The positions in the result are indexes of the given keys.
 
         Args:
           at_hand: do not read from disk.
@@ -265,13 +265,13 @@ def _cut(spans: Sequence[Span], until: Key, wanted: int) -> Key:
     return min(until, Key(int(due_ms[row]), int(offsets[row])).successor())
 
 
-def places_missing(count: int, picks: Sequence[Pick]) -> Int64s:
-    """Return the places from 0 to ``count - 1`` that no pick fills; ascending."""
+def missing_positions(count: int, picks: Sequence[Pick]) -> Int64s:
+    """Return the positions from 0 to ``count - 1`` that no pick fills; ascending."""
     if not picks:
         return np.arange(count)
     empty = np.ones(count, np.bool_)
     for pick in picks:
-        empty[pick.places] = False
+        empty[pick.positions] = False
     return np.flatnonzero(empty)
 
 
@@ -283,8 +283,8 @@ class Fetch:
       keys: the keys of the messages, in any order.
       memory: the memory tables to look into first.
       disk: the parts of segments to look into then.
-      found: the messages that the caller has found elsewhere. The places of a pick are indexes
-        of ``keys``.
+      found: picks of messages that the caller has found elsewhere; their positions are indexes of
+        ``keys``.
     """
 
     __slots__ = ("_at_hand", "_disk", "_due_ms", "_found", "_memory", "_offsets", "_topic_id")
@@ -348,8 +348,8 @@ class Fetch:
             )
         there = np.ones(count, np.bool_)
         there[missing] = False
-        place = np.cumsum(there) - 1
-        moved = [Pick(place[pick.places], pick.columns, pick.rows) for pick in picks]
+        new_positions = np.cumsum(there) - 1
+        moved = [Pick(new_positions[pick.positions], pick.columns, pick.rows) for pick in picks]
         return np.flatnonzero(there), assemble(int(there.sum()), moved)
 
     def _find(self, at_hand: bool) -> tuple[list[Pick], Int64s]:
@@ -364,7 +364,7 @@ class Fetch:
           NotAtHand: if ``at_hand`` is true and a message would have to be read from disk.
         """
         picks = list(self._found)
-        missing = places_missing(len(self._due_ms), picks)
+        missing = missing_positions(len(self._due_ms), picks)
         if self._memory and len(missing):
             found, missing = self._find_in_memory(missing)
             picks += found
@@ -379,13 +379,13 @@ class Fetch:
             found = store.find(self._due_ms[missing], self._offsets[missing], at_hand=at_hand)
             if not found:
                 continue
-            if not picks and len(found) == 1 and len(found[0].places) == len(missing):
+            if not picks and len(found) == 1 and len(found[0].positions) == len(missing):
                 only = found[0]  # the usual case: all messages are in one block of one source
-                return [only._replace(places=missing[only.places])], missing[:0]
+                return [only._replace(positions=missing[only.positions])], missing[:0]
             left = np.ones(len(missing), np.bool_)
-            for places, columns, rows in found:
-                left[places] = False
-                picks.append(Pick(missing[places], columns, rows))
+            for positions, columns, rows in found:
+                left[positions] = False
+                picks.append(Pick(missing[positions], columns, rows))
             missing = missing[left]
         return picks, missing
 
@@ -403,13 +403,13 @@ class Fetch:
             return self._find_one_in_memory(missing)
         offsets = self._offsets[missing]
         by_offset = argsort(offsets)
-        places, offsets = missing[by_offset], offsets[by_offset]
-        due_ms = self._due_ms[places]
+        positions, offsets = missing[by_offset], offsets[by_offset]
+        due_ms = self._due_ms[positions]
         bounds = np.array([store.offset_range for store in self._memory])
         lows = offsets.searchsorted(bounds[:, 0]).tolist()
         highs = offsets.searchsorted(bounds[:, 1], "right").tolist()
         picks: list[Pick] = []
-        left = np.ones(len(places), np.bool_)
+        left = np.ones(len(positions), np.bool_)
         for store, low, high in zip(self._memory, lows, highs, strict=True):
             if low == high:
                 continue
@@ -419,8 +419,8 @@ class Fetch:
                 asked = asked[left[low:high]]
             for found, columns, rows in store.find(due_ms[asked], offsets[asked]):
                 left[asked[found]] = False
-                picks.append(Pick(places[asked[found]], columns, rows))
-        return picks, np.sort(places[left])
+                picks.append(Pick(positions[asked[found]], columns, rows))
+        return picks, np.sort(positions[left])
 
     def _find_one_in_memory(self, missing: Int64s) -> tuple[list[Pick], Int64s]:
         """Find the message of one key in the memory tables; as ``_find_in_memory``."""
@@ -429,5 +429,5 @@ class Fetch:
         for store in self._memory:
             low, high = store.offset_range
             if low <= offset <= high and (found := store.find(due_ms, offsets)):
-                return [found[0]._replace(places=missing)], missing[:0]
+                return [found[0]._replace(positions=missing)], missing[:0]
         return [], missing

@@ -19,8 +19,8 @@ def strings(rng: np.random.Generator, height: int, widths: str) -> list[bytes]:
     return [rng.bytes(int(length)) for length in rng.integers(low, high, height)]
 
 
-def order_of_places(rng: np.random.Generator, heights: list[int], scattered: str) -> Int64s:
-    """Return the row for each place; the rows are in sources of these heights."""
+def order_of_rows(rng: np.random.Generator, heights: list[int], scattered: str) -> Int64s:
+    """Return the row for each position; the rows are in sources of these heights."""
     order = np.arange(sum(heights))
     if scattered == "all":
         rng.shuffle(order)
@@ -40,7 +40,7 @@ def order_of_places(rng: np.random.Generator, heights: list[int], scattered: str
     scattered=st.sampled_from(["none", "all", "half", "within every second"]),
     seed=st.integers(0, 1 << 32),
 )
-def test_every_row_is_copied_to_its_place(
+def test_every_row_is_copied_to_its_position(
     heights: list[int], payloads: str, keys: str | None, scattered: str, seed: int
 ) -> None:
     """Strings have one length or many, are at the ends of columns too, and may have no keys."""
@@ -57,12 +57,12 @@ def test_every_row_is_copied_to_its_place(
         sources.append(FixedColumns.of(batch))
         wanted += zip(own, named or [b""] * height, priorities.tolist(), strict=True)
     total = sum(heights)
-    order = order_of_places(rng, heights, scattered)
-    place_of = np.argsort(order)
+    order = order_of_rows(rng, heights, scattered)
+    position_of = np.argsort(order)
     picks, first = [], 0
     for height, columns in zip(heights, sources, strict=True):
-        places = np.sort(place_of[first : first + height])
-        picks.append(Pick(places, columns, order[places] - first))
+        positions = np.sort(position_of[first : first + height])
+        picks.append(Pick(positions, columns, order[positions] - first))
         first += height
     made = assemble(total, picks)
     found_keys = [b""] * total if made.keys is None else made.keys.to_list()
@@ -77,9 +77,9 @@ def test_strings_at_the_end_of_a_column_are_complete(length: int) -> None:
     kept = [b"x" * 32, *[b"" for _ in range(200)], *[b"%d" % n for n in range(200)], b"y" * length]
     alone = [b"z"]
     sources = [FixedColumns.of(MessageBatch(Blobs.of(rows))) for rows in (kept, alone)]
-    places = np.arange(len(kept))[::-1].copy()
+    positions = np.arange(len(kept))[::-1].copy()
     picks = [
-        Pick(places, sources[0], np.arange(len(kept))),
+        Pick(positions, sources[0], np.arange(len(kept))),
         Pick(np.array([len(kept)]), sources[1], np.array([0])),
     ]
     made = assemble(len(kept) + 1, picks)

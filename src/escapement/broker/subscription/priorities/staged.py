@@ -10,10 +10,10 @@ to read next, the lowest ranks first, and ``put`` adds them to the cache. All su
 may use ``BrokerLimits.staged_bytes``. Messages that find no room are read from the index when they
 are delivered. So this cache affects only speed.
 
-The messages of one read are a *part*. The *place* of a message is the number of its part and its
-row there. A map from offsets to places finds the messages of a frame at once, however many parts
-there are. Parts that have mostly finished messages are merged. The map may still have the place of
-a message that was removed. This does no harm, because part numbers are not reused.
+The messages of one read are a *part*. The *position* of a message is the number of its part and
+its row there. A map from offsets to positions finds the messages of a frame at once, however many
+parts there are. Parts that have mostly finished messages are merged. The map may still have the
+position of a message that was removed. This does no harm, because part numbers are not reused.
 
 Invariants (``_check``): the map of offsets is sound; no message is in a part twice.
 
@@ -35,12 +35,12 @@ from escapement.storage.index.keys import sorted_order
 
 # The fewest rows that are worth a read.
 _LEAST_ROWS: Final = 2048
-# The bytes that a message takes besides its strings: for its place, and the bounds of each string.
+# The bytes that a message takes besides its strings: its position, and the bounds of each string.
 _ROW_BYTES: Final = 64
-# A place has the row in this many lower bits, and the number of the part above them.
+# A position has the row in this many lower bits, and the number of the part above them.
 _ROW_BITS: Final = 32
 # The map of offsets is rebuilt if it has more than this many entries for each message.
-_MOST_PLACES: Final = 2
+_MOST_POSITIONS: Final = 2
 
 Which = Callable[[Int64s], Bools]
 
@@ -48,7 +48,7 @@ Which = Callable[[Int64s], Bools]
 class _Part(NamedTuple):
     """The messages of one read."""
 
-    first_place: int
+    first_position: int
     offsets: Int64s
     due_ms: Int64s
     columns: FixedColumns
@@ -59,8 +59,8 @@ class _Part(NamedTuple):
         return len(self.offsets)
 
     @property
-    def places(self) -> Int64s:
-        return self.first_place + np.arange(self.height)
+    def positions(self) -> Int64s:
+        return self.first_position + np.arange(self.height)
 
 
 class Staged:
@@ -73,14 +73,14 @@ class Staged:
         "_is_full",
         "_next",
         "_parts",
-        "_places",
+        "_positions",
         "expected",
     )
 
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}  # by number, ascending
         self._next = 0
-        self._places = NumberMap()  # by offset: the place of the message, which may be removed
+        self._positions = NumberMap()  # of messages, which may be removed, by offset
         self._expected: list[Rows] = []
         self.expected = 0  # the number of rows in ``_expected``
         self._asked = 0  # how many messages ``find`` has sought since the last ``keep``
@@ -89,7 +89,7 @@ class Staged:
     @property
     def size_bytes(self) -> int:
         """The memory in use, in bytes."""
-        return self._places.size_bytes + sum(part.size_bytes for part in self._parts.values())
+        return self._positions.size_bytes + sum(part.size_bytes for part in self._parts.values())
 
     # -- reading ahead ---------------------------------------------------------------
 
@@ -159,10 +159,10 @@ class Staged:
             if 2 * len(stays) <= part.height:
                 left[number] = self._here(part, stays)
         self._join(left)
-        if len(self._places) > _MOST_PLACES * self._height:
-            self._places = NumberMap()
+        if len(self._positions) > _MOST_POSITIONS * self._height:
+            self._positions = NumberMap()
             for part in self._parts.values():
-                self._places.put(part.offsets, part.places)
+                self._positions.put(part.offsets, part.positions)
 
     def find(self, due_ms: Int64s, offsets: Int64s) -> list[Pick]:
         """Return the messages of the cache among those wanted, part by part.
@@ -173,12 +173,12 @@ class Staged:
         self._asked += len(offsets)
         if not self._parts:
             return []
-        places = self._places.get(offsets)
-        numbers = places >> _ROW_BITS
+        positions = self._positions.get(offsets)
+        numbers = positions >> _ROW_BITS
         picks = []
         for number, part in self._parts.items():
             wanted = np.flatnonzero(numbers == number)
-            rows = places[wanted] - part.first_place
+            rows = positions[wanted] - part.first_position
             current = part.due_ms[rows] == due_ms[wanted]
             if not current.all():
                 wanted, rows = wanted[current], rows[current]
@@ -194,7 +194,7 @@ class Staged:
         columns = FixedColumns.of(batch)
         part = _Part(number << _ROW_BITS, offsets, due_ms, columns, size_bytes)
         self._parts[number] = part
-        self._places.put(offsets, part.places)
+        self._positions.put(offsets, part.positions)
 
     @property
     def _height(self) -> int:
@@ -202,7 +202,7 @@ class Staged:
 
     def _here(self, part: _Part, rows: Int64s) -> Int64s:
         """Return those of the given rows of a part whose messages were not read again since."""
-        here: Int64s = rows[self._places.get(part.offsets[rows]) == part.first_place + rows]
+        here: Int64s = rows[self._positions.get(part.offsets[rows]) == part.first_position + rows]
         return here
 
     def _join(self, left: dict[int, Int64s]) -> None:
@@ -215,8 +215,8 @@ class Staged:
         picks, height = [], 0
         for part, rows in parts:
             if len(rows):
-                places = np.arange(height, height + len(rows))
-                picks.append(Pick(places, part.columns, rows))
+                positions = np.arange(height, height + len(rows))
+                picks.append(Pick(positions, part.columns, rows))
                 height += len(rows)
         if height:
             offsets = np.concatenate([part.offsets[rows] for part, rows in parts])
@@ -225,7 +225,7 @@ class Staged:
 
     def _check(self) -> None:
         """Assert every invariant."""
-        self._places._check()
+        self._positions._check()
         for number, part in self._parts.items():
-            assert part.first_place == number << _ROW_BITS, "a part has the places of another"
+            assert part.first_position == number << _ROW_BITS, "a part has the positions of another"
             assert len(np.unique(part.offsets)) == part.height, "a message is in a part twice"

@@ -155,16 +155,16 @@ class BlockCache:
         self._size_bytes = 0
         self._lock = Lock()
 
-    def get(self, place: tuple[int, int]) -> Block | None:
-        """Return the block at ``place``, a pair (segment, position), or None if not cached."""
+    def get(self, address: tuple[int, int]) -> Block | None:
+        """Return the block at ``address``, a pair (segment, position), or None if not cached."""
         with self._lock:
-            block = self._blocks.get(place)
+            block = self._blocks.get(address)
             if block is not None:
-                self._blocks.move_to_end(place)
+                self._blocks.move_to_end(address)
             return block
 
-    def put(self, place: tuple[int, int], block: Block) -> None:
-        """Add the block at ``place``, a pair (segment, position), unless it is too large.
+    def put(self, address: tuple[int, int], block: Block) -> None:
+        """Add the block at ``address``, a pair (segment, position), unless it is too large.
 
         Evicts the blocks that were not used for the longest time. Two threads that look for a
         block at the same time may both read it and add it, because no lock is held during a read.
@@ -172,8 +172,8 @@ class BlockCache:
         if block.size_bytes > self.capacity_bytes:
             return
         with self._lock:
-            if place not in self._blocks:
-                self._blocks[place] = block
+            if address not in self._blocks:
+                self._blocks[address] = block
                 self._size_bytes += block.size_bytes
             while self._size_bytes > self.capacity_bytes:
                 _, evicted = self._blocks.popitem(last=False)

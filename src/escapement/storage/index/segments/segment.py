@@ -205,13 +205,13 @@ class Segment:
         return self._block(MessageBlock, at, int(self.message_bytes[run]), at_hand)
 
     def _block(self, kind: type[B], at: int, size: int, at_hand: bool = False) -> B:
-        place = (self._number, at)
-        block = self._cache.get(place)
+        address = (self._number, at)
+        block = self._cache.get(address)
         if block is None:
             if at_hand:
                 raise NotAtHand
             block = kind.decode(self._read(at, size), f"{self.path} at {at}")
-            self._cache.put(place, block)
+            self._cache.put(address, block)
         assert isinstance(block, kind)
         return block
 
@@ -313,7 +313,7 @@ class TopicSlice:
     def find(self, due_ms: Int64s, offsets: Int64s, at_hand: bool = False) -> list[Pick]:
         """Return picks of the messages with these keys that are here; blocking unless ``at_hand``.
 
-        The places in the picks are indexes of the given keys.
+        The positions in the picks are indexes of the given keys.
 
         Args:
           due_ms: the due time of each key. The keys must be sorted.
@@ -325,8 +325,8 @@ class TopicSlice:
           IndexDamaged: if a block fails its checksum.
         """
         return [
-            Pick(places, self.segment.message_block(run, at_hand).columns, rows)
-            for run, places, rows in self._matches(due_ms, offsets, at_hand)
+            Pick(positions, self.segment.message_block(run, at_hand).columns, rows)
+            for run, positions, rows in self._matches(due_ms, offsets, at_hand)
         ]
 
     def _matches(
@@ -347,9 +347,9 @@ class TopicSlice:
             if begin < end:
                 part = slice(begin, end)
                 rows = self._rows_in_run(self._low + run, due_ms[part], offsets[part], at_hand)
-                places = np.flatnonzero(rows >= 0)
-                if len(places):
-                    yield self._low + run, places + begin, rows[places]
+                positions = np.flatnonzero(rows >= 0)
+                if len(positions):
+                    yield self._low + run, positions + begin, rows[positions]
 
     def _rows_in_run(self, run: int, due_ms: Int64s, offsets: Int64s, at_hand: bool) -> Int64s:
         segment = self.segment

@@ -75,11 +75,11 @@ def found_in(staged: Staged, naive: Naive, wanted: list[int]) -> set[int]:
     picks = staged.find(column(*due), column(*wanted))
     found: set[int] = set()
     for pick in picks:
-        places = pick.places.tolist()
-        batch = assemble(len(places), [pick._replace(places=np.arange(len(places)))])
-        offsets = [wanted[place] for place in places]
+        positions = pick.positions.tolist()
+        batch = assemble(len(positions), [pick._replace(positions=np.arange(len(positions)))])
+        offsets = [wanted[position] for position in positions]
         assert batch.payloads.to_list() == [text_of(offset) for offset in offsets]
-        keys = [b""] * len(places) if batch.keys is None else batch.keys.to_list()
+        keys = [b""] * len(positions) if batch.keys is None else batch.keys.to_list()
         assert keys == [naive.there[offset][1] for offset in offsets]
         assert not found & set(offsets), "a message is found twice"
         found |= set(offsets)
@@ -89,7 +89,9 @@ def found_in(staged: Staged, naive: Naive, wanted: list[int]) -> set[int]:
 def test_a_message_that_was_moved_is_not_found_under_its_old_time() -> None:
     staged, naive = Staged(), Naive()
     put(staged, naive, {7: 100, 8: 100}, with_keys=False)
-    assert [pick.places.tolist() for pick in staged.find(column(200, 100), column(7, 8))] == [[1]]
+    assert [pick.positions.tolist() for pick in staged.find(column(200, 100), column(7, 8))] == [
+        [1]
+    ]
 
 
 def test_lowest_ranks_are_read_first_and_the_rest_is_expected(
