@@ -332,7 +332,7 @@ class SharedSubscription(DueSubscription):
                 self._order.done(part.rows)
 
     def _closed(self, order: KeyOrder, rooms: list[int]) -> Bools:
-        """Return which keys cannot be delivered now; bool[keys], by place in the key table.
+        """Return which keys cannot be delivered now; bool[keys], by index in the key table.
 
         A key is closed if it is busy, or if the consumer of its range has no room.
 
@@ -420,18 +420,18 @@ class SharedSubscription(DueSubscription):
         if not order.is_worthwhile(count, wanted, out, soon, now_ms):
             return []
         while True:
-            rows, places = order.queues.open(closed, wanted, all_heads=ranged)
+            rows, indexes = order.queues.open(closed, wanted, all_heads=ranged)
             over = rows.due_ms <= self.expiry.until_ms(now_ms)
             if not over.any():
                 break
-            order.queues.take(rows.pick(over), places[over])
+            order.queues.take(rows.pick(over), indexes[over])
             self.expire(rows.pick(over))
         may_go = np.flatnonzero(self._are_due(rows, now_ms))
         dealt = self._dealer.deal(rows, may_go, self.consumers, room, wanted, self._busy())
         if not dealt:
             return []
         gone = np.sort(np.concatenate([at for _, at in dealt]))
-        order.deliver(rows.pick(gone), places[gone])
+        order.deliver(rows.pick(gone), indexes[gone])
         self._skipping.delivered(len(gone))
         takers = [(self.consumers[who], len(at)) for who, at in dealt]
         return self._deliver(takers, rows.pick(np.concatenate([at for _, at in dealt])), now_ms)

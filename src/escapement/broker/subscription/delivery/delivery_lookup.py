@@ -31,19 +31,19 @@ class DeliveryLookup:
 
     def __init__(self, deliveries: dict[int, Delivery]) -> None:
         self._deliveries = deliveries
-        self._places = NumberMap()  # by offset: delivery id << _ROW_BITS | row
+        self._positions = NumberMap()  # by offset: delivery id << _ROW_BITS | row
         self._known = 0  # the id of the last delivery in the map
 
     def find(self, offsets: Int64s) -> list[DeliveryPart]:
         """Return the live rows of these messages, by delivery, the oldest delivery first."""
         self._learn()
-        places = np.sort(self._places.get(offsets))
-        places = places[np.diff(places, prepend=NOWHERE) > 0]  # each place once; none is missing
-        if not len(places):
+        positions = np.sort(self._positions.get(offsets))
+        positions = positions[np.diff(positions, prepend=NOWHERE) > 0]  # each once; none is missing
+        if not len(positions):
             return []
-        ids = places >> _ROW_BITS
+        ids = positions >> _ROW_BITS
         firsts = np.flatnonzero(np.diff(ids, prepend=NOWHERE))
-        pieces = np.split(places & ((1 << _ROW_BITS) - 1), firsts[1:])
+        pieces = np.split(positions & ((1 << _ROW_BITS) - 1), firsts[1:])
         found = zip(ids[firsts].tolist(), pieces, strict=True)
         parts = [self._deliveries[id].of(rows) for id, rows in found if id in self._deliveries]
         return [one for one in parts if one.height]
@@ -54,8 +54,8 @@ class DeliveryLookup:
         Args:
           rows: the number of rows of all deliveries.
         """
-        if len(self._places) > 2 * rows + _SPARE_ROWS:
-            self._places = NumberMap()
+        if len(self._positions) > 2 * rows + _SPARE_ROWS:
+            self._positions = NumberMap()
             self._known = 0
 
     def _learn(self) -> None:
@@ -67,10 +67,10 @@ class DeliveryLookup:
         if not ids:
             return
         self._known = ids[0]
-        offsets, places = [], []
+        offsets, positions = [], []
         for id in ids:
             delivery = self._deliveries[id]
             at = np.flatnonzero(delivery.alive)
             offsets.append(delivery.rows.offsets[at])
-            places.append((id << _ROW_BITS) + at)
-        self._places.put(np.concatenate(offsets), np.concatenate(places))
+            positions.append((id << _ROW_BITS) + at)
+        self._positions.put(np.concatenate(offsets), np.concatenate(positions))

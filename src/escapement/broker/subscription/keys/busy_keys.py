@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from escapement.broker.subscription.keys.key_table import NO_KEY, KeyTable, Places
+from escapement.broker.subscription.keys.key_table import NO_KEY, Indexes, KeyTable
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.message import Int64s
 from escapement.storage.offsets import OffsetSet
@@ -36,13 +36,13 @@ class BusyKeys:
     def take(self, rows: Rows) -> None:
         """Let messages hold their keys; some messages may hold them already."""
         key_hashes, offsets = self._keyed(rows)
-        self.take_at(self._table.place(key_hashes), offsets)
+        self.take_at(self._table.find_or_add(key_hashes), offsets)
 
-    def take_at(self, at: Places, offsets: Int64s) -> None:
+    def take_at(self, at: Indexes, offsets: Int64s) -> None:
         """Let messages hold their keys.
 
         Args:
-          at: for each message, the place of its key in the key table.
+          at: for each message, the index of its key in the key table.
           offsets: the messages; each has a key.
         """
         table = self._table
@@ -76,12 +76,12 @@ class BusyKeys:
         at = np.flatnonzero(self._table.busy)
         self._free(at[~held.contains(self._table.holders[at])])
 
-    def _free(self, at: Places) -> None:
+    def _free(self, at: Indexes) -> None:
         """Release keys from their messages in the table; ``_others`` then go into the table."""
         self._table.busy[at] = False
         if self._others.shape[1] and len(at):
             (key_hashes, offsets), self._others = self._others, np.zeros((2, 0), np.int64)
-            self.take_at(self._table.place(key_hashes), offsets)
+            self.take_at(self._table.find_or_add(key_hashes), offsets)
 
     def _keyed(self, rows: Rows) -> tuple[Int64s, Int64s]:
         """Return the key hashes and offsets of the rows that have a key."""

@@ -19,7 +19,7 @@ from typing import Final
 
 from escapement.broker.subscription.keys.busy_keys import BusyKeys
 from escapement.broker.subscription.keys.key_queues import KeyQueues
-from escapement.broker.subscription.keys.key_table import NO_PLACE, KeyTable, Places
+from escapement.broker.subscription.keys.key_table import NO_INDEX, Indexes, KeyTable
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.wait_limit import WaitLimit
 from escapement.storage.offsets import OffsetSet
@@ -148,18 +148,18 @@ class KeyOrder:
         self._removed = held.removed
         self.queues.lay_in()
 
-    def deliver(self, rows: Rows, places: Places) -> None:
+    def deliver(self, rows: Rows, indexes: Indexes) -> None:
         """Remove rows that are delivered from the queues, and let them hold their keys.
 
         Args:
           rows: rows that ``queues.open`` has just returned, in the same order.
-          places: the place of each row's key in the key table, as returned with the rows.
+          indexes: the index of each row's key in the key table, as returned with the rows.
         """
         self._open -= rows.height
         self._in_flight += rows.height
-        self.queues.take(rows, places)
-        keyed = places != NO_PLACE
-        self._hold.take_at(places[keyed], rows.offsets[keyed])
+        self.queues.take(rows, indexes)
+        keyed = indexes != NO_INDEX
+        self._hold.take_at(indexes[keyed], rows.offsets[keyed])
 
     def hold(self, rows: Rows) -> None:
         """Let rows that are in flight or in retry hold their keys."""

@@ -24,10 +24,10 @@ from typing import Final
 import numpy as np
 
 from escapement.broker.subscription.keys.key_table import (
+    NO_INDEX,
     NO_KEY,
-    NO_PLACE,
+    Indexes,
     KeyTable,
-    Places,
 )
 from escapement.broker.subscription.keys.sorted_runs import SortedRuns, queue_order
 from escapement.broker.subscription.priorities.band import BANDS, NORMAL, bands_of
@@ -82,7 +82,7 @@ class KeyQueues:
         self._new.append(rows)
 
     def lay_in(self) -> None:
-        """Put all added rows into their queues; keys may get other places in the table."""
+        """Put all added rows into their queues; keys may get other indexes in the table."""
         if not self._new:
             return
         rows, self._new = Rows.concat(self._new), []
@@ -99,15 +99,15 @@ class KeyQueues:
         order = queue_order(key_hashes, ranks, rows.offsets)
         rows, key_hashes, ranks = rows.pick(order), key_hashes[order], ranks[order]
         first = np.flatnonzero(np.diff(key_hashes, prepend=-1))
-        places = table.place(key_hashes[first])
-        there, heads = table.there[places], table.heads.offsets[places]
-        before = goes_before(ranks[first], rows.offsets[first], table.ranks[places], heads)
-        table.behind[places] += np.diff(first, append=rows.height) - ~there
+        indexes = table.find_or_add(key_hashes[first])
+        there, heads = table.there[indexes], table.heads.offsets[indexes]
+        before = goes_before(ranks[first], rows.offsets[first], table.ranks[indexes], heads)
+        table.behind[indexes] += np.diff(first, append=rows.height) - ~there
         # A head that a new row precedes goes behind the new head.
-        displaced = table.heads.pick(places[there & before])
+        displaced = table.heads.pick(indexes[there & before])
         leads = before | ~there
         ahead = first[leads]
-        self._set_heads(places[leads], rows.pick(ahead))
+        self._set_heads(indexes[leads], rows.pick(ahead))
         behind = np.delete(np.arange(rows.height), ahead)
         self._runs.add(Rows.concat([rows.pick(behind), displaced]))
 
@@ -115,22 +115,22 @@ class KeyQueues:
         """Return the number of deliverable messages, which ``open`` would return.
 
         Args:
-          closed: which keys, by place, cannot be delivered now; bool[keys].
+          closed: which keys, by index, cannot be delivered now; bool[keys].
         """
         return int(np.count_nonzero(self._table.there & ~closed)) + self._free.count
 
-    def open(self, closed: Bools, most: int, *, all_heads: bool) -> tuple[Rows, Places]:
+    def open(self, closed: Bools, most: int, *, all_heads: bool) -> tuple[Rows, Indexes]:
         """Return the next deliverable rows, in order, without removing them.
 
         These are heads of queues and rows without a key. ``lay_in`` must have been called.
 
         Args:
-          closed: which keys, by place, cannot be delivered now; bool[keys].
+          closed: which keys, by index, cannot be delivered now; bool[keys].
           most: how many rows are wanted.
           all_heads: whether to return the heads of all queues that are not closed, however many.
 
         Returns:
-          The rows, and the place of each row's key, ``NO_PLACE`` for a row without a key.
+          The rows, and the index of each row's key, ``NO_INDEX`` for a row without a key.
         """
         assert not self._new
         table = self._table
@@ -148,21 +148,21 @@ class KeyQueues:
         both = Rows.concat([heads, free])
         order = sorted_order(both.ranks(self._ageing_ms), both.offsets)
         order = order if all_heads else order[:most]
-        return both.pick(order), np.append(at, np.full(free.height, NO_PLACE))[order]
+        return both.pick(order), np.append(at, np.full(free.height, NO_INDEX))[order]
 
-    def take(self, rows: Rows, places: Places) -> None:
+    def take(self, rows: Rows, indexes: Indexes) -> None:
         """Remove rows that ``open`` has just returned; the next row of each queue becomes its head.
 
         Args:
           rows: some of the returned rows, in the same order.
-          places: the place of each row's key, as returned with the rows.
+          indexes: the index of each row's key, as returned with the rows.
         """
         self._count(rows, -1)
-        free = places == NO_PLACE
+        free = indexes == NO_INDEX
         if free.any():
             self._take_free(rows.offsets[free])
-            places = places[~free]
-        self._move_up(places)
+            indexes = indexes[~free]
+        self._move_up(indexes)
 
     def _take_free(self, offsets: Int64s) -> None:
         first = self._free.take(len(offsets))
@@ -227,7 +227,7 @@ class KeyQueues:
         ``lay_in`` must have been called. O(rows).
 
         Args:
-          closed: which keys, by place, cannot be delivered now; bool[keys].
+          closed: which keys, by index, cannot be delivered now; bool[keys].
           most: how many fresh rows, which were never sent, may be left.
         """
         assert not self._new
@@ -239,10 +239,10 @@ class KeyQueues:
         rows, key_hashes = rows.pick(order), key_hashes[order]
         begins = np.flatnonzero(np.diff(key_hashes, prepend=-1))
         lengths = np.diff(begins, append=rows.height)
-        places = np.arange(rows.height)
-        sent = np.maximum.reduceat(np.where(rows.attempts > 0, places, -1), begins)
-        may_go = places > np.repeat(sent, lengths)
-        behind = places - np.repeat(begins, lengths)
+        positions = np.arange(rows.height)
+        sent = np.maximum.reduceat(np.where(rows.attempts > 0, positions, -1), begins)
+        may_go = positions > np.repeat(sent, lengths)
+        behind = positions - np.repeat(begins, lengths)
         keys, _ = self._table.find(key_hashes[begins])
         may_stay = np.repeat(~closed[keys], lengths)
         over = sum(self._fresh.values()) - most
@@ -268,29 +268,29 @@ class KeyQueues:
 
     # -- heads -----------------------------------------------------------------------
 
-    def _set_heads(self, places: Places, rows: Rows) -> None:
+    def _set_heads(self, indexes: Indexes, rows: Rows) -> None:
         """Make these rows the heads of their queues."""
         table = self._table
-        table.there[places] = True
-        table.ranks[places] = rows.ranks(self._ageing_ms)
-        table.heads.due_ms[places] = rows.due_ms
-        table.heads.offsets[places] = rows.offsets
-        table.heads.attempts[places] = rows.attempts
+        table.there[indexes] = True
+        table.ranks[indexes] = rows.ranks(self._ageing_ms)
+        table.heads.due_ms[indexes] = rows.due_ms
+        table.heads.offsets[indexes] = rows.offsets
+        table.heads.attempts[indexes] = rows.attempts
         assert table.heads.traits is not None
-        table.heads.traits[places] = 0 if rows.traits is None else rows.traits
+        table.heads.traits[indexes] = 0 if rows.traits is None else rows.traits
 
-    def _move_up(self, places: Places) -> None:
+    def _move_up(self, indexes: Indexes) -> None:
         """Make the next row of each of these queues its head; O(queues with more rows * runs)."""
         table = self._table
-        table.there[places] = False
-        places = places[table.behind[places] > 0]
-        if not len(places):
+        table.there[indexes] = False
+        indexes = indexes[table.behind[indexes] > 0]
+        if not len(indexes):
             return
-        table.behind[places] -= 1
-        places = places[np.argsort(table.key_hashes[places])]
-        for which, rows in self._runs.take_first(table.key_hashes[places]):
-            self._set_heads(places[which], rows)
-        assert table.there[places].all(), "a row behind a head is lost"
+        table.behind[indexes] -= 1
+        indexes = indexes[np.argsort(table.key_hashes[indexes])]
+        for which, rows in self._runs.take_first(table.key_hashes[indexes]):
+            self._set_heads(indexes[which], rows)
+        assert table.there[indexes].all(), "a row behind a head is lost"
 
     def _check(self) -> None:
         """Assert every invariant."""
@@ -304,10 +304,10 @@ class KeyQueues:
         assert not any(self._fresh.values()), "the count of never-sent rows is wrong"
         self._fresh = fresh
         rows = self._runs.rows()
-        places, known = table.find(table.key_hashes_of(rows))
+        indexes, known = table.find(table.key_hashes_of(rows))
         assert known.all(), "a key that has rows is not in the table"
-        behind = np.bincount(places, minlength=len(table.behind))
+        behind = np.bincount(indexes, minlength=len(table.behind))
         assert np.array_equal(table.behind, behind), "the count of a queue is wrong"
-        assert table.there[places].all(), "a queue has no head"
-        heads = table.ranks[places], table.heads.offsets[places]
+        assert table.there[indexes].all(), "a queue has no head"
+        heads = table.ranks[indexes], table.heads.offsets[indexes]
         assert goes_before(*heads, rows.ranks(self._ageing_ms), rows.offsets).all()

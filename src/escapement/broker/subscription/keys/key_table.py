@@ -1,18 +1,18 @@
 """A table of keys: whether each is busy, and the head of its queue.
 
 The table has the keys that are in use. A key is in use if a message of it is ready, or holds it
-because it is in flight or in retry. The *place* of a key is the number of its row in the columns of
-the table. The order of places means nothing. Code that works with many keys finds their places
+because it is in flight or in retry. The *index* of a key is the number of its row in the columns of
+the table. The order of indexes means nothing. Code that works with many keys finds their indexes
 once, by key hash (see ``escapement.traits``), and then works with columns. For each key, the
 columns have the message that holds it (:mod:`~escapement.broker.subscription.keys.busy_keys`), and
 the head of its queue of ready messages with the number of rows behind it
 (:mod:`~escapement.broker.subscription.keys.key_queues`).
 
-Places are valid until the next call of ``place``. Unused keys are removed when a new key finds no
-room, so memory follows the messages that are ready or hold a key. In unused places behind the last
-key, ``busy`` and ``there`` are False.
+Indexes are valid until the next call of ``find_or_add``. Unused keys are removed when a new key
+finds no room, so memory follows the messages that are ready or hold a key. At unused indexes behind
+the last key, ``busy`` and ``there`` are False.
 
-Invariants (``_check``): each key hash is in the table once, and is found at its place.
+Invariants (``_check``): each key hash is in the table once, and is found at its index.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from escapement.traits import KEY_HASHES, SLOTS, hash_keys, have_keys, slots_of_
 # Stands for the key hash of a message without a key, if the order is by key.
 NO_KEY: Final = KEY_HASHES
 
-# The place of a missing key.
-NO_PLACE: Final = -1
+# The index of a missing key.
+NO_INDEX: Final = -1
 
 # New columns have room for this many times the keys in use.
 _GROWTH: Final = 2
 
-Places = npt.NDArray[np.intp]
+Indexes = npt.NDArray[np.intp]
 
 
 class KeyTable:
-    """The keys in use of one subscription, in columns by place.
+    """The keys in use of one subscription, in columns by index.
 
     Args:
       whole: whether the whole topic is kept in order. All messages then have the key hash 0.
@@ -48,7 +48,7 @@ class KeyTable:
 
     __slots__ = (
         "_height",
-        "_places",
+        "_indexes",
         "behind",
         "busy",
         "heads",
@@ -61,7 +61,7 @@ class KeyTable:
 
     def __init__(self, whole: bool) -> None:
         self.whole = whole
-        self._places = NumberMap()  # the place of each key, by key hash
+        self._indexes = NumberMap()  # the index of each key, by key hash
         self._height = 0  # how many keys are in the table, unused ones included
         self.key_hashes: Int64s = np.zeros(0, np.int64)
         self.busy: Bools = np.zeros(0, bool)
@@ -81,34 +81,34 @@ class KeyTable:
         keyed = have_keys(rows.traits)
         return key_hashes if keyed.all() else np.where(keyed, key_hashes, NO_KEY)
 
-    def find(self, key_hashes: Int64s) -> tuple[Places, Bools]:
-        """Return the places of these keys, and which keys are in the table; intp[n], bool[n].
+    def find(self, key_hashes: Int64s) -> tuple[Indexes, Bools]:
+        """Return the indexes of these keys, and which keys are in the table; intp[n], bool[n].
 
-        The place of a key that is not in the table is 0.
+        The index of a key that is not in the table is 0.
         """
-        places = self._places.get(key_hashes)
-        known = places >= 0
-        return (places if known.all() else np.where(known, places, 0)), known
+        indexes = self._indexes.get(key_hashes)
+        known = indexes >= 0
+        return (indexes if known.all() else np.where(known, indexes, 0)), known
 
-    def place(self, key_hashes: Int64s) -> Places:
-        """Return the places of these keys; add missing keys, which may change all places."""
-        places, known = self.find(key_hashes)
+    def find_or_add(self, key_hashes: Int64s) -> Indexes:
+        """Return the indexes of these keys; add missing keys, which may change all indexes."""
+        indexes, known = self.find(key_hashes)
         if known.all():
-            return places
+            return indexes
         unknown = np.flatnonzero(~known)
         new = np.sort(key_hashes[unknown])
         new = new[np.diff(new, prepend=-1) > 0]
         if self._height + len(new) > len(self.key_hashes):
-            self._make_room(len(new), places[known])
-            places = self._places.get(key_hashes)
+            self._make_room(len(new), indexes[known])
+            indexes = self._indexes.get(key_hashes)
         at = np.arange(self._height, self._height + len(new))
         self._height += len(new)
         self.key_hashes[at] = new
-        self._places.put(new, at)
-        places[unknown] = self._places.get(key_hashes[unknown])
-        return places
+        self._indexes.put(new, at)
+        indexes[unknown] = self._indexes.get(key_hashes[unknown])
+        return indexes
 
-    def _make_room(self, more: int, wanted: Places) -> None:
+    def _make_room(self, more: int, wanted: Indexes) -> None:
         """Remove unused keys except those at ``wanted``; make room for ``more`` keys."""
         stay = self.busy | self.there
         stay[wanted] = True
@@ -133,21 +133,21 @@ class KeyTable:
             column(heads.traits),
         )
         self._height = len(kept)
-        self._places = NumberMap()
-        self._places.put(self.key_hashes[: len(kept)], np.arange(len(kept)))
+        self._indexes = NumberMap()
+        self._indexes.put(self.key_hashes[: len(kept)], np.arange(len(kept)))
 
     def slots(self, which: Bools) -> Bools:
         """Return the slots of these keys; bool[SLOTS].
 
         Args:
-          which: the keys, by place; bool[keys].
+          which: the keys, by index; bool[keys].
         """
         found = np.zeros(SLOTS, bool)
         found[slots_of_key_hashes(self.key_hashes[which])] = True
         return found
 
     def among(self, slots: Bools) -> Bools:
-        """Return which keys, by place, have one of these slots; bool[keys].
+        """Return which keys, by index, have one of these slots; bool[keys].
 
         Args:
           slots: bool[SLOTS].
@@ -157,10 +157,10 @@ class KeyTable:
 
     def _check(self) -> None:
         """Assert every invariant."""
-        self._places._check()
-        assert len(self._places) == self._height <= len(self.key_hashes)
+        self._indexes._check()
+        assert len(self._indexes) == self._height <= len(self.key_hashes)
         key_hashes = self.key_hashes[: self._height]
-        assert np.array_equal(self._places.get(key_hashes), np.arange(self._height)), (
+        assert np.array_equal(self._indexes.get(key_hashes), np.arange(self._height)), (
             "a key is lost"
         )
-        assert not (self.busy | self.there)[self._height :].any(), "an unused place is marked"
+        assert not (self.busy | self.there)[self._height :].any(), "an unused index is marked"

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from escapement.broker.subscription.keys.key_table import KeyTable, Places
+from escapement.broker.subscription.keys.key_table import Indexes, KeyTable
 from escapement.broker.subscription.priorities.ready import Rows, goes_before
 from escapement.message import Int64s
 from escapement.sorting import argsort
@@ -131,8 +131,8 @@ class _Run:
         """Return the positions of the rows that were not taken; ascending."""
         lengths = self.ends - self.begins
         skipped = self.begins - (np.cumsum(lengths) - lengths)
-        places: Int64s = np.arange(self.count) + np.repeat(skipped, lengths)
-        return places
+        positions: Int64s = np.arange(self.count) + np.repeat(skipped, lengths)
+        return positions
 
     def _check(self) -> None:
         lengths = self.ends - self.begins
@@ -143,7 +143,7 @@ class _Run:
         assert keys == sorted(keys), "a run is out of order"
 
 
-def queue_order(key_hashes: Int64s, ranks: Int64s, offsets: Int64s) -> Places:
+def queue_order(key_hashes: Int64s, ranks: Int64s, offsets: Int64s) -> Indexes:
     """Return the positions that sort rows by key hash, rank and offset.
 
     O(n) if the rows consist of a few sorted runs.

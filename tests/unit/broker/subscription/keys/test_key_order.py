@@ -37,8 +37,8 @@ class AllInFlight:
         self.order = KeyOrder(False, 0)
         self.held = OffsetSet()
         self.push(*offsets)
-        rows, places = self.order.queues.open(self.order.table.busy, len(offsets), all_heads=False)
-        self.order.deliver(rows, places)
+        rows, indexes = self.order.queues.open(self.order.table.busy, len(offsets), all_heads=False)
+        self.order.deliver(rows, indexes)
         self._rows = rows
 
     def push(self, *offsets: int) -> None:
@@ -63,7 +63,7 @@ class AllInFlight:
 
 @pytest.mark.parametrize("others", [0, 1, 3, 100])
 def test_key_is_freed_after_it_moved_in_the_table(others: int) -> None:
-    """V6: other keys have been added in the places of keys that were no longer needed."""
+    """V6: other keys have been added at the indexes of keys that were no longer needed."""
     taken = AllInFlight(0, 1, 2, 3)
     assert taken.busy.tolist() == [1, 2, 3], "a message without a key holds none"
     taken.acknowledge(0, 1)

@@ -91,7 +91,7 @@ class Model:
         )
 
     def take(self, busy: set[int], most: int, every: bool) -> None:
-        rows, places = self.made.open(self.busy_mask(busy), most, all_heads=every)
+        rows, indexes = self.made.open(self.busy_mask(busy), most, all_heads=every)
         expected = self.open(busy)
         if every:
             free = [offset for offset in expected if self.queue(offset) < 0]
@@ -101,7 +101,7 @@ class Model:
         assert rows.offsets.tolist() == expected
         some = slice(None, None, 2 if every else 1)
         chosen = rows.pick(some)
-        self.made.take(chosen, places[some])
+        self.made.take(chosen, indexes[some])
         for offset in chosen.offsets.tolist():
             del self.rows[offset]
 

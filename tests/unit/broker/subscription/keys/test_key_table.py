@@ -24,11 +24,11 @@ def test_key_keeps_its_data_while_it_is_busy_or_has_a_head(
     for moment, (what, keys) in enumerate(actions):
         key_hashes = np.array(keys, np.int64)
         if what == "hold":
-            at = table.place(key_hashes)
+            at = table.find_or_add(key_hashes)
             table.busy[at], table.holders[at] = True, moment
             busy |= dict.fromkeys(keys, moment)
         elif what == "head":
-            at = table.place(key_hashes)
+            at = table.find_or_add(key_hashes)
             table.there[at], table.ranks[at], table.heads.offsets[at] = True, -moment, moment
             heads |= dict.fromkeys(keys, moment)
         else:
@@ -57,7 +57,7 @@ def test_key_is_found_by_its_hash_and_by_its_slot() -> None:
     key_hashes = table.key_hashes_of(Rows.fresh(np.zeros(4, np.int64), np.arange(4), traits))
     assert key_hashes.tolist() == [7, 7 + SLOTS, NO_KEY, SLOTS - 1]
     assert key_hashes.max() == KEY_HASHES
-    at = table.place(key_hashes[key_hashes != NO_KEY])
+    at = table.find_or_add(key_hashes[key_hashes != NO_KEY])
     table.there[at] = True
     assert np.flatnonzero(table.slots(table.there)).tolist() == [7, SLOTS - 1]
     wanted = np.zeros(SLOTS, bool)
@@ -68,14 +68,14 @@ def test_key_is_found_by_its_hash_and_by_its_slot() -> None:
 def test_unused_keys_take_no_space() -> None:
     """Q9: memory depends on ready and held messages, not on all keys ever used."""
     table = KeyTable(whole=False)
-    at = table.place(np.array([5]))
+    at = table.find_or_add(np.array([5]))
     table.busy[at] = True
     for first in range(10, 10_000, 100):
-        at = table.place(np.arange(first, first + 100))
+        at = table.find_or_add(np.arange(first, first + 100))
         table.there[at] = True
         table._check()
         table.there[at] = False
     assert len(table.key_hashes) <= 404
-    places, known = table.find(np.array([5]))
+    indexes, known = table.find(np.array([5]))
     assert known.all()
-    assert table.busy[places].all()
+    assert table.busy[indexes].all()

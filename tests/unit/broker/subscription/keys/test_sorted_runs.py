@@ -26,8 +26,8 @@ def test_order_is_the_same_whether_or_not_it_packs_into_one_integer(
     queues.lay_in()
     taken = []
     while len(queues):
-        rows, places = queues.open(table.busy, 10, all_heads=False)
-        queues.take(rows, places)
+        rows, indexes = queues.open(table.busy, 10, all_heads=False)
+        queues.take(rows, indexes)
         taken.append(rows)
     found = Rows.concat(taken)
     assert found.traits is not None
