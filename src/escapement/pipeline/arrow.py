@@ -109,7 +109,7 @@ def same(text: str, count: int) -> Any:
 def maps(found: Maps) -> Any:
     """Return a ``MAP<STRING, STRING>`` column of decoded maps."""
     offsets = pa.Array.from_buffers(
-        pa.int32(), len(found.counts) + 1, [None, _places(found.counts)]
+        pa.int32(), len(found.counts) + 1, [None, _offsets(found.counts)]
     )
     names = _bytes(pa.string(), found.names)
     values = _bytes(pa.string(), found.values, found.present)
@@ -130,7 +130,7 @@ def no_binaries(count: int) -> Any:
 def values_of(column: Any, kind: type[Number]) -> npt.NDArray[Number]:
     """Return the numbers of an Arrow column as an array that shares the column's bytes.
 
-    The array has an undefined number in the place of each null.
+    The array has an undefined number at the position of each null.
 
     Args:
       kind: the numpy type of the numbers.
@@ -154,15 +154,15 @@ def record_batch(schema: Any, columns: Mapping[str, Any]) -> Any:
 def _bytes(kind: Any, blobs: Blobs, present: Bools | None = None) -> Any:
     """Return a column of the type ``kind``, text or binary, that shares the bytes of ``blobs``."""
     assert len(blobs.data) < 1 << 31, "a batch exceeds the range of Arrow's 32-bit offsets"
-    buffers = [_validity(present), _places(blobs.lengths), pa.py_buffer(blobs.data)]
+    buffers = [_validity(present), _offsets(blobs.lengths), pa.py_buffer(blobs.data)]
     return pa.Array.from_buffers(kind, len(blobs), buffers)
 
 
-def _places(lengths: npt.NDArray[Any]) -> Any:
-    """Return a buffer with the position of each string, and the end of the last, as int32."""
-    places = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, dtype=np.int32, out=places[1:])
-    return pa.py_buffer(places)
+def _offsets(lengths: npt.NDArray[Any]) -> Any:
+    """Return a buffer with the offset of each string, and the end of the last, as int32."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, dtype=np.int32, out=offsets[1:])
+    return pa.py_buffer(offsets)
 
 
 def _validity(present: Bools | None) -> Any:

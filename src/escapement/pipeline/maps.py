@@ -134,7 +134,8 @@ def _with_odd(table: Int64s, data: UInt8s, packed: Blobs, odd: Int64s) -> tuple[
     """Decode the ``odd`` maps. Return the table and ``data``, extended by their entries.
 
     Args:
-      table: a column for each entry, with its row and the places of its name and value in ``data``.
+      table: a column for each entry: its row, and the positions and lengths in ``data`` of its name
+        and value.
       odd: the rows of the odd maps.
     """
     if not len(odd):

@@ -1,7 +1,7 @@
 """The selection of messages to read: ranges of offsets and times, from options and filters.
 
 Options have the names of Spark's Kafka source where that has an equivalent; docs/spark-options.md
-lists them. Ranges are half-open. A *place* is an offset, or one of the words ``earliest`` and
+lists them. Ranges are half-open. A *bound* is an offset, or one of the words ``earliest`` and
 ``latest``. Narrowing a range by a filter never excludes a message that passes the filter. It may
 keep messages that do not pass, because Spark evaluates the filter again.
 """
@@ -148,15 +148,15 @@ def _time(options: Options, name: str, default: int) -> int:
     return unix_ms(read)
 
 
-class Places:
-    """The places, one for each topic, at which a read starts or ends."""
+class Bounds:
+    """The bounds, one for each topic, at which a read starts or ends."""
 
     def __init__(self, options: Options, name: str, default: str, empty: str | None = None) -> None:
-        """Parse the option ``name``: one place for all topics, or a JSON object by topic.
+        """Parse the option ``name``: one bound for all topics, or a JSON object by topic.
 
         Args:
-          default: the place in topics that the option does not name.
-          empty: a place that is refused, because nothing could be read from there or up to there.
+          default: the bound in topics that the option does not name.
+          empty: a bound that is refused, because nothing could be read from there or up to there.
 
         Raises:
           InvalidRequest: if the option is not valid.
@@ -169,14 +169,14 @@ class Places:
         if text is None:
             return
         if not text.startswith("{"):
-            self._default = self._place(text)
+            self._default = self._bound(text)
             return
         try:
             given = json.loads(text)
         except ValueError:
             raise InvalidRequest(f"the option {name} is not a JSON object: {text!r}") from None
-        for topic, place in given.items():
-            self._by_topic[TopicName.parse(topic)] = self._place(str(place))
+        for topic, bound in given.items():
+            self._by_topic[TopicName.parse(topic)] = self._bound(str(bound))
 
     def check(self, known: tuple[TopicName, ...]) -> None:
         """Raise ``InvalidRequest`` if the option names a topic that is not among ``known``."""
@@ -188,17 +188,17 @@ class Places:
             )
 
     def of(self, topic: TopicName) -> int | str:
-        """Return the place at which the read starts or ends in a topic."""
+        """Return the bound at which the read starts or ends in a topic."""
         return self._by_topic.get(topic, self._default)
 
-    def _place(self, text: str) -> int | str:
-        place = _KAFKAS.get(text, text.lower())
-        if place == self._empty:
+    def _bound(self, text: str) -> int | str:
+        bound = _KAFKAS.get(text, text.lower())
+        if bound == self._empty:
             raise InvalidRequest(
                 f"with {self._name} {text} a batch would read nothing: give another offset"
             )
-        if place in (EARLIEST, LATEST):
-            return place
+        if bound in (EARLIEST, LATEST):
+            return bound
         if _INTEGER.fullmatch(text) and int(text) >= 0:
             return int(text)
         raise InvalidRequest(

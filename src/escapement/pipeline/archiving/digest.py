@@ -88,10 +88,10 @@ def _parts(name: str, column: Any) -> Iterator[tuple[str, Buffer]]:
     """
     kind = column.type
     if pa.types.is_map(kind):
-        places = values_of(column.offsets, np.int32)
-        yield f"{name} counts", np.diff(places).data
+        offsets = values_of(column.offsets, np.int32)
+        yield f"{name} counts", np.diff(offsets).data
         for part, child in (("keys", column.keys), ("items", column.items)):
-            inside = child[int(places[0]) : int(places[-1])]
+            inside = child[int(offsets[0]) : int(offsets[-1])]
             yield from _parts(f"{name} {part}", inside)
         return
     there = present(column)
@@ -99,10 +99,10 @@ def _parts(name: str, column: Any) -> Iterator[tuple[str, Buffer]]:
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         # Null strings have no bytes, so they need no special treatment.
         _, where, data = column.buffers()
-        places = np.frombuffer(where, np.int32, len(column) + 1, column.offset * 4)
-        yield f"{name} lengths", np.diff(places).data
-        if places[-1] > places[0]:
-            yield f"{name} bytes", memoryview(data)[int(places[0]) : int(places[-1])]
+        offsets = np.frombuffer(where, np.int32, len(column) + 1, column.offset * 4)
+        yield f"{name} lengths", np.diff(offsets).data
+        if offsets[-1] > offsets[0]:
+            yield f"{name} bytes", memoryview(data)[int(offsets[0]) : int(offsets[-1])]
         return
     numbers = values_of(column, _NUMBERS[kind.bit_width])
     yield name, (numbers if there.all() else numbers * there).data

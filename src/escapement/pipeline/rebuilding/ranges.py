@@ -63,8 +63,8 @@ class Ranges:
         weights = np.repeat([sample.weight for sample in samples], heights)
         order = np.lexsort((offsets, due_ms, topic_ids))
         below = np.cumsum(weights[order]) - weights[order]
-        shares = np.arange(1, count) * (weights.sum() / count)
-        at = np.unique(below.searchsorted(shares))
+        thresholds = np.arange(1, count) * (weights.sum() / count)
+        at = np.unique(below.searchsorted(thresholds))
         cuts = order[at[(at > 0) & (at < len(order))]]
         return cls(topic_ids[cuts], due_ms[cuts], offsets[cuts])
 

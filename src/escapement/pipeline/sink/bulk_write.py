@@ -147,7 +147,7 @@ class BulkWrite:
             _check_report(Path(report))
         shape = Shape.of(columns)
         topic = options.text("topic")
-        if topic is None and "topic" not in shape.places:
+        if topic is None and "topic" not in shape.positions:
             raise InvalidRequest("the topic is missing: give the option topic, or a column topic")
         plan = cls(
             address,

@@ -49,11 +49,11 @@ def encode_maps(counts: Int64s, names: Blobs, values: Blobs, absent: Bools | Non
     # Each string begins after the head of its map and the preceding strings of the map.
     owner = np.repeat(np.arange(len(counts)), 2 * counts)
     first = sizes[2 * (ends - counts)]
-    places = starts[owner] + map_heads[owner] + sizes[:-1] - first[owner]
-    _put_string_heads(out, places, lengths, heads)
+    positions = starts[owner] + map_heads[owner] + sizes[:-1] - first[owner]
+    _put_string_heads(out, positions, lengths, heads)
     if absent is not None:
-        out[places[gone]] = _NIL
-    copy_strings(out, places + heads, strings.data, strings.starts(), lengths)
+        out[positions[gone]] = _NIL
+    copy_strings(out, positions + heads, strings.data, strings.starts(), lengths)
     return Blobs((map_heads + bodies).astype(np.uint32), out.data)
 
 
@@ -76,11 +76,11 @@ def _put_map_heads(out: UInt8s, starts: Int64s, counts: Int64s) -> None:
     out[at], out[at + 1], out[at + 2] = _MAP16, count >> 8, count & 0xFF
 
 
-def _put_string_heads(out: UInt8s, places: Int64s, lengths: Int64s, heads: Int64s) -> None:
+def _put_string_heads(out: UInt8s, positions: Int64s, lengths: Int64s, heads: Int64s) -> None:
     short = heads == 1
-    out[places[short]] = _FIXSTR | lengths[short]
+    out[positions[short]] = _FIXSTR | lengths[short]
     for size, word in ((2, _STR8), (3, _STR16), (5, _STR32)):
-        at, length = places[heads == size], lengths[heads == size]
+        at, length = positions[heads == size], lengths[heads == size]
         out[at] = word
         for byte in range(1, size):
             out[at + byte] = length >> 8 * (size - 1 - byte) & 0xFF

@@ -32,7 +32,7 @@ from escapement.pipeline.sink.staging import MAX_MESSAGE_BYTES
 
 _BYTES: Final = pa.large_binary()
 # The maximum number of characters of a key that an error shows.
-_SHOWN_KEY_CHARS: Final = 100
+_EXCERPT_CHARS: Final = 100
 
 
 class Rows(NamedTuple):
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     at_ms: Int64s | None  # NO_TIME for a message due at once; None if all are due at once
     partition: int  # Spark's number of the partition
     rows_before: int  # the number of rows in earlier record batches of the partition
-    places: Int64s | None  # the indexes of the rows in the record batch; None for all rows
+    indexes: Int64s | None  # the indexes of the rows in the record batch; None for all rows
 
     def first(self, *, timed: bool = False) -> str:
         """Return text such as "row 3 of partition 0" for the first row.
@@ -55,8 +55,8 @@ class Rows(NamedTuple):
         if timed:
             assert self.at_ms is not None, "no row has a time"
             at = int(np.argmax(self.at_ms != NO_TIME))
-        place = at if self.places is None else int(self.places[at])
-        return f"row {self.rows_before + place + 1} of partition {self.partition}"
+        index = at if self.indexes is None else int(self.indexes[at])
+        return f"row {self.rows_before + index + 1} of partition {self.partition}"
 
 
 class RowReader:
@@ -80,7 +80,7 @@ class RowReader:
         null_times: str,
         partition: int,
     ) -> None:
-        assert topic or "topic" in shape.places, "the rows have no topic"
+        assert topic or "topic" in shape.positions, "the rows have no topic"
         self._shape = shape
         self._topic = topic
         self._start_ms = start_ms
@@ -102,7 +102,7 @@ class RowReader:
         if not rows.num_rows:
             return
         batch = MessageBatch(
-            self._payloads(rows.column(self._shape.places["payload"])),
+            self._payloads(rows.column(self._shape.positions["payload"])),
             self._optional(rows, "key", _keys),
             self._optional(rows, "properties", self._properties),
             self._optional(rows, "priority", self._priorities),
@@ -135,9 +135,9 @@ class RowReader:
             yield self._rows(topic, some, times, None if whole else at)
 
     def _rows(
-        self, topic: str, batch: MessageBatch, at_ms: Int64s | None, places: Int64s | None
+        self, topic: str, batch: MessageBatch, at_ms: Int64s | None, indexes: Int64s | None
     ) -> Rows:
-        return Rows(topic, batch, at_ms, self._partition, self._rows_before, places)
+        return Rows(topic, batch, at_ms, self._partition, self._rows_before, indexes)
 
     def _refuse_large(self, batch: MessageBatch) -> None:
         sizes = batch.string_sizes()
@@ -156,9 +156,9 @@ class RowReader:
 
     def _named(self, wrong: Bools, more: str = "") -> str:
         """Return text with the count of wrong rows and the number of the first, then ``more``."""
-        count, first = int(np.count_nonzero(wrong)), self._rows_before + int(np.argmax(wrong)) + 1
-        place = f"row {first} of partition {self._partition}{more}"
-        return f"{count} row{'s' * (count > 1)} (the first is {place})"
+        count, number = int(np.count_nonzero(wrong)), self._rows_before + int(np.argmax(wrong)) + 1
+        first = f"row {number} of partition {self._partition}{more}"
+        return f"{count} row{'s' * (count > 1)} (the first is {first})"
 
     def _refuse_null(self, rows: pa.RecordBatch, name: str, given: Bools) -> None:
         """Raise ``InvalidRequest`` if a time is null, unless the user chose that null means now.
@@ -178,14 +178,14 @@ class RowReader:
             )
 
     def _optional(self, rows: pa.RecordBatch, name: str, read: Any) -> Any:
-        place = self._shape.places.get(name)
-        return None if place is None else read(rows.column(place))
+        position = self._shape.positions.get(name)
+        return None if position is None else read(rows.column(position))
 
     def _times(self, rows: pa.RecordBatch) -> Int64s | None:
         name = self._shape.when
         if name is None:
             return None
-        column = rows.column(self._shape.places[name])
+        column = rows.column(self._shape.positions[name])
         given = present(column)
         self._refuse_null(rows, name, given)
         if name == "deliver_at":
@@ -258,20 +258,20 @@ def _milliseconds(column: pa.Array) -> Int64s:
     return values // unit + (values % unit > 0)
 
 
-def _key_text(shape: Shape, rows: pa.RecordBatch, place: int) -> str:
+def _key_text(shape: Shape, rows: pa.RecordBatch, index: int) -> str:
     """Return text that names the key of a row, for an error; empty if the row has no key."""
-    if "key" not in shape.places:
+    if "key" not in shape.positions:
         return ""
-    key = rows.column(shape.places["key"]).cast(_BYTES)[place].as_py() or b""
+    key = rows.column(shape.positions["key"]).cast(_BYTES)[index].as_py() or b""
     if not key:
         return ""
     try:
         text = key.decode()
-        shared = repr(text[:_SHOWN_KEY_CHARS])
+        excerpt = repr(text[:_EXCERPT_CHARS])
     except UnicodeDecodeError:
         text = key
-        shared = repr(key[:_SHOWN_KEY_CHARS])[1:]
-    return f", with the key {shared}{'…' * (len(text) > _SHOWN_KEY_CHARS)}"
+        excerpt = repr(key[:_EXCERPT_CHARS])[1:]
+    return f", with the key {excerpt}{'…' * (len(text) > _EXCERPT_CHARS)}"
 
 
 def _blobs(column: pa.Array, name: str) -> Blobs:

@@ -37,7 +37,7 @@ NULL_IS_NOW: Final = "now"
 class Shape:
     """The position of each column of a DataFrame, by the column's name in lower case."""
 
-    places: Mapping[str, int]
+    positions: Mapping[str, int]
 
     @classmethod
     def of(cls, columns: Iterable[tuple[str, str]]) -> Shape:
@@ -46,35 +46,35 @@ class Shape:
         Raises:
           InvalidRequest: if the columns cannot be written. The error names the column.
         """
-        places: dict[str, int] = {}
-        for place, (name, kind) in enumerate(columns):
+        positions: dict[str, int] = {}
+        for position, (name, kind) in enumerate(columns):
             known = name.lower()
             if known not in _TYPES:
                 raise InvalidRequest(
                     f"the column {name!r} is unknown. Select only known columns:"
                     f" {', '.join(_TYPES)}"
                 )
-            if known in places:
+            if known in positions:
                 raise InvalidRequest(f"there are two columns {known!r}: select one of them")
             if not _fits(kind.lower(), _TYPES[known]):
                 wanted = " or ".join(_SQL.get(word, word) for word in _TYPES[known])
                 raise InvalidRequest(f"the column {name!r} is of type {kind}, but must be {wanted}")
-            places[known] = place
-        if "payload" not in places:
+            positions[known] = position
+        if "payload" not in positions:
             raise InvalidRequest(
                 "the column 'payload' is missing: select the payload under this name"
             )
-        given = [name for name in _WHEN if name in places]
+        given = [name for name in _WHEN if name in positions]
         if len(given) > 1:
             raise InvalidRequest(
                 f"the columns {' and '.join(given)} exclude each other: select one of them"
             )
-        return cls(places)
+        return cls(positions)
 
     @property
     def when(self) -> str | None:
         """The column with the due times or delays, or None."""
-        return next((name for name in _WHEN if name in self.places), None)
+        return next((name for name in _WHEN if name in self.positions), None)
 
 
 def _fits(kind: str, wanted: tuple[str, ...]) -> bool:

@@ -16,7 +16,7 @@ from escapement.errors import LogForgotten, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
-from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
+from escapement.pipeline.selection import EARLIEST, LATEST, Bounds, Selection, Span
 from escapement.pipeline.source.archived_reading import ArchivedPart, archived_parts
 from escapement.pipeline.source.message_status import MessageStatuses
 from escapement.pipeline.source.part import (
@@ -113,10 +113,10 @@ class BatchPlan(ReadPlan):
         """Raises ``InvalidRequest`` if an option is unknown or not valid."""
         super().__init__(options, BATCH_OPTIONS, columns)
         self.selection = selection.times(options)
-        self._starts = Places(options, "startingOffsets", EARLIEST, empty=LATEST)
-        self._ends = Places(options, "endingOffsets", LATEST, empty=EARLIEST)
-        for places in (self._starts, self._ends):
-            places.check(self.topics)
+        self._starts = Bounds(options, "startingOffsets", EARLIEST, empty=LATEST)
+        self._ends = Bounds(options, "endingOffsets", LATEST, empty=EARLIEST)
+        for bounds in (self._starts, self._ends):
+            bounds.check(self.topics)
         self._archived = options.flag("archived", True)
 
     def tasks(self) -> list[tuple[Part | ArchivedPart, ...]]:
@@ -184,7 +184,7 @@ class BatchPlan(ReadPlan):
                 )
 
 
-def _offset(place: int | str, end_offset: int) -> int:
-    if isinstance(place, int):
-        return place
-    return 0 if place == EARLIEST else end_offset
+def _offset(bound: int | str, end_offset: int) -> int:
+    if isinstance(bound, int):
+        return bound
+    return 0 if bound == EARLIEST else end_offset

@@ -18,7 +18,7 @@ from escapement.errors import EscapementError, LogForgotten, NotFound
 from escapement.names import TopicName
 from escapement.pipeline import selection
 from escapement.pipeline.options import ADDRESS_OPTIONS, Options
-from escapement.pipeline.selection import EARLIEST, LATEST, Places, Selection, Span
+from escapement.pipeline.selection import EARLIEST, LATEST, Bounds, Selection, Span
 from escapement.pipeline.source.part import Part, stated_again
 from escapement.pipeline.source.planning import ReadPlan
 from escapement.storage.engine.base import Connection
@@ -70,7 +70,7 @@ class StreamPlan(ReadPlan):
         """Raises ``InvalidRequest`` if an option is unknown or not valid."""
         super().__init__(options, STREAM_OPTIONS, columns)
         self.most_at_once = options.number("maxOffsetsPerTrigger")
-        self._starts = Places(options, "startingOffsets", LATEST)
+        self._starts = Bounds(options, "startingOffsets", LATEST)
         self._starts.check(self.topics)
         self._since = options.text("startingTimestamp") is not None
         self._since_ms = selection.times(options).published.low
@@ -169,25 +169,25 @@ class StreamPlan(ReadPlan):
         return self._cut(wanteds)
 
     def _first(self, topic: TopicName, state: TopicState, connection: Connection) -> Position:
-        place = self._starts.of(topic)
+        start = self._starts.of(topic)
         if self._since and self._since_ms <= 0:
-            place = EARLIEST
+            start = EARLIEST
         elif self._since:
-            place = Log.reading(
+            start = Log.reading(
                 connection, lambda log: _published_since(state, log, connection, self._since_ms)
             )
-        if place == EARLIEST:
+        if start == EARLIEST:
             earlier = stated_again(state, 0, state.begin_offset)
-            place = int(earlier[0]) if len(earlier) else state.begin_offset
-        elif place == LATEST:
-            place = state.end_offset
-        elif not self._since and int(place) < state.begin_offset:
+            start = int(earlier[0]) if len(earlier) else state.begin_offset
+        elif start == LATEST:
+            start = state.end_offset
+        elif not self._since and int(start) < state.begin_offset:
             self._lost(
-                f"the log of {topic.full} begins at {state.begin_offset}, not at {place}: it has"
+                f"the log of {topic.full} begins at {state.begin_offset}, not at {start}: it has"
                 " forgotten finished messages before that, and a stream does not read archives."
                 " Start at earliest, and read archived messages once as a batch"
             )
-        return Position(state.record.id, min(int(place), state.end_offset), state.begin_offset)
+        return Position(state.record.id, min(int(start), state.end_offset), state.begin_offset)
 
     def _check(self, topic: TopicName, since: Position, until: Position, state: TopicState) -> None:
         """Check whether messages of a batch are lost, and raise or print that.

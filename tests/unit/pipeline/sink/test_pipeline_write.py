@@ -50,7 +50,7 @@ def shape_of(columns: dict[str, str]) -> Shape:
 
 def test_columns_are_found_by_name_in_any_case_and_order() -> None:
     shape = shape_of({"Topic": "string", "PAYLOAD": "binary", "deliver_at": "timestamp"})
-    assert shape.places == {"topic": 0, "payload": 1, "deliver_at": 2}
+    assert shape.positions == {"topic": 0, "payload": 1, "deliver_at": 2}
     assert shape.when == "deliver_at"
     assert shape_of({"payload": "string"}).when is None
     shape_of({"payload": "string", "delay": "interval hour to minute"})
