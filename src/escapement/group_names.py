@@ -20,7 +20,7 @@ class Member(NamedTuple):
     """A group, and the messages of one batch that belong to it, by row or by offset."""
 
     group: str
-    places: Int64s  # the rows of the messages in the batch, or their offsets, ascending
+    messages: Int64s  # their rows in the batch, or their offsets, ascending
 
 
 def members_of(column: Blobs | None) -> list[Member]:

@@ -21,7 +21,7 @@ from escapement.errors import InvalidRequest
 
 # The highest offset or time of a position. The sum of two such numbers fits an int64.
 _HIGHEST: Final = (1 << 62) - 1
-_PLACE: Final = re.compile(r"(offset|time):([0-9]{1,19})")
+_PATTERN: Final = re.compile(r"(offset|time):([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Position:
             return LATEST
         if text == "earliest":
             return EARLIEST
-        match = _PLACE.fullmatch(text)
+        match = _PATTERN.fullmatch(text)
         if match is None:
             raise InvalidRequest(
                 f"a position must be latest, earliest, offset:N or time:MILLISECONDS, not {text!r}"

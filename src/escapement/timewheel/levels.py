@@ -71,13 +71,13 @@ class Levels:
         highest = _level_of(int(ahead.max()))
         while len(self._levels) <= highest:
             self._levels.append({})
-        places = self._places(ticks, ahead, highest)
-        if bool((places[1:] < places[:-1]).any()):
-            order = np.argsort(places, kind="stable")
-            places, entries = places[order], entries.take(order)
-        bounds = [0, *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), count]
+        slot_numbers = self._slot_numbers(ticks, ahead, highest)
+        if bool((slot_numbers[1:] < slot_numbers[:-1]).any()):
+            order = np.argsort(slot_numbers, kind="stable")
+            slot_numbers, entries = slot_numbers[order], entries.take(order)
+        bounds = [0, *(np.flatnonzero(slot_numbers[1:] != slot_numbers[:-1]) + 1).tolist(), count]
         for low, high in pairwise(bounds):
-            at, number = divmod(int(places[low]), SLOTS)
+            at, number = divmod(int(slot_numbers[low]), SLOTS)
             level, part = self._levels[at], entries.slice(low, high)
             if number in level:
                 level[number].put(part)
@@ -86,7 +86,7 @@ class Levels:
         self._count += count
 
     @staticmethod
-    def _places(ticks: Int64s, ahead: Int64s, highest: int) -> npt.NDArray[np.uint16]:
+    def _slot_numbers(ticks: Int64s, ahead: Int64s, highest: int) -> npt.NDArray[np.uint16]:
         """Return the level and slot of each entry as ``64 * level + slot``.
 
         The numbers have 16 bits, because numpy sorts these by radix.
@@ -101,9 +101,9 @@ class Levels:
             levels += ahead >= 1 << (SLOT_BITS * level)
         numbers = ticks >> (levels * np.uint8(SLOT_BITS))
         numbers &= _SLOT_MASK
-        places: npt.NDArray[np.uint16] = numbers.astype(np.uint16)
-        places += levels * np.uint16(SLOTS)
-        return places
+        slot_numbers: npt.NDArray[np.uint16] = numbers.astype(np.uint16)
+        slot_numbers += levels * np.uint16(SLOTS)
+        return slot_numbers
 
     def turn(self, tick: int) -> tuple[list[Slot], list[Slot]]:
         """Turn to a later tick, and remove the slots whose time has come.

@@ -160,7 +160,7 @@ class Consuming:
         check_name("subscription", name)
         if name == DEAD_LETTERS_SUBSCRIPTION and kind != "shared":
             raise InvalidRequest(f"the subscription {name} keeps dead letters and must be shared")
-        position = await self._place(topic, kind, position)
+        position = await self._resolve(topic, kind, position)
         await self._registry.create_subscription(
             topic,
             name,
@@ -182,7 +182,7 @@ class Consuming:
           StorageUnavailable: if the log must be read for the position and cannot be.
         """
         kind = topic.find(name).record.kind
-        position = await self._place(topic, kind, position)
+        position = await self._resolve(topic, kind, position)
         await self._registry.seek_subscription(
             topic, name, kind, position, lambda record: self._sought(topic, record)
         )
@@ -197,7 +197,7 @@ class Consuming:
         self._pump.wake_subscription(topic, new)
         self._on_sought(topic)
 
-    async def _place(self, topic: Topic, kind: Kind, position: Position) -> Position:
+    async def _resolve(self, topic: Topic, kind: Kind, position: Position) -> Position:
         """Return ``position``; turn a time into an offset unless the subscription is shared.
 
         Exclusive and failover subscriptions deliver in the order of offsets and ignore due times.

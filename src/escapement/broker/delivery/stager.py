@@ -103,7 +103,7 @@ class Stager:
 
 
 def _read_located(plan: Plan, rows: Rows, room_bytes: int) -> _Read:
-    """Read messages whose places the plan knows, until ``room_bytes`` are used up. Blocking."""
+    """Read messages that the plan locates, until ``room_bytes`` are used up. Blocking."""
     found: list[Rows] = []
     batches: list[MessageBatch] = []
     left = np.ones(rows.height, bool)

@@ -116,8 +116,8 @@ def levels(waiting: Sequence[int], most: int) -> list[int]:
         level, rest = divmod(left, others)
         if waiting[at] > level:
             # The first of the shrinking backlogs share the remainder, one message each.
-            for place, giver in enumerate(order[rank:]):
-                stay[giver] = min(waiting[giver], level + (place < rest))
+            for index, giver in enumerate(order[rank:]):
+                stay[giver] = min(waiting[giver], level + (index < rest))
             break
         left -= waiting[at]
     return stay

@@ -258,10 +258,10 @@ def _find(run: _Run, first: UInt64s, second: UInt64s, since_ms: int, found: Int6
     rows = np.flatnonzero(at < len(run.first))
     while len(rows):
         rows = rows[run.first[at[rows]] == first[rows]]
-        places = at[rows]
-        same = (run.second[places] == second[rows]) & (run.published_ms[places] > since_ms)
+        run_rows = at[rows]
+        same = (run.second[run_rows] == second[rows]) & (run.published_ms[run_rows] > since_ms)
         hits = rows[same]
-        found[hits] = np.maximum(found[hits], run.offsets[places[same]])
+        found[hits] = np.maximum(found[hits], run.offsets[run_rows[same]])
         at[rows] += 1
         rows = rows[at[rows] < len(run.first)]
 

@@ -123,8 +123,8 @@ class Policy:
         return changed
 
     def _unknown_field(self, name: Any) -> str:
-        near = get_close_matches(str(name), self.names(), n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        matches = get_close_matches(str(name), self.names(), n=1)
+        hint = f" (did you mean {matches[0]!r}?)" if matches else ""
         known = ", ".join(self.names())
         return f"the policy of a {self.WHAT} has no field {name!r}{hint}; known are {known}"
 

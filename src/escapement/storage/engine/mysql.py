@@ -313,9 +313,9 @@ class MysqlConnection:
         if self._lost:
             return True
         # Between two statements, a server sends only the end of the connection, or an error before.
-        received = select.poll()
-        received.register(self._wire._sock, select.POLLIN)
-        return bool(received.poll(0))
+        poller = select.poll()
+        poller.register(self._wire._sock, select.POLLIN)
+        return bool(poller.poll(0))
 
     def close(self) -> None:
         self._in_transaction = False
