@@ -87,13 +87,13 @@ def main() -> None:
             began_s = time.perf_counter()
             done = run(spark, ArchiveConfig({"url": url}, root))
             took_s = time.perf_counter() - began_s
-            shares = [f"{kind} {seconds:.1f}" for kind, seconds in spent(before).items()]
+            times = [f"{kind} {seconds:.1f}" for kind, seconds in spent(before).items()]
             assert done.messages == options.messages, done
             shutil.rmtree(f"{directory}/archive")
             print(
                 f"{'later' if number else 'first run':12}"
                 f" {options.messages / took_s:>12,.0f} messages/s, {took_s:.1f} s,"
-                f" {done.size_bytes / 1e6:,.0f} MB; processor seconds: {', '.join(shares)}",
+                f" {done.size_bytes / 1e6:,.0f} MB; processor seconds: {', '.join(times)}",
                 flush=True,
             )
         spark.stop()

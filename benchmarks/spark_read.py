@@ -188,9 +188,9 @@ def measure(
         found.append(messages / (time.perf_counter() - began_s))
     rate = statistics.median(found[1:])
     each = ", ".join(f"{one:,.0f}" for one in found[1:])
-    shares = ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in spent(before).items())
+    times = ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in spent(before).items())
     print(f"{name:40} {rate:>12,.0f} rows/s  ({each})")
-    print(f"{'':40} processor seconds of {runs} runs: {shares}")
+    print(f"{'':40} processor seconds of {runs} runs: {times}")
     read_mb = (server.read_bytes() - read_bytes) / runs / 1e6
     print(f"{'':40} from the database's disk: {read_mb:,.0f} MB each", flush=True)
     return rate

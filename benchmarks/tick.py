@@ -28,12 +28,12 @@ TICKS_MS: Final = (1_000, 10)
 # The broker is idle when it has used no more than this share of a core for this long. It is busy
 # for a while after a change of the tick, which rebuilds each topic's wheel, and after the creation
 # of topics, which is followed by checkpoints.
-REST_SHARE: Final = 0.1
+REST_UTILIZATION: Final = 0.1
 REST_S: Final = 6.0
 # The number of topics created at the same time.
 AT_ONCE: Final = 50
 # For each tick, the share of a core that the broker used in each pair.
-Shares = dict[int, list[float]]
+Utilizations = dict[int, list[float]]
 
 
 async def fill(on: Stage, topics: int) -> None:
@@ -52,7 +52,7 @@ async def fill(on: Stage, topics: int) -> None:
             nursery.start_soon(create)
 
 
-async def share(on: Stage, seconds: float) -> float:
+async def utilization(on: Stage, seconds: float) -> float:
     """Return the share of a core that the broker uses during ``seconds`` without requests."""
     began_s, before_s = trio.current_time(), on.host.cpu_seconds()
     await trio.sleep(seconds)
@@ -63,8 +63,8 @@ async def share(on: Stage, seconds: float) -> float:
 
 
 async def rest(on: Stage) -> None:
-    """Wait until the broker is idle, as ``REST_SHARE`` and ``REST_S`` define it."""
-    while await share(on, REST_S) > REST_SHARE:
+    """Wait until the broker is idle, as ``REST_UTILIZATION`` and ``REST_S`` define it."""
+    while await utilization(on, REST_S) > REST_UTILIZATION:
         pass
 
 
@@ -92,20 +92,20 @@ async def measure(options: argparse.Namespace) -> None:
         None, None, options.log, 1000, PayloadSize(100, 100), 100, 100_000, 0, 1, lambda *_: None
     )
     steady = Steady(round(options.rate * options.seconds), options.rate, 3_000, 100_000)
-    idle: Shares = {tick_ms: [] for tick_ms in TICKS_MS}
-    busy: Shares = {tick_ms: [] for tick_ms in TICKS_MS}
+    idle: Utilizations = {tick_ms: [] for tick_ms in TICKS_MS}
+    busy: Utilizations = {tick_ms: [] for tick_ms in TICKS_MS}
     late: dict[int, list[tuple[float, float]]] = {tick_ms: [] for tick_ms in TICKS_MS}
     async with stage(setting) as on:
         namespace = on.new_topic().rpartition("/")[0]
         await rest(on)
-        print(f"without topics: {await share(on, options.seconds):.4f} of a core", flush=True)
+        print(f"without topics: {await utilization(on, options.seconds):.4f} of a core", flush=True)
         await fill(on, options.topics)
         for number in range(options.pairs):
             for tick_ms in TICKS_MS[:: 1 if number % 2 else -1]:
                 verb = "namespaces.enable_delayed_message"
                 await on.admin(verb, namespace=namespace, tick_ms=tick_ms)
                 await rest(on)
-                idle[tick_ms].append(await share(on, options.seconds))
+                idle[tick_ms].append(await utilization(on, options.seconds))
                 used, *lateness = await loaded(on, steady)
                 busy[tick_ms].append(used)
                 late[tick_ms].append((lateness[0], lateness[1]))
@@ -115,9 +115,9 @@ async def measure(options: argparse.Namespace) -> None:
                     flush=True,
                 )
     coarse, fine = TICKS_MS
-    for name, shares in (("idle", idle), ("load", busy)):
-        medians = [statistics.median(shares[tick_ms]) for tick_ms in TICKS_MS]
-        ratios = [b / a for a, b in zip(shares[coarse], shares[fine], strict=True) if a]
+    for name, utilizations in (("idle", idle), ("load", busy)):
+        medians = [statistics.median(utilizations[tick_ms]) for tick_ms in TICKS_MS]
+        ratios = [b / a for a, b in zip(utilizations[coarse], utilizations[fine], strict=True) if a]
         spread = f", of the pairs {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
         print(
             f"{name}: {medians[0]:.4f} of a core at 1 s, {medians[1]:.4f} at 10 ms{spread}",

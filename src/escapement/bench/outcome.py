@@ -34,7 +34,7 @@ class Run:
     def of(cls, tally: Tally, seconds: float, more: dict[str, Figure], is_rate: bool = True) -> Run:
         """Return a run with the counts and the lateness of ``tally``."""
         return cls(
-            tally.received,
+            tally.received_count,
             seconds,
             is_rate,
             tally.lateness(),
@@ -48,7 +48,7 @@ class Run:
     def counted(cls, tally: Tally, seconds: float, more: dict[str, Figure]) -> Run:
         """Return a run with the counts of ``tally``, for messages whose lateness has no meaning."""
         return cls(
-            tally.received,
+            tally.received_count,
             seconds,
             lost=tally.lost(),
             early=tally.early(),

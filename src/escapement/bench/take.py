@@ -23,7 +23,7 @@ Take = Callable[[Inbox, Tally, int, float], Awaitable[None]]
 
 async def take_batches(inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
     """Receive batches, and acknowledge each as a whole."""
-    while tally.received < messages:
+    while tally.received_count < messages:
         batch = await inbox.next_batch(timeout_s)
         if batch is None:
             return
@@ -39,14 +39,14 @@ def take_batches_failing(percent: int, back_off_ms: int) -> Take:
     """
 
     async def take(inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
-        while tally.received < messages:
+        while tally.received_count < messages:
             batch = await inbox.next_batch(timeout_s)
             if batch is None:
                 return
             failed = (batch.attempts == 1) & (batch.offsets % 100 < percent)
             if failed.any():
                 await inbox.nack(batch.offsets[failed], (back_off_ms, "ms"))
-                tally.failed += int(failed.sum())
+                tally.failed_count += int(failed.sum())
             if not failed.all():
                 tally.add(batch.offsets[~failed], batch.due_ms[~failed])
                 await inbox.ack(batch.offsets[~failed])
@@ -59,7 +59,7 @@ async def take_one_by_one(inbox: Inbox, tally: Tally, messages: int, timeout_s: 
 
     ``async for message in inbox`` calls ``receive`` too, without a timeout.
     """
-    while tally.received < messages:
+    while tally.received_count < messages:
         message = await inbox.receive(timeout_s)
         if message is None:
             return
@@ -88,6 +88,6 @@ async def take_all(
         await inbox.flush_acks()
         done_ms = now_ms()
         missing = tally.lost()
-        if not missing or tally.received < messages:
+        if not missing or tally.received_count < messages:
             return done_ms
-        messages = tally.received + missing
+        messages = tally.received_count + missing

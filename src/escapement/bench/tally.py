@@ -30,8 +30,8 @@ class Tally:
     """The messages that one run sent and received, on a topic that nothing else writes to."""
 
     def __init__(self) -> None:
-        self.received = 0
-        self.failed = 0  # attempts that were nacked; not part of ``received``
+        self.received_count = 0
+        self.failed_count = 0  # attempts that were nacked; not part of ``received_count``
         self._offsets: list[Int64s] = []
         self._due_ms: list[Int64s] = []
         self._arrived_ms: list[tuple[int, int]] = []
@@ -47,13 +47,13 @@ class Tally:
         self._arrived_ms.append((time.time_ns() // 1_000_000, len(offsets)))
         self._offsets.append(offsets)
         self._due_ms.append(due_ms)
-        self.received += len(offsets)
+        self.received_count += len(offsets)
 
     def add_one(self, offset: int, due_ms: int, payload: bytes) -> None:
         """Record a message that has just arrived. Passing ``payload`` makes the caller read it."""
         del payload
         self._single.extend((offset, due_ms, time.time_ns() // 1_000_000))
-        self.received += 1
+        self.received_count += 1
 
     def lateness(self) -> Lateness:
         """Return percentiles of the lateness of all arrivals."""
@@ -91,8 +91,8 @@ class Tally:
         early = arrived < self._column(self._due_ms, 1)
         offsets = self._column(self._offsets, 0)
         sent, at_ms = self._sent()
-        place, there = find_sorted(sent, offsets)
-        early[there] |= arrived[there] < at_ms[place[there]]
+        index, there = find_sorted(sent, offsets)
+        early[there] |= arrived[there] < at_ms[index[there]]
         return early
 
     def _sent(self) -> tuple[Int64s, Int64s]:
@@ -108,8 +108,8 @@ class Tally:
         counts = np.array([count for _, count in self._arrived_ms], np.int64)
         return np.concatenate([np.repeat(moments, counts), self._singles(2)])
 
-    def _column(self, columns: list[Int64s], single: int) -> Int64s:
-        return np.concatenate([*columns, self._singles(single)])
+    def _column(self, columns: list[Int64s], field: int) -> Int64s:
+        return np.concatenate([*columns, self._singles(field)])
 
-    def _singles(self, place: int) -> Int64s:
-        return np.array(self._single, np.int64)[place::3]
+    def _singles(self, field: int) -> Int64s:
+        return np.array(self._single, np.int64)[field::3]

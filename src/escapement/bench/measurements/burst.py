@@ -92,7 +92,7 @@ async def _burst_once(on: Stage, burst: Burst, lead_ms: int, what: str) -> Run |
             await sleep_until(first_ms - 100)
             cpu = CpuMeter(on.host)
             done_ms = await take_all(_take(burst), inbox, tally, burst.messages, burst.window_ms)
-            more = cpu.read() | {"failed": tally.failed}
+            more = cpu.read() | {"failed": tally.failed_count}
     await on.admin("topics.delete", topic=topic)
     return Run.of(tally, (done_ms - int(at_ms.min())) / 1000, more)
 

@@ -99,7 +99,7 @@ class _Taker:
     async def take(self, inbox: Inbox, tally: Tally, messages: int, timeout_s: float) -> None:
         """Take until the tally has ``messages`` fresh ones, or none arrives for ``timeout_s``."""
         deadline = trio.current_time() + timeout_s
-        while tally.received < messages and trio.current_time() < deadline:
+        while tally.received_count < messages and trio.current_time() < deadline:
             batch = await inbox.next_batch(deadline - trio.current_time())
             if batch is None:
                 return

@@ -76,11 +76,11 @@ async def _once(on: Stage, topic: str, subscription: str, restart: Restart, what
         async with broker.consumer(topic, subscription) as inbox:
             await take_batches(inbox, tally, 1, _TIMEOUT_S)
             seconds = trio.current_time() - began_s
-            if not tally.received:
+            if not tally.received_count:
                 raise StorageError(f"the broker delivered nothing {seconds:.0f} s after its start")
             more["resident_bytes"], more["peak_resident_bytes"] = on.host.resident_bytes()
             await take_all(take_batches, inbox, tally, restart.overdue)
-            await take_batches(inbox, tally, tally.received + 1, _LISTEN_S)
+            await take_batches(inbox, tally, tally.received_count + 1, _LISTEN_S)
             await inbox.flush_acks()
         stats = await broker.admin("topics.stats", topic=topic)
         still: int = stats["subscriptions"][0]["unacknowledged"]

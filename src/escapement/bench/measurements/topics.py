@@ -105,9 +105,9 @@ async def _once(on: Stage, topic: str, load: Topics) -> Run:
         async with broker.consumer(topic, SUBSCRIPTION) as inbox:
             await take_batches(inbox, tally, 1, _TIMEOUT_S)
             seconds = trio.current_time() - began_s
-            if not tally.received:
+            if not tally.received_count:
                 raise StorageError(f"the broker delivered nothing {seconds:.0f} s after its start")
             await inbox.flush_acks()
         more["resident_bytes"], more["peak_resident_bytes"] = on.host.resident_bytes()
         more["active_topics"] = (await broker.admin("broker.stats"))["active_topics"]
-    return Run(tally.received, seconds, is_rate=False, more=more)
+    return Run(tally.received_count, seconds, is_rate=False, more=more)

@@ -71,7 +71,7 @@ async def _once(on: Stage, load: Fanout, what: str) -> Run:
                 payload = message.payload
                 sent_ms = int.from_bytes(payload[:TIME_BYTES])
                 tally.add_one(message.offset * subscriptions + number, sent_ms, payload)
-            if tally.received >= load.messages * subscriptions and not tally.lost():
+            if tally.received_count >= load.messages * subscriptions and not tally.lost():
                 done.set()
 
     url = on.host.url
@@ -88,7 +88,7 @@ async def _once(on: Stage, load: Fanout, what: str) -> Run:
         tally.sent(
             (offsets[:, None] * subscriptions + each).ravel(), np.repeat(sent_ms, subscriptions)
         )
-        await finish(done, lambda: tally.received)
+        await finish(done, lambda: tally.received_count)
         for inbox in inboxes:
             await inbox.flush_acks()
         seconds = trio.current_time() - began_s
