@@ -32,9 +32,9 @@ async def take(client: escapement.Broker, name: str, count: int) -> list[int]:
     return sorted(found)
 
 
-async def seek(client: escapement.Broker, name: str, place: int, answered: set[str]) -> None:
+async def seek(client: escapement.Broker, name: str, offset: int, answered: set[str]) -> None:
     """Seek to an offset, and add the name to ``answered`` if the broker answers."""
-    asked = {"topic": "t", "subscription": name, "position": f"offset:{place}"}
+    asked = {"topic": "t", "subscription": name, "position": f"offset:{offset}"}
     with contextlib.suppress(escapement.Disconnected):
         await client.admin("subscriptions.seek", **asked)
         answered.add(name)
@@ -59,23 +59,23 @@ async def test_seek_is_atomic_across_a_kill(tmp_path: Path, log_url: str | None)
             for name in names:
                 assert await take(client, name, COUNT) == list(range(COUNT))
         for _ in range(ROUNDS):
-            places = {name: int(chance.integers(0, COUNT)) for name in names}
+            offsets = {name: int(chance.integers(0, COUNT)) for name in names}
             answered: set[str] = set()
             async with escapement.connect(broker.url, settings=PATIENT) as client:
                 async with trio.open_nursery() as nursery:
-                    for name, place in places.items():
-                        nursery.start_soon(seek, client, name, place, answered)
+                    for name, offset in offsets.items():
+                        nursery.start_soon(seek, client, name, offset, answered)
                     await trio.sleep(chance.uniform(0, 0.01))
                     broker.kill()
             broker.start()
             # A new connection, because the old one may not have noticed the kill yet.
             async with escapement.connect(broker.url, settings=PATIENT) as client:
                 left = await unacknowledged(client)
-                for name, place in places.items():
+                for name, offset in offsets.items():
                     assert left[name] == COUNT or (left[name] == 0 and name not in answered)
                     if left[name]:
-                        expected = list(range(place, COUNT))
-                        assert await take(client, name, COUNT - place) == expected
+                        expected = list(range(offset, COUNT))
+                        assert await take(client, name, COUNT - offset) == expected
                 # Acknowledge the messages before the new position too, for the next round.
                 for name in names:
                     async with client.consumer("t", name) as inbox:

@@ -23,14 +23,14 @@ class _Process(NamedTuple):
 
 def _processes() -> dict[int, _Process]:
     found = {}
-    for place in Path("/proc").glob("[0-9]*"):
+    for directory in Path("/proc").glob("[0-9]*"):
         try:
-            line = (place / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            line = (directory / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
             # The name of the command is in parentheses and may contain any character.
-            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue  # the process has ended
-        found[int(place.name)] = _Process(int(place.name), parent, line[1:] == _DAEMON)
+        found[int(directory.name)] = _Process(int(directory.name), parent, line[1:] == _DAEMON)
     return found
 
 

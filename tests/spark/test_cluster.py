@@ -115,7 +115,7 @@ async def test_jobs_run_on_a_cluster_and_reveal_no_password(
     (tmp_path / "password").write_text(SECRET)
     reader = Path(__file__).with_name("submitted.py")
     said = await submit("read", reader, url, TOPIC, tmp_path / "password", tmp_path / "out")
-    assert all(place.startswith(str(cluster.bin.parent)) for place in said.split())
+    assert all(path.startswith(str(cluster.bin.parent)) for path in said.split())
     assert stored(tmp_path / "out") == {
         customer: (received.get(customer, due_ms), customer in received)
         for customer, due_ms in wanted.items()

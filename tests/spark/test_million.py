@@ -42,10 +42,10 @@ STEP_TIMEOUT_S: Final = 300
 class Spark:
     """A Spark process that runs the steps of million.py."""
 
-    def __init__(self, place: Path) -> None:
-        self._events = place / "events"
+    def __init__(self, directory: Path) -> None:
+        self._events = directory / "events"
         self._events.mkdir()
-        self._said = place / "spark.err"
+        self._said = directory / "spark.err"
         with self._said.open("wb") as err:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(million.__file__)), str(self._events)],
@@ -183,9 +183,9 @@ def check_read(delivered: Delivered, file: Path) -> None:
         assert np.array_equal(found["contents"], delivered.contents)
 
 
-async def purged(broker: escapement.Broker, url: str, place: Path) -> None:
+async def purged(broker: escapement.Broker, url: str, directory: Path) -> None:
     """Start a new generation of the log, and wait until the old generations are deleted."""
-    engine = open_engine(url, place)
+    engine = open_engine(url, directory)
     connection = engine.connect()
     await broker.admin("broker.update", table_parallelism=2)
     began = time.monotonic()

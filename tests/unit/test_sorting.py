@@ -15,8 +15,8 @@ RUNS = st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=30).ma
 def test_numbers_in_few_or_many_runs_are_sorted(runs: list[list[int]]) -> None:
     numbers = np.array([number for run in runs for number in run], np.int64)
     expected = sorted(numbers.tolist())
-    places = argsort(numbers)
-    assert numbers[places].tolist() == expected
-    assert sorted(places.tolist()) == list(range(len(numbers)))
+    order = argsort(numbers)
+    assert numbers[order].tolist() == expected
+    assert sorted(order.tolist()) == list(range(len(numbers)))
     sort(numbers)
     assert numbers.tolist() == expected

@@ -391,12 +391,12 @@ async def test_command_with_a_wrong_type_is_answered_or_ends_the_connection_with
     right = list(said.write())
     async with testing.start() as world, world.connect() as broker:
         await begin(broker)
-        for place in range(1, len(right)):
+        for index in range(1, len(right)):
             for value in [*ODD, *COLUMNS]:
                 with contextlib.suppress(OverflowError):
-                    frame = msgpack.packb([*right[:place], value, *right[place + 1 :]])
+                    frame = msgpack.packb([*right[:index], value, *right[index + 1 :]])
                 heard = await answers(world, frame)
-                where = (type(said).__name__, place, value, heard)
+                where = (type(said).__name__, index, value, heard)
                 if any(isinstance(one, wire.AdminReply) for one in heard):
                     continue
                 assert heard, where

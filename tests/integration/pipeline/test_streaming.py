@@ -98,8 +98,8 @@ def test_stream_from_a_timestamp_begins_with_a_relocated_message(
     engine = SqliteEngine(tmp_path / FILE_NAME)
     published_ms = begin_relocated(engine, 7)
     assert plan(tmp_path).latest()[NAME][1:] == (70, 70)
-    for place, at_ms in enumerate(published_ms):
-        its, following = 10 * place + 9, min(10 * place + 19, 70)
+    for index, at_ms in enumerate(published_ms):
+        its, following = 10 * index + 9, min(10 * index + 19, 70)
         for since_ms, first in ((at_ms, its), (at_ms + 1, following)):
             stream = plan(tmp_path, startingTimestamp=str(since_ms))
             start = stream.initial()

@@ -181,8 +181,8 @@ async def test_lateness_counts_from_creation_or_seek_of_the_subscription(
         for kind in ("shared", "failover"):
             await world.clock.advance(days=1)
             started_ms = world.clock.now_ms()
-            place = {"topic": "t", "subscription": kind}
-            await broker.admin("subscriptions.create", **place, kind=kind, position="earliest")
+            names = {"topic": "t", "subscription": kind}
+            await broker.admin("subscriptions.create", **names, kind=kind, position="earliest")
             for _ in range(2):
                 await world.clock.advance(seconds=5)
                 async with broker.consumer("t", kind, kind=kind) as consumer:
@@ -192,7 +192,7 @@ async def test_lateness_counts_from_creation_or_seek_of_the_subscription(
                     now_ms = world.clock.now_ms()
                     expected.acked(kind, now_ms, started_ms, 1, now_ms)
                 started_ms = world.clock.now_ms()
-                await broker.admin("subscriptions.seek", **place, position="earliest")
+                await broker.admin("subscriptions.seek", **names, position="earliest")
         assert lags(engine) == expected.found
 
 

@@ -35,7 +35,7 @@ TOPIC: Final = "shop/eu/reminders"
 SOON, LATER = timedelta(seconds=2), timedelta(hours=1)
 BATCHES, BATCH = 6, 200
 # Delays of the messages of a batch, in turn: none, soon and later.
-DELAYS: Final = [(None, SOON, LATER)[place % 3] for place in range(BATCH)]
+DELAYS: Final = [(None, SOON, LATER)[index % 3] for index in range(BATCH)]
 
 Content = dict[tuple[int, int, int], tuple[bytes, bytes, bytes, int]]
 
@@ -62,12 +62,12 @@ async def live(url: str) -> set[bytes]:
         await broker.admin("namespaces.create", namespace="shop/eu")
         for topic in (TOPIC, "shop/eu/others"):
             await broker.admin("subscriptions.create", topic=topic, subscription="s")
-        left = {b"%d/%d" % (n, place) for n in range(BATCHES) for place in range(BATCH)}
+        left = {b"%d/%d" % (n, index) for n in range(BATCHES) for index in range(BATCH)}
         async with await broker.producer(TOPIC) as producer:
             for number in range(BATCHES):
-                payloads = [b"%d/%d" % (number, place) for place in range(BATCH)]
-                keys = [f"k{place}" if place % 5 else None for place in range(BATCH)]
-                priorities = [place % 256 for place in range(BATCH)]
+                payloads = [b"%d/%d" % (number, index) for index in range(BATCH)]
+                keys = [f"k{index}" if index % 5 else None for index in range(BATCH)]
+                priorities = [index % 256 for index in range(BATCH)]
                 await producer.send_many(payloads, delay=DELAYS, keys=keys, priorities=priorities)
         async with await broker.producer("shop/eu/others") as producer:
             await producer.send_many([b"other"] * 100, delay=LATER)
@@ -76,7 +76,7 @@ async def live(url: str) -> set[bytes]:
         # Cancel and reschedule messages of the fifth batch.
         first = 4 * BATCH
         await broker.cancel(list(range(first + 2, first + 60, 3)), topic=TOPIC)
-        left -= {b"4/%d" % place for place in range(2, 60, 3)}
+        left -= {b"4/%d" % index for index in range(2, 60, 3)}
         await broker.reschedule(list(range(first + 62, first + 90, 3)), topic=TOPIC, delay=SOON)
         async with broker.consumer(TOPIC, "s") as inbox:
             done: list[int] = []

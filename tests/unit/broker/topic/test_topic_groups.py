@@ -20,7 +20,7 @@ from escapement.storage.inbox.event_group import Completion
 from escapement.storage.offsets import CHUNK_SIZE, OffsetSet
 
 # Members in several chunks: full, partial and empty ones occur.
-PLACES = [0, 1, 2, 5, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 7, 3 * CHUNK_SIZE + 1]
+OFFSETS = [0, 1, 2, 5, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 7, 3 * CHUNK_SIZE + 1]
 
 
 def column(offsets: list[int]) -> Int64s:
@@ -60,14 +60,14 @@ class Subscription:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["ack", "cancel", "hold"]),
-        st.lists(st.sampled_from(PLACES), min_size=1, max_size=4),
+        st.lists(st.sampled_from(OFFSETS), min_size=1, max_size=4),
     ),
     max_size=12,
 )
 
 
 @given(
-    st.dictionaries(st.sampled_from(PLACES), st.sampled_from("gh")),
+    st.dictionaries(st.sampled_from(OFFSETS), st.sampled_from("gh")),
     st.integers(0, 12),
     STEPS,
 )

@@ -52,8 +52,8 @@ class World:
         payloads = [name(first + i) for i in range(count)]
         batch = MessageBatch(Blobs.of(payloads))
         requests = self.outbox.add_batch(batch, NO_TIMES, None, self.now_s)
-        places = [(request, row) for request in requests for row in range(request.count)]
-        self.sent.update(zip(payloads, places, strict=True))
+        positions = [(request, row) for request in requests for row in range(request.count)]
+        self.sent.update(zip(payloads, positions, strict=True))
 
     def pump(self) -> None:
         requests, _ = self.outbox.take(self.now_s)
