@@ -213,7 +213,7 @@ def rebuild(
             except BaseException:
                 building.discard()
                 raise
-            building.take_place()
+            building.install()
     return done
 
 

@@ -169,7 +169,7 @@ def test_files_of_a_killed_task_are_not_part_of_the_index(
     assert sum(one.rows for one in found) == 12 * 50
     building.name("log", {}, [building.directory / one.name for one in found], base=None)
     building.merge(IndexLimits(), lambda step: step())
-    building.take_place()
+    building.install()
     assert sorted(offset for _, _, offset in content_of(tmp_path / "index")) == list(range(600))
     assert len(list((tmp_path / "index").iterdir())) == len(found) + 1
 

@@ -40,7 +40,7 @@ class Building:
         """Create an empty directory for the new index.
 
         Args:
-          index: the directory of the current index, which :meth:`take_place` replaces.
+          index: the directory of the current index, which :meth:`install` replaces.
 
         Raises:
           StorageError: if the new directory cannot be created.
@@ -111,7 +111,7 @@ class Building:
             compaction.finish()
             index.install_compaction(compaction)
 
-    def take_place(self) -> None:
+    def install(self) -> None:
         """Delete the current index and put the new one in its place.
 
         After a crash in this method there is the current index, the new index, or none.

@@ -26,7 +26,7 @@ def test_new_index_of_many_segments_is_merged_before_it_replaces_the_old(tmp_pat
     building.merge(limits, lambda work: work())
     assert content(DelayedIndex.open(building.directory)) == expected
     assert (index / "00000001.segment").exists(), "the old index stays until it is replaced"
-    building.take_place()
+    building.install()
     opened = DelayedIndex.open(index)
     assert opened.segment_count == 6
     assert opened.manifest is not None

@@ -35,7 +35,7 @@ def test_a_bulk_table_writes_each_message_once_in_order(
             path = building.new_segment()
             expected = filled(path, table, batches)
             building.name("log", {}, [path], None)
-            building.take_place()
+            building.install()
             assert content(DelayedIndex.open(Path(directory) / "index")) == expected
 
 
