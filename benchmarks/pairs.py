@@ -131,10 +131,10 @@ def compare(one: Measurement, before: Path, pairs: int, server: MysqlServer | No
     then, now = (statistics.median(figures[name]) for name in ("before", "now"))
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
     ratio = f"{statistics.median(ratios):.2f} ({spread})"
-    return f"| {one.name} | {shown(then)} | {shown(now)} | {ratio} |"
+    return f"| {one.name} | {rounded(then)} | {rounded(now)} | {ratio} |"
 
 
-def shown(figure: float) -> str:
+def rounded(figure: float) -> str:
     """Return a figure with two decimals if it is small."""
     return f"{figure:,.0f}" if figure >= 100 else f"{figure:.2f}"
 

@@ -151,12 +151,13 @@ async def measure(options: argparse.Namespace) -> None:
                 found.setdefault((name, count), []).append(one)
                 print(name, count, *(f"{k} {v:.3f}" for k, v in one._asdict().items()), flush=True)
     for (name, count), figures in found.items():
-        medians = [statistics.median(column) for column in zip(*figures, strict=True)]
-        shown = Figures(*medians)  # type: ignore[arg-type]
+        columns = zip(*figures, strict=True)
+        median = Figures(*map(statistics.median, columns))
         print(
-            f"{name}, {count} schedules: {shown.share:.2f} of a core; round trip p50 "
-            f"{shown.trip_p50_ms:.1f}, p99 {shown.trip_p99_ms:.1f} ms; occurrences late p50 "
-            f"{shown.late_p50_ms:.0f}, p99 {shown.late_p99_ms:.0f} ms, {shown.missing:.0f} missing",
+            f"{name}, {count} schedules: {median.share:.2f} of a core; round trip p50 "
+            f"{median.trip_p50_ms:.1f}, p99 {median.trip_p99_ms:.1f} ms; occurrences late p50 "
+            f"{median.late_p50_ms:.0f}, p99 {median.late_p99_ms:.0f} ms,"
+            f" {median.missing:.0f} missing",
             flush=True,
         )
 

@@ -165,14 +165,14 @@ def naive(cron: str, zone: ZoneInfo, begin: datetime, minutes: int) -> list[date
     fields = [Field.MINUTE.parse(cron.split()[0]), Field.HOUR.parse(cron.split()[1])]
     at_times_of_day = not any(field.startswith("*") for field in cron.split()[:2])
     found = []
-    shown = begin.replace(tzinfo=None)
+    local = begin.replace(tzinfo=None)
     for minute in range(1, minutes + 1):
         at = (begin.astimezone(UTC) + timedelta(minutes=minute)).astimezone(zone)
-        wall, shown = shown, at.replace(tzinfo=None)
-        is_due = shown.minute in fields[0] and shown.hour in fields[1]
+        wall, local = local, at.replace(tzinfo=None)
+        is_due = local.minute in fields[0] and local.hour in fields[1]
         if at_times_of_day:
             is_due = is_due and not at.fold
-            while (wall := wall + timedelta(minutes=1)) < shown:
+            while (wall := wall + timedelta(minutes=1)) < local:
                 is_due = is_due or (wall.minute in fields[0] and wall.hour in fields[1])
         if is_due:
             found.append(at)

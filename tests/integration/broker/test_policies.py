@@ -75,9 +75,9 @@ async def test_policy_survives_a_crash_and_applies_to_nacks(
             await world.crash()
         await world.restart()
         async with world.connect() as broker:
-            shown = await broker.admin("subscriptions.get", **NAMES)
-            assert (shown["min_backoff_ms"], shown["jitter"]) == (3_600_000, 0)
-            assert (shown["kind"], shown["max_backoff_ms"]) == ("shared", 0)
+            subscription = await broker.admin("subscriptions.get", **NAMES)
+            assert (subscription["min_backoff_ms"], subscription["jitter"]) == (3_600_000, 0)
+            assert (subscription["kind"], subscription["max_backoff_ms"]) == ("shared", 0)
             producer = await broker.producer("x")
             await producer.send(b"not now")
             async with broker.consumer("x", "s") as inbox:

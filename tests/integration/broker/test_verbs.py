@@ -38,9 +38,9 @@ async def test_messages_with_odd_properties_are_shown_and_the_connection_stays(
             await producer.send_batch(
                 MessageBatch(Blobs.of([b"y"] * len(odd)), None, Blobs.of(odd), None)
             )
-        shown = [one async for one in broker.peek("t", count=200)]
-        assert len(shown) == 155
-        assert all(set(one.properties) == {"p", "deep"} for one in shown if one.payload == b"x")
+        messages = [one async for one in broker.peek("t", count=200)]
+        assert len(messages) == 155
+        assert all(set(one.properties) == {"p", "deep"} for one in messages if one.payload == b"x")
         sought = broker.peek("t", properties={"deep": "no"})
         assert [one async for one in sought] == []
         for offset in range(150, 155):

@@ -644,10 +644,10 @@ async def test_topic_stats_list_connected_and_named_producers(
         await world.clock.settle()
         here = await broker.producer("x")
         await here.send(b"m")
-        shown = (await broker.admin("topics.stats", topic="x"))["producers"]
-        assert len(shown) == 2
-        assert {row["name"]: row["connected"] for row in shown}["importer"] is False
-        assert [row["connected"] for row in shown if row["name"] != "importer"] == [True]
+        producers = (await broker.admin("topics.stats", topic="x"))["producers"]
+        assert len(producers) == 2
+        assert {row["name"]: row["connected"] for row in producers}["importer"] is False
+        assert [row["connected"] for row in producers if row["name"] != "importer"] == [True]
 
 
 @pytest.mark.parametrize("end", ["left", "stopped", "crashed"])

@@ -150,9 +150,9 @@ def test_a_topic_is_read_by_offset(say: Say, broker: BrokerProcess) -> None:
         assert say("read", "pages") == "a\nb\nc\n"
     assert say("read", "pages", "--from", "1", "--count", "1") == "b\n"
     (line,) = say("read", "pages", "--from", "2", "-o", "json").splitlines()
-    shown = json.loads(line)
-    assert (shown["id"], shown["payload"], shown["key"]) == ("public/default/pages@2", "c", "k")
-    assert shown["due_ms"] - shown["published_ms"] == 3_600_000
+    row = json.loads(line)
+    assert (row["id"], row["payload"], row["key"]) == ("public/default/pages@2", "c", "k")
+    assert row["due_ms"] - row["published_ms"] == 3_600_000
     assert say("read", "pages", "--from", "3", notes="pages has no messages at offset 3") == ""
     assert "there is no topic" in say("read", "no-such-pages", fails=1)
     with escapement.sync.connect(broker.url) as client:
@@ -214,7 +214,7 @@ def test_every_command_shows_a_json_payload_as_text_or_base64(say: Say, tmp_path
     base64, text = ("payload_base64", "/wA="), ("payload", lines[1].decode())
     beginning = ("payload", "x" + 255 * "é")
 
-    def shown(*words: str) -> list[tuple[str, str]]:
+    def payload_fields(*words: str) -> list[tuple[str, str]]:
         """Return the name and value of each payload field."""
         found = [json.loads(line) for line in say(*words, "-o", "json").splitlines()]
         rows = found[0] if isinstance(found[0], list) else found
@@ -229,14 +229,14 @@ def test_every_command_shows_a_json_payload_as_text_or_base64(say: Say, tmp_path
                 while len(await broker.admin("dlq.list", topic="odd", subscription="s")) < 2:
                     pass
 
-    assert shown("peek", "odd") == [base64, beginning]
-    assert shown("read", "odd") == [base64, text]
-    assert shown("message", "show", "odd", "0") == [base64]
-    assert shown("message", "show", "odd", "1") == [beginning]
+    assert payload_fields("peek", "odd") == [base64, beginning]
+    assert payload_fields("read", "odd") == [base64, text]
+    assert payload_fields("message", "show", "odd", "0") == [base64]
+    assert payload_fields("message", "show", "odd", "1") == [beginning]
     trio.run(fail_all)
-    assert shown("dlq", "list", *names) == [base64, beginning]
-    assert shown("dlq", "show", *names, "0") == [base64]
-    assert shown("dlq", "show", *names, "odd-s-DLQ@1") == [text]
+    assert payload_fields("dlq", "list", *names) == [base64, beginning]
+    assert payload_fields("dlq", "show", *names, "0") == [base64]
+    assert payload_fields("dlq", "show", *names, "odd-s-DLQ@1") == [text]
     assert "no topic" in say("dlq", "show", *names, "elsewhere@1", fails=1)
     other = ["--in", "odd-s-DLQ", "--offset", "elsewhere@1"]
     assert "another topic than odd-s-DLQ" in say("dlq", "purge", *names, *other, fails=2)

@@ -60,11 +60,11 @@ def test_forced_namespace_deletion_first_reports_what_it_deletes(
 def test_a_namespace_is_shown_with_durations_in_words(say: Say) -> None:
     say("admin", "namespaces", "create", "words/eu")
     lines = say("admin", "namespaces", "get", "words/eu").splitlines()
-    shown = dict(line.strip().rsplit("  ", 1) for line in lines)
-    shown = {name.strip(): value.strip() for name, value in shown.items()}
-    assert shown["namespace"] == "words/eu"
-    assert shown["delays enabled"] == "yes"
-    assert (shown["granularity"], shown["tick"]) == ("5m", "10ms")
+    fields = dict(line.strip().rsplit("  ", 1) for line in lines)
+    fields = {name.strip(): value.strip() for name, value in fields.items()}
+    assert fields["namespace"] == "words/eu"
+    assert fields["delays enabled"] == "yes"
+    assert (fields["granularity"], fields["tick"]) == ("5m", "10ms")
     head, *rows = say("admin", "namespaces", "list").splitlines()
     assert head.split() == ["namespace", "delays", "enabled", "granularity", "tick", "topics"]
     assert ["words/eu", "yes", "5m", "10ms", "0"] in [row.split() for row in rows]
@@ -139,9 +139,9 @@ def test_schedules_are_created_shown_paused_and_deleted(
     assert (made["missed"], made["state"], made["size_bytes"]) == ("all", "active", 12)
     *_, first, last = say("schedule", "show", "b2/eu/report").splitlines()
     assert all(" 09:00:00+0" in line for line in (first, last))
-    shown = json.loads(say("schedule", "show", "b2/eu/report", "-o", "json"))
-    assert len(shown["coming_ms"]) == 10
-    assert shown["coming_ms"][0] == made["next_at_ms"]
+    schedule = json.loads(say("schedule", "show", "b2/eu/report", "-o", "json"))
+    assert len(schedule["coming_ms"]) == 10
+    assert schedule["coming_ms"][0] == made["next_at_ms"]
     assert "b2/eu/report" in say("schedule", "list", "b2/eu")
     assert say("schedule", "list", "public/default") == "no schedules\n"
     paused = json.loads(say("schedule", "pause", "b2/eu/report", "-o", "json"))
@@ -268,8 +268,8 @@ def test_output_shows_durations_counts_and_positions_in_words(say: Say) -> None:
     seek = ("admin", "subscriptions", "seek", "said", "s")
     assert re.search(r"position +latest *$", say(*seek, "--latest"), re.MULTILINE)
     assert re.search(r"position +offset 0 *$", say(*seek, "--offset", "0"), re.MULTILINE)
-    shown = say(*seek, "--time", "2026-12-24T18:00Z")
-    assert re.search(r"position +2026-12-2\d \d\d:00:00", shown)
+    output = say(*seek, "--time", "2026-12-24T18:00Z")
+    assert re.search(r"position +2026-12-2\d \d\d:00:00", output)
     assert re.search(r"paused until +forever *$", say("pause", "said"), re.MULTILINE)
     assert re.search(r"paused until +not paused *$", say("resume", "said"), re.MULTILINE)
     assert "Look less far ahead" in say("forecast", "said", "--for", "99999d", fails=1)
@@ -281,7 +281,7 @@ def test_output_shows_durations_counts_and_positions_in_words(say: Say) -> None:
 def test_policy_is_shown_in_words_and_as_numbers_in_json(say: Say) -> None:
     """Most policies use 0 for "no limit" or for an inherited value."""
     say("admin", "subscriptions", "create", "worded", "s", "--max-deliveries", "3")
-    shown = say("admin", "subscriptions", "get", "worded", "s")
+    output = say("admin", "subscriptions", "get", "worded", "s")
     for name, value in (
         ("ack wait", "the broker's, or no limit if not shared"),
         ("max backoff", "no limit"),
@@ -291,13 +291,13 @@ def test_policy_is_shown_in_words_and_as_numbers_in_json(say: Say) -> None:
         ("paused until", "not paused"),
         ("max rate", "no limit"),
     ):
-        assert re.search(rf"^{name} +{value} *$", shown, re.MULTILINE), name
-    shown = say("admin", "topics", "update", "worded", "--quota-bytes", "64MiB")
+        assert re.search(rf"^{name} +{value} *$", output, re.MULTILINE), name
+    output = say("admin", "topics", "update", "worded", "--quota-bytes", "64MiB")
     for name, value in (("ttl", "the namespace's"), ("quota bytes", "67.1 MB")):
-        assert re.search(rf"^{name} +{value} *$", shown, re.MULTILINE), name
-    shown = say("admin", "namespaces", "get", "public/default")
+        assert re.search(rf"^{name} +{value} *$", output, re.MULTILINE), name
+    output = say("admin", "namespaces", "get", "public/default")
     for name, value in (("ttl", "never"), ("retention", "1d"), ("retention bytes", "no limit")):
-        assert re.search(rf"^{name} +{value} *$", shown, re.MULTILINE), name
+        assert re.search(rf"^{name} +{value} *$", output, re.MULTILINE), name
     told = json.loads(say("admin", "subscriptions", "get", "worded", "s", "-o", "json"))
     assert (told["ack_wait_ms"], told["dead_letter_topic"], told["max_rate"]) == (0, "", 0)
     helped = say("admin", "subscriptions", "update", "--help")
@@ -312,9 +312,9 @@ def test_subscription_policy_is_changed_shown_and_reset(say: Say) -> None:
     say(*subscriptions, "create", "retry", "s", "--min-backoff", "1s")
     say(*subscriptions, "update", "retry", "s", "--ack-wait", "1m", "--max-backoff", "1h")
     say(*subscriptions, "update", "retry", "s", "--jitter", "0.1")
-    shown = say(*subscriptions, "get", "retry", "s")
+    output = say(*subscriptions, "get", "retry", "s")
     for name, value in (("ack wait", "1m"), ("min backoff", "1s"), ("max backoff", "1h")):
-        assert re.search(rf"{name} +{value}\b", shown)
+        assert re.search(rf"{name} +{value}\b", output)
     say(*subscriptions, "update", "retry", "s", "--max-backoff", "default")
     told = json.loads(say(*subscriptions, "get", "retry", "s", "-o", "json"))
     assert (told["max_backoff_ms"], told["jitter"], told["ack_wait_ms"]) == (0, 0.1, 60_000)
@@ -350,8 +350,8 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(say: Say) -> None:
     listed = json.loads(say("dlq", "list", *names, "-o", "json"))
     assert [row["payload"] for row in listed] == ["one", "two", "three"]
     assert "disconnect" in say("dlq", "list", *names)
-    shown = json.loads(say("dlq", "show", *names, str(first["offset"]), "-o", "json"))
-    assert (shown["payload"], shown["key"], shown["attempts"]) == ("one", "k", 1)
+    dead_letter = json.loads(say("dlq", "show", *names, str(first["offset"]), "-o", "json"))
+    assert (dead_letter["payload"], dead_letter["key"], dead_letter["attempts"]) == ("one", "k", 1)
     assert "public/default/payments" in say("dlq", "show", *names, str(first["offset"]))
     assert "no dead letter" in say("dlq", "show", *names, "77", fails=1)
     assert "3 would be moved back" in say("dlq", "redrive", *names, "--dry-run")
@@ -376,14 +376,14 @@ def test_limits_are_set_and_shown_with_units(say: Say) -> None:
     """P10, Q3, Q4, V18."""
     say("admin", "subscriptions", "create", "limited", "s")
     topic = ["admin", "topics", "update", "limited"]
-    shown = say(*topic, "--ttl", "3d", "--quota-bytes", "64MiB", "--max-publish-rate", "2.5")
-    assert "3d" in shown
-    assert "2.5" in shown
+    output = say(*topic, "--ttl", "3d", "--quota-bytes", "64MiB", "--max-publish-rate", "2.5")
+    assert "3d" in output
+    assert "2.5" in output
     assert "not a valid rate" in say(*topic, "--max-publish-rate", "-1", fails=2)
     subscription = ["admin", "subscriptions", "update", "limited", "s"]
-    shown = say(*subscription, "--dispatch", "least_busy", "--expired-to-dead-letter", "yes")
-    assert "least_busy" in shown
-    assert "yes" in shown
+    output = say(*subscription, "--dispatch", "least_busy", "--expired-to-dead-letter", "yes")
+    assert "least_busy" in output
+    assert "yes" in output
     assert "mine" in say(*subscription, "--dispatch", "mine", fails=2)
 
 

@@ -46,8 +46,8 @@ def context_of(path: Sequence[str]) -> click.Context:
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     for path, command in all_commands(commands):
         assert run([*path, "--help"]) == 0
-        shown = capsys.readouterr().out
-        assert f"Usage: escapement {' '.join(path)}" in shown
+        output = capsys.readouterr().out
+        assert f"Usage: escapement {' '.join(path)}" in output
         assert command.help, path
         for option in command.params:
             if option.param_type_name == "option" and not option.hidden:
@@ -59,8 +59,8 @@ def test_examples_of_every_command_parse(
 ) -> None:
     for path, command in all_commands(commands):
         assert run([*path, "--help"]) == 0
-        shown = re.sub(r"\\\n +", "", capsys.readouterr().out)  # an example of several lines
-        examples = re.findall(r"^ {4}(?:jq .* \| )?escapement (.*?)(?: &)?$", shown, re.MULTILINE)
+        output = re.sub(r"\\\n +", "", capsys.readouterr().out)  # an example of several lines
+        examples = re.findall(r"^ {4}(?:jq .* \| )?escapement (.*?)(?: &)?$", output, re.MULTILINE)
         if hasattr(command, "commands"):
             continue
         name = " ".join(path)

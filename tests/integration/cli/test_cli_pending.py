@@ -27,16 +27,16 @@ def test_peek_shows_pending_messages_in_delivery_order(say: Say, broker: BrokerP
         assert rows[0]["due_at_ms"] < rows[1]["due_at_ms"]
     assert "near" in say("peek", "ahead", "--count", "1")
 
-    def shown(*words: str) -> list[str]:
+    def payloads_of(*words: str) -> list[str]:
         return [row["payload"] for row in json.loads(say("peek", "ahead", *words, "-o", "json"))]
 
     middle = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
-    assert shown("--from", middle) == ["far"]
-    assert shown("--until", middle) == ["near"]
-    assert shown("--key", "k") == ["far"]
-    assert shown("--id", "1") == ["near"]
-    assert shown("--property", "source=till") == ["near"]
-    assert shown("--property", "source=till", "--key", "k") == []
+    assert payloads_of("--from", middle) == ["far"]
+    assert payloads_of("--until", middle) == ["near"]
+    assert payloads_of("--key", "k") == ["far"]
+    assert payloads_of("--id", "1") == ["near"]
+    assert payloads_of("--property", "source=till") == ["near"]
+    assert payloads_of("--property", "source=till", "--key", "k") == []
     assert "no matching message is pending" in say("peek", "ahead", "--key", "none")
     say("peek", "ahead", "--property", "source", fails=2)
     assert "there is no topic" in say("peek", "nowhere-at-all", fails=1)
@@ -94,9 +94,9 @@ def test_message_show_prints_the_message_history(say: Say) -> None:
     """Q2, B6: by topic and offset, or by its id."""
     say("admin", "subscriptions", "create", "histories", "s")
     id = say("produce", "histories", "x", "--delay", "1h", "--key", "k").strip()
-    shown = say("message", "show", id)
-    assert "to_be_fired" in shown
-    assert "pending" in shown
+    output = say("message", "show", id)
+    assert "to_be_fired" in output
+    assert "pending" in output
     found = json.loads(say("message", "show", "histories", "0", "-o", "json"))
     assert (found["state"], found["key"], found["payload"]) == ("to_be_fired", "k", "x")
     assert [one["state"] for one in found["subscriptions"]] == ["pending"]

@@ -90,12 +90,15 @@ async def test_message_that_fails_its_last_attempt_is_dead_lettered_with_the_rea
             b"timeout": "timeout",
             b"disconnect": "disconnect",
         }
-        shown = await broker.admin("dlq.show", **NAMES, offset=found[0]["offset"])
-        assert (shown["attempts"], shown["subscription"]) == (2, "s")
-        assert shown["original_topic"] == "public/default/x"
-        assert (shown["original_due_at_ms"], shown["published_at_ms"]) == (due_ms, published_ms)
-        assert shown["key"] == shown["payload"].decode() == shown["reason"]
-        assert shown["properties"]["n"] == 7
+        dead_letter = await broker.admin("dlq.show", **NAMES, offset=found[0]["offset"])
+        assert (dead_letter["attempts"], dead_letter["subscription"]) == (2, "s")
+        assert dead_letter["original_topic"] == "public/default/x"
+        assert (dead_letter["original_due_at_ms"], dead_letter["published_at_ms"]) == (
+            due_ms,
+            published_ms,
+        )
+        assert dead_letter["key"] == dead_letter["payload"].decode() == dead_letter["reason"]
+        assert dead_letter["properties"]["n"] == 7
         (stats,) = await broker.admin("subscriptions.list", topic="x")
         assert (stats["dead_lettered"], stats["unacknowledged"]) == (3, 0)
         async with broker.consumer(DLQ, "mine", position="earliest") as inbox:
@@ -343,10 +346,10 @@ async def test_rescheduled_dead_letter_counts_once_and_cancelled_one_not_at_all(
             assert sorted(row["payload"] for row in await dead_letters(broker)) == left
             with pytest.raises(NotFound):
                 await broker.admin("dlq.show", **NAMES, offset=offsets[b"cancelled"])
-            shown = await broker.admin("dlq.show", **NAMES, offset=offsets[b"later"])
-            assert shown["payload"] == b"later"
+            dead_letter = await broker.admin("dlq.show", **NAMES, offset=offsets[b"later"])
+            assert dead_letter["payload"] == b"later"
             listed = [row for row in await dead_letters(broker) if row["payload"] == b"later"]
-            for row in (shown, *listed):
+            for row in (dead_letter, *listed):
                 assert row["due_at_ms"] - row["died_at_ms"] >= 3_600_000
                 assert row["original_due_at_ms"] <= row["died_at_ms"]
                 assert "arrived_at_ms" not in row
@@ -503,8 +506,8 @@ async def test_properties_that_are_not_utf_8_are_shown_and_redriven_unchanged(
             assert [message.properties for message in messages] == read
             await inbox.nack([message.id for message in messages])
         await settled(world)
-        shown = await broker.admin("dlq.show", **NAMES, offset=0)
-        assert shown["properties"]["a"] == "\\xff!"
+        dead_letter = await broker.admin("dlq.show", **NAMES, offset=0)
+        assert dead_letter["properties"]["a"] == "\\xff!"
         assert await broker.admin("dlq.redrive", **NAMES) == {"redriven": 3}
         await settled(world)
         async with broker.consumer("x", "s") as inbox:
@@ -537,8 +540,8 @@ async def test_dead_letters_of_a_deleted_or_changed_subscription_stay_reachable(
             assert await dead_letters(broker) == []
         there = {"dead_letter_topic": DLQ}
         first, second = await dead_letters(broker, **there)
-        shown = await broker.admin("dlq.show", **NAMES, **there, offset=first["offset"])
-        assert (shown["payload"], shown["subscription"]) == (b"a", "s")
+        dead_letter = await broker.admin("dlq.show", **NAMES, **there, offset=first["offset"])
+        assert (dead_letter["payload"], dead_letter["subscription"]) == (b"a", "s")
         only = [first["offset"]]
         assert await broker.admin("dlq.redrive", **NAMES, **there, offsets=only) == {"redriven": 1}
         assert await dead_letters(broker, **there) == [second]

@@ -48,9 +48,9 @@ async def test_list_of_dead_letters_leaves_out_large_values_of_publishers(
             "due_at_ms": world.clock.now_ms(),
             "key": "k" * 512,
         }
-        shown = await broker.admin("dlq.show", **NAMES, offset=1)
-        assert shown["key"] == "k" * 10_000
-        assert len(shown["properties"]["dead_letter_note"]["a"]) == 10_000
+        dead_letter = await broker.admin("dlq.show", **NAMES, offset=1)
+        assert dead_letter["key"] == "k" * 10_000
+        assert len(dead_letter["properties"]["dead_letter_note"]["a"]) == 10_000
 
 
 async def test_properties_of_dead_letters_are_decoded_beside_the_event_loop(

@@ -156,8 +156,8 @@ async def test_invalid_pauses_are_refused(mock_clock: trio.testing.MockClock) ->
         for error, asked in refused:
             with pytest.raises(error):
                 await asked
-        shown = await broker.admin("topics.get", topic="x")
-        assert shown["paused_until_ms"] == 0
+        topic = await broker.admin("topics.get", topic="x")
+        assert topic["paused_until_ms"] == 0
         await broker.pause("x")
         assert (await broker.admin("topics.get", topic="x"))["paused_until_ms"] == FOREVER_MS
 

@@ -43,7 +43,7 @@ def attempts_in(outage: Outage) -> Iterator[AttemptColumns]:
         connection.close()
 
 
-async def shown(broker: escapement.Broker, offset: int) -> tuple[str, str, int | None]:
+async def status_of(broker: escapement.Broker, offset: int) -> tuple[str, str, int | None]:
     """Return the state of a message, and its state and attempts in the subscription."""
     history = await broker.show(offset, "t")
     (status,) = history.subscriptions
@@ -80,9 +80,9 @@ async def test_successor_knows_which_messages_were_in_flight_and_their_attempts(
                 await world.crash()
                 await world.restart()
             async with world.connect() as broker:
-                state, _, attempts = await shown(broker, 1)
+                state, _, attempts = await status_of(broker, 1)
                 assert (state, attempts) == ("fired", attempt)
-                assert (await shown(broker, 3))[2] == 0
+                assert (await status_of(broker, 3))[2] == 0
 
 
 @pytest.mark.parametrize("change", ["cancel", "reschedule"])

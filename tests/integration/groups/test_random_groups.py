@@ -279,12 +279,12 @@ class Workload:
             with suppress(escapement.NotFound):
                 found = [int(m.value) async for page in broker.read("after") for m in page]
             assert sorted(found) == sorted(self.model.fired)
-            shown = {one.name: one for one in await broker.groups.list("t")}
+            groups = {one.name: one for one in await broker.groups.list("t")}
         wanted = {n: g for n, g in self.model.groups.items() if g.members or g.completions}
-        assert shown.keys() == wanted.keys()
+        assert groups.keys() == wanted.keys()
         for name, group in wanted.items():
-            assert shown[name].messages == len(group.members)
-            for is_, ought in zip(shown[name].completions, group.completions, strict=True):
+            assert groups[name].messages == len(group.members)
+            for is_, ought in zip(groups[name].completions, group.completions, strict=True):
                 assert is_.subscription == ought.subscription
                 if ought.fired:
                     assert is_.state == "fired"

@@ -174,8 +174,8 @@ async def test_rescheduled_message_has_one_due_time(
         async with broker.consumer("x", "s", ack_wait="1d") as inbox:
             if in_flight:
                 assert [message.offset for message in await arrived(inbox)] == [2]
-            shown = [(one.id.offset, one.due_at - now) async for one in broker.peek("x")]
-            assert shown == [(n, timedelta(hours=h)) for n, h in ((2, 0), (1, 2), (0, 4))]
+            pending = [(one.id.offset, one.due_at - now) async for one in broker.peek("x")]
+            assert pending == [(n, timedelta(hours=h)) for n, h in ((2, 0), (1, 2), (0, 4))]
             # Pages of one message each give the same order.
             found, after = [], None
             while not found or after:
@@ -352,7 +352,7 @@ async def test_attempts_are_shown_while_they_are_known(
         await broker.admin("subscriptions.create", **names, kind="exclusive")
         await (await broker.producer("x")).send_many([b"0", b"1"])
 
-        async def shown(offset: int) -> tuple[str, int | None]:
+        async def status_of(offset: int) -> tuple[str, int | None]:
             (one,) = (await broker.show(offset, "x")).subscriptions
             return one.state, one.attempts
 
@@ -361,18 +361,18 @@ async def test_attempts_are_shown_while_they_are_known(
             await broker.pause("x")
             await first.nack((0, "ms"))
             await world.clock.advance(seconds=1)
-            assert await shown(0) == ("ready", 1)
+            assert await status_of(0) == ("ready", 1)
         await world.clock.settle()
-        assert await shown(0) == ("waiting", 1)
+        assert await status_of(0) == ("waiting", 1)
         await broker.cancel(0, topic="x")
-        assert await shown(0) == ("waiting", 1)  # delivered before, so it is redelivered
+        assert await status_of(0) == ("waiting", 1)  # delivered before, so it is redelivered
         await broker.admin("subscriptions.update", **names, policy={"max_deliveries": 2})
         await broker.resume("x")
         async with broker.consumer("x", "e", kind="exclusive") as inbox:
             again, _ = await arrived(inbox)
             await again.nack()
             await world.clock.advance(seconds=3)
-            assert await shown(0) == ("acknowledged", None)
+            assert await status_of(0) == ("acknowledged", None)
             (dead_letter,) = await broker.admin("dlq.list", **names)
             assert (dead_letter["original_offset"], dead_letter["attempts"]) == (0, 2)
 

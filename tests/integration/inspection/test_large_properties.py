@@ -47,12 +47,12 @@ async def test_page_of_a_peek_ends_early_if_its_properties_are_large(mock_clock:
                 page = await broker.admin(
                     "topics.peek", topic="x", count=1_000, after=after, **sought
                 )
-                shown = page["messages"]
+                messages = page["messages"]
                 text_bytes = sum(
-                    len(one["key"]) + len(msgpack.packb(one["properties"])) for one in shown
+                    len(one["key"]) + len(msgpack.packb(one["properties"])) for one in messages
                 )
                 assert text_bytes <= PAGE_TEXT_BYTES
-                seen += [one["offset"] for one in shown]
+                seen += [one["offset"] for one in messages]
                 pages, after = pages + 1, page["next"]
             assert seen == [number for number in order if number % step == 0]
             assert pages > 60 * 4 // 5 // step * 7_800 // PAGE_TEXT_BYTES
@@ -67,8 +67,8 @@ async def test_properties_too_large_to_show_are_counted(mock_clock: MockClock) -
             await producer.send(b"m", delay=timedelta(hours=1), properties=properties)
         size = len(msgpack.packb(TOO_LARGE))
         counted = {"": f"{size} bytes; read or consume the message to see them"}
-        shown = [one.properties async for one in broker.peek("x")]
-        assert shown == [{"n": 1}, counted, {"n": 2}]
+        expected = [{"n": 1}, counted, {"n": 2}]
+        assert [one.properties async for one in broker.peek("x")] == expected
         page = await broker.admin("topics.peek", topic="x")
         assert [one["offset"] for one in page["messages"]] == [0]
         assert (await broker.admin("messages.show", topic="x", offset=1))["properties"] == counted

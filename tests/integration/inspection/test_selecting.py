@@ -140,8 +140,7 @@ async def test_key_is_found_by_its_hash_without_reading_other_messages(
             assert len(rare) <= in_blocks <= 2 * 4096
             assert sum(size for size, _ in read) < 20 * count + 2 * 4096 * 220 + 2000
             read.clear()
-            shown = [one.id.offset async for one in broker.peek("t", key="rare")]
-            assert shown == rare
+            assert [one.id.offset async for one in broker.peek("t", key="rare")] == rare
             assert sum(rows for _, rows in read) <= 2 * 4096
             read.clear()
             assert len(await broker.select("t", key="nobody")) == 0

@@ -170,8 +170,8 @@ async def test_dead_letter_of_a_relocated_message_keeps_its_publish_time(
             for _ in range(3):
                 await world.clock.advance(seconds=1)
         (dead_letter,) = await broker.admin("dlq.list", **names, count=10)
-        shown = await broker.admin("dlq.show", **names, offset=dead_letter["offset"])
-        assert (shown["payload"], shown["published_at_ms"]) == (b"late", published_ms)
+        answer = await broker.admin("dlq.show", **names, offset=dead_letter["offset"])
+        assert (answer["payload"], answer["published_at_ms"]) == (b"late", published_ms)
 
 
 async def everything(broker: escapement.Broker, page_messages: int) -> list[tuple[object, ...]]:

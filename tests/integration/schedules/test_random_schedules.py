@@ -149,8 +149,8 @@ class Workload:
                 ) as i:
                     found = [message.properties["occurrence_ms"] for message in await arrived(i)]
                 assert found == one.published, one.name
-                shown = await broker.schedules.get(one.name)
-                assert shown.published == len(found)
+                schedule = await broker.schedules.get(one.name)
+                assert schedule.published == len(found)
 
 
 WEIGHTED = {

@@ -235,7 +235,7 @@ def test_invalid_command_line_is_refused_in_one_line(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["bench", *words.split()]) == 2
-    shown = capsys.readouterr()
-    (line,) = [line for line in shown.err.splitlines() if line.startswith("Error: ")]
+    output = capsys.readouterr()
+    (line,) = [line for line in output.err.splitlines() if line.startswith("Error: ")]
     assert said in line
-    assert shown.out == ""
+    assert output.out == ""

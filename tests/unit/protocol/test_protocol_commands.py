@@ -38,8 +38,8 @@ def test_every_command_arrives_as_it_was_sent(sample: c.Command) -> None:
 
 
 def test_every_command_has_a_sample() -> None:
-    shown = {type(s) for s in SAMPLES} | {c.Hello, c.Welcome}
-    assert shown == set(c.COMMANDS.values())
+    kinds = {type(s) for s in SAMPLES} | {c.Hello, c.Welcome}
+    assert kinds == set(c.COMMANDS.values())
 
 
 def test_body_with_another_number_of_rows_than_its_columns_is_refused() -> None:

@@ -168,20 +168,20 @@ def test_task_compares_stored_files_with_the_messages_it_wrote(tmp_path: Path) -
     """N8: the digests before writing and after reading must be equal."""
     those, (other,) = plain(6), encode(TOPIC, batches(plain(7), set()))
     files = [*encode(TOPIC, batches(those, set())), other]
-    shown = SharedDirectory.mark_in(tmp_path / "run")
-    stored = list(store(shown, 3, files))
+    directory = SharedDirectory.mark_in(tmp_path / "run")
+    stored = list(store(directory, 3, files))
     assert [one.found.digest for one in stored] == [one.digest for one in stored]
     for one, file in zip(stored, files, strict=True):
         content = (tmp_path / "run" / one.name).read_bytes()
         assert content == file.content.to_pybytes()
         assert one.found.described.sha256 == sha256(content).hexdigest()
-    again = list(store(shown, 3, files))
+    again = list(store(directory, 3, files))
     assert {one.name for one in stored}.isdisjoint(one.name for one in again)
-    (swapped,) = store(shown, 3, [Encoded(other.content, files[0].digest)])
+    (swapped,) = store(directory, 3, [Encoded(other.content, files[0].digest)])
     assert swapped.found.digest != swapped.digest
     with pytest.raises(StorageError, match="not a valid archive file"):
-        list(store(shown, 3, [Encoded(other.content[:-1], other.digest)]))
-    late = store(shown, 3, files)
+        list(store(directory, 3, [Encoded(other.content[:-1], other.digest)]))
+    late = store(directory, 3, files)
     next(late)
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(StorageError, match="No such file"):
@@ -206,10 +206,10 @@ def test_topics_with_long_names_have_separate_directories(tmp_path: Path) -> Non
 def test_task_without_access_to_the_drivers_directory_writes_nothing(tmp_path: Path) -> None:
     """N8: files on the worker's own disk would never be found or deleted."""
     files = list(encode(TOPIC, batches(plain(5), set())))
-    shown = SharedDirectory.mark_in(tmp_path / "run")
+    directory = SharedDirectory.mark_in(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(InvalidRequest, match="file system that driver and workers share"):
-        list(store(shown, 3, files))
+        list(store(directory, 3, files))
     assert not list(tmp_path.iterdir())
 
 

@@ -49,8 +49,8 @@ def test_local_socket_and_ipv6_address_are_parsed() -> None:
 def test_password_is_never_printed() -> None:
     address = MysqlAddress.parse(f"mysql://app:{SECRET}@db/log")
     engine = MysqlEngine(address)
-    for shown in (str(address), repr(address), engine.location, repr(engine)):
-        assert SECRET not in shown
+    for text in (str(address), repr(address), engine.location, repr(engine)):
+        assert SECRET not in text
     assert engine.location == "mysql://app@db:3306/log"
 
 
