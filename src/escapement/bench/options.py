@@ -26,6 +26,7 @@ from escapement.bench.payload import PayloadSize
 from escapement.bench.stage import Setting
 from escapement.durations import parse
 from escapement.errors import InvalidRequest
+from escapement.interrupt import sigterm_interrupts
 from escapement.protocol.limits import MAX_FRAME_BYTES
 
 Measure = Callable[[], Awaitable[Outcome]]
@@ -174,7 +175,7 @@ def measured(**uses: Use) -> Callable[[Callable[..., Measure]], Function]:
                 broker, data, log_url, tick_ms, payload, batch_size, in_flight, pending, runs, show
             )
             measure = function(setting, **own)
-            with bar:
+            with bar, sigterm_interrupts():
                 outcome: Outcome = trio.run(measure)
             if output == "json":
                 click.echo(json.dumps(outcome.as_json()))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,17 @@ def bench(words: str) -> dict[str, Any]:
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def wait_for(pattern: str, file: Path) -> re.Match[str]:
+    """Wait until a file has a text, and return its match."""
+    until_s = time.monotonic() + 60
+    while True:
+        found = re.search(pattern, file.read_text()) if file.exists() else None
+        if found:
+            return found
+        assert time.monotonic() < until_s, f"{file.name} has no {pattern}"
+        time.sleep(0.05)
 
 
 def check(words: str, found: dict[str, Any], engine: str) -> None:
@@ -164,3 +179,28 @@ async def test_a_running_broker_is_measured_and_left_as_it_was(tmp_path: Path) -
         async with escapement.connect(running.url) as broker:
             assert await broker.admin("namespaces.list") == []
             assert (await broker.admin("topics.list"))["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+)
+def test_interrupted_bench_stops_the_broker_that_it_started(
+    tmp_path: Path, number: signal.Signals, exit_code: int
+) -> None:
+    """A killed bench cannot, so the broker of that case shows that the test can fail."""
+    words = f"publish --messages 100000000 --data {tmp_path} -o json".split()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "escapement", "bench", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A shell that runs tests in the background may ignore SIGINT, and processes inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    wait_for("the database accepts writes", tmp_path / "broker.log")
+    broker = int(wait_for(r"\d+", tmp_path / "broker.lock")[0])
+    process.send_signal(number)
+    assert process.wait(60) == exit_code
+    runs = Path(f"/proc/{broker}").exists()
+    assert runs == (number is signal.SIGKILL)
+    if runs:
+        os.kill(broker, signal.SIGKILL)

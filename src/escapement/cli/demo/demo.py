@@ -29,6 +29,7 @@ from escapement.client.consuming.batch import Batch
 from escapement.client.producing.producer import Producer
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected
+from escapement.interrupt import sigterm_interrupts
 from escapement.message import Int64s
 
 _NAMESPACE: Final = "demo/clock"
@@ -94,7 +95,7 @@ def demo(messages: int, seconds: float, svg: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="escapement-demo-") as directory:
         host = Host(Path(directory), None)
         try:
-            with one_error():
+            with one_error(), sigterm_interrupts():
                 kept = trio.run(Demo(host, messages, seconds, svg=svg).run)
         finally:
             host.kill()
