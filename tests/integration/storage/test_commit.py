@@ -21,7 +21,12 @@ from escapement.storage.catalog import catalog
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.group_rows import MAX_ROW_BYTES
 from escapement.storage.commit.items import ITEM_BYTES, Acks, Attempts
-from escapement.storage.commit.lane import GROUP_BYTES, GROUP_STATEMENTS, State
+from escapement.storage.commit.lane import (
+    GROUP_BYTES,
+    GROUP_STATEMENTS,
+    MOST_GROUP_BYTES,
+    State,
+)
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.journal import journal
 from escapement.storage.state.state import load_state
@@ -159,16 +164,32 @@ async def test_groups_and_rows_have_separate_size_limits(engine: Engine) -> None
     async with committing(engine) as house:
         topic = await house.topic("t")
         before = len(house.groups)
-        for _ in range(5):
-            house.append(topic, b"x" * (GROUP_BYTES // 2))
+        for _ in range(10):
+            house.append(topic, b"x" * (MOST_GROUP_BYTES // 8))
         house.append(topic, b"y" * (MAX_ROW_BYTES - 1000))
         await house.pipeline.drain()
         groups = house.groups[before:]
-        assert [len(group.topics[0].appends) for group in groups] == [2, 2, 2]
+        assert [len(group.topics[0].appends) for group in groups] == [8, 3]
         with house.connection() as connection:
-            rows, _ = house.log.read_due(connection, topic, 0, 6, 0, 100 << 20)
-        assert [row.key.message_count for row in rows] == [2, 2, 1, 1]
+            rows, _ = house.log.read_due(connection, topic, 0, 11, 0, 100 << 20)
+        assert [row.key.message_count for row in rows] == [8, 2, 1]
         check_promises(engine, house.tickets)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(3, [2, 1]), (6, [4, 2]), (40, [8, 8, 8, 8, 5, 2, 1])]
+)
+async def test_group_takes_half_of_what_waits_within_limits(
+    engine: Engine, count: int, sizes: list[int]
+) -> None:
+    """At least ``GROUP_BYTES``, at most ``MOST_GROUP_BYTES``."""
+    async with committing(engine) as house:
+        topic = await house.topic("t")
+        before = len(house.groups)
+        for _ in range(count):
+            house.append(topic, b"x" * (GROUP_BYTES // 2))
+        await house.pipeline.drain()
+        assert [len(group.topics[0].appends) for group in house.groups[before:]] == sizes
 
 
 async def test_append_past_max_waiting_bytes_is_refused(engine: Engine) -> None:

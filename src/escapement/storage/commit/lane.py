@@ -59,8 +59,10 @@ from escapement.storage.log.log import Log
 logger = logging.getLogger(__name__)
 
 # Target size of a group. In larger groups the fixed cost of a COMMIT is negligible, but the items
-# of the next group wait longer.
+# of the next group wait longer. If much more waits, a group takes half of it, up to a limit: then
+# the lane is behind, and larger groups let it catch up.
 GROUP_BYTES: Final = 1 << 20
+MOST_GROUP_BYTES: Final = 4 << 20
 # Limit of statements in one group. Each needs several round trips, which delay the group's appends.
 GROUP_STATEMENTS: Final = 64
 # Pauses between attempts to reach the database: the first, and the longest. They double. The first
@@ -236,7 +238,8 @@ class Lane:
     def _form(self) -> Group:
         items: list[Item] = []
         size = statements = 0
-        while self._queue and size < GROUP_BYTES and statements < GROUP_STATEMENTS:
+        most = min(max(GROUP_BYTES, self._waiting.body_bytes // 2), MOST_GROUP_BYTES)
+        while self._queue and size < most and statements < GROUP_STATEMENTS:
             item = self._queue.popleft()
             items.append(item)
             size += item.size_bytes

@@ -18,7 +18,7 @@ from escapement.storage.engine.base import Connection
 logger = logging.getLogger(__name__)
 
 # The smallest ``max_allowed_packet``. A group commit (one transaction for many requests) of about
-# 1 MB fits into it together with a message of the largest size.
+# 4 MB fits into it together with a message of the largest size.
 MIN_PACKET_BYTES: Final = 16 * 1024 * 1024
 # The oldest versions with a persistent AUTO_INCREMENT, and with collations that compare trailing
 # spaces (nopad).
