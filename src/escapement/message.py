@@ -38,6 +38,7 @@ from escapement.errors import RemoteProtocolError
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 _N = TypeVar("_N", bound=np.generic)
 Buffer = bytes | bytearray | memoryview
@@ -226,7 +227,17 @@ def _windows(data: Buffer, width: int) -> npt.NDArray[np.void]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageBatch:
-    """The columns of a batch of messages, without their times and offsets."""
+    """The columns of a batch of messages, without their times and offsets.
+
+    Attributes:
+      payloads: the payload of each message.
+      keys: the key of each message in UTF-8, empty if it has none; None if no message has a key.
+      properties: a msgpack map of the properties of each message, empty if it has none; None if no
+        message has properties.
+      priorities: the priority of each message, 0 to 255; None gives all the default, 50.
+      groups: the name of each message's group in UTF-8, empty if it has none; None if no message
+        is in a group.
+    """
 
     payloads: Blobs
     keys: Blobs | None = None

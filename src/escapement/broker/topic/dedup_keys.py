@@ -22,11 +22,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.dedup import DIGEST, NO_DIGEST, Digests, halves
 from escapement.errors import Busy, LimitExceeded
-from escapement.message import Bools, Int64s
+from escapement.message import Bools, Int64s, UInt64s
 from escapement.storage.encoding.dedup_keys import KeyTable
 
 # Results of ``sort_out``: NEW for a message to be stored, WAITING for a duplicate of a message that
@@ -39,8 +38,6 @@ _RUN_KEYS: Final = 1 << 18
 # The most keys in one row of a checkpoint.
 _PIECE_KEYS: Final = 1 << 16
 _NO_DIGEST: Final = np.frombuffer(NO_DIGEST, DIGEST)[0]
-
-UInt64s = npt.NDArray[np.uint64]
 
 
 class KeyBudget:

@@ -25,13 +25,10 @@ import struct
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from escapement.errors import LogDamaged
-from escapement.message import Buffer, Int64s
-
-UInt64s = npt.NDArray[np.uint64]
+from escapement.message import Buffer, Int64s, UInt64s
 
 _HEADER: Final = struct.Struct("<BBBxIq")
 _CRC: Final = struct.Struct("<I")

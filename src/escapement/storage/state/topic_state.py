@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from escapement.errors import NotFound, StorageError
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.names import TopicName
 from escapement.storage.catalog.catalog import (
     SubscriptionRecord,
@@ -46,7 +45,6 @@ from escapement.storage.log.log import Log
 from escapement.storage.offsets import OffsetSet
 from escapement.storage.schema import require
 
-Bools = npt.NDArray[np.bool_]
 _NOTHING = np.zeros(0, np.int64)
 _TOPICS_AT_ONCE: Final = 100
 
