@@ -56,7 +56,7 @@ class ForecastConfig:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Foreseen:
+class ForecastResult:
     """The result of a forecast."""
 
     spans: Spans
@@ -71,7 +71,7 @@ class Foreseen:
         return sum(self.counts.values(), np.zeros(self.spans.count, np.int64))
 
 
-def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
+def run(spark: SparkSession, config: ForecastConfig) -> ForecastResult:
     """Count the messages, write the Parquet if ``output`` is given, and return the counts.
 
     The Parquet has a row for each topic and span in which messages fall due. Its columns are topic,
@@ -103,7 +103,7 @@ def run(spark: SparkSession, config: ForecastConfig) -> Foreseen:
         capacities = [
             config.capacity * spans.length_ms(span) // 1000 for span in range(spans.count)
         ]
-    return Foreseen(spans, capacities, counts)
+    return ForecastResult(spans, capacities, counts)
 
 
 def _database_ms(spark: SparkSession, address: LogAddress) -> int:

@@ -17,7 +17,7 @@ from escapement.storage.inbox.inbox import InboxTarget, Step, Stored
 from escapement.storage.inbox.staged_batch import Advance
 
 
-class Opened(NamedTuple):
+class DecodedEntry(NamedTuple):
     """One inbox entry and its content, or the error if it cannot be decoded."""
 
     id: int
@@ -31,7 +31,7 @@ class Found(NamedTuple):
     inbox_target: InboxTarget
     topic: Topic
     step: Step
-    inbox_entries: list[Opened]
+    inbox_entries: list[DecodedEntry]
 
 
 def open_steps(
@@ -49,13 +49,14 @@ def open_steps(
       read: reads the steps; called with ``connection`` and ``arguments``.
     """
     return [
-        Found(inbox_target, topic, step, [_opened(one) for one in step.inbox_entries])
+        Found(inbox_target, topic, step, [_decoded(one) for one in step.inbox_entries])
         for (inbox_target, topic), step in zip(whose, read(connection, *arguments), strict=False)
     ]
 
 
-def _opened(inbox_entry: Stored) -> Opened:
+def _decoded(inbox_entry: Stored) -> DecodedEntry:
     try:
-        return Opened(inbox_entry.id, inbox_entry.advance, decode_inbox_entry(inbox_entry.data))
+        content: Content | InboxEntryDamaged = decode_inbox_entry(inbox_entry.data)
     except InboxEntryDamaged as error:
-        return Opened(inbox_entry.id, inbox_entry.advance, error)
+        content = error
+    return DecodedEntry(inbox_entry.id, inbox_entry.advance, content)

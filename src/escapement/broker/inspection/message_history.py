@@ -139,17 +139,17 @@ def status(
         if subscription.has_lapsed(np.array([offset])).any():
             return SubscriptionStatus(name, kind, _LAPSED)
         return SubscriptionStatus(name, kind, _ACKNOWLEDGED, None)
-    hand = subscription.in_flight.hand_of(offset)
-    if hand is not None:
+    delivery = subscription.in_flight.delivery_of(offset)
+    if delivery is not None:
         consumers = {one.id: one.name or f"unnamed, {one.id}" for one in subscription.consumers}
         return SubscriptionStatus(
             name,
             kind,
             "in flight",
-            hand.attempts,
-            consumers.get(hand.consumer_id),
-            hand.since_ms,
-            hand.deadline_ms,
+            delivery.attempts,
+            consumers.get(delivery.consumer_id),
+            delivery.since_ms,
+            delivery.deadline_ms,
         )
     dead = subscription.dead.rows
     counts = dead.counts[dead.offsets == offset]

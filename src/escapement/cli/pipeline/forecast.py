@@ -11,7 +11,7 @@ from escapement.cli.input.spans import LENGTHS, midnight_ms, span_options
 from escapement.cli.output.bars import draw
 from escapement.cli.output.table import print_rows
 from escapement.cli.pipeline.source import given, refusals, source_options
-from escapement.pipeline.forecast import ForecastConfig, Foreseen, run
+from escapement.pipeline.forecast import ForecastConfig, ForecastResult, run
 from escapement.pipeline.session import session
 
 
@@ -71,7 +71,7 @@ def forecast(
             print_rows(rows, list(rows[0]), "")
 
 
-def _plain(found: Foreseen) -> dict[str, object]:
+def _plain(found: ForecastResult) -> dict[str, object]:
     return {
         "from_ms": found.spans.from_ms,
         "until_ms": found.spans.until_ms,

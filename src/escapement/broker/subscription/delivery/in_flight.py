@@ -39,7 +39,7 @@ from escapement.storage.offsets.offset_bits import OffsetBits
 _SWEEP_ROWS: Final = 8192
 
 
-class Hand(NamedTuple):
+class InFlightMessage(NamedTuple):
     """The delivery of one message that is in flight; ``deadline_ms`` is None without a deadline."""
 
     consumer_id: int
@@ -169,11 +169,11 @@ class InFlight:
         self._sweep()
         return settled
 
-    def hand_of(self, offset: int) -> Hand | None:
+    def delivery_of(self, offset: int) -> InFlightMessage | None:
         """Return the delivery of a message; None if the message is not in flight."""
         for delivery, at in self._parts(np.array([offset])):
             deadline_ms = int(delivery.deadline_ms[at][0])
-            return Hand(
+            return InFlightMessage(
                 delivery.consumer_id,
                 int(delivery.rows.counts[at][0]),
                 delivery.since_ms,
