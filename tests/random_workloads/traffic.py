@@ -101,7 +101,10 @@ class Traffic(Consuming):
         return [b"%0*d" % (MESSAGE_BYTES, first + row) for row in range(count)]
 
     def is_full(self) -> bool:
-        """Return whether the quota is certainly met; the broker only estimates segments on disk."""
+        """Return whether the backlog has certainly reached its quota.
+
+        The broker only estimates messages in segments. So the result is False if there are any.
+        """
         model, quota = self.model, self.model.quota()
         if quota is None or not quota.full or self.world.server.index.segment_count:
             return False

@@ -406,11 +406,11 @@ class Services:
         self.timekeeper.schedule(topic.id, topic.next_wake_ms(self._clock.now_ms()))
 
     def hasten(self, topic: Topic, subscription: Subscription) -> None:
-        """Wake the topic by the time at which a subscription that has changed wants to be woken.
+        """Make the topic's wake-up earlier if a subscription that has changed needs it earlier.
 
-        This asks one subscription, while ``reschedule`` asks all of them. A topic may have many
-        subscriptions, and each delivery changes one. The topic may then be woken too early, which
-        reschedules it.
+        A delivery changes one subscription, and a topic may have many. So this asks only the
+        changed one, while ``reschedule`` asks all. It never makes a wake-up later. A wake-up that
+        comes too early does no harm: it calls ``reschedule``.
         """
         if topic.checks_quota:
             self.reschedule(topic)  # the subscription may have been given back messages

@@ -1,4 +1,4 @@
-"""The helper with which tests hold calls: it does not hang if the call is never made."""
+"""Held calls: a test that holds a call does not hang if the call is never made."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ from escapement.storage.index.keys import merge, position
 def with_passed(
     moves: Moves, due_ms: Int64s, offsets: Int64s, start: Key, stop: Key
 ) -> tuple[Int64s, Int64s]:
-    """Add the current keys of messages that the walk has met by an old key.
+    """Add the current keys of messages whose old keys the walk has just read.
 
-    Only current keys in ``[start, stop)`` are added. The walk will still reach those from ``stop``
-    on.
+    Only current keys in ``[start, stop)`` are added, because the walk has still to read the keys
+    from ``stop`` on.
 
     Args:
       moves: the topic's rescheduled messages.

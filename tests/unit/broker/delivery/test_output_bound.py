@@ -67,7 +67,7 @@ def test_all_connections_together_queue_at_most_three_times_the_bound() -> None:
 
 
 def test_connection_that_queues_nothing_may_always_queue_a_frame_of_messages() -> None:
-    """Invariant 9: frames shrink with the room, so all together stay within twice the bound."""
+    """Invariant 9: with less room, frames are smaller. Their sum is at most twice the bound."""
     bound = OutputBound(8 * FRAME_BYTES)
     slow = [Peer(bound) for _ in range(500)]
     for _ in range(3):
