@@ -5,7 +5,7 @@
 Without a URL it starts a private MariaDB or MySQL server with its default durability (a flush
 to disk at each commit), and each measurement gets a database of its own there. ``--quick`` uses
 a tenth of the messages, and one run instead of three. Prints a row for each measurement as it
-ends. All rows are the table of the document.
+ends, in the form of the tables in the document.
 """
 
 from __future__ import annotations
