@@ -31,13 +31,17 @@ from escapement.errors import (
 )
 
 if TYPE_CHECKING:
-    from escapement.client.administration.message_history import MessageHistory
+    from escapement.client.administration.forecast import Forecast
+    from escapement.client.administration.message_history import MessageHistory, SubscriptionStatus
     from escapement.client.administration.outcome import Outcome, Outcomes
+    from escapement.client.administration.peeking import Upcoming
+    from escapement.client.administration.reading import Page, PublishedMessage
     from escapement.client.administration.schedules import Schedule, Schedules
     from escapement.client.broker import Broker
     from escapement.client.connect import connect
     from escapement.client.consuming.batch import Batch, Message
     from escapement.client.consuming.inbox import Inbox
+    from escapement.client.producing.builder import MessageBuilder
     from escapement.client.producing.groups import FollowUp, Group, GroupCompletion, Groups
     from escapement.client.producing.producer import Producer
     from escapement.client.producing.receipt import Pending, Receipt, Receipts
@@ -54,8 +58,15 @@ else:
         "escapement.client.connect": ("connect",),
         "escapement.client.producing.groups": ("FollowUp", "Group", "GroupCompletion", "Groups"),
         "escapement.client.consuming.inbox": ("Inbox",),
-        "escapement.client.administration.message_history": ("MessageHistory",),
+        "escapement.client.administration.forecast": ("Forecast",),
+        "escapement.client.administration.message_history": (
+            "MessageHistory",
+            "SubscriptionStatus",
+        ),
         "escapement.client.administration.outcome": ("Outcome", "Outcomes"),
+        "escapement.client.administration.peeking": ("Upcoming",),
+        "escapement.client.administration.reading": ("Page", "PublishedMessage"),
+        "escapement.client.producing.builder": ("MessageBuilder",),
         "escapement.client.producing.producer": ("Producer",),
         "escapement.client.producing.receipt": ("Pending", "Receipt", "Receipts"),
         "escapement.client.administration.schedules": ("Schedule", "Schedules"),
@@ -97,6 +108,7 @@ __all__ = [
     "Disconnected",
     "EscapementError",
     "FollowUp",
+    "Forecast",
     "Group",
     "GroupClosed",
     "GroupCompletion",
@@ -106,6 +118,7 @@ __all__ = [
     "LimitExceeded",
     "Message",
     "MessageBatch",
+    "MessageBuilder",
     "MessageHistory",
     "MessageId",
     "NaiveDatetime",
@@ -113,10 +126,12 @@ __all__ = [
     "NotOpened",
     "Outcome",
     "Outcomes",
+    "Page",
     "Pending",
     "Producer",
     "ProducerFenced",
     "ProtocolError",
+    "PublishedMessage",
     "Receipt",
     "Receipts",
     "Schedule",
@@ -127,7 +142,9 @@ __all__ = [
     "ShuttingDown",
     "StorageReadOnly",
     "StorageUnavailable",
+    "SubscriptionStatus",
     "Times",
+    "Upcoming",
     "connect",
     "slot_of",
 ]

@@ -418,7 +418,7 @@ class Broker:
           NotFound: if the message does not exist.
         """
         full, offset = name_message(message, topic)
-        return MessageHistory.of(await self.admin("messages.show", topic=full, offset=offset))
+        return MessageHistory._of(await self.admin("messages.show", topic=full, offset=offset))
 
     async def forecast(
         self,
@@ -447,7 +447,7 @@ class Broker:
             within_ms=delivery_times.delay_ms(within, "within", 1),
             origin_ms=None if origin is None else delivery_times.at_ms(origin, "origin"),
         )
-        return Forecast.of(answer)
+        return Forecast._of(answer)
 
     async def pause(
         self,

@@ -5,6 +5,7 @@ When a subscription has finished all messages of a group, the broker publishes a
 
 from __future__ import annotations
 
+from escapement.client.constructor import internal
 from escapement.client.producing import groups
 from escapement.client.producing.groups import FollowUp, Group
 from escapement.sync.loop import Loop
@@ -13,6 +14,7 @@ from escapement.sync.loop import Loop
 class Groups:
     """Requests about the message groups of topics; available as ``Broker.groups``."""
 
+    @internal
     def __init__(self, loop: Loop, found: groups.Groups) -> None:
         self._loop = loop
         self._groups = found

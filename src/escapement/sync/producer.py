@@ -102,7 +102,7 @@ class Producer:
             for _, future in futures:
                 future.set_exception(copy(request.error))
             return
-        receipts = Receipts.of(self.topic, [request])
+        receipts = Receipts._of(self.topic, [request])
         for row, future in futures:
             future.set_result(receipts[row])
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from escapement.client.administration import schedules
 from escapement.client.administration.schedules import Schedule
+from escapement.client.constructor import internal
 from escapement.sync.loop import Loop
 
 
 class Schedules:
     """Requests about the recurring schedules of a broker; available as ``Broker.schedules``."""
 
+    @internal
     def __init__(self, loop: Loop, found: schedules.Schedules) -> None:
         self._loop = loop
         self._schedules = found

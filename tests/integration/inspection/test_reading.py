@@ -77,7 +77,7 @@ async def test_page_has_columns_and_messages(mock_clock: trio.testing.MockClock)
         assert (second.value, second.key, second.properties) == ("b", None, {})
         assert second.published_at == second.deliver_at
         assert page[-1].offset == 1
-        assert repr(page[1]) == "<Entry public/default/x@1>"
+        assert repr(page[1]) == "<PublishedMessage public/default/x@1>"
 
 
 async def test_reading_stops_at_the_end_that_the_log_had_at_the_start(

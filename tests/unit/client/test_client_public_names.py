@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import pydoc
 import re
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -42,10 +45,35 @@ async def test_objects_of_a_client_show_only_names_for_users() -> None:
             assert public_names(batch) == BATCH
             assert public_names(batch[0]) == MESSAGE
             assert public_names(broker.read("t")) == {"topic"}
+            assert public_names(await producer.submit(b"b")) == {"wait"}
 
 
 def test_blocking_client_shows_only_names_for_users() -> None:
     assert dir(escapement.sync) == sorted(escapement.sync.__all__)
+
+
+@pytest.mark.parametrize("module", [escapement, escapement.sync])
+def test_results_of_public_methods_have_public_classes(module: Any) -> None:
+    """The methods themselves describe the iterators that some of them return."""
+    public = {getattr(escapement, name) for name in escapement.__all__}
+    public |= {getattr(escapement.sync, name) for name in escapement.sync.__all__}
+    found = {
+        result
+        for name in module.__all__
+        if inspect.isclass(kind := getattr(module, name))
+        for _, method in inspect.getmembers(kind, inspect.isfunction)
+        if not method.__name__.startswith("_")
+        for result in classes(get_type_hints(method).get("return"))
+    }
+    assert {one.__name__ for one in found - public} <= {"Batches", "Peeking", "Reading"}
+
+
+def classes(hint: Any) -> Iterator[type]:
+    """Yield the classes of escapement in a type."""
+    if inspect.isclass(hint) and hint.__module__.startswith("escapement."):
+        yield hint
+    for part in get_args(hint):
+        yield from classes(part)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +85,12 @@ def test_blocking_client_shows_only_names_for_users() -> None:
         (escapement.sync.Producer, ["name", "topic", "next_sequence", "waits_for"]),
         (escapement.Inbox, ["active", "name", "topic", "subscription"]),
         (escapement.sync.Inbox, ["active", "name", "topic", "subscription"]),
+        (escapement.Groups, []),
+        (escapement.sync.Groups, []),
+        (escapement.Schedules, []),
+        (escapement.sync.Schedules, []),
+        (escapement.Pending, []),
+        (escapement.MessageBuilder, []),
     ],
 )
 def test_help_has_all_attributes_and_no_parameters_of_a_constructor(

@@ -130,7 +130,7 @@ def close_group(
         topic=topic,
         group=group,
         subscription=subscription,
-        **then.arguments(),
+        **then._arguments(),
     )
 
 

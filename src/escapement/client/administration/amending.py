@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from escapement.client.administration.finding import locate
-from escapement.client.administration.outcome import Bools, Outcomes
+from escapement.client.administration.outcome import Outcomes
 from escapement.client.connection.line import Line
 from escapement.client.connection.retried_request import ask_in_parts
 from escapement.client.message_ids import What
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
@@ -43,7 +43,7 @@ async def amend(
     ):
         assert isinstance(answer, wire.Amended)
         outcomes.append(Outcomes(name, part, answer.statuses, _handed(answer)))
-    return Outcomes.concat(name, outcomes).among(offsets)
+    return Outcomes.concat(name, outcomes)._among(offsets)
 
 
 def _handed(answer: wire.Amended) -> dict[str, Bools]:

@@ -25,7 +25,7 @@ class Forecast:
     counts: list[int]
 
     @classmethod
-    def of(cls, answer: dict[str, Any]) -> Forecast:
+    def _of(cls, answer: dict[str, Any]) -> Forecast:
         """Return the forecast that the broker's answer to ``topics.forecast`` contains."""
         return cls(
             answer["topic"],

@@ -66,7 +66,7 @@ class MessageHistory:
     subscriptions: list[SubscriptionStatus]
 
     @classmethod
-    def of(cls, answer: dict[str, Any]) -> MessageHistory:
+    def _of(cls, answer: dict[str, Any]) -> MessageHistory:
         """Return the history that the broker's answer to ``messages.show`` contains."""
         return cls(
             MessageId(answer["topic"], answer["offset"]),

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from escapement.message import Int64s, MessageId
+from escapement.message import Bools, Int64s, MessageId
 from escapement.protocol.amend_status import AmendStatus
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class Outcomes:
             {name: np.concatenate([part.handed_to(name) for part in parts]) for name in names},
         )
 
-    def among(self, offsets: Int64s) -> Outcomes:
+    def _among(self, offsets: Int64s) -> Outcomes:
         """Return these outcomes with additional ones for unknown dedup keys.
 
         Args:

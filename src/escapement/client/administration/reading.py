@@ -65,7 +65,7 @@ class Reading:
         return wire.Read(number, self.topic, self._next, stop, self._page_messages)
 
 
-class Page(Columns["Entry"]):
+class Page(Columns["PublishedMessage"]):
     """Messages of a topic as they were published, in columns, ordered by offset.
 
     ``published_ms`` (int64) has the time at which the broker accepted each message, in Unix
@@ -85,11 +85,11 @@ class Page(Columns["Entry"]):
         super().__init__(origin, offsets, due_ms, messages)
         self.published_ms = published_ms
 
-    def _row_type(self) -> type[Entry]:
-        return Entry
+    def _row_type(self) -> type[PublishedMessage]:
+        return PublishedMessage
 
 
-class Entry(Row):
+class PublishedMessage(Row):
     """One message of a ``Page``, as it was published."""
 
     __slots__ = ()

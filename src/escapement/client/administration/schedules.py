@@ -15,6 +15,7 @@ from typing import Any
 
 from escapement.client import content, serializers
 from escapement.client.connection.retried_request import Ask
+from escapement.client.constructor import internal
 from escapement.client.delivery_times import Delay, at_ms, delay_ms, moment_or_none
 from escapement.client.serializers import SerializerLike
 from escapement.clock import moment
@@ -50,6 +51,7 @@ class Schedule:
 class Schedules:
     """Requests about the recurring schedules of a broker; available as ``Broker.schedules``."""
 
+    @internal
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
@@ -86,7 +88,7 @@ class Schedules:
             late, for example because it was down: "skip" publishes none of them, "last" only
             the last one, "all" every one.
           key: the key of each message.
-          serializer: how to convert ``value`` to bytes; see ``escapement.client.serializers``.
+          serializer: how to convert ``value`` to bytes, as for ``Broker.producer``.
 
         Raises:
           InvalidRequest: if an argument is not valid.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
+from escapement.client.constructor import internal
 from escapement.durations import of
 
 Sent = TypeVar("Sent")
@@ -18,6 +19,7 @@ class MessageBuilder(Generic[Sent]):
     ``send`` sends the message.
     """
 
+    @internal
     def __init__(self, send: Callable[..., Sent], value: Any) -> None:
         self._send = send
         self._value = value

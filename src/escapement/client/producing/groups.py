@@ -22,6 +22,7 @@ from typing import Any
 
 from escapement.client import content, delivery_times, serializers
 from escapement.client.connection.retried_request import Ask
+from escapement.client.constructor import internal
 from escapement.client.delivery_times import Delay, moment_or_none
 from escapement.client.serializers import SerializerLike
 from escapement.clock import moment
@@ -47,7 +48,7 @@ class FollowUp:
     at: datetime | None = None
     serializer: SerializerLike = bytes
 
-    def arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         """Return this follow-up as arguments of the request ``groups.close``.
 
         Raises:
@@ -102,6 +103,7 @@ class Group:
 class Groups:
     """Requests about the message groups of topics; available as ``Broker.groups``."""
 
+    @internal
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
@@ -139,7 +141,7 @@ class Groups:
                 topic=topic,
                 group=group,
                 subscription=subscription,
-                **then.arguments(),
+                **then._arguments(),
             )
         )
 

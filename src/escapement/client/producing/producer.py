@@ -315,7 +315,7 @@ class Producer(Attached):
         for request in requests:
             if request.error is not None:
                 raise copy(request.error)
-        return Receipts.of(self.topic, requests)
+        return Receipts._of(self.topic, requests)
 
     def message(self, value: Any) -> MessageBuilder[Coroutine[Any, Any, Receipt]]:
         """Return a builder with which to describe a message step by step and then send it."""

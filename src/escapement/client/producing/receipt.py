@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from escapement.client.constructor import internal
 from escapement.client.producing.publish_request import PublishRequest
 from escapement.message import Bools, Int64s, MessageId
 
@@ -36,7 +37,7 @@ class Receipts:
     __slots__ = ("duplicates", "offsets", "topic")
 
     @classmethod
-    def of(cls, topic: str, requests: list[PublishRequest]) -> Receipts:
+    def _of(cls, topic: str, requests: list[PublishRequest]) -> Receipts:
         """Return the receipts of all messages in durable publish requests, in order."""
         if len(requests) == 1:
             return cls(topic, requests[0].offsets, requests[0].duplicates)
@@ -64,12 +65,16 @@ class Receipts:
         return (self[row] for row in range(len(self)))
 
 
-class Pending(NamedTuple):
-    """A message that is sent, and has no receipt yet. ``await`` it to get the receipt."""
+class Pending:
+    """A message that ``Producer.submit`` has sent. ``await`` it to get the receipt."""
 
-    topic: str
-    request: PublishRequest
-    row: int
+    __slots__ = ("_request", "_row", "_topic")
+
+    @internal
+    def __init__(self, topic: str, request: PublishRequest, row: int) -> None:
+        self._topic = topic
+        self._request = request
+        self._row = row
 
     def __await__(self) -> Generator[Any, Any, Receipt]:
         return self.wait().__await__()
@@ -81,8 +86,8 @@ class Pending(NamedTuple):
           Disconnected: if no receipt arrives in time. The message may or may not be stored.
           EscapementError: if the broker refuses. The message is not stored.
         """
-        await self.request.wait()
-        return receipt_of(self.topic, self.request, self.row)
+        await self._request.wait()
+        return receipt_of(self._topic, self._request, self._row)
 
 
 def receipt_of(topic: str, request: PublishRequest, row: int) -> Receipt:
