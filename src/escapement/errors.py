@@ -170,6 +170,12 @@ class UnfitDatabase(StorageError):
     code = "unfit_database"
 
 
+class TableRejected(StorageError):
+    """Raised when a message table, as it is defined, cannot be served. The message says why."""
+
+    code = "table_rejected"
+
+
 class LeaseLost(StorageError):
     """Raised when another broker has taken the lease of the database from this broker."""
 

@@ -15,6 +15,7 @@ FLOORS: list[set[str]] = [
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
     {"timewheel", "traits", "group_names", "sorting"},
     {"protocol", "storage"},
+    {"tables"},
     {"client", "broker", "pipeline"},
     {"sync"},
     {"testing"},

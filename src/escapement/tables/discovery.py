@@ -1,0 +1,196 @@
+"""The message tables of a database, found in its information_schema.
+
+A look has three statements, however many tables there are: one for tables whose COMMENT has a
+marker, one for their columns and one for their indexes. Without such a table, the first is the only
+one. A table is checked only when its definition differs from that of the look before; otherwise its
+object is the same as before. So a caller may look often, and compare objects with ``is``.
+
+The three statements see the database at different moments. A table that is altered or dropped
+between them may be rejected once, or missing, and the next look finds it as it is then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from escapement.errors import InvalidRequest, TableRejected
+from escapement.names import check_name
+from escapement.storage.engine.base import Connection
+from escapement.tables.columns import Column, Index, Layout, check_columns, warnings_of
+from escapement.tables.directives import (
+    MARKERS,
+    Directives,
+    Spelling,
+    is_message_table,
+    parse_comment,
+)
+from escapement.tables.identifier import quoted
+
+# Tables whose COMMENT may have a marker. ``is_message_table`` decides.
+_CANDIDATES: Final = "TABLE_SCHEMA = DATABASE() AND ({})".format(
+    " OR ".join(f"TABLE_COMMENT LIKE '%{marker}%'" for marker in MARKERS.values())
+)
+# MySQL has some of these texts in columns of other types. CAST gives all of them the same type.
+_TABLES: Final = (
+    "SELECT CAST(TABLE_NAME AS CHAR), CAST(TABLE_COMMENT AS CHAR), CAST(ENGINE AS CHAR)"
+    f" FROM information_schema.TABLES WHERE {_CANDIDATES}"
+)
+_OF_CANDIDATES: Final = (
+    "TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN"
+    f" (SELECT TABLE_NAME FROM information_schema.TABLES WHERE {_CANDIDATES})"
+)
+_COLUMNS: Final = (
+    "SELECT CAST(TABLE_NAME AS CHAR), CAST(COLUMN_NAME AS CHAR), CAST(DATA_TYPE AS CHAR),"
+    " CAST(COLUMN_TYPE AS CHAR), CAST(IS_NULLABLE AS CHAR), CAST(COLUMN_DEFAULT AS CHAR),"
+    " CAST(EXTRA AS CHAR) FROM information_schema.COLUMNS"
+    f" WHERE {_OF_CANDIDATES} ORDER BY TABLE_NAME, ORDINAL_POSITION"
+)
+_INDEXES: Final = (
+    "SELECT CAST(TABLE_NAME AS CHAR), CAST(INDEX_NAME AS CHAR), CAST(NON_UNIQUE AS SIGNED),"
+    " CAST(COLUMN_NAME AS CHAR) FROM information_schema.STATISTICS"
+    f" WHERE {_OF_CANDIDATES} ORDER BY TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessageTable:
+    """A message table that can be served."""
+
+    name: str
+    spelling: Spelling
+    directives: Directives
+    layout: Layout
+    warnings: tuple[str, ...]  # what users of the table should change
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RejectedTable:
+    """A message table that cannot be served, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessageTables:
+    """The message tables of a database, by name."""
+
+    good: Mapping[str, MessageTable]
+    rejected: Mapping[str, RejectedTable]
+
+
+class _Definition(NamedTuple):
+    """All that decides whether a table can be served, as the database describes it."""
+
+    comment: str
+    engine: str | None
+    columns: tuple[Column, ...]
+    indexes: tuple[Index, ...]
+
+
+class Discovery:
+    """Repeated looks at the message tables of one database."""
+
+    def __init__(self) -> None:
+        self._definitions: dict[str, _Definition] = {}
+        self._found = MessageTables({}, {})
+
+    def look(self, connection: Connection) -> MessageTables:
+        """Return the message tables of the connection's database; blocking.
+
+        Returns the same object as the last look if no message table was created, altered or
+        dropped since. A table that was not altered is the same object in both results.
+
+        Raises:
+          StorageError: if the database cannot be asked. The next look may succeed.
+        """
+        definitions = _definitions(connection)
+        if definitions != self._definitions:
+            before, was = self._found, self._definitions
+            good: dict[str, MessageTable] = {}
+            rejected: dict[str, RejectedTable] = {}
+            for name, definition in definitions.items():
+                kept = was.get(name) == definition
+                if kept and name in before.good:
+                    good[name] = before.good[name]
+                elif kept:
+                    rejected[name] = before.rejected[name]
+                else:
+                    try:
+                        good[name] = _checked(name, definition)
+                    except TableRejected as error:
+                        rejected[name] = RejectedTable(name, str(error))
+            self._found, self._definitions = MessageTables(good, rejected), definitions
+        return self._found
+
+
+def _definitions(connection: Connection) -> dict[str, _Definition]:
+    """Return the definitions of all tables whose COMMENT has a marker, by name."""
+    tables = [row for row in connection.execute(_TABLES).rows if is_message_table(row[1])]
+    if not tables:
+        return {}
+    columns: dict[str, list[Column]] = {}
+    for table, *rest in connection.execute(_COLUMNS).rows:
+        columns.setdefault(table, []).append(_column(rest))
+    parts: dict[str, dict[tuple[str, bool], list[str]]] = {}
+    for table, index, non_unique, column in connection.execute(_INDEXES).rows:
+        # An index on an expression has no name of a column for it.
+        key = (index, not non_unique)
+        parts.setdefault(table, {}).setdefault(key, []).append(column or "")
+    return {
+        name: _Definition(
+            comment,
+            engine,
+            tuple(columns[name]),
+            tuple(Index(*key, tuple(names)) for key, names in parts.get(name, {}).items()),
+        )
+        for name, comment, engine in sorted(tables)
+        if name in columns  # otherwise it was dropped since the first statement
+    }
+
+
+def _column(row: Sequence[object]) -> Column:
+    name, data_type, column_type, is_nullable, default, extra = row
+    said = str(extra).upper()
+    return Column(
+        name=str(name),
+        data_type=str(data_type).lower(),
+        column_type=str(column_type),
+        is_nullable=is_nullable == "YES",
+        # MariaDB reports the default NULL as a text.
+        has_default=default not in (None, "NULL") or "AUTO_INCREMENT" in said,
+        # MySQL reports a default that is an expression as DEFAULT_GENERATED.
+        is_generated="VIRTUAL GENERATED" in said or "STORED GENERATED" in said,
+    )
+
+
+def _checked(name: str, definition: _Definition) -> MessageTable:
+    """Return a table that can be served.
+
+    Raises:
+      TableRejected: if it cannot be.
+    """
+    try:
+        check_name("topic", name)
+    except InvalidRequest as error:
+        raise TableRejected(f"A message table is a topic, but {error}. Rename it.") from None
+    if (definition.engine or "").lower() != "innodb":
+        raise TableRejected(
+            f"Table {name} uses {definition.engine}, which has no transactions. ALTER TABLE"
+            f" {quoted(name)} ENGINE=InnoDB."
+        )
+    comment = parse_comment(definition.comment, name)
+    layout = check_columns(name, definition.columns, definition.indexes)
+    unknown = [
+        f"The COMMENT has {item!r}, which is not a directive. Correct or remove it."
+        for item in comment.unknown
+    ]
+    return MessageTable(
+        name,
+        comment.spelling,
+        comment.directives,
+        layout,
+        (*unknown, *warnings_of(name, layout, definition.columns)),
+    )

@@ -1,0 +1,404 @@
+"""Message tables in a database: found, altered, dropped, rejected, and created."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Final
+
+import pytest
+
+from escapement.errors import AlreadyExists
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.base import Connection
+from escapement.storage.engine.mysql import MysqlEngine
+from escapement.tables.ddl import create_table
+from escapement.tables.directives import Directives
+from escapement.tables.discovery import Discovery, MessageTable
+from escapement.tables.load import index_warning, load_statements
+from support.database.message_tables import CURRENT, FIRST, comment_of, named
+
+DIRECTIVES: Final = Directives(
+    ack_wait_ms=1500,
+    min_backoff_ms=1500,
+    max_backoff_ms=60_000,
+    purge_after_ms=86_400_000,
+    batch_size=10,
+    cache_size=10_000,
+    poll_interval_ms=250,
+)
+# The statements that a look sends: for tables, columns and indexes.
+LOOK: Final = 3
+# The statements that drop a column of the first edition, if it is more than DROP COLUMN.
+DROPS: Final = {
+    "id": "ALTER TABLE my_message DROP PRIMARY KEY, ADD PRIMARY KEY (time_scheduled),"
+    " DROP INDEX id_idx, DROP COLUMN id"
+}
+
+
+@pytest.fixture
+def connection(mysql_url: str) -> Iterator[Connection]:
+    with closing(MysqlEngine(MysqlAddress.parse(mysql_url)).connect()) as connection:
+        yield connection
+
+
+def the_table(connection: Connection) -> MessageTable:
+    """Return the only message table of the database, which can be served."""
+    found = Discovery().look(connection)
+    assert found.rejected == {}
+    (table,) = found.good.values()
+    return table
+
+
+def reason(connection: Connection) -> str:
+    """Return why the only message table of the database is rejected."""
+    found = Discovery().look(connection)
+    assert found.good == {}
+    (table,) = found.rejected.values()
+    assert "\n" not in table.reason
+    return table.reason
+
+
+def advised(message: str) -> str:
+    """Return the ALTER TABLE at the end of a message."""
+    found = re.search(r"ALTER TABLE .*(?=\.$)", message)
+    assert found is not None, message
+    return found[0]
+
+
+def questions(connection: Connection) -> int:
+    (row,) = connection.execute("SHOW SESSION STATUS LIKE 'Questions'").rows
+    return int(row[1])
+
+
+# -- both editions -------------------------------------------------------------
+
+
+def test_table_of_the_current_edition_is_found(connection: Connection) -> None:
+    """V8: its DDL as it is documented."""
+    connection.execute(CURRENT)
+    table = the_table(connection)
+    assert (table.name, table.spelling, table.layout.edition) == (
+        "my_message",
+        "vitess",
+        "current",
+    )
+    assert table.directives.max_backoff_ms == 3_600_000
+    assert [one.name for one in table.layout.further] == ["tenant_id", "message"]
+    assert table.layout.further[0].data_type == "bigint"
+    assert table.layout.primary_key == ("id",)
+    assert table.warnings == ()
+
+
+def test_table_of_the_first_edition_is_found(connection: Connection) -> None:
+    """V8: its DDL as it is documented."""
+    connection.execute(FIRST)
+    table = the_table(connection)
+    assert table.layout.edition == "first"
+    assert table.directives.max_backoff_ms is None
+    (message,) = table.layout.further
+    assert (message.name, message.column_type) == ("message", "varchar(128)")
+    assert table.layout.primary_key == ("time_scheduled", "id")
+    assert table.warnings == ()
+
+
+def test_created_table_is_found_with_its_directives(connection: Connection) -> None:
+    create_table(connection, "mails", DIRECTIVES)
+    table = the_table(connection)
+    assert (table.name, table.spelling, table.directives) == ("mails", "escapement", DIRECTIVES)
+    assert [one.name for one in table.layout.further] == ["message"]
+    assert table.warnings == ()
+    assert index_warning(connection, "mails", "current") is None
+    connection.execute("""INSERT INTO mails (message) VALUES ('{"to": "ada"}')""")
+    assert connection.execute("SELECT id, priority, epoch, time_next FROM mails").rows == [
+        (1, 50, 0, 0)
+    ]
+    with pytest.raises(AlreadyExists, match="Table mails exists already"):
+        create_table(connection, "mails", DIRECTIVES)
+
+
+def test_other_tables_are_ignored(connection: Connection) -> None:
+    connection.execute("CREATE TABLE a (id INT) COMMENT 'not a vitess_message'")
+    connection.execute("CREATE TABLE b (id INT) COMMENT 'vitess-message,vt_ack_wait=30'")
+    connection.execute("CREATE TABLE c (id INT)")
+    connection.execute("CREATE VIEW d AS SELECT id FROM c")
+    found = Discovery().look(connection)
+    assert (found.good, found.rejected) == ({}, {})
+
+
+def test_tables_of_other_databases_are_ignored(connection: Connection) -> None:
+    (row,) = connection.execute("SELECT DATABASE()").rows
+    connection.execute(f"CREATE DATABASE `{row[0]}_other`")
+    try:
+        connection.execute(named(CURRENT, "x").replace("`x`", f"`{row[0]}_other`.`x`"))
+        assert Discovery().look(connection).good == {}
+    finally:
+        connection.execute(f"DROP DATABASE `{row[0]}_other`")
+
+
+# -- rejected tables -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ddl", "column"),
+    [
+        *((CURRENT, name) for name in ("id", "priority", "epoch", "time_next", "time_acked")),
+        *((FIRST, name) for name in ("id", "time_next", "epoch", "time_created", "time_acked")),
+    ],
+    ids=lambda value: {CURRENT: "current", FIRST: "first"}.get(value, value),
+)
+def test_dropped_column_rejects_the_table_until_the_advice_is_followed(
+    connection: Connection, ddl: str, column: str
+) -> None:
+    connection.execute(ddl)
+    edition = the_table(connection).layout.edition
+    drop = f"ALTER TABLE my_message DROP COLUMN {column}"
+    connection.execute(DROPS.get(column, drop) if edition == "first" else drop)
+    assert reason(connection).startswith(f"Table my_message has no column {column}. ")
+    connection.execute(advised(reason(connection)))
+    if column == "id":
+        assert "Column id of table my_message is not unique" in reason(connection)
+        connection.execute(advised(reason(connection)))
+    assert the_table(connection).layout.edition == edition
+
+
+@pytest.mark.parametrize(
+    "directive",
+    ["vt_ack_wait", "vt_purge_after", "vt_batch_size", "vt_cache_size", "vt_poller_interval"],
+)
+@pytest.mark.parametrize("ddl", [CURRENT, FIRST], ids=["current", "first"])
+def test_missing_directive_rejects_the_table(
+    connection: Connection, ddl: str, directive: str
+) -> None:
+    connection.execute(re.sub(rf",{directive}=\d+", "", ddl))
+    assert reason(connection).startswith(f"Table my_message has no directive {directive}. ")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("time_next DATETIME", "time_next of table my_message has the type datetime"),
+        ("time_acked INT", "time_acked of table my_message has the type int"),
+        ("epoch TINYINT NOT NULL", "epoch of table my_message has the type tinyint"),
+        ("epoch FLOAT", "epoch of table my_message has the type float"),
+        ("priority VARCHAR(9)", "priority of table my_message has the type varchar"),
+        ("time_next BIGINT NOT NULL", "time_next of table my_message is NOT NULL"),
+        ("epoch BIGINT AS (id * 2) STORED", "epoch of table my_message is generated"),
+        ("epoch BIGINT AS (id * 2) VIRTUAL", "epoch of table my_message is generated"),
+    ],
+)
+def test_odd_type_rejects_the_table_until_the_advice_is_followed(
+    connection: Connection, change: str, said: str
+) -> None:
+    connection.execute(CURRENT)
+    if " AS " in change:  # a plain column does not become a generated one by MODIFY
+        connection.execute("ALTER TABLE my_message DROP COLUMN epoch")
+        connection.execute(f"ALTER TABLE my_message ADD COLUMN {change}")
+    else:
+        connection.execute(f"ALTER TABLE my_message MODIFY COLUMN {change}")
+    assert said in reason(connection)
+    if "VIRTUAL" not in change:
+        connection.execute(advised(reason(connection)))
+        assert the_table(connection).layout.edition == "current"
+
+
+@pytest.mark.parametrize(
+    "definition",
+    ["VARCHAR(40)", "BINARY(16)", "CHAR(36)", "BIGINT UNSIGNED", "DECIMAL(20,0)", "DATETIME(3)"],
+)
+def test_id_may_have_any_type(connection: Connection, definition: str) -> None:
+    connection.execute(CURRENT.replace("id bigint NOT NULL", f"id {definition} NOT NULL", 1))
+    assert the_table(connection).layout.id.data_type == re.split(r"\W", definition.lower())[0]
+
+
+def test_further_columns_may_have_any_type(connection: Connection) -> None:
+    connection.execute(CURRENT)
+    types = ["DATETIME(6)", "ENUM('a','b')", "SET('a')", "BLOB", "DOUBLE", "BIT(3)", "YEAR"]
+    for number, name in enumerate(types):
+        connection.execute(f"ALTER TABLE my_message ADD COLUMN extra{number} {name} FIRST")
+    connection.execute("ALTER TABLE my_message ADD COLUMN twice BIGINT AS (id * 2) VIRTUAL")
+    names = [one.name for one in the_table(connection).layout.further]
+    assert names == [*(f"extra{n}" for n in reversed(range(7))), "tenant_id", "message", "twice"]
+
+
+def test_engine_without_transactions_is_rejected(connection: Connection) -> None:
+    connection.execute(CURRENT.rstrip() + " engine=MyISAM")
+    assert "uses MyISAM" in reason(connection)
+    connection.execute(advised(reason(connection)))
+    assert the_table(connection).name == "my_message"
+
+
+def test_name_that_cannot_be_a_topic_is_rejected(connection: Connection) -> None:
+    connection.execute(named(CURRENT, "my messages"))
+    assert "'my messages' cannot be a topic name" in reason(connection)
+
+
+def test_missing_default_of_time_next_is_a_warning(connection: Connection) -> None:
+    connection.execute(CURRENT)
+    connection.execute("ALTER TABLE my_message MODIFY COLUMN time_next BIGINT")
+    (warning,) = the_table(connection).warnings
+    connection.execute(advised(warning))
+    assert the_table(connection).warnings == ()
+
+
+def test_bad_tables_do_not_hide_good_ones(connection: Connection) -> None:
+    connection.execute(CURRENT)
+    connection.execute("CREATE TABLE broken (id INT) COMMENT 'vitess_message'")
+    connection.execute(named(FIRST, "slow").replace("vt_ack_wait=30", "vt_ack_wait=30s"))
+    found = Discovery().look(connection)
+    assert list(found.good) == ["my_message"]
+    assert sorted(found.rejected) == ["broken", "slow"]
+    assert "vt_ack_wait" in found.rejected["slow"].reason
+
+
+# -- repeated looks ------------------------------------------------------------
+
+
+def test_look_at_unchanged_tables_returns_the_same_objects(connection: Connection) -> None:
+    connection.execute(CURRENT)
+    connection.execute("CREATE TABLE broken (id INT) COMMENT 'vitess_message'")
+    discovery = Discovery()
+    found = discovery.look(connection)
+    connection.execute("INSERT INTO my_message (id, message) VALUES (1, '{}')")
+    connection.execute("CREATE TABLE other (id INT)")
+    assert discovery.look(connection) is found
+
+
+def test_altered_comment_is_seen_and_other_tables_stay_the_same(connection: Connection) -> None:
+    """V13: the directives follow the COMMENT."""
+    connection.execute(CURRENT)
+    connection.execute(named(FIRST, "other"))
+    discovery = Discovery()
+    before = discovery.look(connection)
+    comment = comment_of(CURRENT).replace("vt_ack_wait=30", "vt_ack_wait=0.5")
+    connection.execute(f"ALTER TABLE my_message COMMENT '{comment}'")
+    after = discovery.look(connection)
+    assert before.good["my_message"].directives.ack_wait_ms == 30_000
+    assert after.good["my_message"].directives.ack_wait_ms == 500
+    assert after.good["other"] is before.good["other"]
+
+    connection.execute("ALTER TABLE my_message COMMENT 'vitess_message'")
+    after = discovery.look(connection)
+    assert "has no directives" in after.rejected["my_message"].reason
+    connection.execute(f"ALTER TABLE my_message COMMENT '{comment}'")
+    assert discovery.look(connection).good["my_message"].directives.ack_wait_ms == 500
+    connection.execute("ALTER TABLE my_message COMMENT ''")
+    assert list(discovery.look(connection).good) == ["other"]
+
+
+def test_added_and_dropped_columns_are_seen(connection: Connection) -> None:
+    connection.execute(CURRENT)
+    discovery = Discovery()
+    discovery.look(connection)
+    connection.execute("ALTER TABLE my_message ADD COLUMN note TEXT AFTER id")
+    further = discovery.look(connection).good["my_message"].layout.further
+    assert [one.name for one in further] == ["note", "tenant_id", "message"]
+    connection.execute("ALTER TABLE my_message DROP COLUMN tenant_id")
+    further = discovery.look(connection).good["my_message"].layout.further
+    assert [one.name for one in further] == ["note", "message"]
+    connection.execute("ALTER TABLE my_message DROP COLUMN time_acked")
+    found = discovery.look(connection)
+    assert "no column time_acked" in found.rejected["my_message"].reason
+    connection.execute(advised(found.rejected["my_message"].reason))
+    assert list(discovery.look(connection).good) == ["my_message"]
+
+
+def test_dropped_key_is_seen(connection: Connection) -> None:
+    connection.execute(FIRST)
+    discovery = Discovery()
+    discovery.look(connection)
+    connection.execute("ALTER TABLE my_message DROP INDEX id_idx")
+    assert "is not unique" in discovery.look(connection).rejected["my_message"].reason
+
+
+def test_dropped_and_renamed_tables_are_seen(connection: Connection) -> None:
+    """V13: a dropped table is no longer found."""
+    connection.execute(CURRENT)
+    connection.execute(named(FIRST, "other"))
+    discovery = Discovery()
+    assert sorted(discovery.look(connection).good) == ["my_message", "other"]
+    connection.execute("DROP TABLE my_message")
+    assert list(discovery.look(connection).good) == ["other"]
+    connection.execute("RENAME TABLE other TO another")
+    assert list(discovery.look(connection).good) == ["another"]
+
+
+def test_look_at_many_tables_has_three_statements(connection: Connection) -> None:
+    for number in range(300):
+        connection.execute(named(CURRENT if number % 2 else FIRST, f"m{number}"))
+    discovery = Discovery()
+    for _ in range(2):
+        before = questions(connection)
+        found = discovery.look(connection)
+        assert questions(connection) - before - 1 == LOOK
+        assert (len(found.good), len(found.rejected)) == (300, 0)
+
+
+def test_look_at_a_database_without_message_tables_has_one_statement(
+    connection: Connection,
+) -> None:
+    connection.execute("CREATE TABLE other (id INT)")
+    before = questions(connection)
+    Discovery().look(connection)
+    assert questions(connection) - before - 1 == 1
+
+
+# -- due rows ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 1000])
+@pytest.mark.parametrize(
+    ("ddl", "index"), [(CURRENT, "poller_idx"), (FIRST, "next_idx")], ids=["current", "first"]
+)
+def test_missing_index_is_a_warning_until_the_advice_is_followed(
+    connection: Connection, ddl: str, index: str, rows: int
+) -> None:
+    connection.execute(ddl)
+    edition = the_table(connection).layout.edition
+    names = ["id", "time_next", *(["time_scheduled"] if edition == "first" else [])]
+    marks = ", ".join("?" * len(names))
+    connection.begin()
+    connection.execute_many(
+        f"INSERT INTO my_message ({', '.join(names)}) VALUES ({marks})",
+        [(number,) * len(names) for number in range(rows)],
+    )
+    connection.commit()
+    connection.execute("ANALYZE TABLE my_message")
+    assert index_warning(connection, "my_message", edition) is None
+    connection.execute(f"ALTER TABLE my_message DROP INDEX {index}")
+    warning = index_warning(connection, "my_message", edition)
+    assert warning is not None
+    assert f"`{index}`" in warning
+    connection.execute(advised(warning))
+    assert index_warning(connection, "my_message", edition) is None
+
+
+def test_due_rows_of_the_current_edition_are_selected_by_priority(connection: Connection) -> None:
+    connection.execute(CURRENT)
+    connection.execute(
+        "INSERT INTO my_message (id, priority, epoch, time_next, time_acked) VALUES"
+        " (1, 50, 0, 10, NULL), (2, 50, 3, 20, NULL), (3, 7, 0, 30, NULL), (4, 7, 0, 31, NULL),"
+        " (5, 0, 0, NULL, 5), (6, 50, 0, NULL, NULL), (7, -3, 0, 0, NULL)"
+    )
+    (statement,) = load_statements("my_message", "current")
+    assert connection.execute(statement, (30, 10)).rows == [
+        (7, -3, 0, 0),
+        (3, 7, 0, 30),
+        (2, 50, 3, 20),
+        (1, 50, 0, 10),
+    ]
+    assert len(connection.execute(statement, (30, 2)).rows) == 2
+
+
+def test_new_row_of_the_first_edition_is_due_at_time_scheduled(connection: Connection) -> None:
+    """V8: an absent priority counts as 50, and time_scheduled is the first time_next."""
+    connection.execute(FIRST)
+    connection.execute(
+        "INSERT INTO my_message (time_scheduled, id, time_next, epoch, time_acked) VALUES"
+        " (1, 1, NULL, NULL, NULL), (2, 2, 20, 1, NULL), (3, 3, NULL, 1, 9),"
+        " (40, 4, NULL, NULL, NULL), (5, 5, 50, 2, NULL)"
+    )
+    retried, new = load_statements("my_message", "first")
+    assert connection.execute(retried, (30, 10)).rows == [(2, 50, 1, 20)]
+    assert connection.execute(new, (30, 10)).rows == [(1, 50, 0, 1)]
