@@ -52,6 +52,7 @@ _COMMANDS: Final = {
     "reschedule": ("escapement.cli.amend", "Change the due time of messages not yet delivered."),
     "run-now": ("escapement.cli.amend", "Make messages not yet delivered due now."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
+    "tables": ("escapement.cli.tables", "Check and create message tables in MySQL."),
 }
 # Aliases of commands. In the client library, `produce` is called ``send``.
 _ALSO: Final = {"send": "produce"}

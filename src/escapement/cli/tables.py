@@ -1,0 +1,227 @@
+"""`escapement tables`: the message tables of a MySQL database.
+
+These commands connect to the database itself, not to a broker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import click
+
+from escapement.cli.input.log_url import log_url
+from escapement.cli.input.options import output_option
+from escapement.cli.input.parameters import duration_ms, positive_duration_ms
+from escapement.cli.output.line import print_json
+from escapement.cli.output.table import print_rows
+from escapement.errors import StorageError, StorageUnavailable
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.base import Connection
+from escapement.storage.engine.mysql import MysqlEngine
+from escapement.tables.ddl import create_statement, create_table
+from escapement.tables.directives import MAX_COUNT, Directives, Spelling
+from escapement.tables.discovery import Discovery, MessageTable
+from escapement.tables.load import index_warning
+
+_PASSWORD: Final = "ESCAPEMENT_PASSWORD"
+_DIRECTIVES: Final = tuple(Directives.__dataclass_fields__)
+
+_database = click.argument("url", type=log_url, metavar="mysql://USER:PASSWORD@HOST/DB")
+
+
+@click.group(
+    epilog="""\b
+    Examples:
+      escapement tables create mysql://app@db.example/shop my_message --ack-wait 1m
+      escapement tables list mysql://app@db.example/shop
+
+    Without a password in the URL, it is read from ESCAPEMENT_PASSWORD. Every user of a machine can
+    see its command lines.
+    """
+)
+def tables() -> None:
+    """Check and create message tables in MySQL.
+
+    A message table is an ordinary table with directives in its COMMENT, such as
+    escapement_message,ack_wait=30, or vitess_message,vt_ack_wait=30. Brokers do not serve message
+    tables yet.
+    """
+
+
+@tables.command(
+    "list",
+    epilog="""\b
+    Examples:
+      escapement tables list mysql://app:secret@db.example/shop
+      escapement tables list mysql://app@db.example:3306/shop -o json
+
+    The state of a table is ok, or the reason why it cannot be served. Warnings follow the table.
+    """,
+)
+@_database
+@output_option("table", "How to print the tables.")
+def list_tables(url: str, output: str) -> None:
+    """List the message tables of a database, with their state and directives."""
+    with _connected(url) as connection:
+        found = Discovery().look(connection)
+        good = {name: _record(connection, table) for name, table in found.good.items()}
+    rejected = {name: _rejection(name, table.reason) for name, table in found.rejected.items()}
+    records = [record for _, record in sorted((good | rejected).items())]
+    if output == "json":
+        print_json(records)
+        return
+    lines = [record | (record["directives"] or dict.fromkeys(_DIRECTIVES)) for record in records]
+    columns = ("table", "edition", *_DIRECTIVES, "state")
+    print_rows(lines, columns, "no message tables")
+    for record in records:
+        for warning in record["warnings"]:
+            click.echo(f"Warning for {record['table']}: {warning}")
+
+
+@tables.command(
+    "create",
+    epilog="""\b
+    Examples:
+      escapement tables create mysql://app:secret@db.example/shop my_message
+      escapement tables create mysql://app@db.example/shop mails --ack-wait 5m --purge-after 7d
+      escapement tables create mysql://app@db.example/shop mails --print
+
+    The database must exist. You may add columns to the table, and change the type of message.
+    """,
+)
+@_database
+@click.argument("table")
+@click.option(
+    "--ack-wait",
+    "ack_wait_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    default="30s",
+    show_default=True,
+    help="Resend a message that is not acknowledged within this time.",
+)
+@click.option(
+    "--min-backoff",
+    "min_backoff_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    help="Shortest wait between retries; the same as --ack-wait if not given.",
+)
+@click.option(
+    "--max-backoff",
+    "max_backoff_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    help="Longest wait between retries; no bound if not given.",
+)
+@click.option(
+    "--purge-after",
+    "purge_after_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    default="1d",
+    show_default=True,
+    help="Delete messages this long after they were acknowledged.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1, MAX_COUNT),
+    default=10,
+    show_default=True,
+    help="Most messages to send at once.",
+)
+@click.option(
+    "--cache-size",
+    type=click.IntRange(1, MAX_COUNT),
+    default=10_000,
+    show_default=True,
+    help="Most messages to keep in memory.",
+)
+@click.option(
+    "--poller-interval",
+    "poll_interval_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    default="30s",
+    show_default=True,
+    help="How often to look for due messages.",
+)
+@click.option(
+    "--spelling",
+    type=click.Choice(["escapement", "vitess"]),
+    default="escapement",
+    show_default=True,
+    help="Spelling of the directives: ack_wait=30, or vt_ack_wait=30 as in Vitess.",
+)
+@click.option(
+    "--print",
+    "only_print",
+    is_flag=True,
+    help="Print the CREATE TABLE and do not connect to the database.",
+)
+def create(
+    url: str,
+    table: str,
+    ack_wait_ms: int,
+    min_backoff_ms: int | None,
+    spelling: Spelling,
+    only_print: bool,
+    **others: Any,
+) -> None:
+    """Create the message table TABLE."""
+    directives = Directives(
+        ack_wait_ms=ack_wait_ms,
+        min_backoff_ms=ack_wait_ms if min_backoff_ms is None else min_backoff_ms,
+        **others,
+    )
+    if only_print:
+        click.echo(create_statement(table, directives, spelling) + ";")
+        return
+    with _connected(url) as connection:
+        create_table(connection, table, directives, spelling)
+    click.echo(f"created the message table {table} in {MysqlAddress.parse(url)}")
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[Connection]:
+    """Yield a connection to the database, which is not created."""
+    address = MysqlAddress.parse(url)
+    if not address.password:
+        address = replace(address, password=os.environ.get(_PASSWORD, ""))
+    with closing(MysqlEngine(address, creates=False).connect()) as connection:
+        yield connection
+
+
+def _record(connection: Connection, table: MessageTable) -> dict[str, Any]:
+    warnings = list(table.warnings)
+    try:
+        warning = index_warning(connection, table.name, table.layout.edition)
+    except StorageUnavailable:
+        raise
+    except StorageError as error:
+        warning = f"The index cannot be checked: {error}."
+    if warning is not None:
+        warnings.append(warning)
+    return {
+        "table": table.name,
+        "edition": table.layout.edition,
+        "state": "ok",
+        "directives": asdict(table.directives),
+        "further_columns": {one.name: one.column_type for one in table.layout.further},
+        "warnings": warnings,
+    }
+
+
+def _rejection(name: str, reason: str) -> dict[str, Any]:
+    return {
+        "table": name,
+        "edition": None,
+        "state": reason,
+        "directives": None,
+        "further_columns": None,
+        "warnings": [],
+    }
