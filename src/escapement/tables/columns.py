@@ -39,7 +39,6 @@ class Column(NamedTuple):
     data_type: str  # the type without its length, such as "varchar"
     column_type: str  # the whole type, such as "varchar(128)"
     is_nullable: bool
-    has_default: bool  # a default other than NULL, or a generated number
     is_generated: bool  # computed from other columns, so it cannot be written
 
 
@@ -130,17 +129,6 @@ def check_columns(table: str, columns: Sequence[Column], indexes: Sequence[Index
         further=tuple(column for column in columns if column.name.lower() not in needs),
         primary_key=next((index.columns for index in indexes if index.is_primary), ()),
     )
-
-
-def warnings_of(table: str, layout: Layout, columns: Sequence[Column]) -> list[str]:
-    """Return what users of a table that can be served should change."""
-    time_next = next(column for column in columns if column.name.lower() == "time_next")
-    if layout.edition == "current" and not time_next.has_default:
-        return [
-            "An INSERT without time_next leaves it NULL, and the message is never sent. "
-            f"ALTER TABLE {quoted(table)} ALTER COLUMN {quoted(time_next.name)} SET DEFAULT 0."
-        ]
-    return []
 
 
 def _check_column(table: str, column: Column, need: _Need) -> None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from escapement.errors import InvalidRequest, TableRejected
 from escapement.names import check_name
 from escapement.storage.engine.base import Connection
-from escapement.tables.columns import Column, Index, Layout, check_columns, warnings_of
+from escapement.tables.columns import Column, Index, Layout, check_columns
 from escapement.tables.directives import (
     MARKERS,
     Directives,
@@ -43,7 +43,7 @@ _OF_CANDIDATES: Final = (
 )
 _COLUMNS: Final = (
     "SELECT CAST(TABLE_NAME AS CHAR), CAST(COLUMN_NAME AS CHAR), CAST(DATA_TYPE AS CHAR),"
-    " CAST(COLUMN_TYPE AS CHAR), CAST(IS_NULLABLE AS CHAR), CAST(COLUMN_DEFAULT AS CHAR),"
+    " CAST(COLUMN_TYPE AS CHAR), CAST(IS_NULLABLE AS CHAR),"
     " CAST(EXTRA AS CHAR) FROM information_schema.COLUMNS"
     f" WHERE {_OF_CANDIDATES} ORDER BY TABLE_NAME, ORDINAL_POSITION"
 )
@@ -152,15 +152,13 @@ def _definitions(connection: Connection) -> dict[str, _Definition]:
 
 
 def _column(row: Sequence[object]) -> Column:
-    name, data_type, column_type, is_nullable, default, extra = row
+    name, data_type, column_type, is_nullable, extra = row
     said = str(extra).upper()
     return Column(
         name=str(name),
         data_type=str(data_type).lower(),
         column_type=str(column_type),
         is_nullable=is_nullable == "YES",
-        # MariaDB reports the default NULL as a text.
-        has_default=default not in (None, "NULL") or "AUTO_INCREMENT" in said,
         # MySQL reports a default that is an expression as DEFAULT_GENERATED.
         is_generated="VIRTUAL GENERATED" in said or "STORED GENERATED" in said,
     )
@@ -192,5 +190,5 @@ def _checked(name: str, definition: _Definition) -> MessageTable:
         comment.spelling,
         comment.directives,
         layout,
-        (*unknown, *warnings_of(name, layout, definition.columns)),
+        tuple(unknown),
     )

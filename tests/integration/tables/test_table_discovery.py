@@ -234,14 +234,6 @@ def test_name_that_cannot_be_a_topic_is_rejected(connection: Connection) -> None
     assert "'my messages' cannot be a topic name" in reason(connection)
 
 
-def test_missing_default_of_time_next_is_a_warning(connection: Connection) -> None:
-    connection.execute(CURRENT)
-    connection.execute("ALTER TABLE my_message MODIFY COLUMN time_next BIGINT")
-    (warning,) = the_table(connection).warnings
-    connection.execute(advised(warning))
-    assert the_table(connection).warnings == ()
-
-
 def test_bad_tables_do_not_hide_good_ones(connection: Connection) -> None:
     connection.execute(CURRENT)
     connection.execute("CREATE TABLE broken (id INT) COMMENT 'vitess_message'")

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from escapement.errors import TableRejected
-from escapement.tables.columns import Column, Index, Layout, check_columns, warnings_of
+from escapement.tables.columns import Column, Index, Layout, check_columns
 
 CURRENT: Final = ("id", "priority", "epoch", "time_next", "time_acked")
 FIRST: Final = ("time_scheduled", "id", "time_next", "epoch", "time_created", "time_acked")
@@ -21,7 +21,6 @@ def column(name: str, data_type: str = "bigint") -> Column:
         data_type,
         data_type,
         is_nullable=name.lower() != "id",
-        has_default=name == "time_next",
         is_generated=False,
     )
 
@@ -150,10 +149,3 @@ def test_unique_id_that_may_be_null_is_refused() -> None:
 
 def test_table_without_a_primary_key_needs_only_a_unique_id() -> None:
     assert check(columns(*CURRENT), Index("id", True, ("id",))).primary_key == ()
-
-
-def test_missing_default_of_time_next_is_a_warning() -> None:
-    found = replaced("time_next", has_default=False)
-    (warning,) = warnings_of("mails", check(found), found)
-    assert warning.endswith("ALTER TABLE `mails` ALTER COLUMN `time_next` SET DEFAULT 0.")
-    assert warnings_of("mails", check(columns(*CURRENT)), columns(*CURRENT)) == []
