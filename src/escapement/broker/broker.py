@@ -239,6 +239,9 @@ class Broker:
                 subscription.stop(now_ms)
         self.services.scheduler.stop()
         self.services.inbox_relay.stop()
+        async with trio.open_nursery() as nursery:
+            for relay in self.services.outbox_relays:
+                nursery.start_soon(relay.stop)
         await self.services.pipeline.drain()
         for farewell in self._farewells:
             farewell()
@@ -358,6 +361,15 @@ class Broker:
             "waiting_bytes": services.pipeline.waiting_bytes,
             "waiting_acks": services.pipeline.waiting_acks,
             "inbox_moved": services.inbox_relay.moved,
+            "outboxes": [
+                {
+                    "database": relay.location,
+                    "moved": relay.moved,
+                    "refused": relay.refused,
+                    "problem": relay.problem,
+                }
+                for relay in services.outbox_relays
+            ],
             "dead_letters_waiting": [
                 f"{whose}: {why}" for whose, why in services.dead_letter_writer.problems.items()
             ],

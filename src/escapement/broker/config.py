@@ -7,6 +7,7 @@ from typing import Final
 
 from escapement.broker.limits import DEFAULT_LIMITS, BrokerLimits
 from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
+from escapement.storage.engine.address import MysqlAddress
 
 # The number of tables in the first generation of a new log.
 DEFAULT_PARALLELISM: Final = 4
@@ -25,4 +26,6 @@ class BrokerConfig:
     max_commits_per_second: float | None = None
     # The ack wait of shared consumers, if neither they nor their subscription set one.
     ack_wait_ms: int = DEFAULT_ACK_WAIT_MS
+    # The databases of applications whose outboxes the broker serves.
+    outboxes: tuple[MysqlAddress, ...] = ()
     seed: int | None = None  # the seed of the random retry jitter, for tests that replay

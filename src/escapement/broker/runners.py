@@ -30,22 +30,25 @@ class Runners:
       commits: for the lease and the commit lanes.
       work: for the other work of the broker.
       looks: for the requests of clients that search, list or count messages.
+      outboxes: for the databases of applications, which must not delay the log's when they hang.
     """
 
     commits: Run
     work: Run
     looks: Run
+    outboxes: Run
 
     @classmethod
-    def in_threads(cls, commit_lanes: int) -> Runners:
-        """Return runners with threads of their own, enough for this number of commit lanes."""
+    def in_threads(cls, commit_lanes: int, outboxes: int = 0) -> Runners:
+        """Return runners with threads of their own, enough for these commit lanes and outboxes."""
         return cls(
             commits=in_threads(commit_lanes + _LEASE_KEEPERS),
             work=in_threads(_WORK_THREADS),
             looks=in_threads(_LOOK_THREADS),
+            outboxes=in_threads(max(outboxes, 1)),
         )
 
     @classmethod
     def all_by(cls, run: Run) -> Runners:
         """Return runners that make all calls by ``run``, for tests on a virtual clock."""
-        return cls(commits=run, work=run, looks=run)
+        return cls(commits=run, work=run, looks=run, outboxes=run)

@@ -100,7 +100,9 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
             identity = Identity(directory.identity, f"{host}:{port}")
 
             def make_broker() -> Broker:
-                runners = Runners.in_threads(config.broker.limits.commit_lanes)
+                runners = Runners.in_threads(
+                    config.broker.limits.commit_lanes, len(config.broker.outboxes)
+                )
                 return Broker(
                     engine, directory.index, identity, SystemClock(), runners, config.broker
                 )

@@ -27,6 +27,7 @@ from escapement.broker.inbox.inbox_relay import InboxRelay
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.outbox.outbox_relay import OutboxRelay
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Rescheduling
@@ -58,6 +59,7 @@ from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
 from escapement.storage.encoding.attempts import Parts
 from escapement.storage.engine.base import Engine
+from escapement.storage.engine.mysql import MysqlEngine
 
 _log = logging.getLogger(__name__)
 
@@ -295,6 +297,19 @@ class Services:
         self.inbox_relay = InboxRelay(
             engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
         )
+        self.outbox_relays = [
+            OutboxRelay(
+                MysqlEngine(address, creates=False),
+                engine,
+                bytes.fromhex(ground.log_identity),
+                self.pipeline.transact,
+                clock,
+                self._runners.outboxes,
+                limits.max_delay_ms,
+                self.inbox_relay.wake,
+            )
+            for address in config.outboxes
+        ]
         self.scheduler = Scheduler(
             engine,
             self.registry,
@@ -374,6 +389,8 @@ class Services:
                 self.passivator,
             ):
                 nursery.start_soon(part.run)
+            for relay in self.outbox_relays:
+                nursery.start_soon(relay.run)
             for topic in self.registry.active.values():
                 self.reschedule(topic)
             task_status.started()
@@ -383,6 +400,8 @@ class Services:
         self.reader.close()
         self.checkpointer.close()
         self.inbox_relay.close()
+        for relay in self.outbox_relays:
+            relay.close()
 
     # -- after a commit --------------------------------------------------------
 

@@ -51,6 +51,7 @@ _COMMANDS: Final = {
     ),
     "reschedule": ("escapement.cli.amend", "Change the due time of messages not yet delivered."),
     "run-now": ("escapement.cli.amend", "Make messages not yet delivered due now."),
+    "sql": ("escapement.cli.sql", "Send messages in an application's own transactions."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
     "tables": ("escapement.cli.tables", "Check and create message tables in MySQL."),
 }

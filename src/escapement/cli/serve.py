@@ -72,6 +72,15 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     help="URL of the log in MySQL; without it, the log is SQLite in the data directory.",
 )
 @_option(
+    "--outbox",
+    "outbox_urls",
+    type=log_url,
+    multiple=True,
+    metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
+    envvar="ESCAPEMENT_OUTBOX",
+    help="Database of an application whose outbox is served; may be repeated.",
+)
+@_option(
     "--listen",
     type=host_and_port,
     metavar="HOST:PORT",
@@ -141,6 +150,7 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
 def serve(
     data: Path,
     log_url: str | None,
+    outbox_urls: tuple[str, ...],
     listen: tuple[str, int],
     create_topics: bool,
     max_delay_ms: int,
@@ -169,6 +179,7 @@ def serve(
         table_parallelism=table_parallelism,
         max_commits_per_second=max_commits_per_second,
         ack_wait_ms=ack_wait_ms,
+        outboxes=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(outbox_urls)),
     )
     host, port = listen
     config = ServerConfig(data, log_url, host, port, broker)

@@ -17,7 +17,7 @@ FLOORS: list[set[str]] = [
     {"protocol", "storage"},
     {"tables"},
     {"client", "broker", "pipeline"},
-    {"sync"},
+    {"sync", "sql"},
     {"testing"},
     {"bench"},
     {"cli"},
@@ -35,7 +35,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"recovery"},
     {"delivery"},
     {"publishing"},
-    {"inbox"},
+    {"inbox", "outbox"},
     {"deletion", "settlement"},
     {"services"},
     {"broker"},
@@ -49,7 +49,7 @@ STORAGE_FLOORS: list[set[str]] = [
     {"blocking", "data_directory", "directory", "engine", "offsets"},
     {"data_table", "encoding", "index", "lease", "removal", "schema"},
     {"inbox", "log"},
-    {"archive_record", "catalog", "journal"},
+    {"archive_record", "catalog", "journal", "outbox"},
     {"cleanup", "commit", "state"},
 ]
 

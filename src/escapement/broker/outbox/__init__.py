@@ -1,0 +1,4 @@
+"""Outbox relays: they move rows of outboxes in databases of applications into the inbox.
+
+Begin with ``outbox_relay.py``.
+"""

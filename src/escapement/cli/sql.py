@@ -1,0 +1,74 @@
+"""`escapement sql`: the outbox in the database of an application."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import click
+
+from escapement.cli.input.log_url import log_url
+from escapement.errors import InvalidRequest
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.outbox.tables import CREATE, RESET
+
+
+@click.group()
+def sql() -> None:
+    """Send messages in the transactions of an application's own database.
+
+    The application inserts rows into the table escapement_outbox of its MySQL or MariaDB
+    database. A broker that runs with --outbox moves them to their topics.
+    """
+
+
+@sql.command(
+    epilog="""\b
+    Examples:
+      escapement sql install mysql://shop@db/shop
+      escapement sql install --print
+
+    Creates only what does not exist yet. Give a password in the variable ESCAPEMENT_OUTBOX rather
+    than on the command line.
+    """
+)
+@click.argument("url", type=log_url, required=False, envvar="ESCAPEMENT_OUTBOX")
+@click.option("--print", "prints", is_flag=True, help="Print the SQL, and change nothing.")
+def install(url: str | None, prints: bool) -> None:
+    """Create the outbox in the database URL."""
+    if prints:
+        click.echo("\n\n".join(f"{statement};" for statement in CREATE))
+        return
+    engine = _engine(url)
+    with closing(engine.connect()) as connection:
+        for statement in CREATE:
+            connection.execute(statement)
+    click.echo(f"The outbox of {engine.location} is ready: escapement serve --outbox URL")
+
+
+@sql.command(
+    epilog="""\b
+    Example:
+      escapement sql reset mysql://shop@db/shop
+
+    Use it after a restore of the application's database or of the log, and to let another log
+    serve the outbox. Stop the broker that serves the outbox first. All rows that are in the
+    outbox are sent, also those that were sent before the restore: delete these first.
+    """
+)
+@click.argument("url", type=log_url, envvar="ESCAPEMENT_OUTBOX")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def reset(url: str, yes: bool) -> None:
+    """Let any log serve the outbox in the database URL as a new one."""
+    engine = _engine(url)
+    if not yes:
+        click.confirm(f"Send all rows of the outbox of {engine.location} anew?", abort=True)
+    with closing(engine.connect()) as connection:
+        connection.execute(RESET)
+    click.echo(f"The next broker that serves {engine.location} takes its outbox over.")
+
+
+def _engine(url: str | None) -> MysqlEngine:
+    if url is None:
+        raise InvalidRequest("give the URL of the database, such as mysql://shop@db/shop")
+    return MysqlEngine(MysqlAddress.parse(url), creates=False)

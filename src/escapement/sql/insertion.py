@@ -1,0 +1,184 @@
+"""The INSERT that puts a message into the outbox of an application's database.
+
+All arguments are checked before the statement is made, as ``Producer.send`` checks them. A delay
+counts by the clock of the database, so the clock of the application does not matter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from escapement.client import content, delivery_times
+from escapement.client.delivery_times import Delay
+from escapement.client.serializers import SerializerLike, serializer
+from escapement.clock import moment
+from escapement.dedup import digest
+from escapement.durations import format as duration_text
+from escapement.errors import InvalidRequest
+from escapement.message import DEFAULT_PRIORITY, NO_TIME
+from escapement.names import TopicName
+from escapement.storage.outbox.tables import (
+    MAX_DEDUP_CHARS,
+    MAX_KEY_CHARS,
+    MAX_MESSAGE_BYTES,
+    OUTBOX,
+)
+
+# A longer delay could exceed the range of the database's times, which would make it NULL.
+_MAX_DELAY_MS: Final = 100 * 366 * 86_400_000
+_COLUMNS: Final = "topic, `key`, payload, headers, dedup_key, priority, due_at"
+_USE_INSERTION: Final = (
+    "use `statement, parameters = escapement.sql.insertion(...)`, and execute these yourself"
+)
+
+
+def schedule(
+    cursor: Any,
+    topic: str,
+    payload: Any,
+    *,
+    delay: Delay | None = None,
+    at: datetime | None = None,
+    key: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+    priority: int = DEFAULT_PRIORITY,
+    dedup: str | None = None,
+    serializer: SerializerLike = bytes,
+) -> None:
+    """Send a message if and when the transaction of ``cursor`` commits.
+
+    Executes one INSERT. It neither commits nor reads.
+
+    Args:
+      cursor: a cursor of PyMySQL, mysqlclient, MySQL Connector or Django, or a connection of
+        SQLAlchemy.
+      topic: the name of the topic.
+      payload: a value that the serializer accepts.
+      delay: the delay before delivery, counted from this INSERT by the clock of the database: a
+        timedelta, ``(3, "minutes")``, or ``"3m"``.
+      at: the time of delivery, instead of ``delay``: an aware datetime.
+      key: a text for the application. Subscriptions may deliver the messages of a key in order.
+      properties: a small map from str to values that JSON can represent, for the application.
+      priority: 0 to 255. Of several due messages, a shared subscription delivers the one with the
+        lowest number first.
+      dedup: a dedup key; see ``Producer.send``.
+      serializer: converts ``payload`` to bytes; see ``Broker.producer``.
+
+    Raises:
+      InvalidRequest: if an argument is not valid, or the cursor is asynchronous. No statement was
+        executed.
+    """
+    execute = getattr(cursor, "exec_driver_sql", None)
+    if execute is None and hasattr(cursor, "fetchone"):
+        execute = getattr(cursor, "execute", None)
+    if execute is None:
+        raise InvalidRequest(
+            f"cursor must be a DB-API cursor or a SQLAlchemy connection, not {type(cursor)}"
+        )
+    if inspect.iscoroutinefunction(execute):
+        raise InvalidRequest(f"cursor is asynchronous: {_USE_INSERTION}")
+    statement, parameters = insertion(
+        topic,
+        payload,
+        delay=delay,
+        at=at,
+        key=key,
+        properties=properties,
+        priority=priority,
+        dedup=dedup,
+        serializer=serializer,
+    )
+    result = execute(statement, parameters)
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()  # it has not begun, so nothing was executed
+        raise InvalidRequest(f"cursor is asynchronous: {_USE_INSERTION}")
+
+
+def insertion(
+    topic: str,
+    payload: Any,
+    *,
+    delay: Delay | None = None,
+    at: datetime | None = None,
+    key: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+    priority: int = DEFAULT_PRIORITY,
+    dedup: str | None = None,
+    serializer: SerializerLike = bytes,
+) -> tuple[str, tuple[Any, ...]]:
+    """Return the INSERT of ``schedule`` and its parameters, for any other driver.
+
+    The statement has a ``%s`` for each parameter. The arguments are those of ``schedule``.
+
+    Raises:
+      InvalidRequest: if an argument is not valid.
+    """
+    data = _dumps(serializer, payload)
+    headers = _headers(properties)
+    size_bytes = len(data) + len((headers or "").encode())
+    if size_bytes > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(
+            f"payload and properties have {size_bytes:,} bytes; at most {MAX_MESSAGE_BYTES:,} fit"
+        )
+    delay_ms, at_ms = delivery_times.one(delay, at)
+    if delay_ms > _MAX_DELAY_MS:
+        raise InvalidRequest(f"delay must be at most {duration_text(_MAX_DELAY_MS)}")
+    content.check_priority(priority)
+    due: tuple[str, tuple[Any, ...]] = "NULL", ()
+    if delay_ms > 0:
+        due = "UTC_TIMESTAMP(3) + INTERVAL %s MICROSECOND", (1000 * delay_ms,)
+    elif at_ms != NO_TIME:
+        due = "%s", (_utc(at_ms),)
+    statement = f"INSERT INTO {OUTBOX} ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, {due[0]})"
+    named = TopicName.parse(topic).full
+    return statement, (named, _key(key), data, headers, _dedup(dedup), priority, *due[1])
+
+
+def _dumps(choice: SerializerLike, payload: Any) -> bytes:
+    data = serializer(choice).dumps(payload)
+    if not isinstance(data, bytes):
+        raise InvalidRequest(f"serializer made a {type(data).__name__}, not bytes")
+    return data
+
+
+def _key(key: str | None) -> str | None:
+    content.key(key)
+    if key is not None and len(key) > MAX_KEY_CHARS:
+        raise InvalidRequest(f"key has {len(key)} characters; at most {MAX_KEY_CHARS} fit")
+    return key or None
+
+
+def _dedup(dedup: str | None) -> str | None:
+    if dedup is not None:
+        digest(dedup)  # checks it
+        if len(dedup) > MAX_DEDUP_CHARS:
+            raise InvalidRequest(
+                f"dedup has {len(dedup)} characters; at most {MAX_DEDUP_CHARS} fit"
+            )
+    return dedup
+
+
+def _headers(properties: Mapping[str, Any] | None) -> str | None:
+    """Return properties as JSON; None if there are none."""
+    if not content.properties(properties):
+        return None
+    named = content.as_map(properties)
+    for name, value in named.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"property {name!r} of type {type(value).__name__} cannot be stored as JSON: "
+                f"{error}"
+            ) from None
+    return json.dumps(named, separators=(",", ":"))
+
+
+def _utc(at_ms: int) -> str:
+    at = moment(at_ms).astimezone(UTC).replace(tzinfo=None)
+    return at.isoformat(sep=" ", timespec="milliseconds")

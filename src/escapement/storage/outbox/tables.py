@@ -1,0 +1,68 @@
+"""The tables of an outbox in the database of an application, and the limits of their columns.
+
+An application inserts rows into ``escapement_outbox`` in its own transactions. Rows that can never
+become messages go to ``escapement_outbox_refused``, with the reason. The only row of
+``escapement_outbox_identity`` has a random id, so that the log recognises the outbox under any
+host, address or database name. It also has the id of the log that the outbox belongs to, and the
+number of the last batch whose rows are deleted.
+
+The statements mean the same on MySQL 8 and MariaDB 10.6 or newer, in every SQL mode.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.message import DEFAULT_PRIORITY
+from escapement.storage.inbox.entry import MAX_ENTRY_BYTES
+
+OUTBOX: Final = "escapement_outbox"
+REFUSED: Final = "escapement_outbox_refused"
+IDENTITY: Final = "escapement_outbox_identity"
+
+MAX_TOPIC_CHARS: Final = 640
+MAX_KEY_CHARS: Final = 1024
+MAX_DEDUP_CHARS: Final = 255
+MAX_REASON_CHARS: Final = 1024
+# The limit of payload and headers together. With its key and its columns in the encoding, such a
+# message fits into one inbox entry.
+MAX_MESSAGE_BYTES: Final = MAX_ENTRY_BYTES - (64 << 10)
+
+_TEXT: Final = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+_COLUMNS: Final = f"""
+    topic VARCHAR({MAX_TOPIC_CHARS}) {_TEXT} NOT NULL,
+    `key` VARCHAR({MAX_KEY_CHARS}) {_TEXT} NULL,
+    payload LONGBLOB NOT NULL,
+    headers JSON NULL,
+    due_at DATETIME(3) NULL,
+    dedup_key VARCHAR({MAX_DEDUP_CHARS}) {_TEXT} NULL,
+    priority TINYINT UNSIGNED NOT NULL DEFAULT {DEFAULT_PRIORITY},
+"""
+
+# ``payload_bytes`` is stored, because the broker looks at the sizes of many rows before it reads
+# any payload.
+CREATE: Final = (
+    f"""CREATE TABLE IF NOT EXISTS {OUTBOX} (
+    id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,{_COLUMNS}\
+    payload_bytes BIGINT GENERATED ALWAYS AS (OCTET_LENGTH(payload)) STORED
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4""",
+    f"""CREATE TABLE IF NOT EXISTS {REFUSED} (
+    refused_id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    refused_at DATETIME(3) NOT NULL,
+    reason VARCHAR({MAX_REASON_CHARS}) {_TEXT} NOT NULL,
+    id BIGINT NOT NULL,{_COLUMNS.rstrip().removesuffix(",")}
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4""",
+    f"""CREATE TABLE IF NOT EXISTS {IDENTITY} (
+    one TINYINT NOT NULL PRIMARY KEY,
+    identity BINARY(16) NOT NULL,
+    log BINARY(16) NULL,
+    batch BIGINT NOT NULL
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4""",
+    f"""INSERT IGNORE INTO {IDENTITY} (one, identity, log, batch)
+VALUES (1, UNHEX(REPLACE(UUID(), '-', '')), NULL, 0)""",
+)
+# Gives the outbox a new identity, for the log that serves it next.
+RESET: Final = (
+    f"REPLACE INTO {IDENTITY} (one, identity, log, batch) "
+    "VALUES (1, UNHEX(REPLACE(UUID(), '-', '')), NULL, 0)"
+)

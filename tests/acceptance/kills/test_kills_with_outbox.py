@@ -1,0 +1,131 @@
+"""Kills of a broker while applications write to their outboxes in transactions.
+
+Real processes, real servers. Writers commit and roll back transactions while the broker is killed
+at random times. At the end the log has each committed row once, and no other.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trio
+
+import escapement
+from escapement.sql import schedule
+from support.database.servers import SqlServer, private_server
+from support.outbox.outboxes import Application
+from support.processes.broker import PATIENT, BrokerProcess, broker_process
+
+WRITERS: Final = 3
+TOPICS: Final = 2
+KILLS: Final = 8
+TIMEOUT_S: Final = 60
+
+
+@dataclass
+class Writer:
+    """A session that writes numbered rows with one key, and remembers those it committed."""
+
+    key: str
+    seed: int
+    committed: list[bytes] = field(default_factory=list)
+
+    def write(self, application: Application, stopped: threading.Event) -> None:
+        rng = random.Random(self.seed)
+        number = 0
+        with application.session() as cursor:
+            while not stopped.is_set():
+                rows = []
+                for _ in range(rng.randint(1, 6)):
+                    rows.append(f"{self.key} {number} {number % TOPICS}".encode())
+                    number += 1
+                    schedule(cursor, f"t{rows[-1][-1:].decode()}", rows[-1], key=self.key)
+                if rng.random() < 0.2:
+                    time.sleep(rng.random() / 50)
+                if rng.random() < 0.3:
+                    cursor.connection.rollback()
+                else:
+                    cursor.connection.commit()
+                    self.committed += rows
+
+
+@contextmanager
+def writing(application: Application, writers: list[Writer]) -> Iterator[None]:
+    """Let writers write until the ``with`` block ends."""
+    stopped = threading.Event()
+    threads = [
+        threading.Thread(target=writer.write, args=(application, stopped)) for writer in writers
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture(params=["same server", "other server", "sqlite"])
+def log_url(request: pytest.FixtureRequest, mysql_server: SqlServer) -> Iterator[str | None]:
+    """The URL of the log: on the server of the application, on another one, or in SQLite."""
+    if request.param == "sqlite":
+        yield None
+    elif request.param == "other server":
+        with private_server() as other:
+            yield other.url("escapement")
+    else:
+        name = f"escapement_log_{secrets.token_hex(6)}"
+        yield mysql_server.url(name)
+        mysql_server.admin(f"DROP DATABASE {name}")
+
+
+async def test_killed_broker_moves_each_committed_row_once(
+    log_url: str | None, mysql_url: str, tmp_path: Path
+) -> None:
+    """V7, N7."""
+    seed = secrets.randbelow(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    application = Application(mysql_url)
+    application.install()
+    writers = [Writer(f"w{n}", seed + n) for n in range(WRITERS)]
+    with broker_process(tmp_path / "data", log_url, "--outbox", mysql_url) as process:
+        with writing(application, writers):
+            for _ in range(KILLS):
+                await trio.sleep(0.1 + rng.random() / 2)
+                process.kill()
+                await trio.to_thread.run_sync(process.start)
+        with trio.fail_after(TIMEOUT_S):
+            while application.left:  # noqa: ASYNC110 (another process changes it)
+                await trio.sleep(0.05)
+        await check(process, writers)
+
+
+async def check(process: BrokerProcess, writers: list[Writer]) -> None:
+    """Check that the logs of the topics have exactly the committed rows, in order by key."""
+    wanted: dict[tuple[int, str], list[bytes]] = defaultdict(list)
+    for writer in writers:
+        for row in writer.committed:
+            wanted[int(row[-1:]), writer.key].append(row)
+    assert sum(map(len, wanted.values())) > 100
+    async with escapement.connect(process.url, settings=PATIENT) as broker:
+        with trio.fail_after(TIMEOUT_S):
+            while await broker.admin("inbox.list"):  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        for topic in range(TOPICS):
+            found: dict[tuple[int, str], list[bytes]] = defaultdict(list)
+            async for page in broker.read(f"t{topic}"):
+                for message in page:
+                    found[topic, message.key].append(message.payload)
+            assert found == {at: rows for at, rows in wanted.items() if at[0] == topic}

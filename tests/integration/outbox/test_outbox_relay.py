@@ -1,0 +1,189 @@
+"""The outbox relay in a whole broker on a virtual clock, with a real database server."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import trio
+
+from escapement.broker.broker import BrokerConfig
+from escapement.broker.limits import BrokerLimits
+from escapement.clock import moment
+from escapement.testing import arrived
+from support.outbox.outboxes import Application, moved, serving
+
+MockClock = trio.testing.MockClock
+INSERT = "INSERT INTO escapement_outbox (topic, payload) VALUES ('t', %s)"
+
+
+async def test_committed_rows_become_messages_and_rolled_back_rows_do_not(
+    application: Application, mock_clock: MockClock
+) -> None:
+    """V7, N7."""
+    async with serving(application) as world:
+        with application.session() as cursor:
+            cursor.execute(INSERT, (b"rolled back",))
+            cursor.connection.rollback()
+            cursor.execute(INSERT, (b"committed",))
+            assert await moved(world) == []
+            cursor.connection.commit()
+        assert await moved(world) == [b"committed"]
+        assert application.left == 0
+        assert await moved(world) == [b"committed"]
+
+
+async def test_message_has_all_that_the_row_has(
+    application: Application, mock_clock: MockClock
+) -> None:
+    async with serving(application) as world, world.connect() as broker:
+        due = moment(world.clock.now_ms() + 86_400_123)
+        properties = {"n": 1, "text": "é", "list": [True, None, 1.5]}
+        application.send(b"\x00\xff", key="schlüssel ", properties=properties, priority=3, at=due)
+        await moved(world)
+        async with broker.consumer("t", "s", position="earliest") as consumer:
+            await world.clock.advance(days=1, ms=-9_878)
+            assert await arrived(consumer) == []
+            await world.clock.advance(ms=10)  # a tick
+            (message,) = await arrived(consumer)
+        assert message.payload == b"\x00\xff"
+        assert message.key == "schlüssel "
+        assert message.properties == properties
+        assert message.priority == 3
+        assert moment(message.due_ms) == due
+
+
+async def test_row_that_commits_after_a_later_row_was_moved_is_moved_too(
+    application: Application, mock_clock: MockClock
+) -> None:
+    async with serving(application) as world:
+        with application.session() as early, application.session() as late:
+            early.execute(INSERT, (b"early",))
+            late.execute(INSERT, (b"late",))
+            late.connection.commit()
+            assert await moved(world) == [b"late"]
+            early.connection.commit()
+        assert await moved(world) == [b"late", b"early"]
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+async def test_open_transactions_delay_neither_the_relay_nor_each_other(
+    level: str, application: Application, mock_clock: MockClock
+) -> None:
+    async with serving(application) as world:
+        application.send(b"first")
+        with application.session() as open, application.session() as other:
+            for cursor in (open, other):
+                cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
+                cursor.execute("SET innodb_lock_wait_timeout = 1")
+            open.execute(INSERT, (b"open",))
+            assert await moved(world) == [b"first"]
+            other.execute(INSERT, (b"other",))
+            other.connection.commit()
+            assert await moved(world) == [b"first", b"other"]
+            open.execute(INSERT, (b"open too",))
+            open.connection.commit()
+        assert await moved(world) == [b"first", b"other", b"open", b"open too"]
+
+
+async def test_application_inserts_while_the_relay_has_locked_rows(
+    application: Application, mock_clock: MockClock
+) -> None:
+    from escapement.storage.outbox.application import OutboxInApplication
+
+    application.send(b"1", b"2")
+    outbox = OutboxInApplication(application.engine, bytes(16))
+    outbox.attach()
+    rows, _ = outbox.take()
+    with application.session() as cursor:
+        cursor.execute("SET innodb_lock_wait_timeout = 1")
+        cursor.execute(INSERT, (b"3",))
+        outbox.finish(rows, [], 1)
+        cursor.execute(INSERT, (b"4",))
+        cursor.connection.commit()
+    rows, _ = outbox.take()
+    assert [row.payload for row in rows] == [b"3", b"4"]
+    outbox.close()
+    assert application.left == 2
+
+
+async def test_rows_of_a_key_keep_their_order_when_another_session_locks_one(
+    application: Application, mock_clock: MockClock
+) -> None:
+    async with serving(application) as world:
+        with application.session() as holder:
+            application.send(b"a1", key="a")
+            application.send(b"b1", key="b")
+            application.send(b"a2", key="a")
+            application.send(b"none")
+            holder.execute("SELECT * FROM escapement_outbox WHERE payload = 'a1' FOR UPDATE")
+            holder.connection.rollback()
+            holder.execute(
+                "SELECT * FROM escapement_outbox WHERE id ="
+                " (SELECT MIN(id) FROM escapement_outbox) FOR UPDATE"
+            )
+            assert await moved(world) == [b"b1", b"none"]
+            holder.connection.rollback()
+        assert await moved(world) == [b"b1", b"none", b"a1", b"a2"]
+
+
+async def test_rows_that_can_never_be_delivered_are_kept_with_their_reasons(
+    application: Application, mock_clock: MockClock
+) -> None:
+    config = BrokerConfig(seed=0, limits=BrokerLimits(max_delay_ms=86_400_000))
+    async with serving(application, config=config) as world:
+        columns = "topic, payload, headers, due_at, dedup_key"
+        insert = f"INSERT INTO escapement_outbox ({columns}) VALUES (%s, %s, %s, %s, %s)"
+        late = moment(world.clock.now_ms()) + timedelta(days=1, seconds=60)
+        bad = [
+            ("no/topic", b"name", None, None, None),
+            ("t", b"headers", json.dumps([1]), None, None),
+            ("t", b"number", json.dumps(2**64), None, None),
+            ("t", b"late", None, late.astimezone(UTC).replace(tzinfo=None), None),
+            ("t", b"dedup", None, None, ""),
+            ("t", bytes(9 << 20), None, None, None),
+        ]
+        for row in bad:
+            application.run(insert, *row)
+        application.send(b"good")
+        assert await moved(world) == [b"good"]
+        assert application.left == 0
+        kept = [(payload[:10], reason) for payload, reason in application.refusals]
+        assert [payload for payload, _ in kept] == [row[1][:10] for row in bad]
+        reasons = [reason for _, reason in kept]
+        wanted = [
+            "not a topic",
+            "JSON object",
+            "JSON object",
+            "maximum delay",
+            "dedup_key is empty",
+        ]
+        for reason, part in zip(reasons, [*wanted, "more than 8,323,072 bytes"], strict=True):
+            assert part in reason
+
+
+async def test_missing_outbox_is_named_and_served_once_it_exists(
+    mysql_url: str, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    application = Application(mysql_url)
+    async with serving(application) as world:
+        assert await moved(world) == []
+        assert "escapement sql install" in caplog.text
+        assert len(caplog.records) == 1
+        application.install()
+        application.send(b"now")
+        assert await moved(world) == [b"now"]
+        assert world.server.stats()["outboxes"][0]["problem"] == ""
+
+
+async def test_delay_counts_by_the_clock_of_the_database(application: Application) -> None:
+    before = application.run("SELECT UTC_TIMESTAMP(3)")[0][0]
+    application.send(b"", delay="3m")
+    after = application.run("SELECT UTC_TIMESTAMP(3)")[0][0]
+    due = application.run("SELECT due_at FROM escapement_outbox")[0][0]
+    delay = timedelta(minutes=3)
+    assert before + delay <= due <= after + delay
+    application.send(b"", at=datetime(2030, 1, 1, 0, 0, 0, 123_001, tzinfo=UTC))
+    due = application.run("SELECT MAX(due_at) FROM escapement_outbox")[0][0]
+    assert due == datetime(2030, 1, 1, 0, 0, 0, 124_000)

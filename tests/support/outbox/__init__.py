@@ -1,0 +1,1 @@
+"""An outbox in the database of an application, and a broker that serves it."""
