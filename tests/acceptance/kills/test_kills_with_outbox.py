@@ -34,7 +34,10 @@ TIMEOUT_S: Final = 60
 
 @dataclass
 class Writer:
-    """A session that writes numbered rows with one key, and remembers those it committed."""
+    """Writes numbered rows with one key, in one session after the other.
+
+    It remembers the rows that it has committed.
+    """
 
     key: str
     seed: int
@@ -43,8 +46,9 @@ class Writer:
     def write(self, application: Application, stopped: threading.Event) -> None:
         rng = random.Random(self.seed)
         number = 0
-        with application.session() as cursor:
+        with application.session() as one, application.session() as other:
             while not stopped.is_set():
+                cursor = rng.choice([one, other])
                 rows = []
                 for _ in range(rng.randint(1, 6)):
                     rows.append(f"{self.key} {number} {number % TOPICS}".encode())
