@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from escapement.broker.inbox.relay_load import RelayedAppend
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Restatement
 from escapement.broker.registry.registry import Registry
@@ -153,9 +152,7 @@ class Settlement:
 
     def _append(self, part: TopicGroup, accepted_at_ms: int, now_ms: int) -> None:
         topic = self._registry.active.get(part.topic_id)  # None: the topic was deleted meanwhile
-        publications: list[Publication | RelayedAppend] = [
-            append.context for append in part.appends
-        ]
+        publications: list[Publication] = [append.context for append in part.appends]
         if topic is not None:
             if len(part.due_ms):
                 batches = [publication.batch for publication in publications]

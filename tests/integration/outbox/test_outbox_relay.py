@@ -187,3 +187,40 @@ async def test_delay_counts_by_the_clock_of_the_database(application: Applicatio
     application.send(b"", at=datetime(2030, 1, 1, 0, 0, 0, 123_001, tzinfo=UTC))
     due = application.run("SELECT MAX(due_at) FROM escapement_outbox")[0][0]
     assert due == datetime(2030, 1, 1, 0, 0, 0, 124_000)
+
+
+async def test_message_with_a_known_dedup_key_is_not_stored_again(
+    application: Application, mock_clock: MockClock
+) -> None:
+    """B3, also across outboxes, producers and restarts."""
+    async with serving(application) as world, world.connect() as broker:
+        producer = await broker.producer("t")
+        await producer.send(b"sent", dedup="a")
+        application.send(b"a again", dedup="a")
+        application.send(b"b", dedup="b")
+        application.send(b"b again", dedup="b")
+        application.send(b"none")
+        assert await moved(world) == [b"sent", b"b", b"none"]
+        receipt = await producer.send(b"b a third time", dedup="b")
+        assert receipt.duplicate
+        application.send(b"b a fourth time", dedup="b")
+        assert await moved(world) == [b"sent", b"b", b"none"]
+        assert await world.server.services.inbox_relay.waiting(9) == []
+        assert application.left == 0
+
+
+async def test_dedup_keys_of_an_outbox_survive_a_crash(
+    application: Application, mock_clock: MockClock
+) -> None:
+    async with serving(application) as world:
+        application.send(b"a", dedup="a")
+        assert await moved(world) == [b"a"]
+        await world.crash()
+        await world.restart()
+        application.send(b"a again", dedup="a")
+        await world.clock.advance(minutes=5)
+        assert await moved(world) == [b"a"]
+        await world.clock.advance(minutes=6)
+        application.send(b"after the window", dedup="a")
+        assert await moved(world) == [b"a", b"after the window"]
+        assert await world.server.services.inbox_relay.waiting(9) == []

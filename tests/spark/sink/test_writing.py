@@ -63,7 +63,7 @@ class Log:
             for inbox_target in targets:
                 step = inbox.read_staged_batches(self.connection, inbox_target.id, 8 << 20)
                 for one in step.inbox_entries:
-                    batch, times, _ = decode_inbox_entry(one.data)
+                    batch, times, *_ = decode_inbox_entry(one.data)
                     none = [b""] * len(batch)
                     absent = np.full(len(batch), 50, np.uint8)
                     columns = (

@@ -310,12 +310,21 @@ class InboxRelay:
             # Since its entries were read, a topic may have been deleted, or its deletion begun.
             there = self._registry.active.get(load.topic.id) is load.topic
             alone = before is not None and load.topic.id not in before.going
-            if load.ids and there and not load.topic.deleting and not alone:
-                append = under_way.append(load)
-                try:
-                    self._pipeline.submit(append)
-                except EscapementError as error:
-                    append.fail(error)
+            if not load.ids or not there or load.topic.deleting or alone:
+                continue
+            publication = under_way.publication(load)
+            try:
+                self._publishing.sort_out(load.topic, publication)
+            except EscapementError as error:
+                under_way.refused.append((load, error))
+                continue
+            append = under_way.append(load, publication)
+            try:
+                self._pipeline.submit(append)
+            except EscapementError as error:
+                publication.failed(error)
+            else:
+                publication.queued()
         return under_way
 
     def _moved(self, under_way: Submitted) -> bool:
@@ -345,7 +354,7 @@ class InboxRelay:
             if isinstance(inbox_entry.content, InboxEntryDamaged):
                 stuck.append((inbox_entry.id, inbox_entry.content))
                 continue
-            batch, times, body = inbox_entry.content
+            batch, times, body, digests = inbox_entry.content
             if batch.groups is not None:
                 stuck.append(
                     (inbox_entry.id, InvalidRequest("an inbox entry cannot belong to a group"))
@@ -370,6 +379,7 @@ class InboxRelay:
             load.batches.append(batch)
             load.bodies.append(body)
             load.times.append(times)
+            load.digests.append(digests)
         load.whole = len(load.ids) == len(found.inbox_entries)
         return load
 

@@ -9,36 +9,18 @@ read and submit the entries of an unfinished append again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import trio
 
+from escapement.broker.topic.publication import Publication, Stored
 from escapement.broker.topic.topic import Topic
+from escapement.dedup import DIGEST, Digests
 from escapement.errors import Busy, EscapementError, NotFound, ShuttingDown, StorageError
 from escapement.message import NO_TIME, NO_TIMES, Buffer, MessageBatch, Times, concat_columns
 from escapement.storage.commit.items import Append
 from escapement.storage.inbox.staged_batch import Advance
-
-
-@dataclass(slots=True, eq=False)
-class RelayedAppend:
-    """The context of an append of inbox entries, as a ``Publication`` is that of a publish.
-
-    Args:
-      batch: the messages of the entries.
-      done: called when they are durable.
-    """
-
-    batch: MessageBatch
-    done: Callable[[], None]
-    producer: None = None  # entries have no sequence numbers
-
-    def committed(self, base_offset: int) -> None:
-        """Report that the messages are durable; ``base_offset`` is the offset of the first."""
-        del base_offset
-        self.done()
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +35,7 @@ class Load:
     batches: list[MessageBatch] = field(default_factory=list)
     bodies: list[Buffer] = field(default_factory=list)  # the batches, encoded
     times: list[Times] = field(default_factory=list)
+    digests: list[Digests | None] = field(default_factory=list)  # of dedup keys
 
 
 class Submitted:
@@ -72,12 +55,12 @@ class Submitted:
         self._error: EscapementError | None = None
         self._done = trio.Event()
 
-    def append(self, load: Load) -> Append:
-        """Return the append of one inbox target, and count it as in progress."""
+    def publication(self, load: Load) -> Publication:
+        """Return the messages of one inbox target as a batch to publish."""
         batch = MessageBatch.concat(load.batches)
-        self.going[load.topic.id] = load
 
-        def done() -> None:
+        def done(stored: Stored) -> None:
+            del stored
             self.moved += len(load.ids)
             self.moved_to.append(load)
             self._ended()
@@ -90,18 +73,33 @@ class Submitted:
                 self.refused.append((load, error))
             self._ended()
 
+        return Publication(
+            -1,
+            -1,
+            batch,
+            _times(load),
+            load.bodies[0] if len(load.bodies) == 1 else batch.encode(),
+            done,
+            fail,
+            _digests(load),
+        )
+
+    def append(self, load: Load, publication: Publication) -> Append:
+        """Return the append of one inbox target, and count it as in progress."""
+        self.going[load.topic.id] = load
         if not self._open:
             self._done = trio.Event()
         self._open += 1
         return Append(
             load.topic.id,
-            load.bodies[0] if len(load.bodies) == 1 else batch.encode(),
-            len(batch),
-            _concat(load),
-            context=RelayedAppend(batch, done),
-            fail=fail,
+            publication.body,
+            len(publication.batch),
+            publication.times,
+            context=publication,
+            fail=publication.refused,
             entry_ids=() if load.of_jobs else load.ids,
             advances=list(load.advances.values()),
+            digests=publication.new_digests,
         )
 
     async def ended(self) -> None:
@@ -127,7 +125,7 @@ class Submitted:
             self._done.set()
 
 
-def _concat(load: Load) -> Times:
+def _times(load: Load) -> Times:
     """Return the times of all entries of a load, in order."""
     if all(times is NO_TIMES for times in load.times):
         return NO_TIMES
@@ -138,4 +136,17 @@ def _concat(load: Load) -> Times:
     return Times(
         concat_columns(list(zip(heights, delays_ms, strict=True)), NO_TIME, np.int64),
         concat_columns(list(zip(heights, ats_ms, strict=True)), NO_TIME, np.int64),
+    )
+
+
+def _digests(load: Load) -> Digests | None:
+    """Return the digests of all entries of a load, in order; None if no message has a dedup key."""
+    if all(digests is None for digests in load.digests):
+        return None
+    heights = [len(batch) for batch in load.batches]
+    return np.concatenate(
+        [
+            np.zeros(height, DIGEST) if digests is None else digests
+            for height, digests in zip(heights, load.digests, strict=True)
+        ]
     )

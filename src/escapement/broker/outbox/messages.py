@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgpack
 import numpy as np
 
-from escapement.dedup import NO_DIGEST, digest
+from escapement.dedup import NO_DIGEST, column, digest
 from escapement.durations import format as duration_text
 from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, NO_TIME, NO_TIMES, Blobs, MessageBatch, Times
@@ -111,7 +111,7 @@ def _properties(headers: str | None) -> bytes:
 
 
 def _entry(topic: str, messages: Sequence[NewMessage], source_id: str) -> InboxEntry:
-    _, payloads, keys, properties, priorities, ats_ms, _ = zip(*messages, strict=True)
+    _, payloads, keys, properties, priorities, ats_ms, dedup = zip(*messages, strict=True)
     batch = MessageBatch(
         Blobs.of(payloads),
         Blobs.of(keys) if any(keys) else None,
@@ -119,4 +119,5 @@ def _entry(topic: str, messages: Sequence[NewMessage], source_id: str) -> InboxE
         np.array(priorities, np.uint8) if set(priorities) != {DEFAULT_PRIORITY} else None,
     )
     times = NO_TIMES if set(ats_ms) == {NO_TIME} else Times(None, np.array(ats_ms, np.int64))
-    return InboxEntry(topic, source_id, batch.encode(), len(batch), times)
+    digests = None if set(dedup) == {NO_DIGEST} else column(dedup)
+    return InboxEntry(topic, source_id, batch.encode(), len(batch), times, digests=digests)

@@ -191,11 +191,7 @@ class Publishing:
         publication.producer = producer
         if known:
             publication.trim(known)
-        window_ms = topic.policy.dedup_window_ms
-        if publication.digests is not None and window_ms:
-            now_ms = self._clock.now_ms()
-            topic.dedup.forget(now_ms, window_ms)
-            publication.sort_out(topic.dedup, now_ms - window_ms)
+        self.sort_out(topic, publication)
         members = members_of(publication.batch.groups)
         if members:
             topic.groups.admit(members, self._limits.groups)
@@ -214,7 +210,7 @@ class Publishing:
             publication.last_sequence,
             publication,
             fail,
-            digests=publication.new_digests if window_ms else None,
+            digests=publication.new_digests,
             members=members,
             opens=producer.stores(topic.id),
         )
@@ -225,6 +221,20 @@ class Publishing:
             raise
         publication.queued()
         producer.queued(publication.last_sequence)
+
+    def sort_out(self, topic: Topic, publication: Publication) -> None:
+        """Remove the messages of a batch whose dedup keys its topic knows already.
+
+        Raises:
+          Busy, LimitExceeded: the broker cannot remember the new keys; nothing has changed.
+        """
+        window_ms = topic.policy.dedup_window_ms
+        if not window_ms:
+            publication.digests = None
+        elif publication.digests is not None:
+            now_ms = self._clock.now_ms()
+            topic.dedup.forget(now_ms, window_ms)
+            publication.sort_out(topic.dedup, now_ms - window_ms)
 
     def find(self, name: TopicName, digests: Digests) -> Int64s:
         """Return the offset of the message that was stored with each dedup key; int64[n].

@@ -46,6 +46,8 @@ class Stored(NamedTuple):
 class Publication:
     """One batch, from its arrival to its receipt.
 
+    A batch of inbox entries has no producer and no sequences.
+
     Messages whose sequence was stored before leave ``batch``; only their count stays (``known``).
     Messages with a known dedup key leave ``batch`` too, but keep their row in ``found``.
 
@@ -130,8 +132,8 @@ class Publication:
 
         All batches that entered the commit pipeline before this one are durable too.
         """
-        assert self.producer is not None
-        self.producer.committed(self.last_sequence, base_offset + len(self.batch) - 1)
+        if self.producer is not None:
+            self.producer.committed(self.last_sequence, base_offset + len(self.batch) - 1)
         if self.found is None:
             self.done(Stored(-1 if self.known else base_offset, bool(self.known)))
             return
@@ -155,9 +157,9 @@ class Publication:
 
     def refused(self, error: EscapementError) -> None:
         """Report that the batch is not stored and will not be."""
-        assert self.producer is not None
         digests = self.new_digests
         if self.keys is not None and digests is not None:
             self.keys.release(digests)
-        self.producer.refused(self.sequence + self.known)
+        if self.producer is not None:
+            self.producer.refused(self.sequence + self.known)
         self.failed(error)

@@ -9,6 +9,7 @@ source id, the second is a repetition of the first. Layout, little-endian::
     version u8 | flags u8 | 0 u16 | messages u32 | crc32 u32
     delays   if flags & 1: i64 for each message, the delay in ms (message.Times), -1 for none
     times    if flags & 2: i64 for each message, the due time (message.Times), -1 for none
+    digests  if flags & 8: 16 bytes for each message (dedup.py), zero bytes for no dedup key
     body     message.MessageBatch.encode; compressed by zlib if flags & 4
 
 The checksum covers everything but itself. No I/O.
@@ -23,6 +24,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from escapement.dedup import DIGEST, Digests
 from escapement.errors import InboxEntryDamaged, RemoteProtocolError
 from escapement.message import NO_TIMES, Buffer, Int64s, MessageBatch, Times
 from escapement.storage.encoding.seal import SEAL_BYTES, sealed, unsealed
@@ -43,6 +45,8 @@ _VERSION: Final = 1
 _HAS_DELAYS: Final = 1
 _HAS_TIMES: Final = 2
 _COMPRESSED: Final = 4
+_HAS_DIGESTS: Final = 8
+_FLAGS: Final = _HAS_DELAYS | _HAS_TIMES | _COMPRESSED | _HAS_DIGESTS
 _HEAD: Final = struct.Struct("<BBxxI")
 _START: Final = _HEAD.size + SEAL_BYTES
 
@@ -60,6 +64,7 @@ class InboxEntry:
     count: int
     times: Times = NO_TIMES
     inflated_bytes: int = 0  # size of the body before it was compressed; 0: it is not compressed
+    digests: Digests | None = None  # of the messages' dedup keys, V16[count]
 
     def __post_init__(self) -> None:
         assert 0 < len(self.target.encode()) <= MAX_TARGET_BYTES, "no target, or too long"
@@ -72,7 +77,9 @@ class InboxEntry:
         """Size of the encoded entry with its body decompressed."""
         columns = (self.times.delay_ms, self.times.at_ms)
         body_bytes = self.inflated_bytes or len(self.body)
-        return _START + 8 * self.count * sum(c is not None for c in columns) + body_bytes
+        row_bytes = 8 * sum(c is not None for c in columns)
+        row_bytes += DIGEST.itemsize * (self.digests is not None)
+        return _START + row_bytes * self.count + body_bytes
 
 
 def encode_inbox_entry(inbox_entry: InboxEntry) -> bytes:
@@ -91,6 +98,10 @@ def encode_inbox_entry(inbox_entry: InboxEntry) -> bytes:
             )
             flags |= flag
             parts.append(column.astype("<i8", copy=False).tobytes())
+    if inbox_entry.digests is not None:
+        assert len(inbox_entry.digests) == inbox_entry.count, "a digest is missing"
+        flags |= _HAS_DIGESTS
+        parts.append(inbox_entry.digests.tobytes())
     flags |= _COMPRESSED * bool(inbox_entry.inflated_bytes)
     head = _HEAD.pack(_VERSION, flags, inbox_entry.count)
     return sealed(head, [*parts, inbox_entry.body])
@@ -102,6 +113,7 @@ class Content(NamedTuple):
     batch: MessageBatch
     times: Times
     body: Buffer  # the encoded batch, not compressed
+    digests: Digests | None  # of the messages' dedup keys; None if no message has one
 
 
 def decode_inbox_entry(data: Buffer) -> Content:
@@ -114,7 +126,7 @@ def decode_inbox_entry(data: Buffer) -> Content:
         raise InboxEntryDamaged(f"an inbox entry cannot have {len(data)} bytes")
     view = unsealed(data, _HEAD.size, _START, "an inbox entry", InboxEntryDamaged)
     version, flags, count = _HEAD.unpack_from(view)
-    if version != _VERSION or flags & ~(_HAS_DELAYS | _HAS_TIMES | _COMPRESSED):
+    if version != _VERSION or flags & ~_FLAGS:
         raise InboxEntryDamaged(
             f"an inbox entry has the unknown version {version} or flags {flags:#x}"
         )
@@ -128,6 +140,12 @@ def decode_inbox_entry(data: Buffer) -> Content:
             raise InboxEntryDamaged("an inbox entry ends inside its times")
         columns.append(np.frombuffer(view, "<i8", count, at).astype(np.int64, copy=False))
         at += 8 * count
+    digests: Digests | None = None
+    if flags & _HAS_DIGESTS:
+        if len(view) - at < DIGEST.itemsize * count:
+            raise InboxEntryDamaged("an inbox entry ends inside its digests")
+        digests = np.frombuffer(view, DIGEST, count, at)
+        at += DIGEST.itemsize * count
     try:
         body: Buffer = _inflated(view[at:]) if flags & _COMPRESSED else view[at:]
         batch = MessageBatch.decode(body)
@@ -136,7 +154,7 @@ def decode_inbox_entry(data: Buffer) -> Content:
     if len(batch) != count or not 0 < count <= MAX_ENTRY_MESSAGES:
         raise InboxEntryDamaged(f"an inbox entry for {count} messages has {len(batch)} in its body")
     times = Times(*columns) if flags & (_HAS_DELAYS | _HAS_TIMES) else NO_TIMES
-    return Content(batch, times, body)
+    return Content(batch, times, body, digests)
 
 
 def compressed(body: bytes) -> bytes | None:

@@ -124,7 +124,7 @@ def fire(
             ((data,),) = connection.execute(
                 "SELECT follow_up FROM group_completions WHERE id = ?", (completion.id,)
             ).rows
-            batch, times, body = decode_inbox_entry(data)
+            batch, times, body, _ = decode_inbox_entry(data)
             source_id = f"group/{completion.id}"
             inbox_entries.append(InboxEntry(completion.target, source_id, body, len(batch), times))
     if inbox_entries:

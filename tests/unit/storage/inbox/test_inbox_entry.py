@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from escapement import dedup
 from escapement.errors import InboxEntryDamaged
 from escapement.message import NO_TIMES, Blobs, MessageBatch
 from escapement.storage.inbox.entry import (
@@ -33,13 +35,21 @@ def test_inbox_entry_decodes_to_the_same_entry(
     column = some.none() | some.lists(TIMES, min_size=len(payloads), max_size=len(payloads))
     delay_ms, at_ms = data.draw(column), data.draw(column)
     written = inbox_entry("t/n/x", "s", *payloads, delay_ms=delay_ms, at_ms=at_ms)
+    keys = data.draw(
+        some.none() | some.just([f"{n}" if n % 2 else None for n in range(len(payloads))])
+    )
+    digests = None if keys is None else dedup.digests(keys)
+    written = replace(written, digests=digests)
     encoded = encode_inbox_entry(written)
     assert len(encoded) == written.size_bytes
-    batch, times, body = decode_inbox_entry(encoded)
+    batch, times, body, got_digests = decode_inbox_entry(encoded)
     assert bytes(body) == written.body
     assert batch.payloads.to_list() == payloads
     for got, given_ms in ((times.delay_ms, delay_ms), (times.at_ms, at_ms)):
         assert (None if got is None else got.tolist()) == given_ms
+    assert (None if digests is None else digests.tolist()) == (
+        None if got_digests is None else got_digests.tolist()
+    )
     assert times.given == any(ms >= 0 for ms in [*(delay_ms or []), *(at_ms or [])])
 
 
@@ -78,7 +88,7 @@ def test_body_is_compressed_only_if_it_shrinks_enough() -> None:
     assert small is not None
     assert len(small) < len(body) // 3
     inbox_entry = InboxEntry("t/n/x", "s", small, 500, NO_TIMES, len(body))
-    batch, _, inflated = decode_inbox_entry(encode_inbox_entry(inbox_entry))
+    batch, _, inflated, _ = decode_inbox_entry(encode_inbox_entry(inbox_entry))
     assert bytes(inflated) == body
     assert batch.payloads.to_list() == repetitive.payloads.to_list()
     assert inbox_entry.size_bytes > len(body) > len(encode_inbox_entry(inbox_entry))
