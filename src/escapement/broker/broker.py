@@ -361,14 +361,12 @@ class Broker:
             "waiting_bytes": services.pipeline.waiting_bytes,
             "waiting_acks": services.pipeline.waiting_acks,
             "inbox_moved": services.inbox_relay.moved,
-            "outboxes": [
-                {
-                    "database": relay.location,
-                    "moved": relay.moved,
-                    "refused": relay.refused,
-                    "problem": relay.problem,
-                }
+            "outbox_moved": sum(relay.moved for relay in services.outbox_relays),
+            "outbox_refused": sum(relay.refused for relay in services.outbox_relays),
+            "outboxes_waiting": [
+                f"{relay.location}: {relay.problem}"
                 for relay in services.outbox_relays
+                if relay.problem
             ],
             "dead_letters_waiting": [
                 f"{whose}: {why}" for whose, why in services.dead_letter_writer.problems.items()

@@ -27,7 +27,7 @@ from escapement.broker.inbox.inbox_relay import InboxRelay
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.log_reader import LogReader
-from escapement.broker.outbox.outbox_relay import OutboxRelay
+from escapement.broker.outbox.outbox_relay import outbox_relays
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Rescheduling
@@ -59,7 +59,6 @@ from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
 from escapement.storage.encoding.attempts import Parts
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
 
 _log = logging.getLogger(__name__)
 
@@ -297,19 +296,16 @@ class Services:
         self.inbox_relay = InboxRelay(
             engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
         )
-        self.outbox_relays = [
-            OutboxRelay(
-                MysqlEngine(address, creates=False),
-                engine,
-                bytes.fromhex(ground.log_identity),
-                self.pipeline.transact,
-                clock,
-                self._runners.outboxes,
-                limits.max_delay_ms,
-                self.inbox_relay.wake,
-            )
-            for address in config.outboxes
-        ]
+        self.outbox_relays = outbox_relays(
+            config.outboxes,
+            engine,
+            bytes.fromhex(ground.log_identity),
+            self.pipeline.transact,
+            clock,
+            self._runners.outboxes,
+            limits.max_delay_ms,
+            self.inbox_relay.wake,
+        )
         self.scheduler = Scheduler(
             engine,
             self.registry,

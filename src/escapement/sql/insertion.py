@@ -30,6 +30,8 @@ from escapement.storage.outbox.tables import (
 
 # A longer delay could exceed the range of the database's times, which would make it NULL.
 _MAX_DELAY_MS: Final = 100 * 366 * 86_400_000
+# The last time that the database can store.
+_LAST_MS: Final = 253_402_300_799_999
 _COLUMNS: Final = "topic, `key`, payload, headers, dedup_key, priority, due_at"
 _USE_INSERTION: Final = (
     "use `statement, parameters = escapement.sql.insertion(...)`, and execute these yourself"
@@ -49,9 +51,7 @@ def schedule(
     dedup: str | None = None,
     serializer: SerializerLike = bytes,
 ) -> None:
-    """Send a message if and when the transaction of ``cursor`` commits.
-
-    Executes one INSERT. It neither commits nor reads.
+    """Send a message if and when the transaction of ``cursor`` commits. Executes one INSERT.
 
     Args:
       cursor: a cursor of PyMySQL, mysqlclient, MySQL Connector or Django, or a connection of
@@ -62,7 +62,7 @@ def schedule(
         timedelta, ``(3, "minutes")``, or ``"3m"``.
       at: the time of delivery, instead of ``delay``: an aware datetime.
       key: a text for the application. Subscriptions may deliver the messages of a key in order.
-      properties: a small map from str to values that JSON can represent, for the application.
+      properties: a small map from str to values that JSON has, for the application.
       priority: 0 to 255. Of several due messages, a shared subscription delivers the one with the
         lowest number first.
       dedup: a dedup key; see ``Producer.send``.
@@ -128,6 +128,8 @@ def insertion(
     delay_ms, at_ms = delivery_times.one(delay, at)
     if delay_ms > _MAX_DELAY_MS:
         raise InvalidRequest(f"delay must be at most {duration_text(_MAX_DELAY_MS)}")
+    if at_ms > _LAST_MS:
+        raise InvalidRequest("at must be before the year 10000")
     content.check_priority(priority)
     due: tuple[str, tuple[Any, ...]] = "NULL", ()
     if delay_ms > 0:

@@ -56,6 +56,7 @@ def relay_of(world: World, engine: FaultyEngine, log: SqliteEngine) -> OutboxRel
         engine,
         log,
         identity,
+        {},
         services.pipeline.transact,
         world.clock,
         inline,
@@ -152,7 +153,7 @@ async def test_successor_ends_the_connection_of_a_hanging_broker(
         identity = bytes(application.run("SELECT log FROM escapement_outbox_identity")[0][0])
         await world.crash()
         application.send(b"3", b"4", key="k")
-        hanging = OutboxInApplication(application.engine, identity)
+        hanging = OutboxInApplication(application.engine, identity, {})
         hanging.attach()
         rows, _ = hanging.take()
         assert len(rows) == 2
@@ -176,6 +177,32 @@ async def test_outbox_of_another_log_is_not_served_until_it_is_reset(
         assert "belongs to the log" in caplog.text
         application.run(RESET)
         assert await moved(world) == [b"2"]
+
+
+async def test_outbox_is_served_once_under_two_addresses(
+    application: Application, mock_clock: MockClock
+) -> None:
+    alias = Application(application.url.replace("127.0.0.1", "localhost"))
+    async with serving(application, alias) as world:
+        application.send(b"1")
+        assert await moved(world) == [b"1"]
+        application.send(b"2")
+        assert await moved(world) == [b"1", b"2"]
+        (waiting,) = world.server.stats()["outboxes_waiting"]
+        assert "serves the outbox already, at mysql://" in waiting
+
+
+async def test_reset_of_an_outbox_that_is_served_moves_no_row_twice(
+    application: Application, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(application) as world:
+        application.send(b"1")
+        assert await moved(world) == [b"1"]
+        application.run(RESET)
+        application.send(b"2")
+        await moved(world)  # the relay notices the reset, and attaches again later
+        assert await moved(world) == [b"1", b"2"]
+        assert "the outbox was reset" in caplog.text
 
 
 async def test_restored_outbox_is_not_served_until_it_is_reset(

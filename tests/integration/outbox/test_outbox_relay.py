@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 
+import pymysql
 import pytest
 import trio
 
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.clock import moment
+from escapement.sql import schedule
+from escapement.storage.outbox.application import MAX_TOPICS, OutboxInApplication
+from escapement.storage.outbox.tables import RESET
 from escapement.testing import arrived
 from support.outbox.outboxes import Application, moved, serving
 
@@ -90,10 +94,8 @@ async def test_open_transactions_delay_neither_the_relay_nor_each_other(
 async def test_application_inserts_while_the_relay_has_locked_rows(
     application: Application, mock_clock: MockClock
 ) -> None:
-    from escapement.storage.outbox.application import OutboxInApplication
-
     application.send(b"1", b"2")
-    outbox = OutboxInApplication(application.engine, bytes(16))
+    outbox = OutboxInApplication(application.engine, bytes(16), {})
     outbox.attach()
     rows, _ = outbox.take()
     with application.session() as cursor:
@@ -106,6 +108,22 @@ async def test_application_inserts_while_the_relay_has_locked_rows(
     assert [row.payload for row in rows] == [b"3", b"4"]
     outbox.close()
     assert application.left == 2
+
+
+async def test_reset_waits_for_the_batch_in_progress(application: Application) -> None:
+    application.send(b"1")
+    outbox = OutboxInApplication(application.engine, bytes(16), {})
+    outbox.attach()
+    rows, _ = outbox.take()
+    with application.session() as cursor:
+        cursor.execute("SET innodb_lock_wait_timeout = 1")
+        with pytest.raises(pymysql.err.OperationalError, match="Lock wait timeout"):
+            cursor.execute(RESET)
+        outbox.finish(rows, [], 1)
+        cursor.execute(RESET)
+        cursor.connection.commit()
+    assert application.left == 0
+    outbox.close()
 
 
 async def test_rows_of_a_key_keep_their_order_when_another_session_locks_one(
@@ -143,6 +161,7 @@ async def test_rows_that_can_never_be_delivered_are_kept_with_their_reasons(
             ("t", b"late", None, late.astimezone(UTC).replace(tzinfo=None), None),
             ("t", b"dedup", None, None, ""),
             ("t", bytes(9 << 20), None, None, None),
+            ("t", b"floats", '{"x":[' + ",".join(["1e1"] * 1_000_000) + "]}", None, None),
         ]
         for row in bad:
             application.run(insert, *row)
@@ -159,8 +178,41 @@ async def test_rows_that_can_never_be_delivered_are_kept_with_their_reasons(
             "maximum delay",
             "dedup_key is empty",
         ]
-        for reason, part in zip(reasons, [*wanted, "more than 8,323,072 bytes"], strict=True):
+        for reason, part in zip(
+            reasons, [*wanted, "more than 8,323,072", "payload and properties"], strict=True
+        ):
             assert part in reason
+
+
+async def test_outbox_with_other_column_types_is_served(
+    application: Application, mock_clock: MockClock
+) -> None:
+    application.run(
+        "ALTER TABLE escapement_outbox DROP COLUMN payload_bytes, MODIFY payload LONGTEXT,"
+        " MODIFY id BIGINT UNSIGNED AUTO_INCREMENT, MODIFY topic VARBINARY(640) NOT NULL,"
+        " MODIFY priority INT NULL, MODIFY `key` LONGTEXT, MODIFY headers LONGTEXT,"
+        " ADD COLUMN payload_bytes BIGINT AS (OCTET_LENGTH(payload)) STORED"
+    )
+    application.run(
+        "INSERT INTO escapement_outbox (topic, payload, priority) VALUES ('t', 'a', NULL),"
+        " ('t', 'é', 255), ('t', 'refused', 256)"
+    )
+    application.run(
+        "INSERT INTO escapement_outbox (topic, payload, `key`)"
+        " VALUES ('t', '', REPEAT('k', 9000000))"
+    )
+    application.run(
+        "INSERT INTO escapement_outbox (topic, payload, headers) VALUES ('t', '', '{x}')"
+    )
+    async with serving(application) as world:
+        assert await moved(world) == [b"a", "é".encode()]
+        reasons = [reason for _, reason in application.refusals]
+        assert reasons[:2] == [
+            "priority must be from 0 to 255, not 256",
+            "key has more than 1024 characters",
+        ]
+        assert reasons[2].startswith("headers cannot be read: ")
+        assert application.left == 0
 
 
 async def test_missing_outbox_is_named_and_served_once_it_exists(
@@ -171,10 +223,65 @@ async def test_missing_outbox_is_named_and_served_once_it_exists(
         assert await moved(world) == []
         assert "escapement sql install" in caplog.text
         assert len(caplog.records) == 1
+        (waiting,) = world.server.stats()["outboxes_waiting"]
+        assert waiting.startswith(f"{application.engine.location}: no complete outbox is there")
         application.install()
         application.send(b"now")
         assert await moved(world) == [b"now"]
-        assert world.server.stats()["outboxes"][0]["problem"] == ""
+        stats = world.server.stats()
+        assert stats["outboxes_waiting"] == []
+        assert (stats["outbox_moved"], stats["outbox_refused"]) == (1, 0)
+
+
+async def test_batch_is_bounded_unless_a_single_row_is_larger(application: Application) -> None:
+    sizes = [400_000, 400_000, 400_000, 5 << 20, 1, 2]
+    application.send(*(bytes(size) for size in sizes))
+    outbox = OutboxInApplication(application.engine, bytes(16), {})
+    outbox.attach()
+    batches = []
+    for batch in range(1, 5):
+        rows, more = outbox.take()
+        batches.append([len(row.payload or b"") for row in rows])
+        assert more == (batch < 4)
+        outbox.finish(rows, [], batch)
+    assert batches == [sizes[:2], sizes[2:3], sizes[3:4], sizes[4:]]
+    assert outbox.take() == ([], False)
+    outbox.close()
+
+
+async def test_batch_has_a_bounded_number_of_topics(application: Application) -> None:
+    with application.session() as cursor:
+        for number in range(2 * MAX_TOPICS + 5):
+            schedule(cursor, f"t{number}", b"first")
+        for number in range(3):
+            schedule(cursor, f"t{number}", b"second")
+        cursor.connection.commit()
+    outbox = OutboxInApplication(application.engine, bytes(16), {})
+    outbox.attach()
+    heights = []
+    for batch in range(1, 4):
+        rows, more = outbox.take()
+        heights.append(len(rows))
+        assert more == (batch < 3)
+        outbox.finish(rows, [], batch)
+    assert heights == [MAX_TOPICS, MAX_TOPICS, 8]
+    outbox.close()
+
+
+async def test_row_with_the_id_of_a_waiting_row_is_another_message(
+    application: Application, mock_clock: MockClock
+) -> None:
+    """As after TRUNCATE, or a restore: ids of rows come again."""
+    insert = "INSERT INTO escapement_outbox (id, topic, payload) VALUES (7, 't', %s)"
+    config = BrokerConfig(auto_create_topics=False, seed=0)
+    async with serving(application, config=config) as world, world.connect() as broker:
+        application.run(insert, b"1")
+        assert await moved(world) == []
+        application.run(insert, b"2")
+        assert await moved(world) == []
+        assert application.left == 0
+        await broker.admin("topics.create", topic="t")
+        assert await moved(world) == [b"1", b"2"]
 
 
 async def test_delay_counts_by_the_clock_of_the_database(application: Application) -> None:

@@ -19,6 +19,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.outbox.tables import CREATE
 from escapement.testing import World
+from escapement.testing.clock import START_MS
 from support.messages.received_messages import in_log
 
 Rows = tuple[tuple[Any, ...], ...]
@@ -75,12 +76,15 @@ class Application:
 
 @asynccontextmanager
 async def serving(
-    *applications: Application, engine: Engine | None = None, config: BrokerConfig | None = None
+    *applications: Application,
+    engine: Engine | None = None,
+    config: BrokerConfig | None = None,
+    start_ms: int = START_MS,
 ) -> AsyncIterator[World]:
     """Run a broker on a virtual clock that serves the outboxes of these applications."""
     addresses = tuple(application.address for application in applications)
     config = replace(config or BrokerConfig(seed=0), outboxes=addresses)
-    async with testing.start(config=config, engine=engine) as world:
+    async with testing.start(config=config, engine=engine, start_ms=start_ms) as world:
         yield world
 
 

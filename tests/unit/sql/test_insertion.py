@@ -78,6 +78,7 @@ def test_time_is_in_utc_and_rounded_up_to_milliseconds() -> None:
         ({"delay": timedelta(days=40_000)}, "delay"),
         ({"delay": "1s", "at": datetime(2030, 1, 1, tzinfo=UTC)}, "both delay and at"),
         ({"at": datetime(2030, 1, 1)}, "at must be"),
+        ({"at": datetime.max.replace(tzinfo=UTC)}, "at must be"),
         ({"key": b"k"}, "key"),
         ({"key": "k" * 1025}, "key"),
         ({"properties": {"raw": b"\xff"}}, "property 'raw'"),

@@ -19,6 +19,9 @@ Entries that cannot be moved are never lost, and they delay no other target:
   it stays in the inbox, with the reason. The entries behind it are moved.
 - When a topic is deleted, its inbox entries are deleted too.
 
+An entry may have dedup keys. Messages whose keys the topic knows already are removed from the
+append, as from a publish.
+
 Bulk jobs, such as Spark jobs, stage their entries in batches (storage/inbox/staged_batch.py). The
 relay moves these after all other entries of their target, which are called its *own*. Bulk jobs
 have no promise when their entries are moved. So these behave like producers: they wait while the

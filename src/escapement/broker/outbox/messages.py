@@ -15,11 +15,19 @@ import numpy as np
 from escapement.dedup import NO_DIGEST, column, digest
 from escapement.durations import format as duration_text
 from escapement.errors import InvalidRequest
-from escapement.message import DEFAULT_PRIORITY, NO_TIME, NO_TIMES, Blobs, MessageBatch, Times
+from escapement.message import (
+    DEFAULT_PRIORITY,
+    MAX_PRIORITY,
+    NO_TIME,
+    NO_TIMES,
+    Blobs,
+    MessageBatch,
+    Times,
+)
 from escapement.names import TopicName
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.outbox.application import OutboxRow
-from escapement.storage.outbox.tables import MAX_MESSAGE_BYTES
+from escapement.storage.outbox.tables import MAX_KEY_CHARS, MAX_MESSAGE_BYTES
 
 
 class NewMessage(NamedTuple):
@@ -72,20 +80,29 @@ def _message(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewMessage:
     """
     topic = TopicName.parse(row.topic).full
     if row.payload is None:
-        raise InvalidRequest(f"payload and headers have more than {MAX_MESSAGE_BYTES:,} bytes")
+        raise InvalidRequest(
+            f"payload is NULL, or payload and headers have more than {MAX_MESSAGE_BYTES:,} bytes"
+        )
     if row.due_ms is not None and row.due_ms > now_ms + max_delay_ms:
         raise InvalidRequest(
             f"due_at lies past the maximum delay of {duration_text(max_delay_ms)}; it is in UTC"
         )
     # A message that is due already has no time, so that a namespace without delays accepts it.
     at_ms = row.due_ms if row.due_ms is not None and row.due_ms > now_ms else NO_TIME
+    if not 0 <= row.priority <= MAX_PRIORITY:
+        raise InvalidRequest(f"priority must be from 0 to {MAX_PRIORITY}, not {row.priority}")
+    if len(row.key) > MAX_KEY_CHARS:
+        raise InvalidRequest(f"key has more than {MAX_KEY_CHARS} characters")
     if row.dedup_key == "":
         raise InvalidRequest("dedup_key is empty; write NULL for a message without one")
+    properties, key = _properties(row.headers), row.key.encode()
+    if len(row.payload) + len(properties) > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(f"payload and properties have more than {MAX_MESSAGE_BYTES:,} bytes")
     return NewMessage(
         topic,
         row.payload,
-        row.key.encode(),
-        _properties(row.headers),
+        key,
+        properties,
         row.priority,
         at_ms,
         NO_DIGEST if row.dedup_key is None else digest(row.dedup_key),

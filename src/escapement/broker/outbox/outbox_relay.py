@@ -24,37 +24,43 @@ rows, and step b begins only when both numbers are equal. These interleavings ar
   lease. Its c cannot follow, since only a durable b leads to it. Its row locks would delay rows
   while later rows of the same key are moved. So each relay ends the connection that holds the
   outbox's named lock before it reads rows.
-- *A wake-up between b and c*: the b of the hanging broker was durable before the successor took the
-  lease, so the successor has read it in the record, and has settled it. The connection of the
-  hanging broker has been ended, so its c fails.
+- *It wakes up between b and c.* Its b was durable before the successor took the lease, so the
+  successor has found the batch in the record, and has settled it. The connection of the hanging
+  broker has been ended, so its c fails.
+- *An operator resets the outbox.* Each transaction of a relay locks the identity of the outbox, and
+  fails if it has changed. So a reset comes before step a or after step c.
 - *The application's database is restored* to an earlier time, or fails over to a replica that lacks
   transactions. If its number is more than one lower than the record's, the relay stops with a
   warning, because rows that are moved already may be there again. If it is one lower, new rows may
   have the ids of the record. So settling deletes only rows with the content of the moved rows.
 
 The order: if a row is inserted after another row was committed, and both have the same key, the
-messages keep this order. The order of rows of concurrent transactions is that of their ids, except
-when a row with a lower id is committed after a row with a higher id was moved.
+messages keep this order (see storage/outbox/application.py). The order of rows of concurrent
+transactions is that of their ids, except when a row with a lower id is committed after a row with a
+higher id was moved.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
 from escapement.broker.outage import Outage
-from escapement.broker.outbox.messages import inbox_entries, read_rows
+from escapement.broker.outbox.messages import NewMessage, inbox_entries, read_rows
 from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
 from escapement.errors import StorageError, StorageUnavailable
 from escapement.storage.blocking import Run
+from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.outbox.application import OutboxInApplication
+from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.outbox.application import OutboxInApplication, OutboxRow
 from escapement.storage.outbox.record import (
+    MovedRow,
     Record,
     read_record,
     source_id,
@@ -68,11 +74,21 @@ _logger = logging.getLogger(__name__)
 # The pause between two looks: the shortest while rows come, the longest while none come.
 _SHORTEST_S: Final = 0.005
 _LONGEST_S: Final = 0.25
-# The pause after the first and after further errors, up to the longest.
+# The shortest pause after an error, and the longest after several.
 _FIRST_RETRY_S: Final = 0.25
 _LAST_RETRY_S: Final = 5.0
 # How long a stop of the broker waits for the batch in progress.
 _STOP_S: Final = 2.0
+
+
+class _Taken(NamedTuple):
+    """The rows of a batch, which are locked, and their messages."""
+
+    rows: list[OutboxRow]
+    more: bool  # whether further rows probably follow
+    messages: list[NewMessage]
+    moved: list[MovedRow]  # the rows of these messages, for the record
+    refused: list[tuple[int, str]]  # the other rows, each with a reason
 
 
 class OutboxRelay:
@@ -82,6 +98,7 @@ class OutboxRelay:
       application: the database of the application.
       engine: the database of the log.
       log: the id of the log.
+      served: the outboxes that the broker serves, by their random ids; shared by all relays.
       on_posted: called when entries were written to the inbox.
     """
 
@@ -90,13 +107,14 @@ class OutboxRelay:
         application: Engine,
         engine: Engine,
         log: bytes,
+        served: dict[bytes, OutboxInApplication],
         transact: Transact,
         clock: Clock,
         run: Run,
         max_delay_ms: int,
         on_posted: Callable[[], None],
     ) -> None:
-        self._outbox = OutboxInApplication(application, log)
+        self._outbox = OutboxInApplication(application, log, served)
         self._engine = engine
         self._transact = transact
         self._clock = clock
@@ -129,23 +147,26 @@ class OutboxRelay:
     # -- the task --------------------------------------------------------------
 
     async def run(self) -> None:
-        """Move rows forever."""
+        """Move rows until the broker stops."""
         outage = Outage("rows of an outbox wait")
-        pause_s = retry_s = 0.0
-        while True:
-            more = True
-            while more and not self._stopping:
-                before = self.moved + self.refused
-                with outage:
-                    more = await self._turn()
-                if outage.goes_on:
-                    break
-                retry_s = 0.0
-                found = self.moved + self.refused > before
-                pause_s = _SHORTEST_S if found else min(2 * pause_s or _SHORTEST_S, _LONGEST_S)
+        pause_s = _SHORTEST_S
+        while not self._stopping:
+            began_s, before = trio.current_time(), self.moved + self.refused
+            more, least_s = False, 0.0
+            with outage:
+                more = await self._turn()
+            if more:
+                continue
             if outage.goes_on:
-                pause_s = retry_s = min(2 * retry_s or _FIRST_RETRY_S, _LAST_RETRY_S)
-            await trio.sleep(pause_s)
+                pause_s = min(2 * max(pause_s, _FIRST_RETRY_S / 2), _LAST_RETRY_S)
+            elif self.moved + self.refused > before:
+                pause_s = _SHORTEST_S
+            else:
+                pause_s = min(2 * pause_s, _LONGEST_S)
+                # A look may take long if the database cannot remove deleted rows. Then looks take
+                # at most half of the time.
+                least_s = trio.current_time() - began_s
+            await trio.sleep(max(pause_s, least_s))
 
     async def _turn(self) -> bool:
         """Move a batch, if there are rows. Return whether further rows probably follow."""
@@ -157,7 +178,7 @@ class OutboxRelay:
             except BaseException as error:
                 self._batch = -1
                 self._outbox.close()
-                self.problem = str(error)
+                self.problem = str(error).removeprefix(f"{self.location}: ")
                 raise
         self.problem = ""
         return more
@@ -177,28 +198,33 @@ class OutboxRelay:
         self._identity, self._batch = found.identity, record.batch
 
     async def _move(self) -> bool:
-        rows, more = await self._in_application(self._outbox.take)
-        if not rows:
-            return False
         now_ms = self._clock.now_ms()
-        good, refused = read_rows(rows, now_ms, self._max_delay_ms)
+        taken = await self._in_application(self._take, now_ms)
+        if not taken.rows:
+            return False
         batch = self._batch
-        if good:
+        if taken.messages:
             batch += 1
-            record = Record(batch, [row.moved() for row, _ in good])
-            messages = [message for _, message in good]
-            make_entries = partial(inbox_entries, messages, source_id(self._identity, batch))
+            record = Record(batch, taken.moved)
+            make_entries = partial(inbox_entries, taken.messages, source_id(self._identity, batch))
             await self._transact(
                 lambda log: write_batch(
                     self._engine, log, self._identity, record, make_entries, now_ms
                 )
             )
             self._on_posted()
-        await self._in_application(self._outbox.finish, rows, refused, batch)
+        await self._in_application(self._outbox.finish, taken.rows, taken.refused, batch)
         self._batch = batch
-        self.moved += len(good)
-        self._tell_refused(refused)
-        return more
+        self.moved += len(taken.messages)
+        self._tell_refused(taken.refused)
+        return taken.more
+
+    def _take(self, now_ms: int) -> _Taken:
+        """Lock the next rows and make their messages. Runs in a thread."""
+        rows, more = self._outbox.take()
+        good, refused = read_rows(rows, now_ms, self._max_delay_ms)
+        messages = [message for _, message in good]
+        return _Taken(rows, more, messages, [row.moved() for row, _ in good], refused)
 
     def _tell_refused(self, refused: list[tuple[int, str]]) -> None:
         self.refused += len(refused)
@@ -224,3 +250,36 @@ class OutboxRelay:
             raise
         except StorageError as error:
             raise StorageUnavailable(str(error)) from error
+
+
+def outbox_relays(
+    addresses: Sequence[MysqlAddress],
+    engine: Engine,
+    log: bytes,
+    transact: Transact,
+    clock: Clock,
+    run: Run,
+    max_delay_ms: int,
+    on_posted: Callable[[], None],
+) -> list[OutboxRelay]:
+    """Return the relays of one broker, one for the outbox in each database of an application.
+
+    Args:
+      addresses: the databases of applications.
+      The others are those of ``OutboxRelay``.
+    """
+    served: dict[bytes, OutboxInApplication] = {}
+    return [
+        OutboxRelay(
+            MysqlEngine(address, creates=False),
+            engine,
+            log,
+            served,
+            transact,
+            clock,
+            run,
+            max_delay_ms,
+            on_posted,
+        )
+        for address in addresses
+    ]

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from escapement.errors import StorageUnavailable
-from escapement.message import cuts
+from escapement.message import DEFAULT_PRIORITY, cuts
 from escapement.storage.engine.base import Connection, Engine, Row
 from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.outbox.record import DIGEST_BYTES, MovedRow, Record
@@ -37,31 +37,36 @@ from escapement.storage.outbox.tables import (
     REFUSED,
 )
 
-# The most rows of one batch. They fit into one list of values.
-MAX_ROWS: Final = 512
+# The most rows of one batch.
+MAX_ROWS: Final = 4_096
 # The most bytes of one batch, unless a single row is larger.
 MAX_BYTES: Final = 1 << 20
+# The most topics of one batch. Each costs the log some statements, and an append.
+MAX_TOPICS: Final = 200
 # An estimate of the bytes of a row besides its payload, key and headers.
 _ROW_BYTES: Final = 64
 # How long to wait until the server has ended the connection of an earlier relay.
 _LOCK_WAIT_S: Final = 5
 
-_SIZE: Final = "payload_bytes + COALESCE(OCTET_LENGTH(headers), 0)"
-_LOOK: Final = f'SELECT id, "key", {_SIZE} FROM {OUTBOX} ORDER BY id LIMIT {MAX_ROWS}'
-# The payload and the headers of a row that is too large are not read.
+_SIZE: Final = "COALESCE(payload_bytes, 0) + COALESCE(OCTET_LENGTH(headers), 0)"
+_LOOK: Final = f'SELECT id, CAST("key" AS CHAR), {_SIZE} FROM {OUTBOX} ORDER BY id LIMIT {MAX_ROWS}'
+# The payload and the headers of a row that is too large are not read. An operator may have given
+# columns other types, such as LONGTEXT for the payload, so each value is converted.
 _FITS: Final = f"{_SIZE} <= {MAX_MESSAGE_BYTES}"
 _READ: Final = (
-    f'SELECT id, topic, "key", CASE WHEN {_FITS} THEN payload END,'
+    'SELECT id, CAST(topic AS CHAR), CAST("key" AS CHAR),'
+    f" CASE WHEN {_FITS} THEN CAST(payload AS BINARY) END,"
     f" CASE WHEN {_FITS} THEN CAST(headers AS CHAR) END,"
-    " TIMESTAMPDIFF(MICROSECOND, '1970-01-01', due_at), dedup_key, priority"
+    " TIMESTAMPDIFF(MICROSECOND, '1970-01-01', due_at),"
+    " CAST(dedup_key AS CHAR), CAST(priority AS SIGNED)"
     f" FROM {OUTBOX} FORCE INDEX (PRIMARY) WHERE id {{ids}} ORDER BY id FOR UPDATE"
 )
-_INCOMPLETE: Final = "{} has no complete outbox; create it with `escapement sql install`"
+_INCOMPLETE: Final = "{}: no complete outbox is there; create it with `escapement sql install`"
 _KEPT: Final = 'id, topic, "key", payload, headers, due_at, dedup_key, priority'
 
 
 class OutboxRow(NamedTuple):
-    """A row of an outbox. ``payload`` is None if the row is too large."""
+    """A row of an outbox. ``payload`` is None if it is NULL, or the row is too large."""
 
     id: int
     topic: str
@@ -78,13 +83,13 @@ class OutboxRow(NamedTuple):
         id, topic, key, payload, headers, due_us, dedup_key, priority = row
         return cls(
             int(id),
-            _text(topic),
+            _text(topic or ""),
             _text(key or ""),
             None if payload is None else bytes(payload),
             None if headers is None else _text(headers),
             None if due_us is None else -(-int(due_us) // 1000),
             None if dedup_key is None else _text(dedup_key),
-            int(priority),
+            DEFAULT_PRIORITY if priority is None else int(priority),
         )
 
     def moved(self) -> MovedRow:
@@ -109,11 +114,16 @@ class OutboxInApplication:
     Args:
       engine: the database of the application.
       log: the id of the log that the outbox belongs to.
+      served: the outboxes that this broker serves, by their random ids. They share this dict.
     """
 
-    def __init__(self, engine: Engine, log: bytes) -> None:
+    def __init__(
+        self, engine: Engine, log: bytes, served: dict[bytes, OutboxInApplication]
+    ) -> None:
         self._engine = engine
         self._log = log
+        self._served = served
+        self._identity = b""
         self._connection: Connection | None = None
 
     @property
@@ -132,7 +142,8 @@ class OutboxInApplication:
         """Connect, claim the outbox for the log, and end the connection of an earlier relay.
 
         Raises:
-          StorageUnavailable: if the outbox does not exist, or belongs to another log.
+          StorageUnavailable: if the outbox does not exist, belongs to another log, or is served by
+            this broker under another address.
         """
         self.close()
         self._connection = connection = self._engine.connect()
@@ -142,16 +153,22 @@ class OutboxInApplication:
         ).rows[0][0]
         if tables < 3:
             raise StorageUnavailable(_INCOMPLETE.format(self.location))
-        identity, _ = self._identity()
+        identity = self._claimed().identity
+        if (other := self._served.setdefault(identity, self)) is not self:
+            raise StorageUnavailable(
+                f"{self.location}: this broker serves the outbox already, at {other.location}"
+            )
         # Take over before any statement that waits for the locks of an earlier relay.
         self._take_over(identity)
         connection.execute(
             f"UPDATE {IDENTITY} SET log = ? WHERE one = 1 AND log IS NULL", (self._log,)
         )
-        return Outbox(*self._identity())
+        found = self._claimed()
+        self._identity = found.identity
+        return found
 
-    def _identity(self) -> tuple[bytes, int]:
-        """Return the random id of the outbox, and the last batch whose rows are deleted."""
+    def _claimed(self) -> Outbox:
+        """Return the outbox. Raise ``StorageUnavailable`` if another log has claimed it."""
         found = self._open.execute(f"SELECT identity, log, batch FROM {IDENTITY}").rows
         if not found:
             raise StorageUnavailable(_INCOMPLETE.format(self.location))
@@ -162,7 +179,7 @@ class OutboxInApplication:
                 f"broker has the log {self._log.hex()}; if it shall move to this log, stop the "
                 "other broker and use `escapement sql reset`"
             )
-        return bytes(identity), int(batch)
+        return Outbox(bytes(identity), int(batch))
 
     def _take_over(self, identity: bytes) -> None:
         """Take the lock of the outbox, and end the connection that holds it.
@@ -203,7 +220,7 @@ class OutboxInApplication:
                 "Decide whether rows that are in the outbox again shall be sent again, delete the "
                 "others, and use `escapement sql reset`"
             )
-        self._open.begin()
+        self._begin()
         wanted = dict(record.rows)
         rows = [row.moved() for row in self._read(list(wanted), wait=True)]
         self._delete([row.id for row in rows if wanted[row.id] == row.digest])
@@ -225,12 +242,14 @@ class OutboxInApplication:
             return [], False
         sizes = np.array([_weight(size, key) for _, key, size in seen], np.int64)
         _, end = next(cuts(sizes, MAX_BYTES, MAX_ROWS))
-        self._open.begin()
+        self._begin()
         locked = {row.id: row for row in self._read([int(row[0]) for row in seen[:end]])}
-        rows = _in_order(seen[:end], locked)
+        found = _in_order(seen[:end], locked)
+        rows = _of_few_topics(found)
         if not rows:
             self._open.rollback()
-        return rows, bool(rows) and (end < len(seen) or end == MAX_ROWS)
+        more = end < len(seen) or end == MAX_ROWS or len(rows) < len(found)
+        return rows, bool(rows) and more
 
     def finish(
         self, rows: Sequence[OutboxRow], refused: Sequence[tuple[int, str]], batch: int
@@ -245,13 +264,27 @@ class OutboxInApplication:
           OutcomeUnknown: if the connection was lost during the commit.
         """
         for id, reason in refused:
-            self._open.execute(
-                f"INSERT INTO {REFUSED} (refused_at, reason, {_KEPT})"
+            # IGNORE shortens values that do not fit, if an operator has given columns other types.
+            kept = self._open.execute(
+                f"INSERT IGNORE INTO {REFUSED} (refused_at, reason, {_KEPT})"
                 f" SELECT UTC_TIMESTAMP(3), ?, {_KEPT} FROM {OUTBOX} WHERE id = ?",
                 (reason[:MAX_REASON_CHARS], id),
             )
+            if kept.affected != 1:
+                raise StorageUnavailable(f"{self.location}: {REFUSED} does not take row {id}")
         self._delete([row.id for row in rows])
         self._end(batch)
+
+    def _begin(self) -> None:
+        """Open a transaction, and lock the identity of the outbox, so that no reset comes between.
+
+        Raises:
+          StorageUnavailable: if the outbox has another identity, because it was reset.
+        """
+        self._open.begin()
+        sql = f"SELECT batch FROM {IDENTITY} WHERE one = 1 AND identity = ? FOR UPDATE"
+        if not self._open.execute(sql, (self._identity,)).rows:
+            raise StorageUnavailable(f"{self.location}: the outbox was reset")
 
     @property
     def _open(self) -> Connection:
@@ -281,7 +314,11 @@ class OutboxInApplication:
             self._open.execute(f"DELETE FROM {OUTBOX} WHERE id {in_list(some)}", some).affected
             for some in padded(ids)
         )
-        assert deleted == len(ids), "rows that this transaction has locked are gone"
+        if deleted != len(ids):
+            raise StorageUnavailable(
+                f"{self.location}: {len(ids) - deleted} rows that this transaction has locked are "
+                "gone"
+            )
 
     def _end(self, batch: int) -> None:
         """Note that no row of a batch is left, and commit."""
@@ -311,6 +348,16 @@ def _in_order(seen: Sequence[Row], locked: dict[int, OutboxRow]) -> list[OutboxR
                 passed.add(_text(key))
         elif row.key not in passed:
             rows.append(row)
+    return rows
+
+
+def _of_few_topics(rows: list[OutboxRow]) -> list[OutboxRow]:
+    """Return the rows before the first one that would be of another topic than ``MAX_TOPICS``."""
+    topics: set[str] = set()
+    for at, row in enumerate(rows):
+        topics.add(row.topic)
+        if len(topics) > MAX_TOPICS:
+            return rows[:at]
     return rows
 
 

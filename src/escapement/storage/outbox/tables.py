@@ -39,6 +39,7 @@ _COLUMNS: Final = f"""
     priority TINYINT UNSIGNED NOT NULL DEFAULT {DEFAULT_PRIORITY},
 """
 
+# Refused headers may be anything, so they are no JSON in the table of refused rows.
 # ``payload_bytes`` is stored, because the broker looks at the sizes of many rows before it reads
 # any payload.
 CREATE: Final = (
@@ -50,7 +51,7 @@ CREATE: Final = (
     refused_id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     refused_at DATETIME(3) NOT NULL,
     reason VARCHAR({MAX_REASON_CHARS}) {_TEXT} NOT NULL,
-    id BIGINT NOT NULL,{_COLUMNS.rstrip().removesuffix(",")}
+    id BIGINT NOT NULL,{_COLUMNS.replace("JSON", "LONGTEXT").rstrip().removesuffix(",")}
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4""",
     f"""CREATE TABLE IF NOT EXISTS {IDENTITY} (
     one TINYINT NOT NULL PRIMARY KEY,
