@@ -25,10 +25,12 @@ import trio.testing
 import escapement
 from escapement import testing
 from escapement.cli.main import escapement as command_line
+from escapement.clock import SystemClock
 from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 from escapement.testing import World
 from support.code_blocks import DOCS, Block, blocks, parse_command
 from support.database.servers import free_port
+from support.outbox.outboxes import Application, moved, serving
 from support.processes.broker import broker_process
 
 GUIDES: Final = DOCS / "guides"
@@ -137,6 +139,53 @@ def check_printed(block: Block, output: str) -> None:
     printed = iter(output.splitlines())
     for line in block.printed():
         assert line in printed, f"{block.page}:{block.line} did not print {line!r}:\n{output}"
+
+
+async def test_transactions_of_the_guide_send_messages(
+    mysql_url: str, mock_clock: trio.testing.MockClock
+) -> None:
+    """V7, N7: the SQL and the Python of the guide, in an application's database."""
+    application = Application(mysql_url)
+    application.run("CREATE TABLE orders (number INT NOT NULL)")
+    application.install()
+    found = {block.title: block for block in blocks(GUIDES / "transactions.md")}
+    with application.session() as cursor:
+        for title in ("shop database", "all columns"):
+            for statement in found[title].text.split(";\n"):
+                if statement.strip():
+                    cursor.execute(statement)
+        cursor.connection.commit()
+    to = application.address
+    program = found["orders.py"].text
+    for old, new in {
+        'host="db.example"': f'host="{to.host}", port={to.port}, ssl_disabled=True',
+        'user="shop", password="secret"': f'user="{to.user}", password="{to.password}"',
+        'database="shop"': f'database="{to.database}"',
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    names["connection"].close()
+    now_ms = SystemClock().now_ms()
+    async with serving(application, start_ms=now_ms) as world, world.connect() as broker:
+        await moved(world)
+        async with broker.consumer("shop/eu/reminders", "mail", position="earliest") as consumer:
+            await world.clock.advance(days=14, seconds=-60)
+            assert await testing.arrived(consumer) == []
+            await world.clock.advance(seconds=61)
+            messages = await testing.arrived(consumer)
+    by_key = {message.key or "": message for message in messages}
+    assert len(messages) == 3
+    assert {key: message.payload for key, message in by_key.items()} == {
+        "": b"Your payment is due.",
+        "order-9": b"Your payment is due.",
+        "order-8": b'{"order":8}',
+    }
+    assert by_key["order-9"].properties == {"language": "en"}
+    assert by_key["order-9"].priority == 10
+    assert application.run("SELECT number FROM orders") == ((7,), (8,))
+    assert application.run(found["refused rows"].text) == ()
 
 
 # -- the tutorial ------------------------------------------------------------------
