@@ -6,5 +6,6 @@ serve their rows.
 
 Begin with ``discovery.py``, which lists the tables of a database. ``directives.py`` reads the
 COMMENT, ``columns.py`` checks the columns, ``load.py`` has the statements that select the due rows,
-and ``ddl.py`` writes a CREATE TABLE.
+and ``ddl.py`` writes a CREATE TABLE. ``fields.py`` converts rows to payloads, and payloads to typed
+values.
 """
