@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.errors import RemoteProtocolError
+from escapement.field import Field
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
@@ -237,6 +238,8 @@ class MessageBatch:
       priorities: the priority of each message, 0 to 255; None gives all the default, 50.
       groups: the name of each message's group in UTF-8, empty if it has none; None if no message
         is in a group.
+      fields: if the messages are rows of a message table, the names and types of the values in
+        their payloads; otherwise None. They are not a part of the encoded batch.
     """
 
     payloads: Blobs
@@ -244,6 +247,7 @@ class MessageBatch:
     properties: Blobs | None = None
     priorities: npt.NDArray[np.uint8] | None = None
     groups: Blobs | None = None
+    fields: tuple[Field, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.payloads.lengths)
@@ -336,6 +340,7 @@ class MessageBatch:
             None if self.properties is None else self.properties.take(rows),
             None if self.priorities is None else self.priorities[rows],
             None if self.groups is None else self.groups.take(rows),
+            self.fields,
         )
 
     def part(self, low: int, high: int) -> MessageBatch:
@@ -346,6 +351,7 @@ class MessageBatch:
             None if self.properties is None else self.properties.part(low, high),
             None if self.priorities is None else self.priorities[low:high],
             None if self.groups is None else self.groups.part(low, high),
+            self.fields,
         )
 
     def parts(self, heights: Sequence[int]) -> list[MessageBatch]:
@@ -362,19 +368,25 @@ class MessageBatch:
         levels = missing if priorities is None else [priorities[a:b] for a, b in pairwise(bounds)]
         payloads = self.payloads.parts(bounds)
         columns = zip(payloads, keys, properties, levels, groups, strict=True)
-        return [MessageBatch(*column) for column in columns]
+        return [MessageBatch(*column, self.fields) for column in columns]
 
     @staticmethod
     def concat(parts: Sequence[MessageBatch]) -> MessageBatch:
-        """Join batches to one, in order, with every column that one of them uses."""
+        """Join batches to one, in order, with every column that one of them uses.
+
+        All batches have the same fields.
+        """
         if len(parts) == 1:
             return parts[0]
+        fields = parts[0].fields if parts else None
+        assert all(part.fields == fields for part in parts), "rows of different fields"
         return MessageBatch(
             Blobs.concat([p.payloads for p in parts]),
             _concat_used([(len(p), p.keys) for p in parts]),
             _concat_used([(len(p), p.properties) for p in parts]),
             concat_columns([(len(p), p.priorities) for p in parts], DEFAULT_PRIORITY, np.uint8),
             _concat_used([(len(p), p.groups) for p in parts]),
+            fields,
         )
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escapement.errors import RemoteProtocolError
+from escapement.field import Field
 from escapement.message import Blobs, MessageBatch, Times, gather
 
 values = st.lists(st.binary(max_size=40), max_size=60)
@@ -107,3 +108,22 @@ def test_due_time_is_never_before_acceptance() -> None:
     assert times.resolve(1000, 4).tolist() == [1000, 1500, 1000, 2000]
     assert times.given
     assert not Times(np.array([-1], np.int64)).given
+
+
+@given(st.lists(values, min_size=1, max_size=5))
+def test_every_part_of_a_batch_of_rows_knows_its_fields(parts: list[list[bytes]]) -> None:
+    """V11: by identity, so that a session need not compare them."""
+    fields = (Field("id", "bigint"), Field("message", "json"))
+    batch = MessageBatch(Blobs.of([row for part in parts for row in part]), fields=fields)
+    heights = [len(part) for part in parts]
+    found = [batch.take(np.arange(len(batch))), batch.part(0, 0), *batch.parts(heights)]
+    assert all(one.fields is fields for one in found)
+    assert MessageBatch.concat(found).fields is fields
+    assert MessageBatch.concat([]).fields is None
+
+
+def test_batches_of_different_fields_are_not_joined() -> None:
+    rows = MessageBatch(Blobs.empty(1), fields=(Field("id", "bigint"),))
+    for other in (MessageBatch(Blobs.empty(1)), MessageBatch(Blobs.empty(1), fields=())):
+        with pytest.raises(AssertionError, match="different fields"):
+            MessageBatch.concat([rows, other])

@@ -36,6 +36,7 @@ from escapement.protocol.limits import (
     MAX_REPLY_CONTAINERS,
     MAX_REQUEST_CONTAINERS,
     MAX_REQUEST_ITEMS,
+    MAX_TABLE_FIELDS,
     MAX_TOPIC_CHARS,
 )
 from escapement.traits import KeyRange, check_key_range
@@ -94,6 +95,24 @@ class Text:
         if not self.low <= len(value) <= self.high:
             raise ValueError(f"has {len(value)} characters, outside {self.low}..{self.high}")
         return value
+
+    write = read
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A list of at most ``most`` strings of 1 to ``high`` characters each."""
+
+    most: int
+    high: int
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if type(value) not in (list, tuple):
+            raise ValueError(f"is {type(value).__name__}, not a list")
+        if len(value) > self.most:
+            raise ValueError(f"has {len(value)} items, more than {self.most}")
+        item = Text(self.high, low=1)
+        return tuple(map(item.read, value))
 
     write = read
 
@@ -296,6 +315,7 @@ Boolean = Annotated[bool, Flag()]
 Topic = Annotated[str, Text(MAX_TOPIC_CHARS, low=1)]
 Name = Annotated[str, Text(MAX_NAME_CHARS, low=1)]
 OptionalName = Annotated[str, Text(MAX_NAME_CHARS)]
+FieldTexts = Annotated[tuple[str, ...], Texts(MAX_TABLE_FIELDS, MAX_NAME_CHARS)]
 SubscriptionKind = Annotated[str, Choice(SUBSCRIPTION_KINDS)]
 Code = Annotated[str, Text(MAX_CODE_CHARS, low=1)]
 Explanation = Annotated[str, Text(MAX_MESSAGE_CHARS)]

@@ -44,6 +44,9 @@ MAX_VERB_CHARS: Final = 64
 MAX_CODE_CHARS: Final = 64
 MAX_MESSAGE_CHARS: Final = 4096
 
+# The most columns of a message table, which MySQL and MariaDB limit to this.
+MAX_TABLE_FIELDS: Final = 4096
+
 # The most messages in one Publish or Deliver.
 MAX_BATCH_MESSAGES: Final = 65_536
 # The most offsets, or ranges of offsets, in one Ack or Nack: 8 MiB per column.

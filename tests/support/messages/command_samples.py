@@ -50,6 +50,7 @@ SAMPLES: list[c.Command] = [
     c.ConsumerClosed(1, "not_found", "gone", False),
     c.ConsumerRewound(1),
     c.Halt(10, 1),
+    c.Fields(1, ("id", "message"), ("bigint unsigned", "json")),
     c.Cancel(8, "t", COLUMN),
     c.Reschedule(8, "t", COLUMN, 5, -1),
     c.Reschedule(8, "t", COLUMN, -1, -1),

@@ -41,6 +41,13 @@ from support.messages.command_samples import BODY, open_pair, pump
         [c.Ack.TYPE, 0, 1, None, bytes(8), bytes(8)],
         [c.Ack.TYPE, 0, 1, None, bytes(8), b"\x01".ljust(16, b"\0")],
         [c.Nack.TYPE, 0, 1, None, 0],
+        [c.Fields.TYPE, 1, ["a"], []],
+        [c.Fields.TYPE, 1, ["a"], [1]],
+        [c.Fields.TYPE, 1, ["a"], "b"],
+        [c.Fields.TYPE, 1, ["a"], [["b"]]],
+        [c.Fields.TYPE, 1, [""], ["b"]],
+        [c.Fields.TYPE, 1, ["a" * 201], ["b"]],
+        [c.Fields.TYPE, 1, ["a"] * 4097, ["b"] * 4097],
         [c.Admin.TYPE, 1, "v", [1]],
         [c.Admin.TYPE, 1, "v", {1: 2}],
         [c.Admin.TYPE, 1, "v", {"a": [[[[[[[[[1]]]]]]]]]}],
@@ -49,11 +56,12 @@ from support.messages.command_samples import BODY, open_pair, pump
     ids=repr,
 )
 def test_invalid_field_ends_the_connection(values: list[Any]) -> None:
-    _, broker = open_pair()
+    client, broker = open_pair()
     packed = msgpack.packb(values)
-    broker.receive_data(len(packed).to_bytes(4, "big") + packed)
+    receiver = client if values[0] == c.Fields.TYPE else broker
+    receiver.receive_data(len(packed).to_bytes(4, "big") + packed)
     with pytest.raises(RemoteProtocolError):
-        broker.next_event()
+        receiver.next_event()
 
 
 def test_command_with_an_invalid_field_is_not_sent_and_changes_nothing() -> None:

@@ -16,6 +16,7 @@ from escapement.broker.session.request_handler import RequestHandler
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.topic.handles import ConsumerHandle
 from escapement.errors import EscapementError, LimitExceeded
+from escapement.field import Field
 from escapement.message import Int64s, MessageBatch
 from escapement.position import Position
 from escapement.protocol import commands as wire
@@ -37,6 +38,8 @@ class Consumers(RequestHandler):
         self._broker = broker
         self._outbound = outbound
         self._handles: Handles[ConsumerHandle] = Handles("consumer")
+        # The fields that each consumer of a message table was told last, by its id.
+        self._told: dict[int, tuple[Field, ...]] = {}
         self.at_once = {
             wire.CloseConsumer: self._close,
             wire.Flow: self._flow,
@@ -89,6 +92,7 @@ class Consumers(RequestHandler):
 
     def _close(self, command: wire.CloseConsumer) -> None:
         handle = self._handles.take(command.consumer_id)
+        self._told.pop(command.consumer_id, None)
         if handle is not None:
             if command.untried is not None:
                 self._broker.consuming.release(handle, command.untried, 0)
@@ -165,7 +169,9 @@ class Consumers(RequestHandler):
         redelivered: npt.NDArray[np.bool_] | None,
         batch: MessageBatch,
     ) -> None:
-        """Queue a frame of messages."""
+        """Queue a frame of messages, after the fields of their rows if the consumer needs them."""
+        if batch.fields is not None:
+            self._tell(consumer_id, batch.fields)
         first = not np.count_nonzero(rows.attempts > 1)
         self._outbound.deliver(
             wire.Deliver(
@@ -178,6 +184,14 @@ class Consumers(RequestHandler):
             )
         )
 
+    def _tell(self, consumer_id: int, fields: tuple[Field, ...]) -> None:
+        """Queue the fields of the next messages, unless the consumer knows them already."""
+        told = self._told.get(consumer_id)
+        if told is not fields:
+            self._told[consumer_id] = fields
+            if told != fields:
+                self._outbound.send(wire.Fields.of(consumer_id, fields))
+
     def active(self, consumer_id: int, active: bool) -> None:
         """Tell an exclusive or failover consumer whether it is the one that gets the messages."""
         self._outbound.send(wire.ConsumerActive(consumer_id, active))
@@ -189,6 +203,7 @@ class Consumers(RequestHandler):
     def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
         """Tell a consumer that the broker closed it, and why."""
         self._handles.take(consumer_id)
+        self._told.pop(consumer_id, None)
         self._outbound.send(wire.ConsumerClosed(consumer_id, *wire.error_fields(error)))
 
 

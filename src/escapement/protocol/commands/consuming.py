@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from escapement.field import Field
 from escapement.message import MessageBatch
 from escapement.protocol.body import decode_body
 from escapement.protocol.commands.command import Command, command
@@ -22,6 +23,7 @@ from escapement.protocol.fields import (
     Count,
     CountOrNone,
     Explanation,
+    FieldTexts,
     FlagColumn,
     Id,
     Int64Column,
@@ -254,3 +256,35 @@ class Halt(Command):
 
     request_id: Id
     consumer_id: Id
+
+
+@command(38, "broker")
+class Fields(Command):
+    """The names and types of the values in the messages that follow, of a consumer of a table.
+
+    They hold for every Deliver to this consumer until the next Fields. The payload of each message
+    has one value for each field. A consumer of an ordinary topic gets no Fields.
+    """
+
+    consumer_id: Id
+    names: FieldTexts
+    types: FieldTexts
+
+    MAX_CONTAINERS = 3  # the frame and the two lists
+
+    @classmethod
+    def of(cls, consumer_id: int, fields: tuple[Field, ...]) -> Fields:
+        """Return the command that tells a consumer these fields."""
+        return cls(
+            consumer_id,
+            tuple(field.name for field in fields),
+            tuple(field.type for field in fields),
+        )
+
+    def check(self) -> None:
+        if len(self.names) != len(self.types):
+            raise ValueError(f"{len(self.names)} names have {len(self.types)} types")
+
+    def decode(self) -> tuple[Field, ...]:
+        """Return the fields."""
+        return tuple(map(Field, self.names, self.types))
