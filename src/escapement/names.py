@@ -38,6 +38,7 @@ SUBSCRIPTION_KINDS: Final[tuple[SubscriptionKind, ...]] = get_args(SubscriptionK
 _ANONYMOUS: Final = "anonymous-"
 
 _SCHEME: Final = "persistent://"
+_TABLE_SCHEME: Final = "table://"
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
 # The most digits of an offset in a message id. Every such number fits into 64 bits.
 _MAX_OFFSET_DIGITS: Final = 18
@@ -160,6 +161,45 @@ class TopicName:
     def namespace_full(self) -> str:
         """The full name of the topic's namespace, ``tenant/namespace``."""
         return f"{self.tenant}/{self.namespace}"
+
+    def __str__(self) -> str:
+        return self.full
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """The name of a message table as a topic, ``table://database/table``."""
+
+    database: str
+    table: str
+
+    def __post_init__(self) -> None:
+        check_name("database", self.database)
+        check_name("topic", self.table)
+
+    @staticmethod
+    def is_meant(text: object) -> bool:
+        """Return whether a text is meant as the name of a message table."""
+        return isinstance(text, str) and text.startswith(_TABLE_SCHEME)
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Parse the name of a message table, ``table://database/table``.
+
+        Raises:
+          InvalidRequest: if ``text`` has another form.
+        """
+        parts = text.removeprefix(_TABLE_SCHEME).split("/")
+        if not cls.is_meant(text) or len(parts) != 2:
+            raise InvalidRequest(
+                f"{_quote(text)} is not a message table: write it as {_TABLE_SCHEME}shop/my_message"
+            )
+        return cls(*parts)
+
+    @property
+    def full(self) -> str:
+        """The full name, ``table://database/table``."""
+        return f"{_TABLE_SCHEME}{self.database}/{self.table}"
 
     def __str__(self) -> str:
         return self.full

@@ -242,6 +242,7 @@ class Broker:
         async with trio.open_nursery() as nursery:
             for relay in self.services.outbox_relays:
                 nursery.start_soon(relay.stop)
+            nursery.start_soon(self.services.tables.stop)
         await self.services.pipeline.drain()
         for farewell in self._farewells:
             farewell()

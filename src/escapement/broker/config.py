@@ -28,4 +28,6 @@ class BrokerConfig:
     ack_wait_ms: int = DEFAULT_ACK_WAIT_MS
     # The databases of applications whose outboxes the broker serves.
     outboxes: tuple[MysqlAddress, ...] = ()
+    # The databases of applications whose message tables the broker serves.
+    tables: tuple[MysqlAddress, ...] = ()
     seed: int | None = None  # the seed of the random retry jitter, for tests that replay

@@ -20,6 +20,8 @@ _WORK_THREADS: Final = 16
 # One look computes while another waits for the disk. All threads that compute share the interpreter
 # lock with the event loop, so more threads would slow down publishes and make no look faster.
 _LOOK_THREADS: Final = 2
+# For each database: polls, claims and writes.
+_TABLE_THREADS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +32,33 @@ class Runners:
       commits: for the lease and the commit lanes.
       work: for the other work of the broker.
       looks: for the requests of clients that search, list or count messages.
-      outboxes: for the databases of applications, which must not delay the log's when they hang.
+      outboxes: for the outboxes of applications, whose databases must not delay the log's when they
+        hang.
+      tables: for message tables, for the same reason.
     """
 
     commits: Run
     work: Run
     looks: Run
     outboxes: Run
+    tables: Run
 
     @classmethod
-    def in_threads(cls, commit_lanes: int, outboxes: int = 0) -> Runners:
-        """Return runners with threads of their own, enough for these commit lanes and outboxes."""
+    def in_threads(cls, commit_lanes: int, outboxes: int = 0, databases: int = 0) -> Runners:
+        """Return runners with threads of their own.
+
+        Args:
+          databases: the number of databases with message tables.
+        """
         return cls(
             commits=in_threads(commit_lanes + _LEASE_KEEPERS),
             work=in_threads(_WORK_THREADS),
             looks=in_threads(_LOOK_THREADS),
             outboxes=in_threads(max(outboxes, 1)),
+            tables=in_threads(max(_TABLE_THREADS * databases, 1)),
         )
 
     @classmethod
     def all_by(cls, run: Run) -> Runners:
         """Return runners that make all calls by ``run``, for tests on a virtual clock."""
-        return cls(commits=run, work=run, looks=run, outboxes=run)
+        return cls(commits=run, work=run, looks=run, outboxes=run, tables=run)

@@ -101,7 +101,9 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
 
             def make_broker() -> Broker:
                 runners = Runners.in_threads(
-                    config.broker.limits.commit_lanes, len(config.broker.outboxes)
+                    config.broker.limits.commit_lanes,
+                    len(config.broker.outboxes),
+                    len(config.broker.tables),
                 )
                 return Broker(
                     engine, directory.index, identity, SystemClock(), runners, config.broker

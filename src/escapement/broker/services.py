@@ -41,6 +41,9 @@ from escapement.broker.registry.topic_batches import TopicBatches
 from escapement.broker.runners import Runners
 from escapement.broker.settlement import Settlement
 from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.tables.database import Delivery
+from escapement.broker.tables.table_index import TableIndex
+from escapement.broker.tables.tables import Tables
 from escapement.broker.topic.backlogs import Backlogs
 from escapement.broker.topic.passive_topics import PassiveTopics
 from escapement.broker.topic.topic import Topic
@@ -54,6 +57,7 @@ from escapement.broker.upkeep.namespace_quota import NamespaceQuotas
 from escapement.broker.upkeep.progress import Progress
 from escapement.broker.upkeep.unwritten import Unwritten
 from escapement.clock import Clock
+from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
@@ -105,7 +109,7 @@ class Services:
         )
         self._keep(ground, engine, config)
         self._move(ground, engine, config)
-        self._serve(config)
+        self._serve(ground, config)
         self._write(ground, engine, config)
         self.deletion = Deletion(
             self.registry,
@@ -200,7 +204,7 @@ class Services:
         lease, limits = self._keeper.lease, config.limits
         self.reader = LogReader(engine, ground.log, run, ground.connection)
         self.timekeeper = Timekeeper(clock, self._wake, self._step_back, limits.max_sleep_s)
-        drop_oldest = DropOldest(ground.index, clock, run, self.reader)
+        self._drop_oldest = DropOldest(ground.index, clock, run, self.reader)
         self.recorder = Recorder(clock)
         self.pump = Pump(
             ground.index,
@@ -209,7 +213,7 @@ class Services:
             self._frame_bytes,
             run,
             self.reader,
-            drop_oldest,
+            self._drop_oldest,
             self._may_dispatch,
             self.recorder.sent,
             self.reschedule,
@@ -218,7 +222,7 @@ class Services:
         self._namespace_quotas = NamespaceQuotas(
             ground.index,
             self.registry.active,
-            drop_oldest,
+            self._drop_oldest,
             clock,
             self.pump.wake_subscription,
             self.reschedule,
@@ -228,7 +232,7 @@ class Services:
             self.registry.active,
             self.pump.wake_subscription,
             self._namespace_quotas.want,
-            drop_oldest.weigh,
+            self._drop_oldest.weigh,
             clock,
         )
         self.forgetter = Forgetter(
@@ -262,9 +266,23 @@ class Services:
             on_dead=self._dead,
         )
 
-    def _serve(self, config: BrokerConfig) -> None:
+    def _serve(self, ground: Ground, config: BrokerConfig) -> None:
         """Create the services for client requests: publishers first, then consumers."""
         clock = self._clock
+        self.tables = Tables(
+            config.tables,
+            ground.log_identity,
+            Delivery(
+                self._table_pump,
+                self._look_at,
+                lambda topic_id: self.timekeeper.schedule(topic_id, None),
+                lambda: self._keeper.held,
+            ),
+            config.limits,
+            np.random.default_rng(config.seed),
+            clock,
+            self._runners.tables,
+        )
         self.topic_batches = TopicBatches(self.registry, Changes(self.pipeline.transact), clock)
         self.publishing = Publishing(
             self.registry, self.pipeline, self._backlogs, self.checkpointer, clock, config.limits
@@ -281,8 +299,9 @@ class Services:
         self.consuming = Consuming(
             self.registry,
             self.activation,
-            self.pipeline,
-            self.pump,
+            self.tables.to_consume,
+            self._check_acks,
+            self._wake_subscription,
             self.reader,
             clock,
             config.ack_wait_ms,
@@ -383,6 +402,7 @@ class Services:
                 self.housekeeper,
                 self.forgetter,
                 self.passivator,
+                self.tables,
             ):
                 nursery.start_soon(part.run)
             for relay in self.outbox_relays:
@@ -398,6 +418,7 @@ class Services:
         self.inbox_relay.close()
         for relay in self.outbox_relays:
             relay.close()
+        self.tables.close()
 
     # -- after a commit --------------------------------------------------------
 
@@ -436,20 +457,54 @@ class Services:
         """Wake every active topic, because deliveries may continue."""
         for topic in self.registry.active.values():
             self.pump.wake(topic)
+        for topic in self.tables.topics():
+            self.tables.wake(topic)
 
     def _wake(self, topic_id: int, now_ms: int) -> None:
         if topic_id == _SCHEDULES:
             self.scheduler.wake()
             return
-        topic = self.registry.active.get(topic_id)
+        topic = self.registry.active.get(topic_id) or self.tables.topic(topic_id)
         if topic is not None:
             topic.advance(now_ms)
-            self._backlogs.look(topic, now_ms)
+            if not topic.is_table:
+                self._backlogs.look(topic, now_ms)
             self._look_at(topic)
 
     def _look_at(self, topic: Topic) -> None:
-        self.pump.wake(topic)
+        if topic.is_table:
+            self.tables.wake(topic)
+        else:
+            self.pump.wake(topic)
         self.reschedule(topic)
+
+    def _wake_subscription(self, topic: Topic, subscription: Subscription) -> None:
+        if topic.is_table:
+            self.tables.wake(topic, subscription)
+        else:
+            self.pump.wake_subscription(topic, subscription)
+
+    def _check_acks(self, topic: Topic, count: int) -> None:
+        if topic.is_table:
+            self.tables.check_acks(topic)
+        else:
+            self.pipeline.check_acks(count)
+
+    def _table_pump(self, index: TableIndex, run: Run, may_send: Callable[[], bool]) -> Pump:
+        """Return a pump for the tables of one database."""
+        return Pump(
+            index,
+            self._clock,
+            self._limits,
+            self._frame_bytes,
+            run,
+            self.reader,
+            self._drop_oldest,
+            may_send,
+            lambda subscription: None,  # a claim records what is sent
+            self.reschedule,
+            self.hasten,
+        )
 
     def _activated(self, topic: Topic) -> None:
         if not self.activation.replaying:  # after the replay, ``run`` schedules all topics
@@ -462,7 +517,7 @@ class Services:
 
     def _step_back(self, now_ms: int) -> None:
         _log.warning("the wall clock was set back; deliveries follow the new time")
-        for topic in self.registry.active.values():
+        for topic in [*self.registry.active.values(), *self.tables.topics()]:
             topic.rewind(now_ms)
             self._look_at(topic)
         self._backlogs.rewind()

@@ -96,8 +96,8 @@ class Settlement:
             if subscription is not None:
                 subscription.acked.committed(acks.offsets)
             self._tell_groups(acks, subscription)
-            if acks.context is not None:
-                acks.context()
+            if acks.done is not None:
+                acks.done(len(acks.offsets))
         for lag in group.lags:
             self._progress.lags.add(self._epoch, group.seq, lag)
         for statement in group.statements:

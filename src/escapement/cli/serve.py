@@ -81,6 +81,15 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     help="Database of an application whose outbox is served; may be repeated.",
 )
 @_option(
+    "--tables",
+    "table_urls",
+    type=log_url,
+    multiple=True,
+    metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
+    envvar="ESCAPEMENT_TABLES",
+    help="Database of an application whose message tables are served; may be repeated.",
+)
+@_option(
     "--listen",
     type=host_and_port,
     metavar="HOST:PORT",
@@ -151,6 +160,7 @@ def serve(
     data: Path,
     log_url: str | None,
     outbox_urls: tuple[str, ...],
+    table_urls: tuple[str, ...],
     listen: tuple[str, int],
     create_topics: bool,
     max_delay_ms: int,
@@ -180,6 +190,7 @@ def serve(
         max_commits_per_second=max_commits_per_second,
         ack_wait_ms=ack_wait_ms,
         outboxes=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(outbox_urls)),
+        tables=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(table_urls)),
     )
     host, port = listen
     config = ServerConfig(data, log_url, host, port, broker)

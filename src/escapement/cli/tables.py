@@ -25,7 +25,7 @@ from escapement.storage.engine.mysql import MysqlEngine
 from escapement.tables.ddl import create_statement, create_table
 from escapement.tables.directives import MAX_COUNT, Directives, Spelling
 from escapement.tables.discovery import Discovery, MessageTable
-from escapement.tables.load import index_warning
+from escapement.tables.poll import index_warning
 
 _PASSWORD: Final = "ESCAPEMENT_PASSWORD"
 _DIRECTIVES: Final = tuple(Directives.__dataclass_fields__)
@@ -199,7 +199,7 @@ def _connected(url: str) -> Iterator[Connection]:
 def _record(connection: Connection, table: MessageTable) -> dict[str, Any]:
     warnings = list(table.warnings)
     try:
-        warning = index_warning(connection, table.name, table.layout.edition)
+        warning = index_warning(connection, table)
     except StorageUnavailable:
         raise
     except StorageError as error:

@@ -62,6 +62,8 @@ class Layout:
     id: Column
     further: tuple[Column, ...]  # the application's columns, in the order of the table
     primary_key: tuple[str, ...]  # the names of its columns, in the order of the index
+    due_index: Index | None  # the index by which due messages are found
+    most_epoch: int  # the highest value of the column ``epoch``
 
 
 class _Need(NamedTuple):
@@ -77,6 +79,12 @@ _NANOSECONDS: Final = frozenset({"bigint"})
 # An epoch counts deliveries without end, so small types would overflow.
 _COUNTER: Final = frozenset({"mediumint", "int", "bigint"})
 _INTEGER: Final = _COUNTER | {"tinyint", "smallint"}
+_BITS: Final = {"mediumint": 24, "int": 32, "bigint": 64}
+# The first columns of the indexes by which due messages are found, the best first.
+DUE_INDEXES: Final[Mapping[Edition, tuple[tuple[str, ...], ...]]] = {
+    "current": (("time_acked", "priority", "time_next"),),
+    "first": (("time_acked", "time_next"), ("time_next", "epoch")),
+}
 
 _EPOCH: Final = _Need(_COUNTER, "BIGINT NOT NULL DEFAULT 0", is_written=True)
 _TIME: Final = _Need(_NANOSECONDS, "BIGINT NULL", is_written=True, can_be_null=True)
@@ -128,7 +136,18 @@ def check_columns(table: str, columns: Sequence[Column], indexes: Sequence[Index
         id=id,
         further=tuple(column for column in columns if column.name.lower() not in needs),
         primary_key=next((index.columns for index in indexes if index.is_primary), ()),
+        due_index=_due_index(edition, indexes),
+        # Parameters of statements are signed, so the highest epoch of an unsigned column is too.
+        most_epoch=(1 << (_BITS[by_name["epoch"].data_type] - 1)) - 1,
     )
+
+
+def _due_index(edition: Edition, indexes: Sequence[Index]) -> Index | None:
+    for wanted in DUE_INDEXES[edition]:
+        for index in indexes:
+            if tuple(name.lower() for name in index.columns[: len(wanted)]) == wanted:
+                return index
+    return None
 
 
 def _check_column(table: str, column: Column, need: _Need) -> None:

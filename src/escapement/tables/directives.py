@@ -16,6 +16,8 @@ directive                     value     meaning
 ``poller_interval``           seconds   look for due messages this often
 ``min_backoff`` (optional)    seconds   shortest wait between retries; without it, ``ack_wait``
 ``max_backoff`` (optional)    seconds   longest wait between retries; without it, no bound
+``message_cols`` (optional)   columns   send these columns, such as ``id|message``; without it, all
+``key_column`` (optional)     column    divide messages by it among key ranges; without it, ``id``
 ============================  ========  ====================================================
 
 Seconds may have a fraction. A fraction of a millisecond is rounded up. White space around items,
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Final, Literal, NamedTuple
 
@@ -67,6 +69,8 @@ class Directives:
     batch_size: int
     cache_size: int
     poll_interval_ms: int
+    message_cols: tuple[str, ...] = ()  # the columns to send; empty: all but those of the broker
+    key_column: str | None = None  # None: ``id``
 
 
 class TableComment(NamedTuple):
@@ -100,6 +104,9 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "cache_size": _Rule("cache_size", "10000"),
     "poller_interval": _Rule("poll_interval_ms", "30"),
 }
+# The directives whose values are names of columns.
+_MESSAGE_COLS: Final = "message_cols"
+_KEY_COLUMN: Final = "key_column"
 
 
 def is_message_table(comment: str) -> bool:
@@ -123,7 +130,8 @@ def parse_comment(comment: str, table: str) -> TableComment:
         directive = name.removeprefix(_PREFIXES[spelling])
         if item == MARKERS[spelling]:
             continue
-        if directive not in _RULES or name != _PREFIXES[spelling] + directive:
+        is_known = directive in _RULES or directive in (_MESSAGE_COLS, _KEY_COLUMN)
+        if not is_known or name != _PREFIXES[spelling] + directive:
             unknown.append(item)
             continue
         if directive in written:
@@ -132,11 +140,18 @@ def parse_comment(comment: str, table: str) -> TableComment:
             )
         written[directive] = value if equals else None
     _check_complete(written, unknown, spelling, table)
+    columns = _columns(written.pop(_MESSAGE_COLS, ""), _MESSAGE_COLS, spelling, table)
+    keys = _columns(written.pop(_KEY_COLUMN, ""), _KEY_COLUMN, spelling, table)
     values = {
         _RULES[directive].field: _value(directive, text, spelling, table)
         for directive, text in written.items()
     }
-    return TableComment(spelling, _directives(values, spelling, table), tuple(unknown))
+    directives = replace(
+        _directives(values, spelling, table),
+        message_cols=columns,
+        key_column=keys[0] if keys else None,
+    )
+    return TableComment(spelling, directives, tuple(unknown))
 
 
 def write_comment(directives: Directives, spelling: Spelling = "escapement") -> str:
@@ -149,6 +164,10 @@ def write_comment(directives: Directives, spelling: Spelling = "escapement") -> 
         if value is not None and not follows:
             text = _seconds_text(value) if rule.is_time else str(value)
             items.append(f"{_PREFIXES[spelling]}{directive}={text}")
+    if directives.message_cols:
+        items.append(f"{_PREFIXES[spelling]}{_MESSAGE_COLS}={'|'.join(directives.message_cols)}")
+    if directives.key_column is not None:
+        items.append(f"{_PREFIXES[spelling]}{_KEY_COLUMN}={directives.key_column}")
     return ",".join(items)
 
 
@@ -197,6 +216,23 @@ def _check_complete(
         raise TableRejected(
             f"Table {table} has no {noun} {names}{but}. Add {usual} to its COMMENT."
         )
+
+
+def _columns(text: str | None, directive: str, spelling: Spelling, table: str) -> tuple[str, ...]:
+    """Return the names of columns in the value of a directive; "" stands for its absence."""
+    if text == "":
+        return ()
+    names = tuple(name.strip() for name in (text or "").split("|"))
+    most = 1 if directive == _KEY_COLUMN else MAX_COUNT
+    if "" not in names and len(names) <= most and len(set(names)) == len(names):
+        return names
+    name = _PREFIXES[spelling] + directive
+    usual = "tenant_id" if directive == _KEY_COLUMN else "id|message"
+    raise TableRejected(
+        f"Directive {name} of table {table} has the value {_quoted(text or '')}. Write"
+        f" {'one name of a column' if most == 1 else 'names of columns, each once'}, such as"
+        f" {name}={usual}."
+    )
 
 
 def _value(directive: str, text: str | None, spelling: Spelling, table: str) -> int:

@@ -62,6 +62,7 @@ class MessageTable:
     spelling: Spelling
     directives: Directives
     layout: Layout
+    sent: tuple[Column, ...]  # the columns that consumers get, in order
     warnings: tuple[str, ...]  # what users of the table should change
 
 
@@ -190,5 +191,25 @@ def _checked(name: str, definition: _Definition) -> MessageTable:
         comment.spelling,
         comment.directives,
         layout,
+        _sent(name, definition, comment.directives, layout),
         tuple(unknown),
     )
+
+
+def _sent(
+    table: str, definition: _Definition, directives: Directives, layout: Layout
+) -> tuple[Column, ...]:
+    """Return the columns that consumers get. Check the columns that the directives name."""
+    by_name = {column.name.lower(): column for column in definition.columns}
+    named = dict.fromkeys(directives.message_cols, "message_cols")
+    if directives.key_column is not None:
+        named[directives.key_column] = "key_column"
+    for name, directive in named.items():
+        if name.lower() not in by_name:
+            raise TableRejected(
+                f"Table {table} has no column {name}, which its directive {directive} names."
+                " Correct the COMMENT, or add the column."
+            )
+    if directives.message_cols:
+        return tuple(by_name[name.lower()] for name in directives.message_cols)
+    return (layout.id, *layout.further)

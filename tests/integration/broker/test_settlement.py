@@ -132,8 +132,8 @@ async def test_group_of_a_deleted_topic_is_answered_and_changes_nothing_else(
                 settled.restated(-6, None, lambda: called.append("relocated"), topic_id=99),
             ],
             acks=[
-                Acks(99, 98, column(0), lambda: called.append("acknowledged")),
-                Acks(99, -99, column(0), lambda: called.append("cancelled")),
+                Acks(99, 98, column(0), lambda _: called.append("acknowledged")),
+                Acks(99, -99, column(0), lambda _: called.append("cancelled")),
             ],
             statements=[Statement(99, _nothing, _nothing, _nothing, forgets="g")],
         )

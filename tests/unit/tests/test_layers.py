@@ -34,6 +34,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"upkeep"},
     {"recovery"},
     {"delivery"},
+    {"tables"},
     {"publishing"},
     {"inbox", "outbox"},
     {"deletion", "settlement"},

@@ -7,10 +7,9 @@ durable. A *seek* makes a subscription begin again at another position.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from escapement.broker.delivery.pump import Pump
 from escapement.broker.log.log_reader import LogReader
 from escapement.broker.recovery.activation import Activation
 from escapement.broker.registry.registry import Registry
@@ -30,11 +29,10 @@ from escapement.errors import (
     NotFound,
 )
 from escapement.message import Int64s
-from escapement.names import TopicName, check_name
+from escapement.names import TableName, TopicName, check_name
 from escapement.position import Position
 from escapement.storage.catalog.catalog import Kind, SubscriptionRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy
-from escapement.storage.commit.commit import CommitPipeline
 from escapement.traits import KeyRange
 
 
@@ -42,6 +40,9 @@ class Consuming:
     """The operations of consumers on all subscriptions.
 
     Args:
+      find_table: returns the topic of a message table, given its name and that of a subscription.
+      check_acks: raises if this many acknowledgements of a topic cannot be accepted now.
+      wake: wakes the task that sends messages of a subscription.
       ack_wait_ms: the ack wait of a consumer of a shared subscription, if neither the consumer nor
         the subscription's policy sets one.
       on_change: called with a subscription whose next wake-up time may have become earlier.
@@ -52,8 +53,9 @@ class Consuming:
         self,
         registry: Registry,
         activation: Activation,
-        pipeline: CommitPipeline,
-        pump: Pump,
+        find_table: Callable[[str, str], Awaitable[Topic]],
+        check_acks: Callable[[Topic, int], None],
+        wake: Callable[[Topic, Subscription], None],
         log: LogReader,
         clock: Clock,
         ack_wait_ms: int,
@@ -62,8 +64,9 @@ class Consuming:
     ) -> None:
         self._registry = registry
         self._activation = activation
-        self._pipeline = pipeline
-        self._pump = pump
+        self._find_table = find_table
+        self._check_acks = check_acks
+        self._wake = wake
         self._log = log
         self._clock = clock
         self._ack_wait_ms = ack_wait_ms
@@ -107,8 +110,12 @@ class Consuming:
         """
         if key_range is not None and kind != "shared":
             raise InvalidRequest(f"a key range is for shared subscriptions, not {kind} ones")
-        topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
-        subscription = await self._ensure(topic, name, kind, position)
+        if TableName.is_meant(topic_text):
+            topic = await self._find_table(topic_text, name)
+            subscription = topic.find(name)
+        else:
+            topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
+            subscription = await self._ensure(topic, name, kind, position)
         if ack_wait_ms:
             # Wait until a change of the subscription's policy is stored. Otherwise the new policy
             # could forbid this ack wait after the check.
@@ -194,7 +201,7 @@ class Consuming:
         new = self._activation.replace_subscription(topic, old, record)
         for consumer in new.consumers:
             consumer.outlet.rewound(consumer.wire_id)
-        self._pump.wake_subscription(topic, new)
+        self._wake(topic, new)
         self._on_sought(topic)
 
     async def _resolve(self, topic: Topic, kind: Kind, position: Position) -> Position:
@@ -222,7 +229,7 @@ class Consuming:
 
     def wake(self, handle: ConsumerHandle) -> None:
         """Wake the pump, because the consumer may get more messages."""
-        self._pump.wake_subscription(handle.topic, handle.subscription)
+        self._wake(handle.topic, handle.subscription)
 
     # -- acknowledgements ------------------------------------------------------
 
@@ -239,7 +246,7 @@ class Consuming:
           StorageUnavailable: if too many acknowledgements wait for the database; the client must
             send them again.
         """
-        self._pipeline.check_acks(max(len(offsets), 1))
+        self._check_acks(handle.topic, max(len(offsets), 1))
         handle.subscription.acknowledge(offsets, done, at_ms=self._clock.now_ms())
         self.wake(handle)
 

@@ -156,14 +156,17 @@ class Sender:
                 return waited
         subscription.note_sent(hand)
         self._sent(subscription)
-        for frame, own in self._frames(rows, batch):
+        most = min(self._limits.deliver_messages, topic.frame_messages or rows.height)
+        for frame, own in self._frames(rows, batch, most):
             before = subscription.was_sent_before(frame) if again else None
             consumer.outlet.deliver(consumer.wire_id, frame, before, own)
         return waited
 
-    def _frames(self, rows: Rows, batch: MessageBatch) -> Iterator[tuple[Rows, MessageBatch]]:
-        """Divide a run into frames: yield the rows and messages of each."""
-        frames = -(-rows.height // self._limits.deliver_messages)
+    def _frames(
+        self, rows: Rows, batch: MessageBatch, most: int
+    ) -> Iterator[tuple[Rows, MessageBatch]]:
+        """Divide a run into frames of at most ``most`` rows: yield rows and messages of each."""
+        frames = -(-rows.height // most)
         if batch.size_bytes > 2 * self._limits.deliver_bytes:
             frames = max(frames, -(-batch.size_bytes // self._limits.deliver_bytes))
         frames = min(frames, rows.height)

@@ -146,7 +146,7 @@ class Amending:
         ):
             tell()
             return
-        self._pipeline.submit(Acks(topic.id, cancellations_id(topic.id), fresh, tell))
+        self._pipeline.submit(Acks(topic.id, cancellations_id(topic.id), fresh, lambda _: tell()))
 
     def _withdraw(self, topic: Topic, offsets: Int64s) -> None:
         """Remove cancelled messages from each subscription, except those that it has delivered."""

@@ -178,7 +178,7 @@ class Rescheduling:
         """Wait until the expiry or drop of these lapsed messages is durable."""
         if topic.is_settling(offsets):
             wait = CommitWait()
-            behind = Acks(topic.id, cancellations_id(topic.id), offsets[:0], wait.end)
+            behind = Acks(topic.id, cancellations_id(topic.id), offsets[:0], lambda _: wait.end())
             self._pipeline.submit(behind)
             await wait.ended()
 

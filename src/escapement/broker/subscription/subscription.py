@@ -31,7 +31,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -270,13 +269,12 @@ class Subscription(ABC):
                 every = len(fresh) == len(offsets)
                 unsent = lapsed if every else lapsed[np.isin(lapsed, fresh)]
                 self.lapses().add(unsent)
-        told = None if done is None else partial(done, len(fresh))
-        if len(fresh) or (told is not None and self.acked.undurable.intersects(offsets)):
+        if len(fresh) or (done is not None and self.acked.undurable.intersects(offsets)):
             written = inbox_entries(fresh) if inbox_entries is not None and len(fresh) else ()
-            acks = Acks(self.record.topic_id, self.record.id, fresh, told, written, timing, unsent)
+            acks = Acks(self.record.topic_id, self.record.id, fresh, done, written, timing, unsent)
             self._submit(acks)
-        elif told is not None:
-            told()
+        elif done is not None:
+            done(0)
         return len(fresh)
 
     def _timing(self, offsets: Int64s, at_ms: int) -> Timing:

@@ -61,6 +61,7 @@ class Topic:
         "dedup",
         "deleting",
         "doubtful_below",
+        "frame_messages",
         "groups",
         "has_quota",
         "id",
@@ -108,6 +109,7 @@ class Topic:
         self.restatements = Restatements()
         self.sizes = Sizes()
         self.publish_rate = PublishRate()
+        self.frame_messages: int | None = None  # the most messages of a frame; None: no own limit
         self.dedup = dedup
         self.backlog: Counted | None = None  # the last count of the backlog, for quotas
         self.quota_watch = QuotaWatch()
@@ -119,6 +121,11 @@ class Topic:
         self._index = index
         self._budget = budget
         self._coming: DeliveryWindow | None = None  # exists while there is a shared subscription
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the messages are rows of a message table, and not of the log."""
+        return self.id < 0
 
     @property
     def is_governed(self) -> bool:
@@ -269,6 +276,11 @@ class Topic:
         traits = None if due.tags is None else due.tags.astype(np.uint32)
         for subscription in self.shared.values():
             subscription.offer(due.when_ms, due.ids, traits)
+
+    def found(self, due_ms: Int64s, offsets: Int64s, traits: UInt32s | None, now_ms: int) -> None:
+        """Handle messages of a message table that its index has newly; offsets ascend."""
+        self.published += len(offsets)
+        self._arrive(due_ms, offsets, traits, now_ms)
 
     def _append(self, base_offset: int, due_ms: Int64s, batch: MessageBatch) -> UInt32s | None:
         """Add new messages to the index; return their traits, or None if all traits are zero."""

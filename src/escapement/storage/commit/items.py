@@ -115,8 +115,8 @@ class Restate:
 class Acks:
     """Offsets of messages that a subscription acknowledged, or of cancelled messages.
 
-    For cancelled messages, ``subscription_id`` is the negative id of the topic. ``inbox_entries``
-    are inbox entries that the acknowledgements cause, such as dead letters. They become durable in
+    For cancelled messages, ``subscription_id`` is the negative id of the topic. ``done`` is called
+    with the number of offsets when they are durable. ``inbox_entries`` are inbox entries that the acknowledgements cause, such as dead letters. They become durable in
     the same transaction. ``timing`` has the delivery times of messages that consumers acknowledged,
     from which the lag is counted. ``lapsed`` are those of ``offsets`` that expired or were dropped
     before any delivery.
@@ -125,7 +125,7 @@ class Acks:
     topic_id: int
     subscription_id: int
     offsets: Int64s
-    context: Any = None
+    done: Callable[[int], None] | None = None
     inbox_entries: Sequence[InboxEntry] = ()
     timing: Timing | None = None
     lapsed: Int64s | None = None

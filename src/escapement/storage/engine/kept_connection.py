@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from escapement.storage.engine.base import Connection, Engine
@@ -13,11 +13,18 @@ class KeptConnection:
 
     Args:
       first: an open connection to use; None to open one at the first use.
+      opened: called with each connection that is opened, before it is used.
     """
 
-    def __init__(self, engine: Engine, first: Connection | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        first: Connection | None = None,
+        opened: Callable[[Connection], None] | None = None,
+    ) -> None:
         self._engine = engine
         self._connection = first
+        self._opened = opened
 
     @contextmanager
     def use(self) -> Iterator[Connection]:
@@ -32,6 +39,8 @@ class KeptConnection:
                 self.close()
             if self._connection is None:
                 self._connection = self._engine.connect()
+                if self._opened is not None:
+                    self._opened(self._connection)
             yield self._connection
         except BaseException:
             self.close()

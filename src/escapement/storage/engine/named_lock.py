@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
 
-from escapement.errors import EscapementError
-from escapement.storage.engine.base import Connection
+from escapement.errors import EscapementError, StorageUnavailable
+from escapement.storage.engine.base import Connection, Engine
+
+# How long to wait until the server has ended the connection that holds a lock.
+_TAKE_OVER_S: Final = 5
 
 
 @contextmanager
@@ -30,3 +34,25 @@ def named_lock(connection: Connection, name: str, wait_s: int) -> Iterator[bool]
             # Closing the connection would release the lock too, but perhaps only after a while.
             with suppress(EscapementError):
                 connection.execute(f"SELECT RELEASE_LOCK({lock})")
+
+
+def take_over(engine: Engine, connection: Connection, name: str) -> None:
+    """Take a lock for as long as the connection lasts, and end the connection that holds it.
+
+    The caller must know that the holder is an earlier broker, which may hang.
+
+    Args:
+      name: the name of the lock, at most 36 characters; each database has its own lock of that name.
+
+    Raises:
+      StorageUnavailable: if the holder cannot be ended.
+    """
+    assert len(name) <= 36
+    lock = f"CONCAT('escapement.{name}.', LEFT(SHA1(DATABASE()), 16))"
+    if connection.execute(f"SELECT GET_LOCK({lock}, 0)").rows[0][0] == 1:
+        return
+    holder = connection.execute(f"SELECT IS_USED_LOCK({lock})").rows[0][0]
+    if holder is not None:
+        engine.kill([int(holder)])
+    if connection.execute(f"SELECT GET_LOCK({lock}, {_TAKE_OVER_S})").rows[0][0] != 1:
+        raise StorageUnavailable(f"{engine.location}: connection {holder} holds the lock {name}")

@@ -206,11 +206,26 @@ class InFlight:
             delivery.deadline_ms[at] = np.maximum(delivery.deadline_ms[at], deadline_ms)
         return sum(part.height for part in parts)
 
-    def note_sent(self, delivery_id: int) -> None:
-        """Note that a delivery was sent to its consumer."""
+    def terms(self, offsets: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the attempts and the deadlines of messages in flight, in the given order."""
+        parts = self._delivery_lookup.find(offsets)
+        found = np.concatenate([part.rows.offsets for part in parts])
+        order = np.argsort(found)
+        at = order[found[order].searchsorted(offsets)]
+        assert bool((found[at] == offsets).all()), "a message is not in flight"
+        counts = np.concatenate([part.rows.counts for part in parts])[at]
+        return counts, np.concatenate([part.delivery.deadline_ms[part.at] for part in parts])[at]
+
+    def note_sent(self, delivery_id: int, *, recorded: bool = False) -> None:
+        """Note that a delivery was sent to its consumer.
+
+        Args:
+          recorded: whether its attempts are recorded already.
+        """
         if delivery_id in self._deliveries:
             self._deliveries[delivery_id].sent = True
-            self._unrecorded.append(delivery_id)
+            if not recorded:
+                self._unrecorded.append(delivery_id)
 
     @property
     def has_unrecorded(self) -> bool:

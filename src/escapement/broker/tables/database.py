@@ -1,0 +1,483 @@
+"""Serves the message tables of one database of an application.
+
+Three connections are used, by one thread each: one for polls and discovery, one for claims, one for
+acknowledgements and retries. The last two hold named locks of the server. A broker that takes over
+ends the connections of an earlier broker that hangs, so that its statements change nothing any more.
+It connects only while it holds the lease of its log.
+
+Tasks: the pump and the row writer, and one that polls and discovers tables. If the database fails,
+no message of its tables is sent for a moment, and everything that waits to be written is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+import trio
+
+from escapement.broker.delivery.pump import Pump
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.outage import Outage
+from escapement.broker.subscription.subscription import Subscription
+from escapement.broker.tables.claim import Claim
+from escapement.broker.tables.row_writer import RowWriter
+from escapement.broker.tables.served_table import ServedTable
+from escapement.broker.tables.table_index import TableIndex
+from escapement.broker.topic.topic import Topic
+from escapement.broker.topic.window_budget import WindowBudget
+from escapement.clock import Clock
+from escapement.errors import (
+    EscapementError,
+    InvalidRequest,
+    NotFound,
+    StorageError,
+    StorageUnavailable,
+    TableRejected,
+)
+from escapement.message import Int64s
+from escapement.names import TableName
+from escapement.storage.blocking import Run
+from escapement.storage.commit.items import Acks, Attempts
+from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.kept_connection import KeptConnection
+from escapement.storage.engine.named_lock import take_over
+from escapement.tables.discovery import Discovery, MessageTables
+from escapement.tables.poll import Polled, Target, index_warning, poll
+from escapement.tables.row_statements import Claimed
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+# How often the definitions of the tables are read, and the longest interval if that takes long.
+_LOOK_S: Final = 1.5
+_LONGEST_LOOK_S: Final = 10.0
+# A look takes at most this part of the time.
+_LOOK_SHARE: Final = 20
+# Tables that are to be polled within this time are polled together.
+_TOGETHER_S: Final = 0.1
+# After an error nothing is sent for this time, and twice as long after each further error.
+_FIRST_PAUSE_S: Final = 0.25
+_LAST_PAUSE_S: Final = 2.0
+# How long a stop of the broker waits until everything is written.
+_STOP_S: Final = 2.0
+
+
+class Delivery(NamedTuple):
+    """The parts of the broker that deliver messages.
+
+    Attributes:
+      make_pump: makes a pump, given the order of delivery, what runs its blocking calls, and whether
+        messages may be sent now.
+      look_at: called with a topic that may have work.
+      unschedule: called with the id of a topic that is gone.
+      holds_lease: returns whether the broker holds its lease.
+    """
+
+    make_pump: Callable[[TableIndex, Run, Callable[[], bool]], Pump]
+    look_at: Callable[[Topic], None]
+    unschedule: Callable[[int], None]
+    holds_lease: Callable[[], bool]
+
+
+class Database:
+    """The message tables of one database.
+
+    Args:
+      engine: the database.
+      log: the id of the broker's log.
+      next_id: returns an id for another topic.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        database: str,
+        log: str,
+        next_id: Callable[[], int],
+        delivery: Delivery,
+        limits: BrokerLimits,
+        rng: np.random.Generator,
+        clock: Clock,
+        run: Run,
+    ) -> None:
+        self.database = database
+        self.problem: StorageError | None = None  # why nothing is sent; None if all is well
+        self.has_looked = trio.Event()  # set when the tables are known
+        self._engine = engine
+        self._log = log
+        self._next_id = next_id
+        self._delivery = delivery
+        self._limits = limits
+        self._rng = rng
+        self._clock = clock
+        self._run = run
+        self._budget = WindowBudget(limits.window_messages)
+        self._tables: dict[str, ServedTable] = {}
+        self._by_id: dict[int, ServedTable] = {}
+        self._rejected: dict[str, str] = {}
+        self._polls = KeptConnection(engine)
+        self._claims = KeptConnection(engine, opened=lambda one: self._take_over(one, "claims"))
+        self._writes = KeptConnection(engine, opened=lambda one: self._take_over(one, "writes"))
+        self._claiming = trio.Lock()
+        self._ended: deque[Claim] = deque()
+        self._claimants: dict[Claim, ServedTable] = {}
+        self._discovery = Discovery()
+        self._found: MessageTables | None = None
+        self._look_s = 0.0  # when to look for tables next
+        self._poll = 0  # the number of the last poll
+        self._pause_s = 0.0
+        self._resume_s = 0.0
+        self._told = ""  # the last error that was logged
+        self._soon = trio.Event()
+        self.index = TableIndex(self._by_id.__getitem__, self._claim)
+        self.pump = delivery.make_pump(self.index, self._in_thread, self._may_send)
+        self.writer = RowWriter(
+            clock,
+            self._write,
+            run,
+            self._trouble,
+            self._well,
+            self._changed,
+            lambda: self._poll,
+            limits.unwritten_acks,
+        )
+
+    @property
+    def location(self) -> str:
+        return self._engine.location
+
+    # -- finding -----------------------------------------------------------------------
+
+    def topics(self) -> Sequence[Topic]:
+        """Return the topics of all tables that are served."""
+        return [table.topic for table in self._tables.values()]
+
+    def topic(self, id: int) -> Topic | None:
+        """Return the topic with this id; None if there is none."""
+        table = self._by_id.get(id)
+        return None if table is None else table.topic
+
+    def find(self, name: TableName) -> ServedTable:
+        """Return a table.
+
+        Raises:
+          NotFound: if the database has no such message table.
+          TableRejected: if it has one that cannot be served.
+          StorageUnavailable: if the database could not be asked yet.
+        """
+        table = self._tables.get(name.table)
+        if table is not None:
+            return table
+        if name.table in self._rejected:
+            raise TableRejected(self._rejected[name.table])
+        if self._found is None:
+            raise StorageUnavailable(f"{self.location}: the tables are not known yet")
+        raise NotFound(
+            f"{self.location} has no message table {name.table}; `escapement tables list` shows all"
+        )
+
+    def hasten(self, table: ServedTable) -> None:
+        """Poll a table now, because messages may have come, or a consumer."""
+        table.pace.hasten(trio.current_time())
+        self._soon.set()
+
+    async def acknowledge(self, table: ServedTable, given: Sequence[object]) -> int:
+        """Acknowledge rows by their ids; return how many were not acknowledged before.
+
+        Raises:
+          InvalidRequest: if a value cannot be an id of the table.
+        """
+        try:
+            ids = list(dict.fromkeys(table.statements.ids.read(one) for one in given))
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"ids of {table.topic.name.full}: {error}") from None
+        total, waiting, ended = 0, 2, trio.Event()
+
+        def done(count: int) -> None:
+            nonlocal total, waiting
+            total, waiting = total + count, waiting - 1
+            if not waiting:
+                ended.set()
+
+        offsets = table.cached.offsets_of(ids)
+        here = offsets >= 0
+        table.subscription.acknowledge(offsets[here], done)
+        left = [ids[at] for at in np.flatnonzero(~here).tolist()]
+        self.writer.acknowledge(table, left, done)
+        self.pump.wake_subscription(table.topic, table.subscription)
+        await ended.wait()
+        return total
+
+    # -- the tasks -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve the tables until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.pump.run)
+            nursery.start_soon(self.writer.run)
+            nursery.start_soon(self._watch)
+
+    async def stop(self, now_ms: int) -> None:
+        """Give all messages back, and wait a while until that is written."""
+        for table in self._tables.values():
+            table.subscription.stop(now_ms)
+        with trio.move_on_after(_STOP_S):
+            await self.writer.drained()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in (self._polls, self._claims, self._writes):
+            connection.close()
+
+    async def _watch(self) -> None:
+        outage = Outage("messages of tables wait")
+        while True:
+            self._soon = trio.Event()
+            failed = True
+            with outage:
+                await self._turn()
+                failed = False
+            self.has_looked.set()
+            with trio.move_on_after(_FIRST_PAUSE_S if failed else self._wait_s()):
+                await self._soon.wait()
+
+    async def _turn(self) -> None:
+        """Look for tables and poll, as far as it is time to."""
+        now_s = trio.current_time()
+        if self.problem is not None and now_s >= self._resume_s:
+            self.problem = None  # try again; the next error stops everything again
+            self._wake_all()
+        if now_s >= self._look_s:
+            await self._look()
+        await self._poll_due()
+
+    def _wait_s(self) -> float:
+        """Return how long to wait until there is something to do."""
+        due_s = [
+            table.pace.next_s
+            for table in self._tables.values()
+            if table.is_used and not table.is_cramped
+        ]
+        if self.problem is not None:
+            due_s.append(self._resume_s)
+        return max(min([self._look_s, *due_s]) - trio.current_time(), 0.0)
+
+    # -- discovery -------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        began_s = trio.current_time()
+        try:
+            found = await self._ask(self._discovery.look)
+        finally:
+            took_s = trio.current_time() - began_s
+            pause_s = min(max(_LOOK_S, _LOOK_SHARE * took_s), _LONGEST_LOOK_S)
+            self._look_s = trio.current_time() + pause_s
+        if found is self._found:
+            return
+        before, self._found = self._found, found
+        now_ms = self._clock.now_ms()
+        self._rejected = {name: one.reason for name, one in found.rejected.items()}
+        for name in [name for name in self._tables if name not in found.good]:
+            self._drop(name)
+        for name, table in found.good.items():
+            known = self._tables.get(name)
+            if known is None:
+                self._serve(name, now_ms)
+            elif known.table is not table:
+                known.redefine(table, now_ms)
+                self.hasten(known)
+            if before is None or before.good.get(name) is not table:
+                await self._warn(name)
+
+    def _serve(self, name: str, now_ms: int) -> None:
+        assert self._found is not None
+        table = ServedTable(
+            self._next_id(),
+            TableName(self.database, name),
+            self._found.good[name],
+            self.index,
+            self._budget,
+            self._limits,
+            self._rng,
+            self._clock.now_ms,
+            self._submit,
+        )
+        self._tables[name] = self._by_id[table.topic.id] = table
+        table.begin(now_ms)
+
+    def _drop(self, name: str) -> None:
+        """Stop serving a table, because it was dropped or cannot be served any more."""
+        table = self._tables.pop(name)
+        error: EscapementError = NotFound(f"table {table.topic.name.full} was dropped")
+        if name in self._rejected:
+            error = TableRejected(self._rejected[name])
+        table.end(error)
+        table.is_gone = True
+        self._delivery.unschedule(table.topic.id)
+
+    async def _warn(self, name: str) -> None:
+        """Log what users of a table should change."""
+        assert self._found is not None
+        table = self._found.good[name]
+        warnings = list(table.warnings)
+        with suppress(StorageError):
+            warning = await self._ask(lambda connection: index_warning(connection, table))
+            warnings += [] if warning is None else [warning]
+        for warning in warnings:
+            _logger.warning("%s, table %s: %s", self.location, name, warning)
+
+    async def _ask(self, call: Callable[[Connection], T]) -> T:
+        """Call a function with the connection for polls.
+
+        Its errors must not end the broker, so each counts as an outage.
+        """
+
+        def made() -> T:
+            with self._polls.use() as connection:
+                return call(connection)
+
+        try:
+            return await self._run(made)
+        except StorageUnavailable:
+            raise
+        except StorageError as error:
+            raise StorageUnavailable(str(error)) from error
+
+    # -- polls -------------------------------------------------------------------------------
+
+    async def _poll_due(self) -> None:
+        until_s = trio.current_time() + _TOGETHER_S
+        due = [
+            table
+            for table in self._tables.values()
+            if table.is_used and table.pace.next_s <= until_s and not table.is_cramped
+        ]
+        now_s = trio.current_time()
+        if not any(table.pace.next_s <= now_s for table in due):
+            return
+        self._poll += 1
+        now_ms = self._clock.now_ms()
+        targets = [table.target(now_ms) for table in due]
+        try:
+            found = await self._ask(lambda connection: poll(connection, targets))
+        except StorageError:
+            self._look_s = 0.0  # a table may have been altered or dropped
+            raise
+        self._take(due, targets, found, now_s)
+
+    def _take(
+        self,
+        tables: Sequence[ServedTable],
+        targets: Sequence[Target],
+        found: Sequence[Polled],
+        began_s: float,
+    ) -> None:
+        now_s, now_ms = trio.current_time(), self._clock.now_ms()
+        for table, target, polled in zip(tables, targets, found, strict=True):
+            if table.is_gone or table.table is not target.table:
+                continue  # altered or dropped meanwhile
+            new = table.take(polled, self._poll, now_ms)
+            table.pace.polled(now_s, now_s - began_s, new)
+            if new:
+                self._delivery.look_at(table.topic)
+
+    # -- claims and writes ---------------------------------------------------------------------
+
+    def _claim(self, table: ServedTable, offsets: Int64s) -> Claim:
+        claim = Claim(
+            table.statements,
+            table.cached,
+            offsets,
+            table.subscription.sending(offsets),
+            self._make_claim,
+            self._ended.append,
+        )
+        self._claimants[claim] = table
+        return claim
+
+    def _make_claim(self, claim: Claim) -> Claimed:
+        """Make a claim in the database. Runs in a thread, one at a time."""
+        with self._claims.use() as connection:
+            connection.begin()
+            claimed = claim.statements.claim(
+                connection, claim.ids, claim.known, claim.epochs, claim.times_ns
+            )
+            connection.commit()
+            return claimed
+
+    async def _in_thread(self, function: Callable[..., T], /, *arguments: object) -> T:
+        """Make a blocking call of the pump, which is a claim, and settle claims that have ended."""
+        async with self._claiming:
+            try:
+                return await self._run(function, *arguments)
+            finally:
+                while self._ended:
+                    self._settle(self._ended.popleft())
+
+    def _settle(self, claim: Claim) -> None:
+        table = self._claimants.pop(claim)
+        table.subscription.claimed(claim.settle(table.cached, self._poll))
+        if claim.error is not None:
+            self._trouble(claim.error)
+        if table.wants_refill:
+            self.hasten(table)
+
+    def _submit(self, table: ServedTable, item: Acks | Attempts) -> None:
+        self.writer.submit(table, item)
+
+    def _write(self, call: Callable[[Connection], None]) -> None:
+        with self._writes.use() as connection:
+            call(connection)
+
+    def _changed(self, table: ServedTable) -> None:
+        if table.wants_refill:
+            self.hasten(table)
+        self._delivery.look_at(table.topic)
+
+    # -- trouble ---------------------------------------------------------------------------------
+
+    def _may_send(self) -> bool:
+        return self.problem is None and self._delivery.holds_lease()
+
+    def _take_over(self, connection: Connection, purpose: str) -> None:
+        """End the connection of an earlier broker with this purpose, and hinder it from more."""
+        if not self._delivery.holds_lease():
+            raise StorageUnavailable(f"{self.location}: the lease has expired")
+        take_over(self._engine, connection, f"tables.{purpose}.{self._log[:16]}")
+
+    def _trouble(self, error: StorageError) -> None:
+        """Note an error. If the database cannot be used, send nothing for a while."""
+        self._look_s = 0.0  # a table may have been altered or dropped
+        if str(error) != self._told:
+            self._told = str(error)
+            _logger.warning("%s: messages of tables wait: %s", self.location, error)
+        if isinstance(error, StorageUnavailable):
+            self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LAST_PAUSE_S)
+            self._resume_s = trio.current_time() + self._pause_s
+            self.problem = error
+        self._soon.set()
+
+    def _well(self) -> None:
+        """Note that the database accepts writes."""
+        self._pause_s, self._told = 0.0, ""
+        if self.problem is not None:
+            self.problem = None
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for table in self._tables.values():
+            self.pump.wake(table.topic)
+
+    def wake(self, topic: Topic, subscription: Subscription) -> None:
+        """Wake the pump for a subscription of one of the tables."""
+        table = self._by_id[topic.id]
+        if table.is_used and not table.had_consumers:
+            self.hasten(table)
+        table.had_consumers = table.is_used
+        self.pump.wake_subscription(topic, subscription)

@@ -1,0 +1,68 @@
+"""When the broker polls a message table, and how far ahead a poll looks.
+
+After a poll that found new messages, the next one follows soon. While polls find none, the interval
+doubles, up to the ``poller_interval`` of the table. A poll takes at most a part of the time, however
+short the interval is.
+
+A poll looks ahead until after the next one. So a message that was inserted before a poll, and is due
+before the next, is in memory when it is due. Only a message that is inserted to be due sooner than
+the next poll waits for it.
+
+Pure. ``now_s`` is a time of the event loop's clock.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# The shortest interval between two polls of a table.
+SHORTEST_S: Final = 0.005
+# The shortest interval while no messages come, so that idle tables cost a database less than three
+# polls a second.
+IDLE_S: Final = 0.4
+# The interval is at least this many times as long as the last poll took.
+_REST: Final = 3.0
+# A poll looks this much further ahead than the next poll, for delays of all kinds.
+_MARGIN_S: Final = 0.1
+
+
+class Pace:
+    """The pace of the polls of one table.
+
+    Args:
+      longest_s: the ``poller_interval`` of the table.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self.longest_s = longest_s
+        self.next_s = 0.0  # when to poll next
+        self._interval_s = SHORTEST_S
+        self._took_s = 0.0
+
+    @property
+    def ahead_s(self) -> float:
+        """How far ahead a poll must look now."""
+        return self._following_s(False) + _MARGIN_S + 4 * self._took_s
+
+    def polled(self, now_s: float, took_s: float, found: bool) -> None:
+        """Note the end of a poll.
+
+        Args:
+          took_s: how long the poll took.
+          found: whether it found new messages.
+        """
+        self._took_s = took_s
+        self._interval_s = self._following_s(found)
+        self.next_s = now_s + max(self._interval_s, _REST * took_s)
+
+    def _following_s(self, found: bool) -> float:
+        if found:
+            return SHORTEST_S
+        doubled = 2 * self._interval_s
+        # Between the shortest intervals and the idle ones there are some twenty polls.
+        return min(doubled, max(self.longest_s, IDLE_S))
+
+    def hasten(self, now_s: float) -> None:
+        """Poll now, because messages may have come."""
+        self.next_s = min(self.next_s, now_s)
+        self._interval_s = SHORTEST_S

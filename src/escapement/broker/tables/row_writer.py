@@ -1,0 +1,275 @@
+"""Writes acknowledgements and retries into the rows of message tables, in group commits.
+
+Subscriptions submit them without waiting. One task takes all that wait, up to a bound, and writes
+them in one transaction. A row that another session has locked is written later. After an error
+everything is kept, and tried again until it is written.
+
+While an acknowledgement waits, its row stays in memory, so that no poll takes it for a new message.
+While a retry waits, its row is not claimed, because a claim would not find the version that the
+broker knows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import trio
+
+from escapement.broker.outage import PASSING
+from escapement.broker.tables.claim import NANOSECONDS
+from escapement.broker.tables.served_table import ServedTable
+from escapement.clock import Clock
+from escapement.errors import StorageError, StorageReadOnly, StorageUnavailable
+from escapement.message import Int64s
+from escapement.storage.blocking import Run
+from escapement.storage.commit.items import Acks, Attempts
+from escapement.storage.engine.base import Connection
+from escapement.tables.row_ids import RowId
+from escapement.tables.row_statements import Versions
+
+# The most rows of one transaction, unless one item has more.
+_MOST_ROWS: Final = 8_192
+# The pause before rows that another session has locked are tried again.
+_LOCKED_S: Final = 0.05
+# The shortest pause after an error, and the longest after several.
+_FIRST_RETRY_S: Final = 0.1
+_LAST_RETRY_S: Final = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Ack:
+    """Rows to acknowledge. ``offsets`` is None for rows that are not in memory."""
+
+    table: ServedTable
+    ids: list[RowId]
+    done: Callable[[int], None] | None
+    at_ns: int
+    offsets: Int64s | None = None
+    acked: int = 0  # how many rows were acknowledged
+    found: set[RowId] = field(default_factory=set)
+    locked: set[RowId] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Retry:
+    """Rows that get a new time, and maybe another epoch."""
+
+    table: ServedTable
+    ids: list[RowId]
+    offsets: Int64s
+    known: Versions
+    epochs: Int64s
+    times_ns: Int64s
+    written: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    locked: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+_Item = _Ack | _Retry
+
+
+class RowWriter:
+    """The task that writes into the rows of the tables of one database.
+
+    Args:
+      write: calls a function with an open connection, in a thread.
+      on_trouble: called with each error.
+      on_written: called after each transaction.
+      on_change: called with a table whose subscription may have work.
+      last_poll: returns the number of the last poll that has begun.
+      most_acks: refuse acknowledgements while this many wait.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        write: Callable[[Callable[[Connection], None]], None],
+        run: Run,
+        on_trouble: Callable[[StorageError], None],
+        on_written: Callable[[], None],
+        on_change: Callable[[ServedTable], None],
+        last_poll: Callable[[], int],
+        most_acks: int,
+    ) -> None:
+        self._clock = clock
+        self._write = write
+        self._run = run
+        self._on_trouble = on_trouble
+        self._on_written = on_written
+        self._on_change = on_change
+        self._last_poll = last_poll
+        self._most_acks = most_acks
+        self._items: deque[_Item] = deque()
+        self._waiting = 0  # rows of all items, including those being written
+        self._added = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+
+    # -- what is submitted ---------------------------------------------------------
+
+    def check_acks(self, problem: StorageError | None) -> None:
+        """Raise if no acknowledgement can be accepted now.
+
+        Args:
+          problem: why the database cannot be used; None if it can.
+
+        Raises:
+          StorageReadOnly: if the database accepts no writes.
+          StorageUnavailable: if too many rows wait to be written.
+        """
+        if isinstance(problem, StorageReadOnly):
+            raise problem
+        if self._waiting >= self._most_acks:
+            raise StorageUnavailable(
+                f"{self._waiting:,} acknowledgements wait for the database of the table"
+            )
+
+    def submit(self, table: ServedTable, item: Acks | Attempts) -> None:
+        """Write acknowledgements or attempts of a subscription."""
+        offsets = item.offsets[table.cached.contains(item.offsets)]
+        if isinstance(item, Acks):
+            ids = table.cached.ids(offsets)
+            self._add(_Ack(table, ids, item.done, self._now_ns, offsets))
+            return
+        here = table.cached.contains(item.offsets)
+        if here.any():
+            known, ids = table.cached.versions(offsets), table.cached.ids(offsets)
+            table.cached.set_writing(offsets, True)
+            times_ns = item.next_ms[here] * NANOSECONDS
+            self._add(_Retry(table, ids, offsets, known, item.attempts[here], times_ns))
+
+    def acknowledge(
+        self, table: ServedTable, ids: list[RowId], done: Callable[[int], None]
+    ) -> None:
+        """Acknowledge rows that are not in memory; ``done`` gets the number that took effect."""
+        self._add(_Ack(table, ids, done, self._now_ns))
+
+    @property
+    def _now_ns(self) -> int:
+        return self._clock.now_ms() * NANOSECONDS
+
+    def _add(self, item: _Item) -> None:
+        self._items.append(item)
+        self._waiting += len(item.ids)
+        if self._idle.is_set():
+            self._idle = trio.Event()
+        self._added.set()
+
+    async def drained(self) -> None:
+        """Wait until everything is written."""
+        await self._idle.wait()
+
+    # -- the task ------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        pause_s = 0.0
+        while True:
+            if not self._items:
+                self._idle.set()
+                self._added = trio.Event()
+                await self._added.wait()
+            items, tried = self._next(), list[_Item]()
+            try:
+                await self._run(
+                    self._write, lambda connection: _write_all(connection, items, tried)
+                )
+            except StorageError as error:
+                if not isinstance(error, PASSING):  # the last item may fail again: others go first
+                    items = [*[one for one in items if one is not tried[-1]], tried[-1]]
+                self._items.extendleft(reversed(items))
+                self._on_trouble(error)
+                pause_s = min(max(2 * pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+            else:
+                self._on_written()
+                left = [one for item in items if (one := self._finish(item)) is not None]
+                self._items.extend(left)
+                pause_s = _LOCKED_S if left and len(left) == len(self._items) else 0.0
+            await trio.sleep(pause_s)
+
+    def _next(self) -> list[_Item]:
+        items: list[_Item] = []
+        count = 0
+        while self._items and (not items or count + len(self._items[0].ids) <= _MOST_ROWS):
+            items.append(self._items.popleft())
+            count += len(items[-1].ids)
+        return items
+
+    def _finish(self, item: _Item) -> _Item | None:
+        """Note that an item is written. Return the part of it that is not; None if there is none."""
+        before = len(item.ids)
+        left = self._acknowledged(item) if isinstance(item, _Ack) else self._retried(item)
+        self._waiting -= before - (0 if left is None else len(left.ids))
+        self._on_change(item.table)
+        return left
+
+    def _acknowledged(self, item: _Ack) -> _Ack | None:
+        item.acked += len(item.found)
+        locked = [id for id in item.ids if id in item.locked]
+        if item.offsets is not None:
+            is_locked = np.array([id in item.locked for id in item.ids], bool)
+            durable = item.offsets[~is_locked]
+            item.table.subscription.acked.committed(durable)
+            item.table.removed(durable)
+            item.offsets = item.offsets[is_locked]
+        item.ids = locked
+        if locked:
+            return item
+        if item.done is not None:
+            item.done(item.acked)
+        return None
+
+    def _retried(self, item: _Retry) -> _Retry | None:
+        table, written = item.table, item.written
+        cached = table.cached
+        here = written[cached.contains(item.offsets[written])]
+        cached.set_versions(
+            item.offsets[here], item.epochs[here], item.times_ns[here], self._last_poll()
+        )
+        gone = np.ones(len(item.ids), bool)
+        gone[written] = gone[item.locked] = False
+        cached.set_writing(item.offsets[~_mask(item.locked, len(gone))], False)
+        self._forget(table, item.offsets[gone])
+        if not len(item.locked):
+            return None
+        at = item.locked
+        known = Versions(*(column[at] for column in item.known))
+        ids = [item.ids[row] for row in at.tolist()]
+        return _Retry(table, ids, item.offsets[at], known, item.epochs[at], item.times_ns[at])
+
+    def _forget(self, table: ServedTable, offsets: Int64s) -> None:
+        """Forget messages whose rows were changed by SQL, unless they are in flight again."""
+        offsets = offsets[table.cached.contains(offsets)]
+        offsets = offsets[~table.subscription.in_flight.offsets.contains(offsets)]
+        if len(offsets):
+            table.subscription.forget(offsets[~table.subscription.acked.contains(offsets)])
+
+
+def _write_all(connection: Connection, items: Sequence[_Item], tried: list[_Item]) -> None:
+    """Write items in one transaction, and note in each what was written. Runs in a thread.
+
+    Args:
+      tried: gets the items that were tried, so that the last one is known after an error.
+    """
+    connection.begin()
+    for item in items:
+        tried.append(item)
+        if item.table.is_gone:
+            continue
+        statements = item.table.statements
+        if isinstance(item, _Ack):
+            item.found, item.locked = statements.acknowledge(connection, item.ids, item.at_ns)
+        else:
+            item.written, item.locked = statements.reschedule(
+                connection, item.ids, item.known, item.epochs, item.times_ns
+            )
+    connection.commit()
+
+
+def _mask(positions: Int64s, count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    mask = np.zeros(count, bool)
+    mask[positions] = True
+    return mask

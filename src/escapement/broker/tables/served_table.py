@@ -1,0 +1,233 @@
+"""A message table that is served: its topic, its subscription and its rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from escapement.broker.limits import BrokerLimits
+from escapement.broker.log.amendments import Amendments
+from escapement.broker.subscription.priorities.ready import Rows
+from escapement.broker.subscription.subscription import Environment
+from escapement.broker.tables.cached_rows import CachedRows
+from escapement.broker.tables.claim import NANOSECONDS
+from escapement.broker.tables.polling import Pace
+from escapement.broker.tables.table_index import TableIndex
+from escapement.broker.tables.table_subscription import SUBSCRIPTION, TableSubscription
+from escapement.broker.topic.dedup_keys import DedupKeys, KeyBudget
+from escapement.broker.topic.topic import Topic
+from escapement.broker.topic.window_budget import WindowBudget
+from escapement.errors import EscapementError
+from escapement.message import DEFAULT_PRIORITY, MAX_PRIORITY, Blobs, Bools, Int64s
+from escapement.names import TableName
+from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord
+from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
+from escapement.storage.commit.items import Acks, Attempts
+from escapement.storage.encoding.attempts import MOST_ATTEMPTS
+from escapement.tables.directives import Directives
+from escapement.tables.discovery import MessageTable
+from escapement.tables.poll import MOST_PRIORITIES, FoundRow, Polled, Target
+from escapement.tables.row_ids import as_key
+from escapement.tables.row_statements import NO_TIME_NS, RowStatements, Versions
+from escapement.traits import PRIORITY_SHIFT, traits_of_keys
+
+# The resolution of deliveries, and the span of time that the wheel loads at once.
+_TICK_MS: Final = 10
+_GRANULARITY_MS: Final = 300_000
+# The rows of a table in memory that wait to be sent are refilled when they are fewer than this part
+# of ``cache_size``.
+_REFILL: Final = 2
+
+
+class ServedTable:
+    """One table, as long as it is not dropped.
+
+    Args:
+      id: the id of its topic; no other topic has it.
+      submit: writes acknowledgements and attempts into the rows of this table.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        name: TableName,
+        table: MessageTable,
+        index: TableIndex,
+        budget: WindowBudget,
+        limits: BrokerLimits,
+        rng: np.random.Generator,
+        clock_ms: Callable[[], int],
+        submit: Callable[[ServedTable, Acks | Attempts], None],
+    ) -> None:
+        now_ms = clock_ms()
+        self.table = table
+        self.statements = RowStatements(table)
+        self.cached = CachedRows()
+        self.pace = Pace(table.directives.poll_interval_ms / 1000)
+        self.priorities: set[int] = {DEFAULT_PRIORITY}
+        self.is_full = False  # whether the last poll left messages in the table for lack of room
+        self.is_gone = False  # whether the table was dropped, or cannot be served any more
+        self.had_consumers = False
+        self._removed: set[object] = set()  # ids of rows removed since the last poll began
+        self.topic = Topic(
+            id,
+            name,
+            Namespace(0, "table", name.database, True, _GRANULARITY_MS, _TICK_MS, now_ms),
+            TopicPolicy(),
+            0,
+            index,
+            budget,
+            DedupKeys(KeyBudget(0)),
+        )
+        self.topic.frame_messages = table.directives.batch_size
+        record = SubscriptionRecord(
+            id, id, SUBSCRIPTION, "shared", 0, 0, 0, 0, 0, id, _policy(table.directives)
+        )
+        environment = Environment(
+            limits, lambda item: submit(self, item), rng, Amendments(), lambda _: None
+        )
+        self.subscription = TableSubscription(record, environment, clock_ms, self._forgotten)
+
+    def begin(self, now_ms: int) -> None:
+        """Serve the table. The index must know it."""
+        self.topic.add_shared(self.subscription, now_ms)
+
+    def redefine(self, table: MessageTable, now_ms: int) -> None:
+        """Apply an altered definition of the table from now on."""
+        self.table, self.statements = table, RowStatements(table)
+        self.pace.longest_s = table.directives.poll_interval_ms / 1000
+        self.topic.frame_messages = table.directives.batch_size
+        self.topic.set_subscription_policy(SUBSCRIPTION, _policy(table.directives), now_ms)
+        self.priorities = {DEFAULT_PRIORITY}
+
+    def end(self, error: EscapementError) -> None:
+        """Close the consumers with an error."""
+        for consumer in list(self.subscription.consumers):
+            consumer.closed = True
+            self.subscription.consumers.remove(consumer)
+            consumer.outlet.consumer_closed(consumer.wire_id, error)
+        self.topic.releasing()()
+
+    # -- polls -----------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many rows in memory wait to be sent."""
+        sent = len(self.subscription.in_flight) + len(self.subscription.acked.undurable)
+        return max(len(self.cached) - sent, 0)
+
+    @property
+    def wants_refill(self) -> bool:
+        """Whether there is room again for messages that the last poll left in the table."""
+        return self.is_full and _REFILL * self.waiting <= self.table.directives.cache_size
+
+    @property
+    def is_cramped(self) -> bool:
+        """Whether there is no room for more rows in memory."""
+        return self.waiting >= self.table.directives.cache_size
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the table has consumers. Nobody needs its messages in memory otherwise."""
+        return bool(self.subscription.consumers)
+
+    def target(self, now_ms: int) -> Target:
+        """Return what the next poll is to find, and begin to note which rows are removed."""
+        self._removed.clear()
+        waiting = self.waiting
+        room = max(self.table.directives.cache_size - waiting, 0)
+        share = max(room // max(min(len(self.priorities), MOST_PRIORITIES), 1), 1)
+        until_ms = now_ms + int(self.pace.ahead_s * 1000)
+        # A branch returns the oldest rows first, so those in memory are among them.
+        most = waiting + share
+        return Target(self.table, tuple(sorted(self.priorities)), until_ms * NANOSECONDS, most)
+
+    def take(self, polled: Polled, poll: int, now_ms: int) -> bool:
+        """Take the messages that a poll has found; return whether some were new.
+
+        Args:
+          poll: the number of the poll.
+        """
+        self.priorities.update(polled.priorities)
+        self.is_full = polled.is_full
+        # A row whose priority was changed during the poll may have been found twice.
+        by_id = {row.id: row for row in polled.rows}
+        rows = [row for id, row in by_id.items() if id not in self._removed]
+        fresh = [row for row, new in zip(rows, self._are_new(rows, poll), strict=True) if new]
+        room = max(self.table.directives.cache_size - self.waiting, 0)
+        if len(fresh) > room:
+            self.is_full = True
+            fresh.sort(key=lambda row: (row.priority, row.time_ns or 0))
+            fresh = fresh[:room]
+        if fresh:
+            self._enter(fresh, now_ms)
+        self.is_full |= self.is_cramped
+        return bool(fresh or polled.priorities)
+
+    def _are_new(self, rows: Sequence[FoundRow], poll: int) -> Bools:
+        """Return which rows are not in memory. Forget those in memory that somebody has changed."""
+        offsets = self.cached.offsets_of([row.id for row in rows])
+        new = offsets < 0
+        at = np.flatnonzero(~new)
+        known = offsets[at]
+        before, after = self.cached.versions(known), _versions([rows[row] for row in at.tolist()])
+        changed = np.zeros(len(at), bool)
+        for old, now in zip(before, after, strict=True):
+            changed |= old != now
+        subscription = self.subscription
+        changed &= ~self.cached.changed_since(known, poll)
+        changed &= ~subscription.in_flight.offsets.contains(known)
+        changed &= ~subscription.acked.contains(known)
+        if changed.any():
+            subscription.forget(known[changed])
+            self._removed.difference_update(rows[row].id for row in at[changed].tolist())
+            new[at[changed]] = True
+        return new
+
+    def _enter(self, rows: Sequence[FoundRow], now_ms: int) -> None:
+        """Add rows that are not in memory, and offer the messages that are due."""
+        versions = _versions(rows)
+        keys = [as_key(row.id) if row.key is None else row.key for row in rows]
+        # A row without a time, or with the default of 0, is due now.
+        timed = versions.times_ns > 0
+        due_ms = np.where(timed, -(-versions.times_ns // NANOSECONDS), now_ms)
+        steps = np.clip(versions.priorities, 0, MAX_PRIORITY) ^ DEFAULT_PRIORITY
+        traits = traits_of_keys(Blobs.of(keys)) | (steps.astype(np.uint32) << PRIORITY_SHIFT)
+        offsets = self.cached.add([row.id for row in rows], keys, due_ms, traits, versions)
+        self.topic.next_offset = self.cached.next_offset
+        tried = versions.epochs > 0
+        if not tried.all():
+            fresh = ~tried
+            self.topic.found(due_ms[fresh], offsets[fresh], traits[fresh], now_ms)
+        if tried.any():
+            attempts = np.minimum(versions.epochs[tried], MOST_ATTEMPTS)
+            # The time of the next attempt is known, and the first due time is not.
+            first_ms = np.minimum(due_ms[tried], now_ms)
+            again = Rows(first_ms, offsets[tried], attempts, traits[tried])
+            self.subscription.take_tried(again, due_ms[tried], now_ms)
+
+    def removed(self, offsets: Int64s) -> None:
+        """Remove rows from memory. A poll that has begun already does not add them again."""
+        self._removed.update(self.cached.remove(offsets))
+
+    def _forgotten(self, offsets: Int64s) -> None:
+        self.removed(offsets)
+
+
+def _versions(rows: Sequence[FoundRow]) -> Versions:
+    times = [NO_TIME_NS if row.time_ns is None else row.time_ns for row in rows]
+    return Versions(
+        np.array([row.epoch for row in rows], np.int64),
+        np.array(times, np.int64),
+        np.array([row.priority for row in rows], np.int64),
+    )
+
+
+def _policy(directives: Directives) -> SubscriptionPolicy:
+    return SubscriptionPolicy(
+        ack_wait_ms=directives.ack_wait_ms,
+        min_backoff_ms=directives.min_backoff_ms,
+        max_backoff_ms=directives.max_backoff_ms or 0,
+    )

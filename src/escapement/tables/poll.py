@@ -1,0 +1,216 @@
+"""A poll: one statement that finds the messages of several tables that are due before some time.
+
+The statement is a UNION ALL of *branches*. A table of the current edition has a branch for each
+priority that is known to be in use. A branch reads a range of the index ``(time_acked, priority,
+time_next DESC)``, the oldest message first, and ends after some rows. So it reads no message that
+is due later, and old messages of a low priority are found too. One more branch returns a priority
+that is not known yet, if there is one.
+
+A table of the first edition has two branches. Messages that were sent have a ``time_next``. New
+messages have none, and are found by ``time_scheduled``. Acknowledged messages have no ``time_next``
+either. So an index ``(time_acked, time_next)`` is the best. With the index ``(time_next, epoch)`` of
+the first edition, a message without ``time_next`` is found only if its epoch is 0 or NULL, because
+the poll would otherwise read all acknowledged messages.
+
+NULL in ``time_next`` of a message that is not acknowledged means that it is due now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from escapement.storage.engine.base import Connection, Row
+from escapement.tables.columns import DEFAULT_PRIORITY
+from escapement.tables.discovery import MessageTable
+from escapement.tables.identifier import quoted
+from escapement.tables.row_ids import RowId, RowIds
+
+# The definition of the index that serves all branches of an edition.
+_INDEXES: Final = {
+    "current": "`poller_idx` (time_acked, priority, time_next DESC)",
+    "first": "`next_idx` (time_acked, time_next)",
+}
+# With more branches than this, the values are a part of the text. The server would otherwise keep a
+# large prepared statement for each set of tables that are polled together.
+_FEW_BRANCHES: Final = 16
+# The most branches of one statement, some hundred bytes each. 2,000 take a server some 90 ms.
+_MOST_BRANCHES: Final = 2_000
+# The number of priorities up to which each has a branch.
+MOST_PRIORITIES: Final = 256
+# The column ``possible_keys`` in a row of EXPLAIN, by the length of the row. The longer row is
+# MySQL's, which has a column for partitions before it.
+_POSSIBLE_KEYS: Final = {10: 4, 12: 5}
+# A time after all others.
+LAST_NS: Final = (1 << 63) - 1
+
+
+class Target(NamedTuple):
+    """A table to poll.
+
+    Attributes:
+      priorities: the priorities known to be in use.
+      until_ns: find messages due by this time, in nanoseconds since 1970.
+      most: the most rows of each branch.
+    """
+
+    table: MessageTable
+    priorities: tuple[int, ...]
+    until_ns: int
+    most: int
+
+
+class FoundRow(NamedTuple):
+    """A row that a poll has found. ``time_ns`` is None if the message is due now.
+
+    ``key`` is the text by which the message is divided among consumers, if it is not the id.
+    """
+
+    id: RowId
+    priority: int
+    epoch: int
+    time_ns: int | None
+    key: bytes | None
+
+
+@dataclass(slots=True)
+class Polled:
+    """What a poll found in one table."""
+
+    rows: list[FoundRow] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)  # that were not known
+    is_full: bool = False  # whether more messages may be due
+
+
+class _Branch(NamedTuple):
+    """One SELECT of the union, with ``?`` for its parameters."""
+
+    sql: str
+    params: tuple[int, ...]
+
+
+def poll(connection: Connection, targets: Sequence[Target]) -> list[Polled]:
+    """Return what each target has; blocking.
+
+    Raises:
+      StorageError: if a table does not exist any more, or the database cannot be reached.
+    """
+    found = [Polled() for _ in targets]
+    counts: dict[tuple[int, int], int] = {}
+    ids = [RowIds(target.table.layout.id) for target in targets]
+    for row in _rows(connection, targets):
+        number, priority, as_number, as_bytes, epoch, time_ns, key = row
+        if epoch is None:
+            found[number].priorities.append(priority)
+            continue
+        id = ids[number].of(as_bytes if as_number is None else as_number)
+        found[number].rows.append(
+            FoundRow(id, priority, epoch, time_ns, None if key is None else bytes(key))
+        )
+        counts[number, priority] = counts.get((number, priority), 0) + 1
+    for (number, _), count in counts.items():
+        found[number].is_full |= count >= targets[number].most
+    return found
+
+
+def index_warning(connection: Connection, table: MessageTable) -> str | None:
+    """Return which index to add to a table whose due rows are found only by a scan; else None.
+
+    Asks the database by EXPLAIN whether any index applies. Even if one does, a database may prefer
+    a scan, while the table is small or nearly all of its rows are due. Such a scan needs no other
+    index.
+
+    Raises:
+      StorageError: if the statements cannot be explained, for example for lack of a privilege.
+    """
+    target = Target(table, (DEFAULT_PRIORITY,), LAST_NS, 1000)
+    for sql, params in _branches(0, target):
+        rows = connection.execute(f"EXPLAIN FORMAT=TRADITIONAL {sql}", params).rows
+        if any(row[_POSSIBLE_KEYS[len(row)]] is None for row in rows if row[1] == "SIMPLE"):
+            edition = table.layout.edition
+            return (
+                "Each look for due messages scans the whole table. ALTER TABLE"
+                f" {quoted(table.name)} ADD INDEX {_INDEXES[edition]}."
+            )
+    return None
+
+
+def _rows(connection: Connection, targets: Sequence[Target]) -> Iterator[Row]:
+    branches: list[_Branch] = []
+    for number, target in enumerate(targets):
+        own = _branches(number, target)
+        if branches and len(branches) + len(own) > _MOST_BRANCHES:
+            yield from _union(connection, branches)
+            branches = []
+        branches += own
+    yield from _union(connection, branches)
+
+
+def _union(connection: Connection, branches: Sequence[_Branch]) -> list[Row]:
+    if not branches:
+        return []
+    if len(branches) <= _FEW_BRANCHES:
+        params = [value for branch in branches for value in branch.params]
+        return connection.execute(" UNION ALL ".join([b.sql for b in branches]), params).rows
+    texts = []
+    for sql, values in branches:
+        pieces = sql.split("?")
+        filled = [f"{piece}{value:d}" for piece, value in zip(pieces, values, strict=False)]
+        texts.append("".join(filled) + pieces[-1])
+    return connection.execute(" UNION ALL ".join(texts)).rows
+
+
+def _branches(number: int, target: Target) -> list[_Branch]:
+    """Return the branches of a table. Each row has the columns that ``poll`` reads."""
+    table, priorities, until_ns, most = target
+    layout = table.layout
+    ids = RowIds(layout.id)
+    none = "CAST(NULL AS SIGNED)", "CAST(NULL AS BINARY)"
+    id = (ids.selected, none[1]) if ids.are_numbers else (none[0], ids.selected)
+    index = layout.due_index
+    hint = f" FORCE INDEX ({quoted(index.name)})" if index is not None else ""
+    source = f"FROM {quoted(table.name)}{hint} WHERE time_acked IS NULL"
+    key = "CAST(NULL AS BINARY)"
+    if table.directives.key_column is not None:
+        key = f"CAST(CAST({quoted(table.directives.key_column)} AS CHAR) AS BINARY)"
+
+    def select(priority: str, time: str, condition: str, order: str) -> _Branch:
+        sql = (
+            f"(SELECT {number}, {priority}, {id[0]}, {id[1]}, CAST(COALESCE(epoch, 0) AS SIGNED),"
+            f" {time}, {key} {source} AND {condition} ORDER BY {order} LIMIT ?)"
+        )
+        return _Branch(sql, (until_ns, most))
+
+    if layout.edition == "first":
+        # With an index that begins with time_next, a NULL alone would find acknowledged rows too.
+        by_time = index is not None and index.columns[0].lower() == "time_next"
+        unsent = " AND (epoch = 0 OR epoch IS NULL)" if by_time else ""
+        default = f"CAST({DEFAULT_PRIORITY} AS SIGNED)"
+        return [
+            select(default, "time_next", "time_next <= ?", "time_next"),
+            select(
+                default,
+                "time_scheduled",
+                f"time_next IS NULL{unsent} AND time_scheduled <= ?",
+                "time_scheduled",
+            ),
+        ]
+    due = "(time_next <= ? OR time_next IS NULL)"
+    priority = "CAST(priority AS SIGNED)"
+    if len(priorities) > MOST_PRIORITIES:
+        return [select(priority, "time_next", due, "priority, time_next")]
+    branches = [
+        select(priority, "time_next", f"priority = {one:d} AND {due}", "time_next")
+        for one in priorities
+    ]
+    known = ", ".join(map(str, priorities))
+    other = f" AND priority NOT IN ({known})" if priorities else ""
+    branches.append(
+        _Branch(
+            f"(SELECT {number}, {priority}, {none[0]}, {none[1]}, {none[0]}, {none[0]}, {none[1]}"
+            f" {source}{other} LIMIT 1)",
+            (),
+        )
+    )
+    return branches

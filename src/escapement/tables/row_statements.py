@@ -1,0 +1,217 @@
+"""The statements that read and write single rows of a message table, found by their ids.
+
+A *version* of a row is its epoch, ``time_next`` and priority. A broker *claims* messages right
+before it sends them: it locks those rows that still have the version that it knows, records the
+sending in them, and reads their values. So rows that somebody has acknowledged, rescheduled or
+deleted by SQL meanwhile are not sent.
+
+All statements run in a transaction of the caller. They lock rows by their ids and skip rows that
+other sessions have locked, so they never wait for an open transaction of an application. The
+session is READ COMMITTED, so they lock no gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgpack
+import numpy as np
+
+from escapement.message import Int64s
+from escapement.storage.engine.base import Connection, Row
+from escapement.storage.engine.value_lists import padded
+from escapement.tables.columns import DEFAULT_PRIORITY
+from escapement.tables.discovery import MessageTable
+from escapement.tables.fields import column_expression, fields_of
+from escapement.tables.identifier import quoted
+from escapement.tables.row_ids import RowId, RowIds
+
+# Stands for NULL in columns of ``time_next``.
+NO_TIME_NS: Final = -(1 << 63)
+# An UPDATE for all rows with the same new values costs a round trip. If there are more different
+# values than this, one UPDATE for each row is faster, because these are sent together.
+_FEW_VALUES: Final = 16
+# The columns of a claim before those of the payload.
+_VERSION_COLUMNS: Final = 4
+
+
+class Versions(NamedTuple):
+    """Versions of rows: columns of equal height. ``times_ns`` has ``NO_TIME_NS`` for NULL."""
+
+    epochs: Int64s
+    times_ns: Int64s
+    priorities: Int64s
+
+
+class Claimed(NamedTuple):
+    """The result of a claim.
+
+    Attributes:
+      taken: the positions of the rows that were claimed; ascending.
+      busy: the positions of the rows that another session has locked.
+      payloads: the encoded values of each row of ``taken``.
+    """
+
+    taken: Int64s
+    busy: Int64s
+    payloads: list[bytes]
+
+
+class RowStatements:
+    """The statements for the rows of one table, as it is defined now."""
+
+    def __init__(self, table: MessageTable) -> None:
+        layout = table.layout
+        self.table = table
+        self.ids = RowIds(layout.id)
+        self.fields = fields_of(table.sent)
+        self._name = quoted(table.name)
+        first = layout.edition == "first"
+        priority = f"COALESCE(priority, {DEFAULT_PRIORITY})"
+        version = (
+            self.ids.selected,
+            "CAST(COALESCE(epoch, 0) AS SIGNED)",
+            f"COALESCE(time_next, {'time_scheduled' if first else 'NULL'})",
+            str(DEFAULT_PRIORITY) if first else f"CAST({priority} AS SIGNED)",
+        )
+        # A time that is not NULL has its own value, so "due now" and "due then" differ.
+        columns = ", ".join([*version, *map(column_expression, table.sent)])
+        self._claimed = f"SELECT {columns} FROM {self._name} WHERE id"
+        self._open = f"SELECT {self.ids.selected} FROM {self._name} WHERE id"
+
+    # -- claims --------------------------------------------------------------------
+
+    def claim(
+        self,
+        connection: Connection,
+        ids: Sequence[RowId],
+        known: Versions,
+        epochs: Int64s,
+        times_ns: Int64s,
+    ) -> Claimed:
+        """Record that rows are sent, and return their values. The caller commits.
+
+        Args:
+          ids: the rows, each once.
+          known: the version that each row must still have.
+          epochs, times_ns: the new values of ``epoch`` and ``time_next``.
+        """
+        rows = self._locked(connection, self._claimed, ids)
+        found = {self.ids.of(row[0]): row for row in rows}
+        there = [at for at, id in enumerate(ids) if id in found]
+        now = Versions(*_columns([found[ids[at]] for at in there]))
+        positions = np.array(there, np.int64)
+        same = np.ones(len(there), bool)
+        for before, after in zip(known, now, strict=True):
+            same &= before[positions] == after
+        taken = positions[same]
+        self._set(connection, ids, taken, epochs, times_ns)
+        pack = msgpack.Packer().pack
+        payloads = [pack(_values(found[ids[at]])) for at in taken.tolist()]
+        missing = [at for at, id in enumerate(ids) if id not in found]
+        return Claimed(taken, self._busy(connection, ids, missing), payloads)
+
+    def _set(
+        self,
+        connection: Connection,
+        ids: Sequence[RowId],
+        rows: Int64s,
+        epochs: Int64s,
+        times_ns: Int64s,
+    ) -> None:
+        """Set epoch and ``time_next`` of locked rows, given by their positions."""
+        update = f"UPDATE {self._name} SET epoch = ?, time_next = ? WHERE id"
+        pairs = np.stack([epochs[rows], times_ns[rows]], axis=1)
+        values, which = np.unique(pairs, axis=0, return_inverse=True)
+        if len(values) > _FEW_VALUES:
+            connection.execute_many(
+                f"{update} = {self.ids.placeholder}",
+                [(*pair, ids[at]) for pair, at in zip(pairs.tolist(), rows.tolist(), strict=True)],
+            )
+            return
+        for number, pair in enumerate(values.tolist()):
+            same = rows[which.reshape(-1) == number].tolist()
+            for some in padded([ids[at] for at in same]):
+                sql = f"{update} {self.ids.in_list(len(some))}"
+                connection.execute(sql, [*pair, *some])
+
+    # -- acknowledgements and retries ----------------------------------------------
+
+    def acknowledge(
+        self, connection: Connection, ids: Sequence[RowId], at_ns: int
+    ) -> tuple[set[RowId], set[RowId]]:
+        """Acknowledge rows that are not acknowledged yet. The caller commits.
+
+        Returns:
+          The ids of these rows, and the ids of the rows that another session has locked.
+        """
+        rows = self._locked(connection, self._open, ids)
+        found = {self.ids.of(row[0]) for row in rows}
+        for some in padded(list(found)):
+            connection.execute(
+                f"UPDATE {self._name} SET time_acked = ?, time_next = NULL"
+                f" WHERE id {self.ids.in_list(len(some))}",
+                [at_ns, *some],
+            )
+        missing = [at for at, id in enumerate(ids) if id not in found]
+        return found, {ids[at] for at in self._busy(connection, ids, missing).tolist()}
+
+    def reschedule(
+        self,
+        connection: Connection,
+        ids: Sequence[RowId],
+        known: Versions,
+        epochs: Int64s,
+        times_ns: Int64s,
+    ) -> tuple[Int64s, Int64s]:
+        """Set epoch and ``time_next`` of rows that still have the known version.
+
+        The caller commits.
+
+        Returns:
+          The positions of these rows, and those of the rows that another session has locked.
+        """
+        claimed = self.claim(connection, ids, known, epochs, times_ns)
+        return claimed.taken, claimed.busy
+
+    # -- rows ----------------------------------------------------------------------
+
+    def _locked(self, connection: Connection, select: str, ids: Sequence[RowId]) -> list[Row]:
+        """Lock and return the rows that are not acknowledged and that nobody else has locked."""
+        return [
+            row
+            for some in padded(ids)
+            for row in connection.execute(
+                f"{select} {self.ids.in_list(len(some))} AND time_acked IS NULL"
+                " FOR UPDATE SKIP LOCKED",
+                some,
+            ).rows
+        ]
+
+    def _busy(self, connection: Connection, ids: Sequence[RowId], missing: Sequence[int]) -> Int64s:
+        """Return those of the missing rows that exist and are not acknowledged.
+
+        Another session has locked them, or had them locked a moment ago.
+        """
+        rows = [
+            row
+            for some in padded([ids[at] for at in missing])
+            for row in connection.execute(
+                f"{self._open} {self.ids.in_list(len(some))} AND time_acked IS NULL", some
+            ).rows
+        ]
+        there = {self.ids.of(row[0]) for row in rows}
+        return np.array([at for at in missing if ids[at] in there], np.int64)
+
+
+def _columns(rows: Sequence[Row]) -> Iterator[Int64s]:
+    """Return the epochs, times and priorities of rows as columns."""
+    for at in range(1, _VERSION_COLUMNS):
+        values = [NO_TIME_NS if row[at] is None else row[at] for row in rows]
+        yield np.array(values, np.int64)
+
+
+def _values(row: Row) -> list[bytes | None]:
+    """Return the values of a row for its payload."""
+    return [value.encode() if isinstance(value, str) else value for value in row[_VERSION_COLUMNS:]]

@@ -1,0 +1,27 @@
+"""Rows of message tables are delivered: a whole broker on a virtual clock, with a real server."""
+
+from __future__ import annotations
+
+import trio
+
+from escapement.testing import arrived
+from support.tables.shops import Shop, serving_tables
+
+MockClock = trio.testing.MockClock
+
+
+async def test_inserted_row_is_delivered_and_acknowledged(shop: Shop, mock_clock: MockClock) -> None:
+    """V8, V9: an INSERT enqueues a message, and an acknowledgement is written into its row."""
+    topic = shop.create()
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            id = shop.insert(message='{"message": "hello world"}')
+            await world.clock.advance(seconds=31)
+            (message,) = await arrived(consumer)
+            print(message.row)
+            assert shop.row(id, "epoch, time_next > 0, time_acked") == (1, 1, None)
+            assert await consumer.ack([message], durable=True) == 1
+            acked_ns = world.clock.now_ms() * 1_000_000
+            assert shop.row(id, "epoch, time_next, time_acked") == (1, None, acked_ns)
+            await world.clock.advance(hours=2)
+            assert await arrived(consumer) == []
