@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from escapement.client.selection import Selection
     from escapement.client.serializers import JSON, MSGPACK, Serializer
     from escapement.client.settings import Settings
+    from escapement.field import Field
     from escapement.message import Blobs, MessageBatch, MessageId, Times
     from escapement.protocol.amend_status import AmendStatus
     from escapement.traits import slot_of
@@ -73,6 +74,7 @@ else:
         "escapement.client.selection": ("Selection",),
         "escapement.client.serializers": ("JSON", "MSGPACK", "Serializer"),
         "escapement.client.settings": ("Settings",),
+        "escapement.field": ("Field",),
         "escapement.message": ("Blobs", "MessageBatch", "MessageId", "Times"),
         "escapement.protocol.amend_status": ("AmendStatus",),
         "escapement.traits": ("slot_of",),
@@ -107,6 +109,7 @@ __all__ = [
     "DelaysDisabled",
     "Disconnected",
     "EscapementError",
+    "Field",
     "FollowUp",
     "Forecast",
     "Group",

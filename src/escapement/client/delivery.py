@@ -19,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.clock import moment
+from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, Blobs, Int64s, MessageBatch, MessageId
 from escapement.properties import read_properties
+from escapement.tables.fields import read_row
 
 AnyRow = TypeVar("AnyRow", bound="Row", covariant=True)
 
@@ -86,7 +88,13 @@ class Columns(Generic[AnyRow]):
         return self.messages.payloads
 
     def values(self) -> list[Any]:
-        """Return the values of all messages: their payloads, converted by the serializer."""
+        """Return the values of all messages: their payloads, converted by the serializer.
+
+        The value of a message of a message table is its row, whatever the serializer.
+        """
+        fields = self.messages.fields
+        if fields is not None:
+            return [read_row(fields, payload) for payload in self._strings("payloads")]
         loads = self._origin._loads
         return [loads(payload) for payload in self._strings("payloads")]
 
@@ -152,7 +160,9 @@ class Delivery(Columns[AnyRow]):
 class Row:
     """One message: a row of columns, whose fields are read from the columns on access."""
 
-    __slots__ = ("_columns", "_row")
+    __slots__ = ("_columns", "_read", "_row")
+
+    _read: dict[str, Any]  # unset until ``row`` is used
 
     def __init__(self, columns: Columns[Row], row: int) -> None:
         self._columns = columns
@@ -160,8 +170,38 @@ class Row:
 
     @property
     def value(self) -> Any:
-        """The value of the message: its payload, converted by the serializer."""
+        """The value of the message: its payload, converted by the serializer.
+
+        The value of a message of a message table is its ``row``, whatever the serializer.
+        """
+        if self._columns.messages.fields is not None:
+            return self.row
         return self._columns._origin._loads(self.payload)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row of a message of a message table: typed values by the names of the columns.
+
+        It is the same dict each time. Values are of the types in the guide to message tables, such
+        as Decimal or datetime, and None for NULL. The names and types are those that the table had
+        when the broker sent the message.
+
+        Raises:
+          InvalidRequest: if the message is not of a message table.
+          ProtocolError: if the payload is not a row.
+        """
+        try:
+            return self._read
+        except AttributeError:
+            pass
+        fields = self._columns.messages.fields
+        if fields is None:
+            raise InvalidRequest(
+                f"Message {self.id} is not of a message table, so it has no row. Use its value or"
+                " payload."
+            )
+        self._read = row = read_row(fields, self.payload)
+        return row
 
     @property
     def payload(self) -> bytes:

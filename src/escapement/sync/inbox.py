@@ -22,6 +22,7 @@ from escapement.client.delivery import DeliveredRow, Delivery
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What
 from escapement.errors import EscapementError, InvalidRequest
+from escapement.field import Field
 from escapement.sync.loop import Loop
 
 T = TypeVar("T")
@@ -63,6 +64,11 @@ class Inbox:
         Always True for other subscriptions.
         """
         return self._inbox.active
+
+    @property
+    def fields(self) -> tuple[Field, ...] | None:
+        """The names and types of the columns of a message table; see ``escapement.Inbox``."""
+        return self._inbox.fields
 
     def __iter__(self) -> Iterator[Message]:
         """Wait for messages and yield them, until this consumer is closed."""

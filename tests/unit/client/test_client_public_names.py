@@ -15,11 +15,12 @@ import escapement.sync
 from support.client_peer import Peer, connect, on_both
 
 ROW = {"deliver_at", "due_ms", "group", "id", "key", "offset", "payload", "priority", "properties"}
+ROW |= {"row"}
 MESSAGE = ROW | {"ack", "attempt", "extend", "nack", "redelivered", "release", "value"}
 COLUMNS = {"due_ms", "messages", "offsets", "payloads", "topic", "values"}
 BATCH = COLUMNS | {"ack", "attempts", "extend", "nack", "redelivered", "release"}
 INBOX = {"ack", "ack_range", "active", "batches", "extend", "flush_acks", "nack", "name"}
-INBOX |= {"next_batch", "receive", "release", "seek", "subscription", "topic"}
+INBOX |= {"fields", "next_batch", "receive", "release", "seek", "subscription", "topic"}
 PRODUCER = {"close_group", "flush", "message", "name", "next_sequence", "send", "send_batch"}
 PRODUCER |= {"send_many", "submit", "topic", "waits_for"}
 BROKER = {"admin", "cancel", "connected", "consumer", "find", "forecast", "groups", "limits"}
@@ -83,8 +84,8 @@ def classes(hint: Any) -> Iterator[type]:
         (escapement.sync.Broker, ["name", "limits", "connected"]),
         (escapement.Producer, ["name", "topic", "next_sequence", "waits_for"]),
         (escapement.sync.Producer, ["name", "topic", "next_sequence", "waits_for"]),
-        (escapement.Inbox, ["active", "name", "topic", "subscription"]),
-        (escapement.sync.Inbox, ["active", "name", "topic", "subscription"]),
+        (escapement.Inbox, ["active", "fields", "name", "topic", "subscription"]),
+        (escapement.sync.Inbox, ["active", "fields", "name", "topic", "subscription"]),
         (escapement.Groups, []),
         (escapement.sync.Groups, []),
         (escapement.Schedules, []),

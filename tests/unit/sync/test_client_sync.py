@@ -6,13 +6,16 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 
 import anyio
+import msgpack
 import pytest
 from anyio.from_thread import start_blocking_portal
 
 import escapement
 from escapement.errors import Disconnected, InvalidRequest, LimitExceeded, NotFound
+from escapement.field import Field
 from escapement.message import Blobs, MessageBatch
 from escapement.protocol import commands as wire
 from escapement.protocol.limits import MAX_FRAME_BYTES
@@ -352,3 +355,21 @@ def test_wait_interrupted_by_ctrl_c_is_cancelled_in_the_loop(backend: str) -> No
             loop.call(wait)
         assert ended.wait(10)
         loop.close()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_rows_of_a_table_have_their_fields(backend: str) -> None:
+    """V11: typed values by the names of the columns."""
+    fields = (Field("id", "bigint"), Field("price", "decimal"))
+    payloads = [msgpack.packb([b"1", b"2.50"]), msgpack.packb([b"2", None])]
+    with listening() as (peer, portal, url), connect(url, backend=backend) as broker:
+        with broker.consumer("t", "s") as inbox:
+            assert inbox.fields is None
+            portal.call(peer.sessions[-1].say, wire.Fields.of(inbox._inbox._id, fields))
+            portal.call(peer.deliver, payloads, [0, 1])
+            message = next(iter(inbox))
+            assert inbox.fields == fields
+            assert message.row == {"id": 1, "price": Decimal("2.50")}
+            batch = inbox.next_batch()
+            assert batch is not None
+            assert batch.values() == [{"id": 2, "price": None}]

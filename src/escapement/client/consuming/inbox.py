@@ -23,6 +23,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from math import inf
 from typing import Final
 
@@ -43,6 +44,7 @@ from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What, name_messages
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
+from escapement.field import Field
 from escapement.message import Int64s
 from escapement.names import SUBSCRIPTION_KINDS, TopicName, check_name
 from escapement.protocol import commands as wire
@@ -70,6 +72,8 @@ class Inbox(Attached):
       name: the name of this consumer, or "".
       active: whether this consumer is the one that a failover subscription delivers to. Always
         True for other subscriptions.
+      fields: the names and types of the columns of a message table, which arrive before its first
+        row and whenever they have changed. None until then, and for ordinary topics.
     """
 
     @internal
@@ -98,6 +102,7 @@ class Inbox(Attached):
         self.subscription: Final = check_name("subscription", subscription)
         self.name: Final = check_name("consumer", name) if name else ""
         self.active = kind != "failover"
+        self.fields: tuple[Field, ...] | None = None
         self._kind = kind
         self._position: Final = str(delivery_times.position(position, self.topic))
         self._ack_wait_ms = ack_wait_ms
@@ -555,6 +560,8 @@ class Inbox(Attached):
         match command:
             case wire.Deliver():
                 self._deliver(command)
+            case wire.Fields():
+                self.fields = command.decode()
             case wire.ConsumerActive():
                 self.active = command.active
             case wire.ConsumerRewound():
@@ -572,6 +579,9 @@ class Inbox(Attached):
     def _deliver(self, command: wire.Deliver) -> None:
         if self._state is not State.READY:
             return
+        messages = command.decode()
+        if self.fields is not None:
+            messages = replace(messages, fields=self.fields)
         self._buffer.put(
             Batch(
                 self,
@@ -579,7 +589,7 @@ class Inbox(Attached):
                 command.due_ms,
                 command.attempts,
                 command.redelivered,
-                command.decode(),
+                messages,
             )
         )
         self._arrived.settle()
