@@ -53,6 +53,7 @@ _COMMANDS: Final = {
     "run-now": ("escapement.cli.amend", "Make messages not yet delivered due now."),
     "sql": ("escapement.cli.sql", "Send messages in an application's own transactions."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
+    "stream": ("escapement.cli.stream", "Print the rows of a message table as they come due."),
     "tables": ("escapement.cli.tables", "Check and create message tables in MySQL."),
 }
 # Aliases of commands. In the client library, `produce` is called ``send``.

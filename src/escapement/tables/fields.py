@@ -44,7 +44,15 @@ from escapement.field import Field
 from escapement.tables.columns import Column
 from escapement.tables.identifier import quoted
 
-__all__ = ["Field", "column_expression", "decode", "fields_of", "read_row"]
+__all__ = [
+    "Field",
+    "column_expression",
+    "decode",
+    "decode_field",
+    "fields_of",
+    "read_row",
+    "read_values",
+]
 
 _UNSIGNED: Final = " unsigned"
 _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
@@ -105,23 +113,37 @@ def read_row(fields: Sequence[Field], payload: bytes) -> dict[str, Any]:
     Raises:
       RemoteProtocolError: if the payload does not fit the fields. The message names the field.
     """
+    values = zip(fields, read_values(fields, payload), strict=True)
+    return {field.name: decode_field(field, value) for field, value in values}
+
+
+def read_values(fields: Sequence[Field], payload: bytes) -> list[bytes | None]:
+    """Return the bytes of each value of a row, None for NULL. Raises the errors of ``read_row``."""
     try:
         values = msgpack.unpackb(payload)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"a row cannot be decoded: {error}") from None
     if not isinstance(values, list) or len(values) != len(fields):
         raise RemoteProtocolError(f"a row does not have one value for each of {len(fields)} fields")
-    row = {}
-    for (name, type), value in zip(fields, values, strict=True):
+    for field, value in zip(fields, values, strict=True):
         if value is not None and not isinstance(value, bytes):
-            raise RemoteProtocolError(f"field {name} of a row is neither bytes nor NULL")
-        try:
-            row[name] = decode(type, value)
-        except (ValueError, ArithmeticError, RecursionError):
-            raise RemoteProtocolError(
-                f"field {name} of a row has a value that is not of type {type}: {value!r:.80}"
-            ) from None
-    return row
+            raise RemoteProtocolError(f"field {field.name} of a row is neither bytes nor NULL")
+    return values
+
+
+def decode_field(field: Field, value: bytes | None) -> Any:
+    """Return the Python value of a field of a row.
+
+    Raises:
+      RemoteProtocolError: if the bytes are not a value of its type. The message names the field.
+    """
+    try:
+        return decode(field.type, value)
+    except (ValueError, ArithmeticError, RecursionError):
+        raise RemoteProtocolError(
+            f"field {field.name} of a row has a value that is not of type {field.type}:"
+            f" {value!r:.80}"
+        ) from None
 
 
 def decode(type: str, value: bytes | None) -> Any:
