@@ -38,6 +38,7 @@ SUBSCRIPTION_KINDS: Final[tuple[SubscriptionKind, ...]] = get_args(SubscriptionK
 _ANONYMOUS: Final = "anonymous-"
 
 _SCHEME: Final = "persistent://"
+_TABLES: Final = "table"
 _TABLE_SCHEME: Final = "table://"
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
 # The most digits of an offset in a message id. Every such number fits into 64 bits.
@@ -167,15 +168,17 @@ class TopicName:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class TableName:
-    """The name of a message table as a topic, ``table://database/table``."""
+class TableName(TopicName):
+    """The name of a message table as a topic, ``table://database/table``.
 
-    database: str
-    table: str
+    The database stands in the place of the namespace, and ``table`` in the place of the tenant.
+    """
 
-    def __post_init__(self) -> None:
-        check_name("database", self.database)
-        check_name("topic", self.table)
+    @classmethod
+    def of(cls, database: str, table: str) -> TableName:
+        """Return the name of a table. Raises ``InvalidRequest`` if it cannot be a topic."""
+        check_name("database", database)
+        return cls(_TABLES, database, table)
 
     @staticmethod
     def is_meant(text: object) -> bool:
@@ -183,7 +186,7 @@ class TableName:
         return isinstance(text, str) and text.startswith(_TABLE_SCHEME)
 
     @classmethod
-    def parse(cls, text: str) -> TableName:
+    def parse(cls, text: str, kind: str = "topic") -> TableName:
         """Parse the name of a message table, ``table://database/table``.
 
         Raises:
@@ -194,15 +197,28 @@ class TableName:
             raise InvalidRequest(
                 f"{_quote(text)} is not a message table: write it as {_TABLE_SCHEME}shop/my_message"
             )
-        return cls(*parts)
+        return cls.of(*parts)
+
+    @property
+    def database(self) -> str:
+        return self.namespace
 
     @property
     def full(self) -> str:
         """The full name, ``table://database/table``."""
-        return f"{_TABLE_SCHEME}{self.database}/{self.table}"
+        return f"{_TABLE_SCHEME}{self.namespace}/{self.name}"
 
     def __str__(self) -> str:
         return self.full
+
+
+def full_name(text: str) -> str:
+    """Return the full name of a topic or a message table.
+
+    Raises:
+      InvalidRequest: if ``text`` is not the name of one.
+    """
+    return (TableName if TableName.is_meant(text) else TopicName).parse(text).full
 
 
 def read_message_id(text: str, topic: str | None = None) -> tuple[str, int]:
@@ -223,8 +239,8 @@ def read_message_id(text: str, topic: str | None = None) -> tuple[str, int]:
         raise InvalidRequest(
             f"{_quote(text)} is not a message id: write {offset}{topic or 'TOPIC'}@17"
         )
-    named = TopicName.parse(of or topic or "").full
-    if topic is not None and named != TopicName.parse(topic).full:
+    named = full_name(of or topic or "")
+    if topic is not None and named != full_name(topic):
         raise InvalidRequest(f"message {_quote(text)} belongs to another topic than {topic}")
     return named, int(number)
 

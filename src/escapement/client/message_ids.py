@@ -17,7 +17,7 @@ from escapement.client.producing.receipt import Receipt, Receipts
 from escapement.client.selection import Selection
 from escapement.errors import InvalidRequest
 from escapement.message import Int64s, MessageId
-from escapement.names import TopicName, read_message_id
+from escapement.names import full_name, read_message_id
 from escapement.protocol.limits import MAX_INT64
 
 # The ways to name one message, and to name one or several.
@@ -37,7 +37,7 @@ def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
       InvalidRequest: if ``what`` does not name messages of exactly one topic, or a receipt has
         no message id.
     """
-    topics = {TopicName.parse(topic).full} if topic is not None else set()
+    topics = {full_name(topic)} if topic is not None else set()
     if isinstance(what, Receipts | Columns | Selection):
         topics.add(what.topic)
         found = what.offsets
@@ -53,7 +53,7 @@ def name_messages(what: What, topic: str | None) -> tuple[str, Int64s]:
     else:
         ids = [_id(one) for one in _each(what)]
         named = {id.topic for id in ids if isinstance(id, MessageId)}
-        topics.update(TopicName.parse(name).full for name in named)
+        topics.update(full_name(name) for name in named)
         found = np.array([id.offset if isinstance(id, MessageId) else id for id in ids], np.int64)
     if not topics:
         raise InvalidRequest("the topic of the messages is not given: pass topic=")

@@ -8,9 +8,9 @@ that is not known yet, if there is one.
 
 A table of the first edition has two branches. Messages that were sent have a ``time_next``. New
 messages have none, and are found by ``time_scheduled``. Acknowledged messages have no ``time_next``
-either. So an index ``(time_acked, time_next)`` is the best. With the index ``(time_next, epoch)`` of
-the first edition, a message without ``time_next`` is found only if its epoch is 0 or NULL, because
-the poll would otherwise read all acknowledged messages.
+either. So an index ``(time_acked, time_next)`` is the best. With the index ``(time_next, epoch)``
+of the first edition, a message without ``time_next`` is found only if its epoch is 0 or NULL,
+because the poll would otherwise read all acknowledged messages.
 
 NULL in ``time_next`` of a message that is not acknowledged means that it is due now.
 """

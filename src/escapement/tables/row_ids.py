@@ -15,7 +15,7 @@ RowId = int | str | bytes
 
 _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "year"})
 _BINARY: Final = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
-# A text is compared with a column of these types as a floating-point number, unless it is converted.
+# Unless it is converted, a text is compared with columns of these types as a floating-point number.
 _CONVERSIONS: Final = {
     "bigint": "CAST(? AS UNSIGNED)",
     "decimal": "CAST(? AS DECIMAL(65, 30))",
@@ -60,7 +60,7 @@ class RowIds:
         if self.are_numbers:
             return int(given)  # type: ignore[call-overload, no-any-return]
         if self._are_bytes:
-            return given.encode() if isinstance(given, str) else bytes(given)  # type: ignore[call-overload, no-any-return]
+            return given.encode() if isinstance(given, str) else bytes(given)  # type: ignore[call-overload]
         return given if isinstance(given, str) else str(given)
 
 

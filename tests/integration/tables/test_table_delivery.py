@@ -10,7 +10,9 @@ from support.tables.shops import Shop, serving_tables
 MockClock = trio.testing.MockClock
 
 
-async def test_inserted_row_is_delivered_and_acknowledged(shop: Shop, mock_clock: MockClock) -> None:
+async def test_inserted_row_is_delivered_and_acknowledged(
+    shop: Shop, mock_clock: MockClock
+) -> None:
     """V8, V9: an INSERT enqueues a message, and an acknowledgement is written into its row."""
     topic = shop.create()
     async with serving_tables(shop) as world, world.connect() as broker:
@@ -25,3 +27,21 @@ async def test_inserted_row_is_delivered_and_acknowledged(shop: Shop, mock_clock
             assert shop.row(id, "epoch, time_next, time_acked") == (1, None, acked_ns)
             await world.clock.advance(hours=2)
             assert await arrived(consumer) == []
+
+
+async def test_future_row_is_sent_at_its_time_and_not_at_the_next_poll(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9."""
+    topic = shop.create()
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            await world.clock.advance(minutes=5)  # polls are rare now
+            due_ms = world.clock.now_ms() + 100_003
+            shop.insert(time_next=due_ms * 1_000_000 - 1)
+            shop.insert(time_next=(1 << 63) - 1)
+            await world.clock.advance(ms=100_002)
+            assert await arrived(consumer) == []
+            await world.clock.advance(ms=11)
+            (message,) = await arrived(consumer)
+            assert message.due_ms == due_ms

@@ -16,7 +16,7 @@ from escapement.storage.engine.mysql import MysqlEngine
 from escapement.tables.ddl import create_table
 from escapement.tables.directives import Directives
 from escapement.tables.discovery import Discovery, MessageTable
-from escapement.tables.load import index_warning, load_statements
+from escapement.tables.poll import Target, index_warning, poll
 from support.database.message_tables import CURRENT, FIRST, comment_of, named
 
 DIRECTIVES: Final = Directives(
@@ -109,7 +109,7 @@ def test_created_table_is_found_with_its_directives(connection: Connection) -> N
     assert (table.name, table.spelling, table.directives) == ("mails", "escapement", DIRECTIVES)
     assert [one.name for one in table.layout.further] == ["message"]
     assert table.warnings == ()
-    assert index_warning(connection, "mails", "current") is None
+    assert index_warning(connection, table) is None
     connection.execute("""INSERT INTO mails (message) VALUES ('{"to": "ada"}')""")
     assert connection.execute("SELECT id, priority, epoch, time_next FROM mails").rows == [
         (1, 50, 0, 0)
@@ -347,7 +347,8 @@ def test_missing_index_is_a_warning_until_the_advice_is_followed(
     connection: Connection, ddl: str, index: str, rows: int
 ) -> None:
     connection.execute(ddl)
-    edition = the_table(connection).layout.edition
+    table = the_table(connection)
+    edition = table.layout.edition
     names = ["id", "time_next", *(["time_scheduled"] if edition == "first" else [])]
     marks = ", ".join("?" * len(names))
     connection.begin()
@@ -357,30 +358,38 @@ def test_missing_index_is_a_warning_until_the_advice_is_followed(
     )
     connection.commit()
     connection.execute("ANALYZE TABLE my_message")
-    assert index_warning(connection, "my_message", edition) is None
+    assert index_warning(connection, table) is None
     connection.execute(f"ALTER TABLE my_message DROP INDEX {index}")
-    warning = index_warning(connection, "my_message", edition)
+    warning = index_warning(connection, the_table(connection))
     assert warning is not None
     assert f"`{index}`" in warning
     connection.execute(advised(warning))
-    assert index_warning(connection, "my_message", edition) is None
+    assert index_warning(connection, the_table(connection)) is None
 
 
-def test_due_rows_of_the_current_edition_are_selected_by_priority(connection: Connection) -> None:
+def test_poll_finds_the_oldest_due_rows_of_each_priority(connection: Connection) -> None:
+    """V5: NULL in time_next means now, and old rows of a low priority are found too."""
     connection.execute(CURRENT)
     connection.execute(
         "INSERT INTO my_message (id, priority, epoch, time_next, time_acked) VALUES"
         " (1, 50, 0, 10, NULL), (2, 50, 3, 20, NULL), (3, 7, 0, 30, NULL), (4, 7, 0, 31, NULL),"
         " (5, 0, 0, NULL, 5), (6, 50, 0, NULL, NULL), (7, -3, 0, 0, NULL)"
     )
-    (statement,) = load_statements("my_message", "current")
-    assert connection.execute(statement, (30, 10)).rows == [
-        (7, -3, 0, 0),
-        (3, 7, 0, 30),
-        (2, 50, 3, 20),
-        (1, 50, 0, 10),
-    ]
-    assert len(connection.execute(statement, (30, 2)).rows) == 2
+    table = the_table(connection)
+
+    def found(*priorities: int, most: int = 10) -> tuple[list[tuple[object, ...]], list[int], bool]:
+        (polled,) = poll(connection, [Target(table, priorities, 30, most)])
+        return [row[:4] for row in polled.rows], polled.priorities, polled.is_full
+
+    in_50 = [(6, 50, 0, None), (1, 50, 0, 10), (2, 50, 3, 20)]
+    assert found(50, 7, -3) == ([*in_50, (3, 7, 0, 30), (7, -3, 0, 0)], [], False)
+    assert found(50, 7, -3, most=1)[0] == [in_50[0], (3, 7, 0, 30), (7, -3, 0, 0)]
+    assert found(50, 7, -3, most=1)[2]
+    rows, others, _ = found(50)
+    assert rows == in_50
+    assert others in ([7], [-3])  # one at a time
+    everything = found(*range(1000))[0]
+    assert everything == [(7, -3, 0, 0), (3, 7, 0, 30), *in_50]
 
 
 def test_new_row_of_the_first_edition_is_due_at_time_scheduled(connection: Connection) -> None:
@@ -391,6 +400,29 @@ def test_new_row_of_the_first_edition_is_due_at_time_scheduled(connection: Conne
         " (1, 1, NULL, NULL, NULL), (2, 2, 20, 1, NULL), (3, 3, NULL, 1, 9),"
         " (40, 4, NULL, NULL, NULL), (5, 5, 50, 2, NULL)"
     )
-    retried, new = load_statements("my_message", "first")
-    assert connection.execute(retried, (30, 10)).rows == [(2, 50, 1, 20)]
-    assert connection.execute(new, (30, 10)).rows == [(1, 50, 0, 1)]
+    (polled,) = poll(connection, [Target(the_table(connection), (50,), 30, 10)])
+    assert [row[:4] for row in polled.rows] == [(2, 50, 1, 20), (1, 50, 0, 1)]
+
+
+def test_one_statement_polls_tables_with_ids_of_different_types(connection: Connection) -> None:
+    ids = {
+        "BIGINT UNSIGNED": ("18446744073709551615", "18446744073709551615"),
+        "BIGINT": ("-9223372036854775808", -(1 << 63)),
+        "VARBINARY(9)": ("x'00ff'", b"\x00\xff"),
+        "VARCHAR(40)": ("'caf\u00e9 '", "caf\u00e9 "),
+        "DECIMAL(30, 5)": ("123456789012345678901234.12345", "123456789012345678901234.12345"),
+        "DATETIME(6)": ("'2026-12-24 18:00:00.000001'", "2026-12-24 18:00:00.000001"),
+    }
+    for number, (type, (literal, _)) in enumerate(ids.items()):
+        ddl = CURRENT.replace("my_message", f"t{number}").replace("id bigint", f"id {type}")
+        connection.execute(ddl)
+        connection.execute(f"INSERT INTO t{number} (id) VALUES ({literal})")
+    tables = Discovery().look(connection).good
+    targets = [Target(table, (50,), 30, 10) for _, table in sorted(tables.items())]
+    for some in (targets[:3], targets[3:], targets * 4):
+        polled = poll(connection, some)
+        assert [one.rows[0].id for one in polled] == [
+            ids_of
+            for target in some
+            for ids_of in [list(ids.values())[int(target.table.name[1:])][1]]
+        ]

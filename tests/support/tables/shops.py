@@ -1,4 +1,4 @@
-"""An application's database with message tables, on a real server, and a broker that serves them."""
+"""An application's database with message tables, on a real server, and a broker for them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class Shop(Application):
         columns = ", ".join(values)
         marks = ", ".join(["%s"] * len(values))
         with self.session() as cursor:
-            cursor.execute(f"INSERT INTO {name} ({columns}) VALUES ({marks})", tuple(values.values()))
+            cursor.execute(
+                f"INSERT INTO {name} ({columns}) VALUES ({marks})", tuple(values.values())
+            )
             cursor.connection.commit()
             return int(cursor.lastrowid)
 

@@ -40,7 +40,8 @@ from escapement.broker.upkeep.drop_oldest import DropOldest
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
 from escapement.storage.blocking import Run, read_from
-from escapement.storage.index import DelayedIndex, Key
+from escapement.storage.index import Key
+from escapement.storage.index.delivery_order import DeliveryOrder
 
 # Four workers are enough to deliver messages of other topics while one topic reads from disk. More
 # workers would only compete for the interpreter.
@@ -68,7 +69,7 @@ class Pump:
 
     def __init__(
         self,
-        index: DelayedIndex,
+        index: DeliveryOrder,
         clock: Clock,
         limits: BrokerLimits,
         frame_bytes: Callable[[int], int],

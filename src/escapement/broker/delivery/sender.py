@@ -28,7 +28,7 @@ from escapement.clock import Clock
 from escapement.errors import IndexDamaged, StorageUnavailable
 from escapement.message import Blobs, Int64s, MessageBatch
 from escapement.storage.blocking import Run
-from escapement.storage.index import DelayedIndex
+from escapement.storage.index.delivery_order import DeliveryOrder
 
 # From this many messages on, runs of messages that are in many blocks of the index are assembled in
 # a thread even if all blocks are in memory, because that takes some milliseconds.
@@ -57,7 +57,7 @@ class Sender:
 
     def __init__(
         self,
-        index: DelayedIndex,
+        index: DeliveryOrder,
         clock: Clock,
         limits: BrokerLimits,
         run: Run,

@@ -25,9 +25,9 @@ from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.topic.topic import Topic
 from escapement.message import MessageBatch
 from escapement.storage.blocking import Run
-from escapement.storage.index import DelayedIndex
 from escapement.storage.index.columns import assemble
-from escapement.storage.index.plan import Fetch, Plan
+from escapement.storage.index.delivery_order import DeliveryOrder, KeyPlan
+from escapement.storage.index.plan import Fetch
 
 # A piece of a read has about this many bytes, by the recent mean size of a message, and at most
 # this many messages. Pieces must not be small: a piece comes from some twenty tables and blocks of
@@ -47,7 +47,7 @@ class _Read(NamedTuple):
 class Stager:
     """The reader of messages ahead of their delivery, for all subscriptions."""
 
-    def __init__(self, index: DelayedIndex, limits: BrokerLimits, run: Run) -> None:
+    def __init__(self, index: DeliveryOrder, limits: BrokerLimits, run: Run) -> None:
         self._index = index
         self._limits = limits
         self._run = run
@@ -58,7 +58,7 @@ class Stager:
         topic: Topic,
         subscription: SharedSubscription,
         found: Rows | None = None,
-        plan: Plan | None = None,
+        plan: KeyPlan | None = None,
     ) -> None:
         """Read messages ahead that a subscription will deliver soon, as far as there is room.
 
@@ -102,7 +102,7 @@ class Stager:
         return self._limits.staged_bytes - sum(staged.size_bytes for staged in self._staged)
 
 
-def _read_located(plan: Plan, rows: Rows, room_bytes: int) -> _Read:
+def _read_located(plan: KeyPlan, rows: Rows, room_bytes: int) -> _Read:
     """Read messages that the plan locates, until ``room_bytes`` are used up. Blocking."""
     found: list[Rows] = []
     batches: list[MessageBatch] = []

@@ -1,10 +1,10 @@
 """A claim: records in the database that messages are sent, right before they are sent.
 
-To the sender a claim is the read of messages from an index (``storage/index/plan.py``). It has three
-steps:
+To the sender a claim is the read of messages from an index (``storage/index/plan.py``). It has
+three steps:
 
-1. ``__init__``, in the event loop: note the rows, the version that the broker knows of each, and the
-   version that each will have. The rows are in flight, so nobody else changes them here.
+1. ``__init__``, in the event loop: note the rows, the version that the broker knows of each, and
+   the version that each will have. The rows are in flight, so nobody else changes them here.
 2. ``read_there``, in a thread: one transaction locks the rows that still have the known version,
    writes the new one, and reads their values.
 3. ``settle``, in the event loop: note the outcome, before the sender continues.
@@ -36,8 +36,8 @@ _FAILED_MS: Final = 500
 class Sending(NamedTuple):
     """How rows that are in flight were delivered: columns of equal height.
 
-    ``counts`` has how often each was delivered, with this time. ``deadline_ms`` is when each is sent
-    again if it is not acknowledged.
+    ``counts`` has how often each was delivered, with this time. ``deadline_ms`` is when each is
+    sent again if it is not acknowledged.
     """
 
     counts: Int64s

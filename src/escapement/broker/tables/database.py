@@ -1,9 +1,9 @@
 """Serves the message tables of one database of an application.
 
-Three connections are used, by one thread each: one for polls and discovery, one for claims, one for
-acknowledgements and retries. The last two hold named locks of the server. A broker that takes over
-ends the connections of an earlier broker that hangs, so that its statements change nothing any more.
-It connects only while it holds the lease of its log.
+Three connections are used, by one thread each: one for polls and discovery, one for claims, one
+for acknowledgements and retries. The last two hold named locks of the server. A broker that takes
+over ends the connections of an earlier broker that hangs, so that its statements change nothing any
+more. A broker connects only while it holds the lease of its log.
 
 Tasks: the pump and the row writer, and one that polls and discovers tables. If the database fails,
 no message of its tables is sent for a moment, and everything that waits to be written is kept.
@@ -72,8 +72,8 @@ class Delivery(NamedTuple):
     """The parts of the broker that deliver messages.
 
     Attributes:
-      make_pump: makes a pump, given the order of delivery, what runs its blocking calls, and whether
-        messages may be sent now.
+      make_pump: makes a pump, given the order of delivery, the runner of its blocking calls, and
+        a function that returns whether messages may be sent now.
       look_at: called with a topic that may have work.
       unschedule: called with the id of a topic that is gone.
       holds_lease: returns whether the broker holds its lease.
@@ -135,7 +135,7 @@ class Database:
         self._resume_s = 0.0
         self._told = ""  # the last error that was logged
         self._soon = trio.Event()
-        self.index = TableIndex(self._by_id.__getitem__, self._claim)
+        self.index = TableIndex(lambda id: self._by_id[id].cached, self._claim)
         self.pump = delivery.make_pump(self.index, self._in_thread, self._may_send)
         self.writer = RowWriter(
             clock,
@@ -171,15 +171,15 @@ class Database:
           TableRejected: if it has one that cannot be served.
           StorageUnavailable: if the database could not be asked yet.
         """
-        table = self._tables.get(name.table)
+        table = self._tables.get(name.name)
         if table is not None:
             return table
-        if name.table in self._rejected:
-            raise TableRejected(self._rejected[name.table])
+        if name.name in self._rejected:
+            raise TableRejected(self._rejected[name.name])
         if self._found is None:
             raise StorageUnavailable(f"{self.location}: the tables are not known yet")
         raise NotFound(
-            f"{self.location} has no message table {name.table}; `escapement tables list` shows all"
+            f"{self.location} has no message table {name.name}; `escapement tables list` shows all"
         )
 
     def hasten(self, table: ServedTable) -> None:
@@ -299,7 +299,7 @@ class Database:
         assert self._found is not None
         table = ServedTable(
             self._next_id(),
-            TableName(self.database, name),
+            TableName.of(self.database, name),
             self._found.good[name],
             self.index,
             self._budget,
@@ -389,7 +389,8 @@ class Database:
 
     # -- claims and writes ---------------------------------------------------------------------
 
-    def _claim(self, table: ServedTable, offsets: Int64s) -> Claim:
+    def _claim(self, topic_id: int, offsets: Int64s) -> Claim:
+        table = self._by_id[topic_id]
         claim = Claim(
             table.statements,
             table.cached,
@@ -474,10 +475,13 @@ class Database:
         for table in self._tables.values():
             self.pump.wake(table.topic)
 
-    def wake(self, topic: Topic, subscription: Subscription) -> None:
-        """Wake the pump for a subscription of one of the tables."""
+    def wake(self, topic: Topic, subscription: Subscription | None) -> None:
+        """Wake the pump for a subscription of one of the tables, or for its whole topic."""
         table = self._by_id[topic.id]
         if table.is_used and not table.had_consumers:
             self.hasten(table)
         table.had_consumers = table.is_used
-        self.pump.wake_subscription(topic, subscription)
+        if subscription is None:
+            self.pump.wake(topic)
+        else:
+            self.pump.wake_subscription(topic, subscription)

@@ -1,12 +1,12 @@
 """When the broker polls a message table, and how far ahead a poll looks.
 
-After a poll that found new messages, the next one follows soon. While polls find none, the interval
-doubles, up to the ``poller_interval`` of the table. A poll takes at most a part of the time, however
-short the interval is.
+After a poll that found new messages, the next one follows soon. While polls find none, the
+interval doubles, up to the ``poller_interval`` of the table. Polls take at most a part of the time,
+however short the interval is.
 
-A poll looks ahead until after the next one. So a message that was inserted before a poll, and is due
-before the next, is in memory when it is due. Only a message that is inserted to be due sooner than
-the next poll waits for it.
+A poll looks ahead until after the next one. So a message that was inserted before a poll, and is
+due before the next, is in memory when it is due. Only a message that is inserted to be due sooner
+than the next poll waits for it.
 
 Pure. ``now_s`` is a time of the event loop's clock.
 """

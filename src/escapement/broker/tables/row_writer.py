@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -174,9 +175,7 @@ class RowWriter:
                 await self._added.wait()
             items, tried = self._next(), list[_Item]()
             try:
-                await self._run(
-                    self._write, lambda connection: _write_all(connection, items, tried)
-                )
+                await self._run(self._write, partial(_write_all, items, tried))
             except StorageError as error:
                 if not isinstance(error, PASSING):  # the last item may fail again: others go first
                     items = [*[one for one in items if one is not tried[-1]], tried[-1]]
@@ -199,7 +198,7 @@ class RowWriter:
         return items
 
     def _finish(self, item: _Item) -> _Item | None:
-        """Note that an item is written. Return the part of it that is not; None if there is none."""
+        """Note that an item is written. Return the part of it that is not; None for nothing."""
         before = len(item.ids)
         left = self._acknowledged(item) if isinstance(item, _Ack) else self._retried(item)
         self._waiting -= before - (0 if left is None else len(left.ids))
@@ -248,7 +247,7 @@ class RowWriter:
             table.subscription.forget(offsets[~table.subscription.acked.contains(offsets)])
 
 
-def _write_all(connection: Connection, items: Sequence[_Item], tried: list[_Item]) -> None:
+def _write_all(items: Sequence[_Item], tried: list[_Item], connection: Connection) -> None:
     """Write items in one transaction, and note in each what was written. Runs in a thread.
 
     Args:

@@ -14,7 +14,6 @@ from escapement.broker.subscription.subscription import Environment
 from escapement.broker.tables.cached_rows import CachedRows
 from escapement.broker.tables.claim import NANOSECONDS
 from escapement.broker.tables.polling import Pace
-from escapement.broker.tables.table_index import TableIndex
 from escapement.broker.tables.table_subscription import SUBSCRIPTION, TableSubscription
 from escapement.broker.topic.dedup_keys import DedupKeys, KeyBudget
 from escapement.broker.topic.topic import Topic
@@ -26,6 +25,7 @@ from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.encoding.attempts import MOST_ATTEMPTS
+from escapement.storage.index.delivery_order import DeliveryOrder
 from escapement.tables.directives import Directives
 from escapement.tables.discovery import MessageTable
 from escapement.tables.poll import MOST_PRIORITIES, FoundRow, Polled, Target
@@ -54,7 +54,7 @@ class ServedTable:
         id: int,
         name: TableName,
         table: MessageTable,
-        index: TableIndex,
+        index: DeliveryOrder,
         budget: WindowBudget,
         limits: BrokerLimits,
         rng: np.random.Generator,
@@ -74,7 +74,7 @@ class ServedTable:
         self.topic = Topic(
             id,
             name,
-            Namespace(0, "table", name.database, True, _GRANULARITY_MS, _TICK_MS, now_ms),
+            Namespace(0, name.tenant, name.database, True, _GRANULARITY_MS, _TICK_MS, now_ms),
             TopicPolicy(),
             0,
             index,
@@ -193,8 +193,8 @@ class ServedTable:
         # A row without a time, or with the default of 0, is due now.
         timed = versions.times_ns > 0
         due_ms = np.where(timed, -(-versions.times_ns // NANOSECONDS), now_ms)
-        steps = np.clip(versions.priorities, 0, MAX_PRIORITY) ^ DEFAULT_PRIORITY
-        traits = traits_of_keys(Blobs.of(keys)) | (steps.astype(np.uint32) << PRIORITY_SHIFT)
+        steps = (np.clip(versions.priorities, 0, MAX_PRIORITY) ^ DEFAULT_PRIORITY).astype(np.uint32)
+        traits = traits_of_keys(Blobs.of(keys)) | (steps << np.uint32(PRIORITY_SHIFT))
         offsets = self.cached.add([row.id for row in rows], keys, due_ms, traits, versions)
         self.topic.next_offset = self.cached.next_offset
         tried = versions.epochs > 0

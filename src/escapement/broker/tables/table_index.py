@@ -5,15 +5,14 @@ It stands in for the delayed index: keys come from the rows in memory, and a fet
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
+from escapement.broker.tables.cached_rows import CachedRows
 from escapement.broker.tables.claim import Claim
-from escapement.message import Int64s, UInt32s
+from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.storage.index import IndexLimits, Key
-
-if TYPE_CHECKING:
-    from escapement.broker.tables.served_table import ServedTable
+from escapement.storage.index.columns import Pick
+from escapement.storage.index.keys import Keys
 
 
 class TablePlan:
@@ -23,12 +22,15 @@ class TablePlan:
     files = 0
     can_locate = False
 
-    def __init__(self, table: ServedTable, start: Key, until: Key, most: int) -> None:
-        due_ms, offsets, traits = table.cached.between(start, until)
+    def __init__(self, rows: CachedRows, start: Key, until: Key, most: int) -> None:
+        due_ms, offsets, traits = rows.between(start, until)
         self.stop = until
         if len(offsets) > most:
             self.stop = Key(int(due_ms[most]), int(offsets[most]))
         self._found = due_ms[:most], offsets[:most], traits[:most]
+
+    def locate(self, keys: Keys, size_bytes: int) -> Iterator[tuple[Int64s, list[Pick]]]:
+        raise AssertionError("rows of tables are not read ahead")
 
     def read_traits(self) -> tuple[Int64s, Int64s, UInt32s | None]:
         """Return the due times, offsets and traits of the rows, sorted."""
@@ -39,28 +41,33 @@ class TableIndex:
     """The delivery order of the tables of one database.
 
     Args:
-      find: returns the table with a topic id.
-      claim: returns the claim of some rows of a table.
+      rows: returns the rows in memory of the table with a topic id.
+      claim: returns a claim of rows, given the topic id and the offsets.
     """
 
     limits = IndexLimits()
 
     def __init__(
         self,
-        find: Callable[[int], ServedTable],
-        claim: Callable[[ServedTable, Int64s], Claim],
+        rows: Callable[[int], CachedRows],
+        claim: Callable[[int, Int64s], Claim],
     ) -> None:
-        self._find = find
+        self._rows = rows
         self._claim = claim
 
     def plan(self, topic_id: int, start: Key, until: Key, max_messages: int) -> TablePlan:
-        return TablePlan(self._find(topic_id), start, until, max_messages)
+        return TablePlan(self._rows(topic_id), start, until, max_messages)
 
     def fetch(self, topic_id: int, due_ms: Int64s, offsets: Int64s, staged: object = None) -> Claim:
-        return self._claim(self._find(topic_id), offsets)
+        return self._claim(topic_id, offsets)
+
+    def add(
+        self, topic_id: int, offsets: Int64s | int, due_ms: Int64s, batch: MessageBatch
+    ) -> UInt32s | None:
+        raise AssertionError("messages are added to a table by INSERT")
 
     def next_due(self, topic_id: int, after: Key) -> int | None:
-        return self._find(topic_id).cached.next_due(after)
+        return self._rows(topic_id).next_due(after)
 
     def has_priorities(self, topic_id: int) -> bool:
         return True

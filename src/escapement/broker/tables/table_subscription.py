@@ -1,9 +1,9 @@
 """The subscription of a message table.
 
 It is a shared subscription whose durable state is in the rows of the table. An acknowledgement is
-written into its row, and so is the time of the next attempt, right before a message is sent
-(``claim.py``). So a message that is given back and sent again at once needs no write. A message that
-is given back for later does.
+written into its row. The time of the next attempt is written right before a message is sent
+(``claim.py``). So a message that is given back, and sent again at once, needs no write. A message
+that is given back for later does.
 
 A message is *forgotten* when its row is gone or was changed by SQL. Its offset then counts as
 acknowledged, so whatever still has the offset, such as the timing wheel, leaves it out.

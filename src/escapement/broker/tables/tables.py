@@ -122,12 +122,10 @@ class Tables:
             database.writer.check_acks(database.problem)
 
     def wake(self, topic: Topic, subscription: Subscription | None = None) -> None:
-        """Wake the pump of a table's topic, for one subscription or for all."""
+        """Wake the pump of a table's topic, for one subscription or for the whole topic."""
         database = self._of(topic.id)
-        if database is None:
-            return
-        for one in [subscription] if subscription is not None else topic.subscriptions():
-            database.wake(topic, one)
+        if database is not None:
+            database.wake(topic, subscription)
 
     def _of(self, id: int) -> Database | None:
         found = (one for one in self.databases.values() if one.topic(id) is not None)

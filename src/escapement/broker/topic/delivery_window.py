@@ -41,7 +41,8 @@ import numpy as np
 
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.sorting import lowest
-from escapement.storage.index import KEY_MIN, DelayedIndex, Key, Plan
+from escapement.storage.index import KEY_MIN, Key
+from escapement.storage.index.delivery_order import DeliveryOrder, KeyPlan
 from escapement.storage.index.keys import position
 from escapement.timewheel import Entries, TimingWheel
 
@@ -72,7 +73,7 @@ class DeliveryWindow:
     def __init__(
         self,
         topic_id: int,
-        index: DelayedIndex,
+        index: DeliveryOrder,
         budget: WindowBudget,
         tick_ms: int,
         granularity_ms: int,
@@ -237,7 +238,7 @@ class DeliveryWindow:
     def _window_fits(self) -> bool:
         return self._budget.allows_window(len(self))
 
-    def begin_window(self) -> Plan:
+    def begin_window(self) -> KeyPlan:
         """Plan the next window; ``end_window`` must follow.
 
         Moves the horizon to the window's end, and pins the index sources to read.

@@ -41,7 +41,7 @@ from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import Namespace
 from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.commit.group import Moved, Restated
-from escapement.storage.index import DelayedIndex, Plan
+from escapement.storage.index.delivery_order import DeliveryOrder, KeyPlan
 from escapement.storage.offsets import OffsetSet
 from escapement.timewheel import Entries
 from escapement.traits import traits_of
@@ -89,7 +89,7 @@ class Topic:
         namespace: Namespace,
         policy: TopicPolicy,
         next_offset: int,
-        index: DelayedIndex,
+        index: DeliveryOrder,
         budget: WindowBudget,
         dedup: DedupKeys,
     ) -> None:
@@ -472,7 +472,7 @@ class Topic:
         """Return whether it is time to plan and read the next window of keys from the index."""
         return self._coming is not None and self._coming.wants_window(now_ms)
 
-    def begin_window(self) -> tuple[DeliveryWindow, Plan]:
+    def begin_window(self) -> tuple[DeliveryWindow, KeyPlan]:
         """Plan the next window of keys; the caller must read the plan and call ``end_window``.
 
         Returns the ``DeliveryWindow`` that the keys are for, and the plan to read.

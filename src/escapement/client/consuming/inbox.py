@@ -46,7 +46,7 @@ from escapement.client.serializers import SerializerLike, serializer
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
 from escapement.field import Field
 from escapement.message import Int64s
-from escapement.names import SUBSCRIPTION_KINDS, TopicName, check_name
+from escapement.names import SUBSCRIPTION_KINDS, check_name, full_name
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 from escapement.protocol.limits import MAX_ACK_ROWS, MAX_PERMITS
@@ -98,7 +98,7 @@ class Inbox(Attached):
             )
         if kind not in SUBSCRIPTION_KINDS:
             raise InvalidRequest(f"kind must be shared, exclusive or failover, not {kind!r}")
-        self.topic = TopicName.parse(topic).full
+        self.topic = full_name(topic)
         self.subscription: Final = check_name("subscription", subscription)
         self.name: Final = check_name("consumer", name) if name else ""
         self.active = kind != "failover"

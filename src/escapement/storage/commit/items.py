@@ -116,10 +116,10 @@ class Acks:
     """Offsets of messages that a subscription acknowledged, or of cancelled messages.
 
     For cancelled messages, ``subscription_id`` is the negative id of the topic. ``done`` is called
-    with the number of offsets when they are durable. ``inbox_entries`` are inbox entries that the acknowledgements cause, such as dead letters. They become durable in
-    the same transaction. ``timing`` has the delivery times of messages that consumers acknowledged,
-    from which the lag is counted. ``lapsed`` are those of ``offsets`` that expired or were dropped
-    before any delivery.
+    with the number of offsets when they are durable. ``inbox_entries`` are inbox entries that the
+    acknowledgements cause, such as dead letters. They become durable in the same transaction.
+    ``timing`` has the delivery times of messages that consumers acknowledged, from which the lag is
+    counted. ``lapsed`` are those of ``offsets`` that expired or were dropped before any delivery.
     """
 
     topic_id: int

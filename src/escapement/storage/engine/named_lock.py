@@ -42,7 +42,7 @@ def take_over(engine: Engine, connection: Connection, name: str) -> None:
     The caller must know that the holder is an earlier broker, which may hang.
 
     Args:
-      name: the name of the lock, at most 36 characters; each database has its own lock of that name.
+      name: the name of the lock, at most 36 characters; each database has its own.
 
     Raises:
       StorageUnavailable: if the holder cannot be ended.
