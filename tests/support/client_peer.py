@@ -129,6 +129,7 @@ class Peer:
         self.heard: list[Command] = []
         self.reads: list[int] = []  # the number of commands in each read
         self.acked: list[int] = []
+        self.rows: set[Any] = set()  # the ids of a table's rows that are not acknowledged
         self.lapsed: set[int] = set()  # offsets whose delivery has ended
         self.sessions: list[Session] = []
         self.limits: dict[str, Any] = {}
@@ -264,6 +265,11 @@ class Peer:
                 await session.say(wire.Done(command.request_id))
             case wire.Admin(verb="echo"):
                 await session.say(wire.AdminReply(command.request_id, command.arguments))
+            case wire.Admin(verb="tables.ack"):
+                fresh = self.rows.intersection(command.arguments["ids"])
+                self.rows -= fresh
+                answer = {"acknowledged": len(fresh)}
+                await session.say(wire.AdminReply(command.request_id, answer))
 
     async def _open(self, session: Session, command: wire.OpenProducer) -> None:
         stored = self.producers.setdefault(command.name, Stored())

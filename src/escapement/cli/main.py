@@ -54,7 +54,7 @@ _COMMANDS: Final = {
     "sql": ("escapement.cli.sql", "Send messages in an application's own transactions."),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
     "stream": ("escapement.cli.stream", "Print the rows of a message table as they come due."),
-    "tables": ("escapement.cli.tables", "Check and create message tables in MySQL."),
+    "tables": ("escapement.cli.tables", "Check and create message tables, and acknowledge rows."),
 }
 # Aliases of commands. In the client library, `produce` is called ``send``.
 _ALSO: Final = {"send": "produce"}

@@ -1,6 +1,6 @@
 """`escapement tables`: the message tables of a MySQL database.
 
-These commands connect to the database itself, not to a broker.
+``list`` and ``create`` connect to the database itself, and ``ack`` to a broker.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import click
 from escapement.cli.input.log_url import log_url
 from escapement.cli.input.options import output_option
 from escapement.cli.input.parameters import duration_ms, positive_duration_ms
+from escapement.cli.input.remote import broker_option, with_broker
 from escapement.cli.output.line import print_json
-from escapement.cli.output.table import print_rows
+from escapement.cli.output.table import counted, print_rows
 from escapement.errors import StorageError, StorageUnavailable
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
@@ -44,7 +45,7 @@ _database = click.argument("url", type=log_url, metavar="mysql://USER:PASSWORD@H
     """
 )
 def tables() -> None:
-    """Check and create message tables in MySQL.
+    """Check and create message tables in MySQL, and acknowledge their rows.
 
     A message table is an ordinary table with directives in its COMMENT, such as
     escapement_message,ack_wait=30, or vitess_message,vt_ack_wait=30. Brokers do not serve message
@@ -184,6 +185,39 @@ def create(
     with _connected(url) as connection:
         create_table(connection, table, directives, spelling)
     click.echo(f"created the message table {table} in {MysqlAddress.parse(url)}")
+
+
+@tables.command(
+    epilog="""\b
+    Examples:
+      escapement tables ack shop.mails 17 18
+      escapement tables ack table://shop/mails 17 --broker broker.example:7650
+      escapement tables ack shop.mails --hex 0x8f3c2a
+
+    Acknowledging a row again changes nothing.
+    """,
+)
+@click.argument("table")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option(
+    "--hex", "are_hex", is_flag=True, help="IDs are bytes in hexadecimal, as stream prints them."
+)
+@broker_option
+def ack(table: str, ids: tuple[str, ...], are_hex: bool, at_broker: tuple[str, int]) -> None:
+    """Acknowledge the rows of TABLE with these IDs, and print how many took effect.
+
+    A broker must serve TABLE, such as shop.mails or table://shop/mails.
+    """
+    given = list(map(_bytes_of, ids)) if are_hex else ids
+    count = with_broker(at_broker, lambda broker: broker.ack_rows(table, given))
+    click.echo(f"acknowledged {counted(count, 'row')}")
+
+
+def _bytes_of(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text.removeprefix("0x"))
+    except ValueError:
+        raise click.UsageError(f"{text!r} is not hexadecimal. Write it like 0x8f3c2a.") from None
 
 
 @contextmanager

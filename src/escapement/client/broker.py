@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
@@ -16,6 +16,7 @@ from escapement.client.administration.message_history import MessageHistory
 from escapement.client.administration.outcome import Outcomes
 from escapement.client.administration.peeking import Peeking
 from escapement.client.administration.reading import Reading
+from escapement.client.administration.row_acks import ack_rows
 from escapement.client.administration.schedules import Schedules
 from escapement.client.connection.line import Line
 from escapement.client.connection.retried_request import ask_verb
@@ -191,6 +192,29 @@ class Broker:
     def schedules(self) -> Schedules:
         """The recurring schedules of the broker: create, list, pause, resume or delete them."""
         return Schedules(self.admin)
+
+    async def ack_rows(self, table: str, ids: Collection[Any]) -> int:
+        """Acknowledge rows of a message table by their ids, so that they are never sent again.
+
+        No consumer is needed, and the rows may never have been delivered. Acknowledging a row again
+        changes nothing.
+
+        Args:
+          table: the message table, such as "shop.my_message" or "table://shop/my_message".
+          ids: the values of the column ``id``, such as ``message.row["id"]``.
+
+        Returns:
+          How many rows this call acknowledged. Rows that do not exist, or that were acknowledged
+          before, do not count.
+
+        Raises:
+          InvalidRequest: if an argument is not valid.
+          NotFound: if the broker does not serve the table.
+          Disconnected: if no answer arrives. Some rows may be acknowledged; call it again.
+          EscapementError: if the broker refuses. More than 10,000 ids are sent in several requests,
+            so some rows may be acknowledged then.
+        """
+        return await ack_rows(self.admin, table, ids)
 
     async def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
         """Look up messages by their dedup keys.

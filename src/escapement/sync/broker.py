@@ -6,7 +6,7 @@ and errors are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -78,6 +78,10 @@ class Broker:
     def schedules(self) -> Schedules:
         """The recurring schedules of the broker: create, list, pause, resume or delete them."""
         return Schedules(self._loop, self._broker.schedules)
+
+    def ack_rows(self, table: str, ids: Collection[Any]) -> int:
+        """Acknowledge rows of a message table by their ids; see ``escapement.Broker.ack_rows``."""
+        return self._loop.call(self._broker.ack_rows, table, ids)
 
     def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
         """Look up the ids of messages by their dedup keys; see ``escapement.Broker.find``."""

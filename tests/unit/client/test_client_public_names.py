@@ -23,7 +23,17 @@ INBOX = {"ack", "ack_range", "active", "batches", "extend", "flush_acks", "nack"
 INBOX |= {"fields", "next_batch", "receive", "release", "seek", "subscription", "topic"}
 PRODUCER = {"close_group", "flush", "message", "name", "next_sequence", "send", "send_batch"}
 PRODUCER |= {"send_many", "submit", "topic", "waits_for"}
-BROKER = {"admin", "cancel", "connected", "consumer", "find", "forecast", "groups", "limits"}
+BROKER = {
+    "ack_rows",
+    "admin",
+    "cancel",
+    "connected",
+    "consumer",
+    "find",
+    "forecast",
+    "groups",
+    "limits",
+}
 BROKER |= {"name", "pause", "peek", "producer", "read", "reschedule", "resume", "run_now"}
 BROKER |= {"schedules", "select", "show"}
 
