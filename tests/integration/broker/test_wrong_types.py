@@ -271,6 +271,7 @@ CALLS: Final[dict[str, dict[str, Any]]] = {
     "release": {"what": 0, "delay": None},
     "extend": {"what": 0, "wait": "1m"},
     "seek": {"where": "latest"},
+    "ack_rows": {"table": "shop.mails", "ids": [7]},
     "admin": {"verb": "broker.stats"},
 }  # fmt: skip
 
@@ -372,6 +373,7 @@ async def test_text_that_utf_8_cannot_encode_is_refused_before_it_is_sent(
             lambda: producer.send_many([b"x"], keys=[odd]),
             lambda: producer.send_many([b"x"], dedup=[odd]),
             lambda: broker.find("t", odd),
+            lambda: broker.ack_rows("shop.mails", [odd]),
             lambda: broker.cancel(topic="t", key=odd),
             lambda: broker.cancel(topic="t", dedup=odd),
             lambda: broker.schedules.create("s", "t", every="1m", key=odd),
