@@ -132,6 +132,10 @@ class TopicName:
         """
         _check_text(kind, text)
         scheme, separator, rest = text.partition("://")
+        if scheme + separator == _TABLE_SCHEME:
+            raise InvalidRequest(
+                f"{_quote(text)} is a message table, and this works only with topics of the log"
+            )
         if separator and scheme + separator != _SCHEME:
             raise InvalidRequest(
                 f"{_quote(text)} is not a {kind}: the only scheme is {_SCHEME}, "

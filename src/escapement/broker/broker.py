@@ -369,6 +369,7 @@ class Broker:
                 for relay in services.outbox_relays
                 if relay.problem
             ],
+            "tables_waiting": services.tables.problems,
             "dead_letters_waiting": [
                 f"{whose}: {why}" for whose, why in services.dead_letter_writer.problems.items()
             ],

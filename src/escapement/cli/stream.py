@@ -63,15 +63,35 @@ def stream(
     STATEMENT is a STREAM statement, such as "STREAM * FROM shop.my_message". Ctrl-C stops the
     command.
     """
-    printer = RowPrinter(form, statement.columns, f"{statement.database}.{statement.table}")
+    printer = RowPrinter(form, statement.columns, statement.name)
 
     async def work(broker: Broker) -> None:
         permits = _PERMITS if count is None else min(count, _PERMITS)
-        async with broker.consumer(statement.topic, _SUBSCRIPTION, permits=permits) as inbox:
+        topic = await _topic_of(broker, statement)
+        async with broker.consumer(topic, _SUBSCRIPTION, permits=permits) as inbox:
             # After Ctrl-C the inbox is closed normally, which sends the acknowledgements.
             await until_interrupted(partial(print_rows, inbox, printer, count, ack))
 
     with_broker(at_broker, work)
+
+
+async def _topic_of(broker: Broker, statement: StreamStatement) -> str:
+    """Return the topic of the table that the statement names.
+
+    Raises:
+      InvalidRequest: if the statement names no database, and not exactly one has the table.
+    """
+    if statement.database is not None:
+        return f"table://{statement.database}/{statement.table}"
+    served = [row["table"] for row in await broker.admin("tables.list")]
+    found = [topic for topic in served if topic.rpartition("/")[2] == statement.table]
+    if len(found) == 1:
+        return str(found[0])
+    why = f"several have one: {', '.join(found)}" if found else "none of them has one"
+    raise InvalidRequest(
+        f"Write the database of table {statement.table}, such as shop.{statement.table}. Of the"
+        f" databases that the broker serves, {why}."
+    )
 
 
 async def print_rows(inbox: Inbox, printer: RowPrinter, count: int | None, ack: bool) -> None:

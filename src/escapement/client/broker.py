@@ -16,7 +16,7 @@ from escapement.client.administration.message_history import MessageHistory
 from escapement.client.administration.outcome import Outcomes
 from escapement.client.administration.peeking import Peeking
 from escapement.client.administration.reading import Reading
-from escapement.client.administration.row_acks import ack_rows
+from escapement.client.administration.row_acks import ack_rows, topic_of
 from escapement.client.administration.schedules import Schedules
 from escapement.client.connection.line import Line
 from escapement.client.connection.retried_request import ask_verb
@@ -215,6 +215,19 @@ class Broker:
             so some rows may be acknowledged then.
         """
         return await ack_rows(self.admin, table, ids)
+
+    async def poll_table(self, table: str) -> None:
+        """Make the broker look for new rows of a message table now. Call it after a commit.
+
+        Without this call the broker finds the rows too, by its next poll.
+
+        Args:
+          table: the message table, as for ``ack_rows``.
+
+        Raises:
+          NotFound: if the broker does not serve the table.
+        """
+        await self.admin("tables.poll", topic=topic_of(table))
 
     async def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
         """Look up messages by their dedup keys.

@@ -83,6 +83,10 @@ class Broker:
         """Acknowledge rows of a message table by their ids; see ``escapement.Broker.ack_rows``."""
         return self._loop.call(self._broker.ack_rows, table, ids)
 
+    def poll_table(self, table: str) -> None:
+        """Make the broker look for new rows now; see ``escapement.Broker.poll_table``."""
+        self._loop.call(self._broker.poll_table, table)
+
     def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
         """Look up the ids of messages by their dedup keys; see ``escapement.Broker.find``."""
         return self._loop.call(self._broker.find, topic, dedup)

@@ -62,8 +62,10 @@ class Layout:
     id: Column
     further: tuple[Column, ...]  # the application's columns, in the order of the table
     primary_key: tuple[str, ...]  # the names of its columns, in the order of the index
+    id_index: str  # the name of the index by which a message is found by its id
     due_index: Index | None  # the index by which due messages are found
     most_epoch: int  # the highest value of the column ``epoch``
+    is_partitioned: bool
 
 
 class _Need(NamedTuple):
@@ -107,11 +109,19 @@ _NEEDS: Final[Mapping[Edition, Mapping[str, _Need]]] = {
 }
 
 
-def check_columns(table: str, columns: Sequence[Column], indexes: Sequence[Index]) -> Layout:
+def check_columns(
+    table: str,
+    columns: Sequence[Column],
+    indexes: Sequence[Index],
+    *,
+    is_partitioned: bool = False,
+) -> Layout:
     """Check the columns and the keys of a message table, and return its layout.
 
     Args:
       columns: all columns of the table, in order.
+      is_partitioned: whether the table has partitions. Each of its unique indexes then has the
+        columns by which it is partitioned too. That ids are unique is up to the application.
 
     Raises:
       TableRejected: if a column is missing or cannot hold its values, or ids are not unique. The
@@ -130,15 +140,17 @@ def check_columns(table: str, columns: Sequence[Column], indexes: Sequence[Index
             )
         _check_column(table, by_name[name], need)
     id = by_name["id"]
-    _check_unique(table, id, indexes)
+    id_index = _check_unique(table, id, indexes, is_partitioned)
     return Layout(
         edition=edition,
         id=id,
         further=tuple(column for column in columns if column.name.lower() not in needs),
         primary_key=next((index.columns for index in indexes if index.is_primary), ()),
+        id_index=id_index,
         due_index=_due_index(edition, indexes),
         # Parameters of statements are signed, so the highest epoch of an unsigned column is too.
         most_epoch=(1 << (_BITS[by_name["epoch"].data_type] - 1)) - 1,
+        is_partitioned=is_partitioned,
     )
 
 
@@ -165,11 +177,15 @@ def _check_column(table: str, column: Column, need: _Need) -> None:
         )
 
 
-def _check_unique(table: str, id: Column, indexes: Sequence[Index]) -> None:
-    def is_key(index: Index) -> bool:
-        return index.is_unique and [name.lower() for name in index.columns] == [id.name.lower()]
+def _check_unique(table: str, id: Column, indexes: Sequence[Index], is_partitioned: bool) -> str:
+    """Check that ids are unique; return the name of the index by which a row is found by its id."""
 
-    if not any(is_key(index) for index in indexes):
+    def is_key(index: Index) -> bool:
+        columns = index.columns[:1] if is_partitioned else index.columns
+        return index.is_unique and [name.lower() for name in columns] == [id.name.lower()]
+
+    keys = [index for index in indexes if is_key(index)]
+    if not keys:
         raise TableRejected(
             f"Column {id.name} of table {table} is not unique, but messages are found by it. ALTER"
             f" TABLE {quoted(table)} ADD UNIQUE INDEX `id_idx` ({quoted(id.name)})."
@@ -179,3 +195,4 @@ def _check_unique(table: str, id: Column, indexes: Sequence[Index]) -> None:
             f"Column {id.name} of table {table} may be NULL, but messages are found by it. ALTER"
             f" TABLE {quoted(table)} MODIFY COLUMN {quoted(id.name)} {id.column_type} NOT NULL."
         )
+    return next((index for index in keys if index.is_primary), keys[0]).name

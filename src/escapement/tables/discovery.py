@@ -34,7 +34,8 @@ _CANDIDATES: Final = "TABLE_SCHEMA = DATABASE() AND ({})".format(
 )
 # MySQL has some of these texts in columns of other types. CAST gives all of them the same type.
 _TABLES: Final = (
-    "SELECT CAST(TABLE_NAME AS CHAR), CAST(TABLE_COMMENT AS CHAR), CAST(ENGINE AS CHAR)"
+    "SELECT CAST(TABLE_NAME AS CHAR), CAST(TABLE_COMMENT AS CHAR), CAST(ENGINE AS CHAR),"
+    " CAST(CREATE_OPTIONS AS CHAR)"
     f" FROM information_schema.TABLES WHERE {_CANDIDATES}"
 )
 _OF_CANDIDATES: Final = (
@@ -87,6 +88,7 @@ class _Definition(NamedTuple):
 
     comment: str
     engine: str | None
+    is_partitioned: bool
     columns: tuple[Column, ...]
     indexes: tuple[Index, ...]
 
@@ -144,10 +146,11 @@ def _definitions(connection: Connection) -> dict[str, _Definition]:
         name: _Definition(
             comment,
             engine,
+            "partitioned" in (options or ""),
             tuple(columns[name]),
             tuple(Index(*key, tuple(names)) for key, names in parts.get(name, {}).items()),
         )
-        for name, comment, engine in sorted(tables)
+        for name, comment, engine, options in sorted(tables)
         if name in columns  # otherwise it was dropped since the first statement
     }
 
@@ -181,7 +184,9 @@ def _checked(name: str, definition: _Definition) -> MessageTable:
             f" {quoted(name)} ENGINE=InnoDB."
         )
     comment = parse_comment(definition.comment, name)
-    layout = check_columns(name, definition.columns, definition.indexes)
+    layout = check_columns(
+        name, definition.columns, definition.indexes, is_partitioned=definition.is_partitioned
+    )
     unknown = [
         f"The COMMENT has {item!r}, which is not a directive. Correct or remove it."
         for item in comment.unknown

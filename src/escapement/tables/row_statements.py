@@ -5,9 +5,10 @@ before it sends them: it locks those rows that still have the version that it kn
 sending in them, and reads their values. So rows that somebody has acknowledged, rescheduled or
 deleted by SQL meanwhile are not sent.
 
-All statements run in a transaction of the caller. They lock rows by their ids and skip rows that
-other sessions have locked, so they never wait for an open transaction of an application. The
-session is READ COMMITTED, so they lock no gaps.
+All statements run in a transaction of the caller. They find rows by the unique index of the ids,
+whatever the optimizer would prefer, because a scan of the table would meet the locks of other
+sessions. They lock rows first and skip those that other sessions have locked. So they never wait
+for an open transaction of an application. The session is READ COMMITTED, so they lock no gaps.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class RowStatements:
         self.table = table
         self.ids = RowIds(layout.id)
         self.fields = fields_of(table.sent)
-        self._name = quoted(table.name)
+        self._name = f"{quoted(table.name)} FORCE INDEX ({quoted(layout.id_index)})"
         first = layout.edition == "first"
         priority = f"COALESCE(priority, {DEFAULT_PRIORITY})"
         version = (

@@ -34,7 +34,17 @@ BROKER = {
     "groups",
     "limits",
 }
-BROKER |= {"name", "pause", "peek", "producer", "read", "reschedule", "resume", "run_now"}
+BROKER |= {
+    "name",
+    "pause",
+    "peek",
+    "poll_table",
+    "producer",
+    "read",
+    "reschedule",
+    "resume",
+    "run_now",
+}
 BROKER |= {"schedules", "select", "show"}
 
 

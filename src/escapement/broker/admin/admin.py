@@ -20,6 +20,7 @@ from escapement.broker.admin import (
     pauses,
     schedules,
     subscriptions,
+    tables,
     topics,
 )
 from escapement.broker.admin.arguments import Arguments, Plain
@@ -71,6 +72,7 @@ VERBS: Final[dict[str, Verb]] = {
     **jobs.VERBS,
     **schedules.VERBS,
     **groups.VERBS,
+    **tables.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
 }

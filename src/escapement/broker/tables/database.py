@@ -15,7 +15,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import trio
@@ -24,7 +25,7 @@ from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.outage import Outage
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.tables.claim import Claim
+from escapement.broker.tables.claim import NANOSECONDS, Claim
 from escapement.broker.tables.row_writer import RowWriter
 from escapement.broker.tables.served_table import ServedTable
 from escapement.broker.tables.table_index import TableIndex
@@ -48,6 +49,7 @@ from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.engine.named_lock import take_over
 from escapement.tables.discovery import Discovery, MessageTables
 from escapement.tables.poll import Polled, Target, index_warning, poll
+from escapement.tables.purge import purge, to_purge
 from escapement.tables.row_statements import Claimed
 
 T = TypeVar("T")
@@ -59,6 +61,9 @@ _LOOK_S: Final = 1.5
 _LONGEST_LOOK_S: Final = 10.0
 # A look takes at most this part of the time.
 _LOOK_SHARE: Final = 20
+# The shortest and the longest interval between two purges.
+_PURGE_S: Final = 2.0
+_LONGEST_PURGE_S: Final = 30.0
 # Tables that are to be polled within this time are polled together.
 _TOGETHER_S: Final = 0.1
 # After an error nothing is sent for this time, and twice as long after each further error.
@@ -130,6 +135,7 @@ class Database:
         self._discovery = Discovery()
         self._found: MessageTables | None = None
         self._look_s = 0.0  # when to look for tables next
+        self._purge_s = 0.0  # when to purge tables next
         self._poll = 0  # the number of the last poll
         self._pause_s = 0.0
         self._resume_s = 0.0
@@ -181,6 +187,25 @@ class Database:
         raise NotFound(
             f"{self.location} has no message table {name.name}; `escapement tables list` shows all"
         )
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the state of each table, as plain values."""
+        rows: list[dict[str, Any]] = [
+            {
+                "table": TableName.of(self.database, name).full,
+                "state": "ok",
+                "consumers": len(table.subscription.consumers),
+                "waiting": table.waiting,
+                "in_flight": len(table.subscription.in_flight),
+                "acknowledged": table.subscription.counts.acknowledged,
+            }
+            for name, table in self._tables.items()
+        ]
+        rows += [
+            {"table": f"table://{self.database}/{name}", "state": reason}
+            for name, reason in self._rejected.items()
+        ]
+        return sorted(rows, key=lambda row: str(row["table"]))
 
     def hasten(self, table: ServedTable) -> None:
         """Poll a table now, because messages may have come, or a consumer."""
@@ -256,6 +281,8 @@ class Database:
         if now_s >= self._look_s:
             await self._look()
         await self._poll_due()
+        if now_s >= self._purge_s:
+            await self._purge()
 
     def _wait_s(self) -> float:
         """Return how long to wait until there is something to do."""
@@ -266,7 +293,7 @@ class Database:
         ]
         if self.problem is not None:
             due_s.append(self._resume_s)
-        return max(min([self._look_s, *due_s]) - trio.current_time(), 0.0)
+        return max(min([self._look_s, self._purge_s, *due_s]) - trio.current_time(), 0.0)
 
     # -- discovery -------------------------------------------------------------------------
 
@@ -348,6 +375,25 @@ class Database:
             raise
         except StorageError as error:
             raise StorageUnavailable(str(error)) from error
+
+    async def _purge(self) -> None:
+        """Delete a portion of the old acknowledged rows of each table."""
+        now_ms = self._clock.now_ms()
+        tables = [
+            (table.table, (now_ms - table.table.directives.purge_after_ms) * NANOSECONDS)
+            for table in self._tables.values()
+        ]
+        shortest_s = min([one.directives.purge_after_ms for one, _ in tables], default=0) / 1000
+        self._purge_s = trio.current_time() + min(max(shortest_s / 4, _PURGE_S), _LONGEST_PURGE_S)
+        before_ns = dict(tables)
+        for table in await self._ask(lambda connection: to_purge(connection, tables)):
+            try:
+                deleted = await self._ask(partial(purge, table=table, before_ns=before_ns[table]))
+            except StorageUnavailable as error:
+                _logger.warning("%s: table %s is not purged: %s", self.location, table.name, error)
+                continue
+            if deleted:
+                self._purge_s = trio.current_time()  # there may be more
 
     # -- polls -------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import Final
 SHORTEST_S: Final = 0.005
 # The shortest interval while no messages come, so that idle tables cost a database less than three
 # polls a second.
-IDLE_S: Final = 0.4
+IDLE_S: Final = 0.5
 # The interval is at least this many times as long as the last poll took.
 _REST: Final = 3.0
 # A poll looks this much further ahead than the next poll, for delays of all kinds.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import trio
@@ -143,6 +143,26 @@ class Tables:
         database = self._of(table.topic.id)
         assert database is not None
         return await database.acknowledge(table, ids)
+
+    async def hint(self, text: str) -> None:
+        """Poll a table now, because rows were inserted. Raises as ``find`` does."""
+        table = await self.find(text)
+        database = self._of(table.topic.id)
+        if database is not None:
+            database.hasten(table)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the state of each message table, as plain values."""
+        return [row for database in self.databases.values() for row in database.listed()]
+
+    @property
+    def problems(self) -> list[str]:
+        """Why messages of a database wait, for each database that has a problem."""
+        return [
+            f"{database.location}: {database.problem}"
+            for database in self.databases.values()
+            if database.problem is not None
+        ]
 
     # -- the tasks -------------------------------------------------------------------
 

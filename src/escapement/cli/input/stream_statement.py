@@ -20,14 +20,14 @@ _EXAMPLE: Final = "STREAM * FROM shop.my_message"
 class StreamStatement(NamedTuple):
     """The table to stream, and the columns to print."""
 
-    database: str
+    database: str | None  # None: the only one that the broker serves with such a table
     table: str
     columns: tuple[str, ...] | None  # None: all
 
     @property
-    def topic(self) -> str:
-        """The topic of the table."""
-        return f"table://{self.database}/{self.table}"
+    def name(self) -> str:
+        """The name of the table, as it is written in the statement."""
+        return self.table if self.database is None else f"{self.database}.{self.table}"
 
 
 def stream_statement(text: str) -> StreamStatement:
@@ -44,16 +44,13 @@ def stream_statement(text: str) -> StreamStatement:
             " rows."
         )
     table = _plain(found["table"])
-    if found["database"] is None:
-        raise click.BadParameter(
-            f"{text!r:.200} names no database. Write it like STREAM * FROM shop.{found['table']}."
-        )
     columns = None
     if found["columns"] is not None:
         columns = tuple(map(_plain, re.findall(_NAME, found["columns"])))
         if len({name.lower() for name in columns}) < len(columns):
             raise click.BadParameter(f"{text!r:.200} names a column twice. Name each once.")
-    return StreamStatement(_plain(found["database"]), table, columns)
+    database = None if found["database"] is None else _plain(found["database"])
+    return StreamStatement(database, table, columns)
 
 
 def _plain(name: str) -> str:

@@ -29,7 +29,7 @@ async def ack_rows(ask: Ask, table: str, ids: Collection[Any]) -> int:
     The ids are sent in several requests if they are many. The arguments and errors are those of
     ``Broker.ack_rows``.
     """
-    topic = _topic_of(table)
+    topic = topic_of(table)
     checked = [_checked(id) for id in several("ids", ids)]
     total = 0
     for part in _parts(checked):
@@ -38,7 +38,7 @@ async def ack_rows(ask: Ask, table: str, ids: Collection[Any]) -> int:
     return total
 
 
-def _topic_of(table: str) -> str:
+def topic_of(table: str) -> str:
     """Return the topic of a table that is named as a topic, or as in SQL."""
     if isinstance(table, str):
         if table.startswith(_SCHEME):

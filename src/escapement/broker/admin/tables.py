@@ -1,0 +1,37 @@
+"""The administrative operations (*verbs*) on message tables: list, acknowledge rows, poll now."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from escapement.broker.admin.arguments import Arguments, Plain
+from escapement.broker.admin.verb import Verb
+from escapement.broker.broker import Broker
+
+# The most ids of one request.
+_MOST_IDS: Final = 100_000
+
+
+async def _list_tables(broker: Broker, given: Arguments) -> Plain:
+    given.end()
+    return broker.services.tables.listed()
+
+
+async def _acknowledge(broker: Broker, given: Arguments) -> Plain:
+    topic, ids = given.text("topic"), given.values("ids", _MOST_IDS)
+    given.end()
+    return {"acknowledged": await broker.services.tables.acknowledge(topic, ids)}
+
+
+async def _poll(broker: Broker, given: Arguments) -> Plain:
+    topic = given.text("topic")
+    given.end()
+    await broker.services.tables.hint(topic)
+    return {}
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "tables.list": _list_tables,
+    "tables.ack": _acknowledge,
+    "tables.poll": _poll,
+}
