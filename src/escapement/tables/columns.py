@@ -36,7 +36,7 @@ class Column(NamedTuple):
     """A column as the database describes it."""
 
     name: str
-    data_type: str  # the type without its length, such as "varchar"
+    data_type: str  # the type without its length, such as "varchar"; "json" also in MariaDB
     column_type: str  # the whole type, such as "varchar(128)"
     is_nullable: bool
     is_generated: bool  # computed from other columns, so it cannot be written

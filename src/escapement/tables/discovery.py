@@ -42,10 +42,17 @@ _OF_CANDIDATES: Final = (
     "TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN"
     f" (SELECT TABLE_NAME FROM information_schema.TABLES WHERE {_CANDIDATES})"
 )
+# A column that MariaDB created as JSON is a LONGTEXT with a check named like the column. Only
+# MariaDB reads /*M! comments.
 _COLUMNS: Final = (
-    "SELECT CAST(TABLE_NAME AS CHAR), CAST(COLUMN_NAME AS CHAR), CAST(DATA_TYPE AS CHAR),"
+    "SELECT CAST(TABLE_NAME AS CHAR), CAST(COLUMN_NAME AS CHAR),"
+    " CAST(/*M! IF(is_json, 'json', */ DATA_TYPE /*M! ) */ AS CHAR),"
     " CAST(COLUMN_TYPE AS CHAR), CAST(IS_NULLABLE AS CHAR),"
     " CAST(EXTRA AS CHAR) FROM information_schema.COLUMNS"
+    " /*M! LEFT JOIN (SELECT TABLE_NAME AS checked_table, CONSTRAINT_NAME, TRUE AS is_json"
+    " FROM information_schema.CHECK_CONSTRAINTS WHERE CONSTRAINT_SCHEMA = DATABASE()"
+    " AND LEVEL = 'Column' AND CHECK_CLAUSE LIKE 'json_valid(%') AS checks"
+    " ON checked_table = TABLE_NAME AND CONSTRAINT_NAME = COLUMN_NAME */"
     f" WHERE {_OF_CANDIDATES} ORDER BY TABLE_NAME, ORDINAL_POSITION"
 )
 _INDEXES: Final = (

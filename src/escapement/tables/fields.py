@@ -23,7 +23,8 @@ char, varchar, text, enum, set, uuid, inet6  str
 ===========================================  ======================================================
 
 A date or datetime that Python cannot represent, such as ``0000-00-00``, stays a str: the text that
-MySQL writes. So it differs from NULL. Values of any other type are str if they are valid UTF-8, and
+MySQL writes. So it differs from NULL. The same holds for JSON that only MariaDB accepts, such as
+``1.``. Values of any other type are str if they are valid UTF-8, and
 otherwise bytes.
 """
 
@@ -192,6 +193,14 @@ def _date(value: bytes) -> date | str:
         return text
 
 
+def _json(value: bytes) -> Any:
+    text = value.decode()
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _time(value: bytes) -> timedelta:
     found = _TIME.fullmatch(value.decode())
     if found is None:
@@ -217,5 +226,5 @@ _DECODERS: Final[Mapping[str, Callable[[bytes], Any]]] = {
     "timestamp": _datetime,
     "date": _date,
     "time": _time,
-    "json": json.loads,
+    "json": _json,
 }

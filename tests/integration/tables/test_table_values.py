@@ -185,6 +185,21 @@ def test_values_of_every_type_are_those_of_the_driver(
             assert type(mine) is type(theirs), column
 
 
+def test_json_is_parsed_although_mariadb_stores_it_as_text(
+    cursor: Cursor, connection: Connection
+) -> None:
+    """V11: a check tells it from another LONGTEXT."""
+    columns = create(cursor, connection, ["json", "json", "longtext"])
+    assert [column.data_type for column in columns] == ["json", "json", "longtext"]
+    text = '{"a": [1, 2.5, null, "ü"], "b": true}'
+    insert(cursor, [[text, "7"], [None, "[]"], [text]])
+    first, second, empty = rows_of(connection, columns)
+    value = {"a": [1, 2.5, None, "ü"], "b": True}
+    assert list(first.values()) == [value, None, text]
+    assert list(second.values()) == [7, [], None]
+    assert list(empty.values()) == [None, None, None]
+
+
 def test_geometries_are_in_the_well_known_binary_format(
     cursor: Cursor, connection: Connection
 ) -> None:

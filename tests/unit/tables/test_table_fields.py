@@ -52,6 +52,7 @@ def column(name: str, data_type: str, column_type: str = "") -> Column:
         ("time", "-838:59:59", -timedelta(hours=838, minutes=59, seconds=59)),
         ("time", "00:00:00.05", timedelta(microseconds=50_000)),
         ("json", '{"a": [1, null, true]}', {"a": [1, None, True]}),
+        ("json", "1.", "1."),
         ("set", "a,b", "a,b"),
         ("of_tomorrow", "x", "x"),
     ],
