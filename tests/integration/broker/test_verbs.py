@@ -67,6 +67,13 @@ async def test_misspelt_argument_is_named(mock_clock: trio.testing.MockClock) ->
             await broker.admin("topics.delete", topic="t", froce=True)
 
 
+@pytest.mark.parametrize("ids", [None, 7, "7", [], [None], [True], [1.5], [[1]], [1] * 10_001])
+async def test_ids_of_rows_are_checked(ids: Any, mock_clock: trio.testing.MockClock) -> None:
+    async with testing.start() as world, world.connect() as broker:
+        with pytest.raises(InvalidRequest, match="'ids' as a list of 1 to 10000 whole numbers"):
+            await broker.admin("tables.ack", topic="table://shop/mails", ids=ids)
+
+
 async def test_listings_are_bounded(
     mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

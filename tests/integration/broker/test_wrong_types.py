@@ -106,6 +106,9 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "inbox.list": {},
     "inbox.discard": {"target": ("public/default/t", TEXT)},
     "jobs.list": {},
+    "tables.list": {},
+    "tables.poll": {"topic": ("table://a/b", TEXT)},
+    "tables.ack": {"topic": ("table://a/b", TEXT), "ids": ([7], (list,))},
     "schedules.list": {"namespace": (None, MAYBE)},
     "schedules.get": SCHEDULE,
     "schedules.create": {

@@ -45,10 +45,13 @@ class Arguments:
             lambda value: 0 < len(value) <= most and all(isinstance(one, str) for one in value),
         )
 
-    def values(self, name: str, most: int) -> list[Any]:
-        """Take a list of values of any types, at most ``most``."""
-        form = f"a list of at most {most} values"
-        return self._take(name, list, form, lambda value: len(value) <= most)
+    def row_ids(self, name: str, most: int) -> list[int | str | bytes]:
+        return self._take(
+            name,
+            list,
+            f"a list of 1 to {most} whole numbers, texts or bytes",
+            lambda value: 0 < len(value) <= most and {*map(type, value)} <= {int, str, bytes},
+        )
 
     def topic_name(self, name: str, kind: str = "topic") -> TopicName:
         return TopicName.parse(self.text(name), kind)

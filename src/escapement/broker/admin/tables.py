@@ -8,8 +8,8 @@ from escapement.broker.admin.arguments import Arguments, Plain
 from escapement.broker.admin.verb import Verb
 from escapement.broker.broker import Broker
 
-# The most ids of one request.
-_MOST_IDS: Final = 100_000
+# The most ids in one request. A request of the wire protocol has at most twice as many items.
+_MOST_IDS: Final = 10_000
 
 
 async def _list_tables(broker: Broker, given: Arguments) -> Plain:
@@ -18,7 +18,7 @@ async def _list_tables(broker: Broker, given: Arguments) -> Plain:
 
 
 async def _acknowledge(broker: Broker, given: Arguments) -> Plain:
-    topic, ids = given.text("topic"), given.values("ids", _MOST_IDS)
+    topic, ids = given.text("topic"), given.row_ids("ids", _MOST_IDS)
     given.end()
     return {"acknowledged": await broker.services.tables.acknowledge(topic, ids)}
 
