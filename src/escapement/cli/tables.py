@@ -29,7 +29,10 @@ from escapement.tables.discovery import Discovery, MessageTable
 from escapement.tables.poll import index_warning
 
 _PASSWORD: Final = "ESCAPEMENT_PASSWORD"
-_DIRECTIVES: Final = tuple(Directives.__dataclass_fields__)
+# The directives that the table shows. JSON has all.
+_DIRECTIVES: Final = tuple(
+    name for name in Directives.__dataclass_fields__ if name not in ("message_cols", "key_column")
+)
 
 _database = click.argument("url", type=log_url, metavar="mysql://USER:PASSWORD@HOST/DB")
 

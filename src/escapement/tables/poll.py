@@ -76,7 +76,7 @@ class FoundRow(NamedTuple):
 
 @dataclass(slots=True)
 class Polled:
-    """What a poll found in one table."""
+    """The result of a poll for one table."""
 
     rows: list[FoundRow] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)  # that were not known

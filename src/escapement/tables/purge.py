@@ -2,11 +2,11 @@
 
 If the table is partitioned by range, whole partitions are dropped instead: each one whose rows are
 all acknowledged and old enough, except the last, into which the application inserts. Dropping a
-partition needs a lock of the table, so it is checked again under the lock that nobody has inserted
-into the partition meanwhile.
+partition needs a lock of the table. Under the lock, the rows of the partition are checked again,
+because an application may have inserted some meanwhile.
 
 Otherwise rows are deleted in small portions, by their primary keys. A portion skips rows that other
-sessions have locked, so it waits for nobody.
+sessions have locked, so it does not wait.
 """
 
 from __future__ import annotations

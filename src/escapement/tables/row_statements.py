@@ -2,8 +2,8 @@
 
 A *version* of a row is its epoch, ``time_next`` and priority. A broker *claims* messages right
 before it sends them: it locks those rows that still have the version that it knows, records the
-sending in them, and reads their values. So rows that somebody has acknowledged, rescheduled or
-deleted by SQL meanwhile are not sent.
+sending in them, and reads their values. So rows that were acknowledged, rescheduled or deleted by
+SQL meanwhile are not sent.
 
 All statements run in a transaction of the caller. They find rows by the unique index of the ids,
 whatever the optimizer would prefer, because a scan of the table would meet the locks of other
@@ -179,7 +179,7 @@ class RowStatements:
     # -- rows ----------------------------------------------------------------------
 
     def _locked(self, connection: Connection, select: str, ids: Sequence[RowId]) -> list[Row]:
-        """Lock and return the rows that are not acknowledged and that nobody else has locked."""
+        """Lock and return the rows that are neither acknowledged nor locked by another session."""
         return [
             row
             for some in padded(ids)

@@ -81,7 +81,7 @@ def test_tables_are_listed_with_state_directives_and_warnings(
     assert current["warnings"] == []
     assert (older["state"], older["edition"]) == ("ok", "first")
     (warning,) = older["warnings"]
-    assert warning.endswith("ADD INDEX `next_idx` (time_next, epoch).")
+    assert warning.endswith("ADD INDEX `next_idx` (time_acked, time_next).")
 
     lines = say("tables", "list", mysql_url).splitlines()
     assert lines[0].split()[:2] == ["table", "edition"]
@@ -113,6 +113,8 @@ def test_created_table_is_listed(say: Say, mysql_url: str) -> None:
         "batch_size": 3,
         "cache_size": 99,
         "poll_interval_ms": 500,
+        "message_cols": [],
+        "key_column": None,
     }
     said = say("tables", "create", mysql_url, "mails", fails=1)
     assert said.startswith("escapement: Table mails exists already.")

@@ -1,13 +1,13 @@
 """The rows of one message table that are in memory, as columns.
 
 Each row that a poll finds gets an *offset*, a number that is never used again, under which the
-subscription knows it. If somebody changes a row by SQL, the broker forgets it, and a later poll
-finds it as a new one.
+subscription knows it. If a row is changed by SQL, the broker forgets it, and a later poll finds it
+as a new one.
 
 The columns have the *version* of each row: epoch, ``time_next`` and priority, as the broker last
 read or wrote them. A row is sent only if the table still has this version. ``changed`` has the
-number of the poll during or after which the version was last written here, so that an older poll
-does not take it for a change by somebody else.
+number of the poll during or after which the broker last wrote the version. So an older poll does
+not take it for a change by SQL.
 
 Pure. Invariants (``_check``): offsets ascend; each row that is alive has its id in the map.
 """

@@ -4,7 +4,7 @@ To the sender a claim is the read of messages from an index (``storage/index/pla
 three steps:
 
 1. ``__init__``, in the event loop: note the rows, the version that the broker knows of each, and
-   the version that each will have. The rows are in flight, so nobody else changes them here.
+   the version that each will have. The rows are in flight, so they do not change here.
 2. ``read_there``, in a thread: one transaction locks the rows that still have the known version,
    writes the new one, and reads their values.
 3. ``settle``, in the event loop: note the outcome, before the sender continues.

@@ -109,7 +109,7 @@ class RowWriter:
         self._idle = trio.Event()
         self._idle.set()
 
-    # -- what is submitted ---------------------------------------------------------
+    # -- submitting ----------------------------------------------------------------
 
     def check_acks(self, problem: StorageError | None) -> None:
         """Raise if no acknowledgement can be accepted now.
@@ -248,7 +248,7 @@ class RowWriter:
 
 
 def _write_all(items: Sequence[_Item], tried: list[_Item], connection: Connection) -> None:
-    """Write items in one transaction, and note in each what was written. Runs in a thread.
+    """Write items in one transaction, and note the result in each. Runs in a thread.
 
     Args:
       tried: gets the items that were tried, so that the last one is known after an error.

@@ -125,7 +125,7 @@ class ServedTable:
 
     @property
     def is_cramped(self) -> bool:
-        """Whether there is no room for more rows in memory."""
+        """Whether memory is full of rows that wait."""
         return self.waiting >= self.table.directives.cache_size
 
     @property
@@ -167,7 +167,7 @@ class ServedTable:
         return bool(fresh or polled.priorities)
 
     def _are_new(self, rows: Sequence[FoundRow], poll: int) -> Bools:
-        """Return which rows are not in memory. Forget those in memory that somebody has changed."""
+        """Return which rows are not in memory. Forget rows that were changed by SQL."""
         offsets = self.cached.offsets_of([row.id for row in rows])
         new = offsets < 0
         at = np.flatnonzero(~new)
