@@ -113,15 +113,16 @@ class Consuming:
         if TableName.is_meant(topic_text):
             topic = await self._find_table(topic_text, name)
             subscription = topic.find(name)
+            check_ack_wait(topic.name, name, ack_wait_ms, subscription.record.policy)
         else:
             topic = await self._registry.ensure_topic(TopicName.parse(topic_text))
             subscription = await self._ensure(topic, name, kind, position)
-        if ack_wait_ms:
-            # Wait until a change of the subscription's policy is stored. Otherwise the new policy
-            # could forbid this ack wait after the check.
-            async with self._registry.alone(topic):
-                subscription = topic.find(name)
-                check_ack_wait(topic.name, name, ack_wait_ms, subscription.record.policy)
+            if ack_wait_ms:
+                # Wait until a change of the subscription's policy is stored. Otherwise the new
+                # policy could forbid this ack wait after the check.
+                async with self._registry.alone(topic):
+                    subscription = topic.find(name)
+                    check_ack_wait(topic.name, name, ack_wait_ms, subscription.record.policy)
         if subscription.record.kind != kind:
             raise Conflict(
                 f"the subscription {name} of {topic.name.full} is {subscription.record.kind}, "
