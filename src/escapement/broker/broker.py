@@ -48,6 +48,7 @@ from escapement.errors import (
 )
 from escapement.names import TopicName
 from escapement.storage import lease as leases
+from escapement.storage.catalog.views import create_views
 from escapement.storage.engine.base import Engine
 from escapement.storage.index import KEY_MIN, DelayedIndex, IndexLimits, Key
 from escapement.storage.lease import Identity
@@ -145,6 +146,7 @@ class Broker:
         run = self._runners.work
         await run(self._engine.check_fitness)
         await run(migrate, self._engine)
+        await run(create_views, self._engine)
         lease = await run(
             leases.acquire, self._engine, self.identity, self._limits.lease_ms, self.clock
         )

@@ -262,7 +262,7 @@ class Services:
             end_offsets=ground.tail.next_offsets(),
             doubtful_until_ms=lease.delivered_until_ms(clock.now_ms()),
             doubtful_below_id=lease.doubtful_below_id,
-            on_change=self.reschedule,
+            on_change=self._subscribed,
             on_dead=self._dead,
         )
 
@@ -521,6 +521,10 @@ class Services:
             topic.rewind(now_ms)
             self._look_at(topic)
         self._backlogs.rewind()
+
+    def _subscribed(self, topic: Topic) -> None:
+        self._progress.touched.add(topic.id)  # the next checkpoint counts what it has to deliver
+        self.reschedule(topic)
 
     def _filled(self, topic: Topic) -> None:
         self._progress.touched.add(topic.id)

@@ -6,7 +6,7 @@ from escapement.storage.engine.base import Engine
 
 OF_THE_BROKER = {
     *("schema_migrations", "log_identity", "leases", "journal", "journal_trim", "generations"),
-    "last_checkpoint",
+    *("last_checkpoint", "created_views"),
     *("jobs", "sqlite_sequence"),  # a job leaves one row after its commit
 }
 
@@ -15,7 +15,8 @@ def rows(engine: Engine) -> dict[str, int]:
     """Return the number of rows by table, without the tables in ``OF_THE_BROKER``."""
     listed = {
         "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table'",
-        "mysql": "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()",
+        "mysql": "SELECT table_name FROM information_schema.tables"
+        " WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE'",
     }
     connection = engine.connect()
     try:

@@ -504,16 +504,26 @@ class Topic:
         For a shared subscription they count, because only their keys tell which of them are due
         late enough for it to get them.
         """
-        start = 0
-        if isinstance(subscription, OrderedSubscription):
-            start = min(subscription.record.start_offset, self.next_offset)
+        return self.next_offset - self._start(subscription) - self.finished(subscription)
+
+    def finished(self, subscription: Subscription) -> int:
+        """Return how many messages a subscription has acknowledged, or were cancelled for it.
+
+        The same messages count as for ``unacknowledged``.
+        """
+        start = self._start(subscription)
         done: OffsetSet = subscription.acked
         cancelled = self.amendments.cancelled
         if len(cancelled):
             done = cancelled.copy()
             done.difference_update(subscription.kept())
             done.union_update(subscription.acked)
-        return self.next_offset - start - len(done) + done.count_below(start)
+        return len(done) - done.count_below(start)
+
+    def _start(self, subscription: Subscription) -> int:
+        if not isinstance(subscription, OrderedSubscription):
+            return 0
+        return min(subscription.record.start_offset, self.next_offset)
 
     def waiting(self, subscription: Subscription) -> int:
         """Return ``unacknowledged`` without messages that wait to become dead letters."""

@@ -142,12 +142,14 @@ class Unwritten:
         moves = {(row.owner_id, row.chunk): row for row in self._left.moves}
         attempts = list(self._left.attempts)
         next_offsets = dict(self._left.next_offsets)
+        finished = dict(self._left.finished)
         producers = {row.producer_id: row for row in self._left.producers} | marks
         for topic in self._active(touched):
             next_offsets[topic.id] = topic.next_offset
             _take_cursors(topic, chunks)
             for subscription in topic.subscriptions():
                 attempts += self._take_attempts(subscription, rewrites)
+                finished[subscription.record.id] = topic.finished(subscription)
             for chunk, data in topic.amendments.moves.dirty_chunks().items():
                 moves[topic.id, chunk] = ChunkRow(topic.id, chunk, data)
         keys, keys_from = self._take_keys()
@@ -167,6 +169,7 @@ class Unwritten:
             next_offsets,
             list(producers.values()),
             list(subscriptions.values()),
+            {id: count for id, count in finished.items() if id in alive},
             self._log.current,
             positions,
             [row for row in moves.values() if self._registry.exists(row.owner_id)],

@@ -44,8 +44,8 @@ INSERT_TOPIC: Final = (
 )
 INSERT_SUBSCRIPTION: Final = (
     "INSERT INTO subscriptions (topic_id, name, kind, start_offset, start_due_ms, fill_from,"
-    " fill_until, created_at_ms, origin_id, policy)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " fill_until, created_at_ms, origin_id, policy, finished_count)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"
 )
 
 Kind = SubscriptionKind

@@ -58,6 +58,7 @@ _SET_PRODUCER: Final = (
     "UPDATE producers SET last_sequence = ?, last_offset = ?, updated_at_ms = ? WHERE id = ?"
 )
 _SET_SUBSCRIPTION: Final = "UPDATE subscriptions SET fill_from = ?, fill_until = ? WHERE id = ?"
+_SET_FINISHED: Final = "UPDATE subscriptions SET finished_count = ? WHERE id = ?"
 _SET_GENERATION: Final = "UPDATE generations SET size_bytes = ? WHERE id = ?"
 
 
@@ -130,6 +131,8 @@ class Checkpoint:
     next_offsets: Mapping[int, int] = field(default_factory=dict)  # by topic id
     producers: Sequence[ProducerRow] = ()
     subscriptions: Sequence[SubscriptionRow] = ()
+    # By subscription id, the number of messages that it need not get any more.
+    finished: Mapping[int, int] = field(default_factory=dict)
     generation: Generation | None = None  # the current one of the log, with its size
     # By lane, the last journal entry that the checkpoint covers.
     trims: Mapping[int, JournalPosition] = field(default_factory=dict)
@@ -190,6 +193,9 @@ def _changes(bundle_id: int, checkpoint: Checkpoint) -> Iterator[Change]:
         yield _SET_PRODUCER, (*producer[1:], producer.producer_id)
     for subscription in checkpoint.subscriptions:
         yield _SET_SUBSCRIPTION, (*subscription[1:], subscription.subscription_id)
+    # Written after ``next_offsets``, so that the difference of the two is never negative.
+    for id, count in checkpoint.finished.items():
+        yield _SET_FINISHED, (count, id)
     if (generation := checkpoint.generation) is not None:
         yield _SET_GENERATION, (generation.size_bytes, generation.id)
 
