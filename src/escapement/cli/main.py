@@ -51,7 +51,10 @@ _COMMANDS: Final = {
     ),
     "reschedule": ("escapement.cli.amend", "Change the due time of messages not yet delivered."),
     "run-now": ("escapement.cli.amend", "Make messages not yet delivered due now."),
-    "sql": ("escapement.cli.sql", "Send messages in an application's own transactions."),
+    "sql": (
+        "escapement.cli.sql",
+        "Send messages in an application's own transactions; query messages.",
+    ),
     "serve": ("escapement.cli.serve", "Run a broker until SIGTERM or Ctrl-C."),
     "stream": ("escapement.cli.stream", "Print the rows of a message table as they come due."),
     "tables": ("escapement.cli.tables", "Check and create message tables, and acknowledge rows."),

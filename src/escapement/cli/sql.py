@@ -1,4 +1,4 @@
-"""`escapement sql`: the outbox in the database of an application."""
+"""`escapement sql`: the outbox in the database of an application, and queries over messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import closing
 import click
 
 from escapement.cli.input.log_url import log_url
+from escapement.cli.sql_query import query
 from escapement.errors import InvalidRequest
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
@@ -15,9 +16,9 @@ from escapement.storage.outbox.tables import CREATE, RESET
 
 @click.group()
 def sql() -> None:
-    """Send messages in the transactions of an application's own database.
+    """Send messages by SQL in an application's own transactions, and query messages.
 
-    The application inserts rows into the table escapement_outbox of its MySQL or MariaDB
+    An application inserts rows into the table escapement_outbox of its MySQL or MariaDB
     database. A broker that runs with --outbox moves them to their topics.
     """
 
@@ -66,6 +67,9 @@ def reset(url: str, yes: bool) -> None:
     with closing(engine.connect()) as connection:
         connection.execute(RESET)
     click.echo(f"The next broker that serves {engine.location} takes its outbox over.")
+
+
+sql.add_command(query)
 
 
 def _engine(url: str | None) -> MysqlEngine:

@@ -27,6 +27,7 @@ from escapement.storage.engine.base import Engine
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import World, arrived
+from support.code_blocks import DOCS, blocks
 from support.database.servers import SqlServer
 from support.seeds import seeds
 from support.storage.forgetting_brokers import a_day_later
@@ -288,3 +289,14 @@ def test_view_of_another_version_is_replaced_and_a_missing_one_created(
         connection.execute("DROP VIEW escapement_pending")
         views.create_views(engine)
         assert connection.execute("SELECT COUNT(*) FROM escapement_pending").rows == [(0,)]
+
+
+def test_queries_of_the_guide_read_the_views(engine: Engine) -> None:
+    """V15."""
+    schema.migrate(engine)
+    views.create_views(engine)
+    texts = [one.text for one in blocks(DOCS / "guides/sql.md", "sql")]
+    queries = [sql for text in texts for sql in text.split(";") if sql.strip().startswith("SELECT")]
+    assert len(queries) == 3
+    for sql in queries:
+        assert select(engine, sql) == []

@@ -20,17 +20,18 @@ kind_option = click.option(
 )
 
 
-def output_option(form: str, meaning: str) -> Callable[[Command], Command]:
+def output_option(form: str, meaning: str, *others: str) -> Callable[[Command], Command]:
     """Return a decorator that adds the option ``-o``, which selects how to print the result.
 
     Args:
       form: the name of the output for people, which is the default. The other output is json.
       meaning: the help of the option.
+      others: names of further outputs.
     """
     return click.option(
         "-o",
         "--output",
-        type=click.Choice([form, "json"]),
+        type=click.Choice([form, "json", *others]),
         default=form,
         show_default=True,
         help=meaning,

@@ -52,6 +52,24 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty:
     to.print(table)
 
 
+def print_values(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
+    """Print a table of values as they are, or the text ``empty`` if ``rows`` is empty.
+
+    Control characters are escaped. None is printed as ``-``.
+    """
+    to = console()
+    if not rows:
+        to.print(Text(empty))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for at, name in enumerate(columns):
+        number = all(isinstance(row[at], int | float | None) for row in rows)
+        table.add_column(Text(name), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("-" if value is None else _escaped(str(value))) for value in row))
+    to.print(table)
+
+
 def print_record(record: Mapping[str, Any]) -> None:
     """Print a record, with one line for each field."""
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -64,6 +82,10 @@ def print_record(record: Mapping[str, Any]) -> None:
             title = name.replace("_", " ")  # keep the unit: another field begins like this one
         table.add_row(title, Text(_cell(name, value)))
     console().print(table)
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _title(name: str) -> str:
