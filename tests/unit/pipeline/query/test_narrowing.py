@@ -95,7 +95,8 @@ class Queries:
                 f"{self.column(time + '_ms')} {operator} {at}",
                 "1 = 1",
                 "'x AND ' || topic = 'x AND a'",
-                "\"x AND topic\" = 'x AND topic'",
+                # SQLite reads a quoted name that does not exist as text.
+                """"z AND topic = 'a' AND z" > ''""",
             ]
         )
 
