@@ -242,8 +242,7 @@ class Broker:
         self.services.scheduler.stop()
         self.services.inbox_relay.stop()
         async with trio.open_nursery() as nursery:
-            for relay in self.services.outbox_relays:
-                nursery.start_soon(relay.stop)
+            nursery.start_soon(self.services.outbox_relays.stop)
             nursery.start_soon(self.services.tables.stop)
         await self.services.pipeline.drain()
         for farewell in self._farewells:
@@ -364,8 +363,8 @@ class Broker:
             "waiting_bytes": services.pipeline.waiting_bytes,
             "waiting_acks": services.pipeline.waiting_acks,
             "inbox_moved": services.inbox_relay.moved,
-            "outbox_moved": sum(relay.moved for relay in services.outbox_relays),
-            "outbox_refused": sum(relay.refused for relay in services.outbox_relays),
+            "outbox_moved": services.outbox_relays.moved,
+            "outbox_refused": services.outbox_relays.refused,
             "outboxes_waiting": [
                 f"{relay.location}: {relay.problem}"
                 for relay in services.outbox_relays

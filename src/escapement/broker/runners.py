@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from escapement.storage.blocking import Run, in_threads
+from escapement.storage.outbox.mapping_table import MAX_OUTBOXES
 
 # The task that renews the lease. Like each commit lane, it makes one call at a time.
 _LEASE_KEEPERS: Final = 1
@@ -45,16 +46,18 @@ class Runners:
 
     @classmethod
     def in_threads(cls, commit_lanes: int, outboxes: int = 0, databases: int = 0) -> Runners:
-        """Return runners with threads of their own.
+        """Return runners with threads of their own, enough for these commit lanes.
 
         Args:
+          outboxes: the number of databases with outboxes. Each outbox has a thread, and the task
+            that reads the mappings of a database has one. Unused threads do not exist.
           databases: the number of databases with message tables.
         """
         return cls(
             commits=in_threads(commit_lanes + _LEASE_KEEPERS),
             work=in_threads(_WORK_THREADS),
             looks=in_threads(_LOOK_THREADS),
-            outboxes=in_threads(max(outboxes, 1)),
+            outboxes=in_threads(max(outboxes, 1) * (MAX_OUTBOXES + 1)),
             tables=in_threads(max(_TABLE_THREADS * databases, 1)),
         )
 

@@ -27,7 +27,7 @@ from escapement.broker.inbox.inbox_relay import InboxRelay
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.log_reader import LogReader
-from escapement.broker.outbox.outbox_relay import outbox_relays
+from escapement.broker.outbox.outbox_relays import OutboxRelays
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Rescheduling
@@ -315,7 +315,7 @@ class Services:
         self.inbox_relay = InboxRelay(
             engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
         )
-        self.outbox_relays = outbox_relays(
+        self.outbox_relays = OutboxRelays(
             config.outboxes,
             engine,
             bytes.fromhex(ground.log_identity),
@@ -405,8 +405,7 @@ class Services:
                 self.tables,
             ):
                 nursery.start_soon(part.run)
-            for relay in self.outbox_relays:
-                nursery.start_soon(relay.run)
+            nursery.start_soon(self.outbox_relays.run)
             for topic in self.registry.active.values():
                 self.reschedule(topic)
             task_status.started()
@@ -416,8 +415,7 @@ class Services:
         self.reader.close()
         self.checkpointer.close()
         self.inbox_relay.close()
-        for relay in self.outbox_relays:
-            relay.close()
+        self.outbox_relays.close()
         self.tables.close()
 
     # -- after a commit --------------------------------------------------------

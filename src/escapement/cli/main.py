@@ -39,6 +39,7 @@ _COMMANDS: Final = {
     "dlq": ("escapement.cli.dlq", "List, redrive and purge dead letters."),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
     "message": ("escapement.cli.message", "Show a message and its history."),
+    "outbox": ("escapement.cli.outbox", "Serve tables of an application as outboxes."),
     "pause": ("escapement.cli.pause", "Pause the deliveries of a topic or a subscription."),
     "peek": ("escapement.cli.peek", "Show the pending messages of a topic, next due first."),
     "pipeline": ("escapement.cli.pipeline", "Run a job directly on the log."),

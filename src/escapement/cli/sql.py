@@ -11,6 +11,7 @@ from escapement.cli.sql_query import query
 from escapement.errors import InvalidRequest
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.outbox.mapping_table import install as install_tables
 from escapement.storage.outbox.tables import CREATE, RESET
 
 
@@ -42,8 +43,7 @@ def install(url: str | None, prints: bool) -> None:
         return
     engine = _engine(url)
     with closing(engine.connect()) as connection:
-        for statement in CREATE:
-            connection.execute(statement)
+        install_tables(connection)
     click.echo(f"The outbox of {engine.location} is ready: escapement serve --outbox URL")
 
 
@@ -53,20 +53,21 @@ def install(url: str | None, prints: bool) -> None:
       escapement sql reset mysql://shop@db/shop
 
     Use it after a restore of the application's database or of the log, and to let another log
-    serve the outbox. Stop the broker that serves the outbox first. All rows that are in the
-    outbox are sent, also those that were sent before the restore: delete these first.
+    serve the outboxes of the database. Stop the broker that serves them first. All rows that wait
+    in an outbox are sent, also those that were sent before the restore: delete these first. The
+    tables that are mapped with `escapement outbox add` are outboxes too.
     """
 )
 @click.argument("url", type=log_url, envvar="ESCAPEMENT_OUTBOX")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def reset(url: str, yes: bool) -> None:
-    """Let any log serve the outbox in the database URL as a new one."""
+    """Let any log serve the outboxes in the database URL as new ones."""
     engine = _engine(url)
     if not yes:
-        click.confirm(f"Send all rows of the outbox of {engine.location} anew?", abort=True)
+        click.confirm(f"Send all rows of the outboxes of {engine.location} anew?", abort=True)
     with closing(engine.connect()) as connection:
         connection.execute(RESET)
-    click.echo(f"The next broker that serves {engine.location} takes its outbox over.")
+    click.echo(f"The next broker that serves {engine.location} takes its outboxes over.")
 
 
 sql.add_command(query)

@@ -26,7 +26,8 @@ from escapement.message import (
 )
 from escapement.names import TopicName
 from escapement.storage.inbox.entry import InboxEntry
-from escapement.storage.outbox.application import OutboxRow
+from escapement.storage.outbox.record import RowId
+from escapement.storage.outbox.row import OutboxRow
 from escapement.storage.outbox.tables import MAX_KEY_CHARS, MAX_MESSAGE_BYTES
 
 
@@ -46,7 +47,7 @@ class Messages(NamedTuple):
     """The messages of some rows, and the rows that can never be delivered, each with a reason."""
 
     good: list[tuple[OutboxRow, NewMessage]]
-    refused: list[tuple[int, str]]
+    refused: list[tuple[RowId, str]]
 
 
 def read_rows(rows: Sequence[OutboxRow], now_ms: int, max_delay_ms: int) -> Messages:

@@ -1,23 +1,24 @@
 """The outbox relay: moves rows of an outbox into the inbox, each committed row exactly once.
 
-An *outbox* is a table in the database of an application (storage/outbox). The application inserts
-rows in its own transactions. One relay serves one outbox. The log may be another database, so one
-transaction cannot cover both. A *batch* therefore takes three steps:
+An *outbox* is a table in the database of an application (storage/outbox): ``escapement_outbox``, or
+a table that an operator has mapped. The application inserts rows in its own transactions. One relay
+serves one outbox. The log may be another database, so one transaction cannot cover both. A row that
+was moved is *done*: deleted, or with another value in one column. A *batch* takes three steps:
 
 a. In the application's database, open a transaction, and lock and read the next rows.
 b. In the log, one group commit inserts the rows into the inbox and overwrites the *record* of the
    outbox: the number of the batch, and the ids of its rows. The lease guards this commit.
-c. In the application's database, delete the rows, note the number of the batch, and commit.
+c. In the application's database, make the rows done, note the number of the batch, and commit.
 
-The rows of batch n are moved exactly if the log's record has n or a higher number. They are deleted
-exactly if the application's database has n or a higher number. Only ``_settle`` and step c delete
-rows, and step b begins only when both numbers are equal. These interleavings are closed:
+The rows of batch n are moved exactly if the log's record has n or a higher number. They are done
+exactly if the application's database has n or a higher number. Only ``_settle`` and step c make
+rows done, and step b begins only when both numbers are equal. These interleavings are closed:
 
 - *The broker crashes between b and c.* The application's number is one lower than the record's.
-  The next relay settles before its first batch: it deletes the rows of the record.
+  The next relay settles before its first batch: it makes the rows of the record done.
 - *The outcome of b is unknown*, or the relay is cancelled in b. The open transaction of a is rolled
   back. The relay reads the record again, in a group commit of the same lane, so after the first one
-  has ended or failed for good. If the record has the batch, its rows are deleted; else they are
+  has ended or failed for good. If the record has the batch, its rows are made done; else they are
   moved again.
 - *The outcome of c is unknown.* The relay reads both numbers again, and settles if they differ.
 - *A hanging broker wakes up* while its successor works. Its b fails, because the successor has the
@@ -32,18 +33,25 @@ rows, and step b begins only when both numbers are equal. These interleavings ar
 - *The application's database is restored* to an earlier time, or fails over to a replica that lacks
   transactions. If its number is more than one lower than the record's, the relay stops with a
   warning, because rows that are moved already may be there again. If it is one lower, new rows may
-  have the ids of the record. So settling deletes only rows with the content of the moved rows.
+  have the ids of the record. So settling makes only rows done that have the content of the moved
+  rows. In a table whose rows stay, a restore makes rows wait again that were done: the same rule.
+- *The application makes a row done, or makes it wait again.* Steps a and c and ``_settle`` choose
+  and lock only rows that wait. So a row that the application has made done is not moved. A row that
+  it has made wait again is a new row: its next batch moves it once more.
+- *A mapping is removed, and the table is mapped again.* The outbox keeps its identity and its
+  number, so the last batch is settled by the new mapping. Rows that look different by the new
+  mapping are moved as new rows, with a warning.
 
 The order: if a row is inserted after another row was committed, and both have the same key, the
-messages keep this order (see storage/outbox/application.py). The order of rows of concurrent
-transactions is that of their ids, except when a row with a lower id is committed after a row with a
-higher id was moved.
+messages keep this order (see storage/outbox/application.py), if ids or the order column ascend.
+The order of rows of concurrent transactions is that of their ids, except when a row with a lower id
+is committed after a row with a higher id was moved.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -55,17 +63,18 @@ from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
 from escapement.errors import StorageError, StorageUnavailable
 from escapement.storage.blocking import Run
-from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
-from escapement.storage.outbox.application import OutboxInApplication, OutboxRow
+from escapement.storage.outbox.application import OutboxInApplication
+from escapement.storage.outbox.mapping import OURS, OutboxMapping
 from escapement.storage.outbox.record import (
     MovedRow,
     Record,
+    RowId,
     read_record,
     source_id,
     write_batch,
 )
+from escapement.storage.outbox.row import OutboxRow
 
 T = TypeVar("T")
 
@@ -88,7 +97,7 @@ class _Taken(NamedTuple):
     more: bool  # whether further rows probably follow
     messages: list[NewMessage]
     moved: list[MovedRow]  # the rows of these messages, for the record
-    refused: list[tuple[int, str]]  # the other rows, each with a reason
+    refused: list[tuple[RowId, str]]  # the other rows, each with a reason
 
 
 class OutboxRelay:
@@ -100,6 +109,7 @@ class OutboxRelay:
       log: the id of the log.
       served: the outboxes that the broker serves, by their random ids; shared by all relays.
       on_posted: called when entries were written to the inbox.
+      mapping: the table of the outbox, and how its rows become messages.
     """
 
     def __init__(
@@ -113,8 +123,9 @@ class OutboxRelay:
         run: Run,
         max_delay_ms: int,
         on_posted: Callable[[], None],
+        mapping: OutboxMapping = OURS,
     ) -> None:
-        self._outbox = OutboxInApplication(application, log, served)
+        self._outbox = OutboxInApplication(application, log, served, mapping)
         self._engine = engine
         self._transact = transact
         self._clock = clock
@@ -122,7 +133,7 @@ class OutboxRelay:
         self._max_delay_ms = max_delay_ms
         self._on_posted = on_posted
         self._identity = b""
-        self._batch = -1  # the last batch, moved and deleted; -1: not known
+        self._batch = -1  # the last batch, moved and done; -1: not known
         self._moving = trio.Lock()  # held during a batch
         self._stopping = False
         self.moved = 0  # number of rows moved since the broker started
@@ -141,8 +152,8 @@ class OutboxRelay:
                 pass
 
     def close(self) -> None:
-        """Close the connection to the application's database."""
-        self._outbox.close()
+        """Close the connection to the application's database, and leave the outbox to others."""
+        self._outbox.leave()
 
     # -- the task --------------------------------------------------------------
 
@@ -184,7 +195,7 @@ class OutboxRelay:
         return more
 
     async def _settle(self) -> None:
-        """Attach to the outbox, and delete the rows of the last batch if they are still there."""
+        """Attach to the outbox, and make the rows of the last batch done if they still wait."""
         found = await self._in_application(self._outbox.attach)
         record = await self._transact(lambda log: read_record(self._engine, log, found.identity))
         new_ids = await self._in_application(self._outbox.settle, found, record)
@@ -226,13 +237,13 @@ class OutboxRelay:
         messages = [message for _, message in good]
         return _Taken(rows, more, messages, [row.moved() for row, _ in good], refused)
 
-    def _tell_refused(self, refused: list[tuple[int, str]]) -> None:
+    def _tell_refused(self, refused: list[tuple[RowId, str]]) -> None:
         self.refused += len(refused)
         if refused:
             id, reason = refused[0]
             _logger.warning(
-                "%s: %d rows are refused and moved to escapement_outbox_refused; the first is "
-                "row %d: %s",
+                "%s: %d rows are refused and kept in escapement_outbox_refused; the first is "
+                "row %s: %s",
                 self.location,
                 len(refused),
                 id,
@@ -250,36 +261,3 @@ class OutboxRelay:
             raise
         except StorageError as error:
             raise StorageUnavailable(str(error)) from error
-
-
-def outbox_relays(
-    addresses: Sequence[MysqlAddress],
-    engine: Engine,
-    log: bytes,
-    transact: Transact,
-    clock: Clock,
-    run: Run,
-    max_delay_ms: int,
-    on_posted: Callable[[], None],
-) -> list[OutboxRelay]:
-    """Return the relays of one broker, one for the outbox in each database of an application.
-
-    Args:
-      addresses: the databases of applications.
-      The others are those of ``OutboxRelay``.
-    """
-    served: dict[bytes, OutboxInApplication] = {}
-    return [
-        OutboxRelay(
-            MysqlEngine(address, creates=False),
-            engine,
-            log,
-            served,
-            transact,
-            clock,
-            run,
-            max_delay_ms,
-            on_posted,
-        )
-        for address in addresses
-    ]

@@ -1,4 +1,7 @@
-"""The outbox in the database of an application: reading, locking and deleting its rows.
+"""An outbox in the database of an application: reading and locking its rows, and making them done.
+
+A mapping says which table the outbox is, and how a row is *done*: deleted, or with another value in
+one column. ``escapement_outbox`` is one mapping among others. Rows that are done are never read.
 
 One object has one connection to that database, in READ COMMITTED. All calls block, and come from
 one thread at a time. The order of calls is ``attach`` → ``settle`` → ``take`` → ``finish`` →
@@ -10,7 +13,8 @@ consistent read without locks. It sees a row only together with all rows that we
 that row was inserted. The second step locks the rows that the first step has seen, and skips rows
 that other sessions have locked. A single locking read could pass a row that is not committed yet,
 and then find a row that was inserted after the commit of the first. If a row is skipped, the rows
-of the same key behind it are left too.
+of the same key behind it are left too. The second step also skips rows that are done since the
+first, for example because the application has set the column itself.
 
 No statement locks a gap between rows, or waits for rows that are not committed. So applications
 never wait to insert, and the relay never waits for an open transaction of an application.
@@ -19,16 +23,19 @@ never wait to insert, and the relay never waits for an open transaction of an ap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from escapement.errors import StorageUnavailable
-from escapement.message import DEFAULT_PRIORITY, cuts
+from escapement.errors import InvalidRequest, StorageUnavailable
+from escapement.message import cuts
 from escapement.storage.engine.base import Connection, Engine, Row
 from escapement.storage.engine.value_lists import in_list, padded
-from escapement.storage.outbox.record import DIGEST_BYTES, MovedRow, Record
+from escapement.storage.outbox.mapping import OURS, OutboxMapping
+from escapement.storage.outbox.mapping_table import checked
+from escapement.storage.outbox.record import Record, RowId
+from escapement.storage.outbox.row import OutboxRow, text
+from escapement.storage.outbox.statements import MAX_ROWS, Statements
 from escapement.storage.outbox.tables import (
     IDENTITY,
     MAX_MESSAGE_BYTES,
@@ -37,8 +44,6 @@ from escapement.storage.outbox.tables import (
     REFUSED,
 )
 
-# The most rows of one batch.
-MAX_ROWS: Final = 4_096
 # The most bytes of one batch, unless a single row is larger.
 MAX_BYTES: Final = 1 << 20
 # The most topics of one batch. Each costs the log some statements, and an append.
@@ -48,61 +53,11 @@ _ROW_BYTES: Final = 64
 # How long to wait until the server has ended the connection of an earlier relay.
 _LOCK_WAIT_S: Final = 5
 
-_SIZE: Final = "COALESCE(payload_bytes, 0) + COALESCE(OCTET_LENGTH(headers), 0)"
-_LOOK: Final = f'SELECT id, CAST("key" AS CHAR), {_SIZE} FROM {OUTBOX} ORDER BY id LIMIT {MAX_ROWS}'
-# The payload and the headers of a row that is too large are not read. An operator may have given
-# columns other types, such as LONGTEXT for the payload, so each value is converted.
-_FITS: Final = f"{_SIZE} <= {MAX_MESSAGE_BYTES}"
-_READ: Final = (
-    'SELECT id, CAST(topic AS CHAR), CAST("key" AS CHAR),'
-    f" CASE WHEN {_FITS} THEN CAST(payload AS BINARY) END,"
-    f" CASE WHEN {_FITS} THEN CAST(headers AS CHAR) END,"
-    " TIMESTAMPDIFF(MICROSECOND, '1970-01-01', due_at),"
-    " CAST(dedup_key AS CHAR), CAST(priority AS SIGNED)"
-    f" FROM {OUTBOX} FORCE INDEX (PRIMARY) WHERE id {{ids}} ORDER BY id FOR UPDATE"
-)
 _INCOMPLETE: Final = "{}: no complete outbox is there; create it with `escapement sql install`"
-_KEPT: Final = 'id, topic, "key", payload, headers, due_at, dedup_key, priority'
-
-
-class OutboxRow(NamedTuple):
-    """A row of an outbox. ``payload`` is None if it is NULL, or the row is too large."""
-
-    id: int
-    topic: str
-    key: str
-    payload: bytes | None
-    headers: str | None
-    due_ms: int | None
-    dedup_key: str | None
-    priority: int
-
-    @classmethod
-    def of(cls, row: Row) -> OutboxRow:
-        """Return a row as ``_READ`` selects it. Its due time is rounded up to milliseconds."""
-        id, topic, key, payload, headers, due_us, dedup_key, priority = row
-        return cls(
-            int(id),
-            _text(topic or ""),
-            _text(key or ""),
-            None if payload is None else bytes(payload),
-            None if headers is None else _text(headers),
-            None if due_us is None else -(-int(due_us) // 1000),
-            None if dedup_key is None else _text(dedup_key),
-            DEFAULT_PRIORITY if priority is None else int(priority),
-        )
-
-    def moved(self) -> MovedRow:
-        """Return the id and the digest under which the record of the outbox has this row."""
-        found = blake2b(digest_size=DIGEST_BYTES)
-        payload = self.payload or b""
-        found.update(repr((self._replace(payload=None), len(payload))).encode())
-        found.update(payload)
-        return MovedRow(self.id, found.digest())
 
 
 class Outbox(NamedTuple):
-    """An attached outbox: its random id, and the last batch whose rows are deleted."""
+    """An attached outbox: its random id, and the last batch whose rows are done."""
 
     identity: bytes
     batch: int
@@ -115,20 +70,29 @@ class OutboxInApplication:
       engine: the database of the application.
       log: the id of the log that the outbox belongs to.
       served: the outboxes that this broker serves, by their random ids. They share this dict.
+      mapping: the table, and how its rows become messages.
     """
 
     def __init__(
-        self, engine: Engine, log: bytes, served: dict[bytes, OutboxInApplication]
+        self,
+        engine: Engine,
+        log: bytes,
+        served: dict[bytes, OutboxInApplication],
+        mapping: OutboxMapping = OURS,
     ) -> None:
         self._engine = engine
         self._log = log
         self._served = served
+        self._mapping = mapping
+        self._statements: Statements | None = None
         self._identity = b""
         self._connection: Connection | None = None
 
     @property
     def location(self) -> str:
-        return self._engine.location
+        """The address of the database, and the table unless it is ``escapement_outbox``."""
+        where = self._engine.location
+        return where if self._mapping == OURS else f"{where}, table {self._mapping.table}"
 
     def close(self) -> None:
         """Close the connection, if it is open. The open transaction is rolled back."""
@@ -136,14 +100,20 @@ class OutboxInApplication:
             self._connection.close()
             self._connection = None
 
+    def leave(self) -> None:
+        """Close the connection, and let another object serve the outbox."""
+        self.close()
+        if self._served.get(self._identity) is self:
+            del self._served[self._identity]
+
     # -- the beginning -------------------------------------------------------------
 
     def attach(self) -> Outbox:
         """Connect, claim the outbox for the log, and end the connection of an earlier relay.
 
         Raises:
-          StorageUnavailable: if the outbox does not exist, belongs to another log, or is served by
-            this broker under another address.
+          StorageUnavailable: if the outbox does not exist, does not fit its mapping, belongs to
+            another log, or is served by this broker under another address.
         """
         self.close()
         self._connection = connection = self._engine.connect()
@@ -153,7 +123,11 @@ class OutboxInApplication:
         ).rows[0][0]
         if tables < 3:
             raise StorageUnavailable(_INCOMPLETE.format(self.location))
-        identity = self._claimed().identity
+        try:
+            self._statements = checked(connection, self._mapping)
+        except InvalidRequest as error:
+            raise StorageUnavailable(f"{self.location}: {error}") from None
+        self._identity = identity = self._claimed().identity
         if (other := self._served.setdefault(identity, self)) is not self:
             raise StorageUnavailable(
                 f"{self.location}: this broker serves the outbox already, at {other.location}"
@@ -161,15 +135,18 @@ class OutboxInApplication:
         # Take over before any statement that waits for the locks of an earlier relay.
         self._take_over(identity)
         connection.execute(
-            f"UPDATE {IDENTITY} SET log = ? WHERE one = 1 AND log IS NULL", (self._log,)
+            f"UPDATE {IDENTITY} SET log = ? WHERE outbox = ? AND log IS NULL",
+            (self._log, self._mapping.table),
         )
         found = self._claimed()
-        self._identity = found.identity
+        if found.identity != identity:
+            raise StorageUnavailable(f"{self.location}: the outbox was reset")
         return found
 
     def _claimed(self) -> Outbox:
         """Return the outbox. Raise ``StorageUnavailable`` if another log has claimed it."""
-        found = self._open.execute(f"SELECT identity, log, batch FROM {IDENTITY}").rows
+        sql = f"SELECT identity, log, batch FROM {IDENTITY} WHERE outbox = ?"
+        found = self._open.execute(sql, (self._mapping.table,)).rows
         if not found:
             raise StorageUnavailable(_INCOMPLETE.format(self.location))
         identity, log, batch = found[0]
@@ -198,14 +175,15 @@ class OutboxInApplication:
                 f"{self.location}: connection {holder} of another broker holds the outbox"
             )
 
-    def settle(self, outbox: Outbox, record: Record) -> list[int]:
-        """Delete the rows of the last batch, if that has not happened yet.
+    def settle(self, outbox: Outbox, record: Record) -> list[RowId]:
+        """Make the rows of the last batch done, if that has not happened yet.
 
         Waits for rows that other sessions have locked.
 
         Returns:
-          The ids of rows that have another content than the moved rows of these ids. They are not
-          deleted, because they are new rows: the database was restored, and uses the ids again.
+          The ids of rows that wait and have another content than the moved rows of these ids.
+          They are left, because they are new rows: the database was restored, and uses the ids
+          again.
 
         Raises:
           StorageUnavailable: if the database or the log was restored to an earlier time.
@@ -223,7 +201,7 @@ class OutboxInApplication:
         self._begin()
         wanted = dict(record.rows)
         rows = [row.moved() for row in self._read(list(wanted), wait=True)]
-        self._delete([row.id for row in rows if wanted[row.id] == row.digest])
+        self._finish([row.id for row in rows if wanted[row.id] == row.digest])
         self._end(record.batch)
         return [row.id for row in rows if wanted[row.id] != row.digest]
 
@@ -237,24 +215,24 @@ class OutboxInApplication:
         Returns:
           The rows, and whether further rows probably follow.
         """
-        seen = self._open.execute(_LOOK).rows
+        seen = self._open.execute(self._sql.look).rows
         if not seen:
             return [], False
         sizes = np.array([_weight(size, key) for _, key, size in seen], np.int64)
         _, end = next(cuts(sizes, MAX_BYTES, MAX_ROWS))
         self._begin()
-        locked = {row.id: row for row in self._read([int(row[0]) for row in seen[:end]])}
+        locked = {row.id: row for row in self._read([row[0] for row in seen[:end]])}
         found = _in_order(seen[:end], locked)
         rows = _of_few_topics(found)
         if not rows:
             self._open.rollback()
-        more = end < len(seen) or end == MAX_ROWS or len(rows) < len(found)
+        more = end < len(seen) or end == self._sql.look_rows or len(rows) < len(found)
         return rows, bool(rows) and more
 
     def finish(
-        self, rows: Sequence[OutboxRow], refused: Sequence[tuple[int, str]], batch: int
+        self, rows: Sequence[OutboxRow], refused: Sequence[tuple[RowId, str]], batch: int
     ) -> None:
-        """Delete the rows that ``take`` has returned, and commit.
+        """Make the rows that ``take`` has returned done, and commit.
 
         Args:
           refused: ids of rows among them to be kept as refused, each with the reason.
@@ -264,15 +242,10 @@ class OutboxInApplication:
           OutcomeUnknown: if the connection was lost during the commit.
         """
         for id, reason in refused:
-            # IGNORE shortens values that do not fit, if an operator has given columns other types.
-            kept = self._open.execute(
-                f"INSERT IGNORE INTO {REFUSED} (refused_at, reason, {_KEPT})"
-                f" SELECT UTC_TIMESTAMP(3), ?, {_KEPT} FROM {OUTBOX} WHERE id = ?",
-                (reason[:MAX_REASON_CHARS], id),
-            )
+            kept = self._open.execute(self._sql.refuse, (reason[:MAX_REASON_CHARS], id))
             if kept.affected != 1:
-                raise StorageUnavailable(f"{self.location}: {REFUSED} does not take row {id}")
-        self._delete([row.id for row in rows])
+                raise StorageUnavailable(f"{self.location}: {REFUSED} does not take row {id!r}")
+        self._finish([row.id for row in rows])
         self._end(batch)
 
     def _begin(self) -> None:
@@ -282,8 +255,8 @@ class OutboxInApplication:
           StorageUnavailable: if the outbox has another identity, because it was reset.
         """
         self._open.begin()
-        sql = f"SELECT batch FROM {IDENTITY} WHERE one = 1 AND identity = ? FOR UPDATE"
-        if not self._open.execute(sql, (self._identity,)).rows:
+        sql = f"SELECT batch FROM {IDENTITY} WHERE outbox = ? AND identity = ? FOR UPDATE"
+        if not self._open.execute(sql, (self._mapping.table, self._identity)).rows:
             raise StorageUnavailable(f"{self.location}: the outbox was reset")
 
     @property
@@ -292,37 +265,43 @@ class OutboxInApplication:
             raise StorageUnavailable(f"{self.location}: the connection is closed")
         return self._connection
 
+    @property
+    def _sql(self) -> Statements:
+        assert self._statements is not None, "not attached"
+        return self._statements
+
     def _value(self, sql: str) -> Any:
         return self._open.execute(sql).rows[0][0]
 
-    def _read(self, ids: Sequence[int], wait: bool = False) -> list[OutboxRow]:
+    def _read(self, ids: Sequence[RowId], wait: bool = False) -> list[OutboxRow]:
         """Lock the rows with these ids and return them, in the order of their ids.
 
         Args:
           wait: wait for rows that other sessions have locked, instead of skipping them.
         """
-        sql = _READ if wait else f"{_READ} SKIP LOCKED"
+        sql = self._sql.read if wait else f"{self._sql.read} SKIP LOCKED"
         return [
-            OutboxRow.of(row)
+            OutboxRow.of(row, self._sql.due_unit, self._sql.header_names)
             for some in padded(ids)
-            for row in self._open.execute(sql.format(ids=in_list(some)), some).rows
+            for row in self._open.execute(sql.replace("{ids}", in_list(some)), some).rows
         ]
 
-    def _delete(self, ids: Sequence[int]) -> None:
-        """Delete rows that this transaction has locked."""
-        deleted = sum(
-            self._open.execute(f"DELETE FROM {OUTBOX} WHERE id {in_list(some)}", some).affected
+    def _finish(self, ids: Sequence[RowId]) -> None:
+        """Make rows done that this transaction has locked."""
+        done = sum(
+            self._open.execute(self._sql.done.replace("{ids}", in_list(some)), some).affected
             for some in padded(ids)
         )
-        if deleted != len(ids):
+        if done != len(ids):
             raise StorageUnavailable(
-                f"{self.location}: {len(ids) - deleted} rows that this transaction has locked are "
-                "gone"
+                f"{self.location}: {len(ids) - done} rows that this transaction has locked are gone"
             )
 
     def _end(self, batch: int) -> None:
-        """Note that no row of a batch is left, and commit."""
-        noted = self._open.execute(f"UPDATE {IDENTITY} SET batch = ? WHERE one = 1", (batch,))
+        """Note that no row of a batch waits, and commit."""
+        noted = self._open.execute(
+            f"UPDATE {IDENTITY} SET batch = ? WHERE outbox = ?", (batch, self._mapping.table)
+        )
         if noted.affected != 1:
             raise StorageUnavailable(_INCOMPLETE.format(self.location))
         self._open.commit()
@@ -333,7 +312,7 @@ def _weight(size_bytes: int, key: str | None) -> int:
     return _ROW_BYTES + len(key or "") + (size_bytes if size_bytes <= MAX_MESSAGE_BYTES else 0)
 
 
-def _in_order(seen: Sequence[Row], locked: dict[int, OutboxRow]) -> list[OutboxRow]:
+def _in_order(seen: Sequence[Row], locked: dict[RowId, OutboxRow]) -> list[OutboxRow]:
     """Return the locked rows, but no row behind a row of its key that is not locked.
 
     Args:
@@ -342,10 +321,10 @@ def _in_order(seen: Sequence[Row], locked: dict[int, OutboxRow]) -> list[OutboxR
     rows: list[OutboxRow] = []
     passed: set[str] = set()
     for id, key, _ in seen:
-        row = locked.get(int(id))
+        row = locked.get(id)
         if row is None:
             if key:
-                passed.add(_text(key))
+                passed.add(text(key))
         elif row.key not in passed:
             rows.append(row)
     return rows
@@ -359,7 +338,3 @@ def _of_few_topics(rows: list[OutboxRow]) -> list[OutboxRow]:
         if len(topics) > MAX_TOPICS:
             return rows[:at]
     return rows
-
-
-def _text(value: str | bytes | memoryview) -> str:
-    return value if isinstance(value, str) else bytes(value).decode("utf-8", "replace")

@@ -8,6 +8,8 @@ gaps. The source ids of inbox entries have the number of their batch, so they ar
 
 This module owns the table ``outboxes``. All functions run inside a transaction of the caller, which
 the lease guards. The column ``moved_rows`` has the ids, i64 each, then the digests, 8 bytes each.
+If an id does not fit into an i64, the column has the lowest i64, which is not the id of any row,
+and then a list of the ids and a byte string of the digests, in msgpack.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+import msgpack
 import numpy as np
 
 from escapement.errors import StorageUnavailable
@@ -24,12 +27,17 @@ from escapement.storage.inbox.entry import InboxEntry
 
 DIGEST_BYTES: Final = 8
 _ROW_BYTES: Final = 8 + DIGEST_BYTES
+# The id of a row: a number, or the value of a CHAR, UUID or BINARY column.
+RowId = int | str | bytes
+# Stands before ids that are not numbers of 64 bits.
+_LOWEST: Final = -(2**63)
+_OTHER_IDS: Final = _LOWEST.to_bytes(8, "little", signed=True)
 
 
 class MovedRow(NamedTuple):
     """A row of an outbox that is in the inbox: its id, and a digest of its content."""
 
-    id: int
+    id: RowId
     digest: bytes
 
 
@@ -88,14 +96,20 @@ def source_id(identity: bytes, batch: int) -> str:
 
 
 def _encode(rows: Sequence[MovedRow]) -> bytes:
-    ids = np.array([row.id for row in rows], "<i8")
-    return ids.tobytes() + b"".join([row.digest for row in rows])
+    ids = [row.id for row in rows]
+    digests = b"".join([row.digest for row in rows])
+    if all(isinstance(id, int) and _LOWEST < id < -_LOWEST for id in ids):
+        return np.array(ids, "<i8").tobytes() + digests
+    packed: bytes = msgpack.packb((ids, digests))
+    return _OTHER_IDS + packed
 
 
 def _decode(data: bytes) -> list[MovedRow]:
-    count = len(data) // _ROW_BYTES
-    ids = np.frombuffer(data, "<i8", count).tolist()
-    digests = data[8 * count :]
+    if data.startswith(_OTHER_IDS):
+        ids, digests = msgpack.unpackb(data[len(_OTHER_IDS) :])
+    else:
+        count = len(data) // _ROW_BYTES
+        ids, digests = np.frombuffer(data, "<i8", count).tolist(), data[8 * count :]
     return [
         MovedRow(id, digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES])
         for at, id in enumerate(ids)

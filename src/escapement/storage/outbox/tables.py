@@ -1,10 +1,11 @@
 """The tables of an outbox in the database of an application, and the limits of their columns.
 
 An application inserts rows into ``escapement_outbox`` in its own transactions. Rows that can never
-become messages go to ``escapement_outbox_refused``, with the reason. The only row of
-``escapement_outbox_identity`` has a random id, so that the log recognises the outbox under any
-host, address or database name. It also has the id of the log that the outbox belongs to, and the
-number of the last batch whose rows are deleted.
+become messages go to ``escapement_outbox_refused``, with the reason. An operator may map further
+tables, which then are outboxes too; ``escapement_outbox_mapping`` has their mappings. Each outbox
+has a row in ``escapement_outbox_identity``: a random id, so that the log recognises the outbox
+under any host, address or database name, the id of the log that the outbox belongs to, and the
+number of the last batch whose rows are done.
 
 The statements mean the same on MySQL 8 and MariaDB 10.6 or newer, in every SQL mode.
 """
@@ -19,11 +20,14 @@ from escapement.storage.inbox.entry import MAX_ENTRY_BYTES
 OUTBOX: Final = "escapement_outbox"
 REFUSED: Final = "escapement_outbox_refused"
 IDENTITY: Final = "escapement_outbox_identity"
+MAPPING: Final = "escapement_outbox_mapping"
 
 MAX_TOPIC_CHARS: Final = 640
 MAX_KEY_CHARS: Final = 1024
 MAX_DEDUP_CHARS: Final = 255
 MAX_REASON_CHARS: Final = 1024
+MAX_TABLE_CHARS: Final = 64
+MAX_ID_CHARS: Final = 768
 # The limit of payload and headers together. With its key and its columns in the encoding, such a
 # message fits into one inbox entry.
 MAX_MESSAGE_BYTES: Final = MAX_ENTRY_BYTES - (64 << 10)
@@ -41,7 +45,8 @@ _COLUMNS: Final = f"""
 
 # Refused headers may be anything, so they are no JSON in the table of refused rows.
 # ``payload_bytes`` is stored, because the broker looks at the sizes of many rows before it reads
-# any payload.
+# any payload. The column ``outbox`` has the name of a table.
+_OUTBOX: Final = f"outbox VARCHAR({MAX_TABLE_CHARS}) {_TEXT} NOT NULL"
 CREATE: Final = (
     f"""CREATE TABLE IF NOT EXISTS {OUTBOX} (
     id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,{_COLUMNS}\
@@ -51,19 +56,25 @@ CREATE: Final = (
     refused_id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     refused_at DATETIME(3) NOT NULL,
     reason VARCHAR({MAX_REASON_CHARS}) {_TEXT} NOT NULL,
-    id BIGINT NOT NULL,{_COLUMNS.replace("JSON", "LONGTEXT").rstrip().removesuffix(",")}
+    {_OUTBOX},
+    id VARCHAR({MAX_ID_CHARS}) {_TEXT} NOT NULL,{_COLUMNS.replace("JSON", "LONGTEXT")}\
+    row_json LONGTEXT {_TEXT} NULL
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4""",
     f"""CREATE TABLE IF NOT EXISTS {IDENTITY} (
-    one TINYINT NOT NULL PRIMARY KEY,
+    {_OUTBOX} PRIMARY KEY,
     identity BINARY(16) NOT NULL,
     log BINARY(16) NULL,
     batch BIGINT NOT NULL
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4""",
-    f"""INSERT IGNORE INTO {IDENTITY} (one, identity, log, batch)
-VALUES (1, UNHEX(REPLACE(UUID(), '-', '')), NULL, 0)""",
+    f"""CREATE TABLE IF NOT EXISTS {MAPPING} (
+    {_OUTBOX} PRIMARY KEY,
+    mapping LONGTEXT {_TEXT} NOT NULL,
+    added_at DATETIME(3) NOT NULL
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4""",
+    f"""INSERT IGNORE INTO {IDENTITY} (outbox, identity, log, batch)
+VALUES ('{OUTBOX}', UNHEX(REPLACE(UUID(), '-', '')), NULL, 0)""",
 )
-# Gives the outbox a new identity, for the log that serves it next.
+# Gives each outbox of the database a new identity, for the log that serves it next.
 RESET: Final = (
-    f"REPLACE INTO {IDENTITY} (one, identity, log, batch) "
-    "VALUES (1, UNHEX(REPLACE(UUID(), '-', '')), NULL, 0)"
+    f"UPDATE {IDENTITY} SET identity = UNHEX(REPLACE(UUID(), '-', '')), log = NULL, batch = 0"
 )
