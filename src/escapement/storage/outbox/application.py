@@ -44,6 +44,8 @@ from escapement.storage.outbox.tables import (
     REFUSED,
 )
 
+# The highest id of a row. Parameters of statements are signed numbers of 64 bits.
+_MAX_ID: Final = 2**63 - 1
 # The most bytes of one batch, unless a single row is larger.
 MAX_BYTES: Final = 1 << 20
 # The most topics of one batch. Each costs the log some statements, and an append.
@@ -218,6 +220,7 @@ class OutboxInApplication:
         seen = self._open.execute(self._sql.look).rows
         if not seen:
             return [], False
+        _check_ids(seen)
         sizes = np.array([_weight(size, key) for _, key, size in seen], np.int64)
         _, end = next(cuts(sizes, MAX_BYTES, MAX_ROWS))
         self._begin()
@@ -305,6 +308,13 @@ class OutboxInApplication:
         if noted.affected != 1:
             raise StorageUnavailable(_INCOMPLETE.format(self.location))
         self._open.commit()
+
+
+def _check_ids(seen: Sequence[Row]) -> None:
+    """Raise ``StorageUnavailable`` if an id is too large to be a parameter of a statement."""
+    for id, _, _ in seen:
+        if isinstance(id, int) and id > _MAX_ID:
+            raise StorageUnavailable(f"row {id} has a larger id than {_MAX_ID}")
 
 
 def _weight(size_bytes: int, key: str | None) -> int:

@@ -29,6 +29,9 @@ from escapement.storage.outbox.mapping import DUE_UNITS, OURS, OutboxMapping
 from escapement.storage.outbox.shape import BYTES, NUMBERS, TEXTS, TIMES, Column, Shape
 from escapement.storage.outbox.tables import MAX_MESSAGE_BYTES, REFUSED
 
+# NULL as a text and as a number. A plain NULL has a type that the engine does not read.
+_NO_TEXT: Final = "CAST(NULL AS CHAR)"
+_NO_NUMBER: Final = "CAST(NULL AS SIGNED)"
 # The most rows of one look.
 MAX_ROWS: Final = 4_096
 # The most rows of one look at a table that does not store the sizes of payloads, because the
@@ -202,12 +205,14 @@ class _Parts:
         self.size = size
         fits = f"{size} <= {MAX_MESSAGE_BYTES}"
         self._topic = self._checked_topic()
-        self._headers = "NULL" if headers is None else text_of(headers)
+        self._headers = _NO_TEXT if headers is None else text_of(headers)
         due = self._of(mapping.due_column, "--due-column", self._due_types())
         dedup = self._of(mapping.dedup_column, "--dedup-column")
         priority = self._of(mapping.priority_column, "--priority-column", NUMBERS)
-        self._dedup = "NULL" if dedup is None else text_of(dedup)
-        self._priority = "NULL" if priority is None else f"CAST({quoted(priority.name)} AS SIGNED)"
+        self._dedup = _NO_TEXT if dedup is None else text_of(dedup)
+        self._priority = (
+            _NO_NUMBER if priority is None else f"CAST({quoted(priority.name)} AS SIGNED)"
+        )
         # The payload and the headers of a row that is too large are not read.
         selected = [
             self.id_value,
@@ -258,7 +263,7 @@ class _Parts:
         if column is not None:
             return text_of(column)
         if mapping.key_header is None:
-            return "NULL"
+            return _NO_TEXT
         if mapping.headers_column is None:
             raise InvalidRequest("--key-header needs --headers-column")
         headers = quoted(self._shape.column(mapping.headers_column, "--headers-column").name)
@@ -298,7 +303,7 @@ class _Parts:
 
     def _due(self, column: Column | None) -> str:
         if column is None:
-            return "NULL"
+            return _NO_NUMBER
         if column.type in TIMES:
             return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {quoted(column.name)})"
         return quoted(column.name)
