@@ -11,58 +11,15 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from escapement.broker.outbox.outbox_relay import OutboxRelay
-from escapement.errors import OutcomeUnknown, StorageUnavailable
-from escapement.storage.blocking import inline
+from escapement.errors import StorageUnavailable
 from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.storage.outbox.application import OutboxInApplication
 from escapement.storage.outbox.tables import RESET
-from escapement.storage.schema import log_identity
-from escapement.testing import World
 from support.database.outages import Outage
+from support.outbox.faulty_relays import Faults, relay_of
 from support.outbox.outboxes import Application, moved, serving
-from support.storage.commit_pipelines import FaultyEngine
 
 MockClock = trio.testing.MockClock
-DAY_MS = 86_400_000
-
-
-class Faults:
-    """The steps at which a connection to the application's database breaks."""
-
-    def __init__(self, application: Application) -> None:
-        self.engine = FaultyEngine(application.engine, self._before, self._after)
-        self.before: dict[str, int] = {}
-        self.lost_replies = 0
-
-    def _before(self, step: str) -> None:
-        for beginning, count in self.before.items():
-            if count and step.startswith(beginning):
-                self.before[beginning] -= 1
-                raise StorageUnavailable("broken, says the test")
-
-    def _after(self, step: str) -> None:
-        if self.lost_replies:
-            self.lost_replies -= 1
-            raise OutcomeUnknown("the reply to a COMMIT is lost, says the test")
-
-
-def relay_of(world: World, engine: FaultyEngine, log: SqliteEngine) -> OutboxRelay:
-    services = world.server.services
-    connection = log.connect()
-    identity = log_identity(connection)
-    connection.close()
-    return OutboxRelay(
-        engine,
-        log,
-        identity,
-        {},
-        services.pipeline.transact,
-        world.clock,
-        inline,
-        DAY_MS,
-        services.inbox_relay.wake,
-    )
 
 
 def delete_breaks(faults: Faults) -> None:
