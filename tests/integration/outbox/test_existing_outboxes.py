@@ -10,11 +10,14 @@ import pytest
 import trio
 
 from escapement.clock import moment
+from escapement.storage.outbox.application import OutboxInApplication
 from escapement.storage.outbox.mapping import OutboxMapping
+from escapement.storage.outbox.mapping_table import checked
 from escapement.testing import World, arrived
 from support.outbox import existing_tables as tables
 from support.outbox.existing_tables import DELETED, KEPT, WAITING, mapped, profile, unmapped
 from support.outbox.outboxes import Application, moved, serving
+from support.storage.commit_pipelines import FaultyEngine
 
 MockClock = trio.testing.MockClock
 INSERT = "INSERT INTO events (k, body) VALUES (%s, %s)"
@@ -305,25 +308,45 @@ async def test_done_row_gets_the_time_and_rows_with_null_wait(
         assert before <= sent_at <= application.run("SELECT UTC_TIMESTAMP(3)")[0][0]
 
 
-async def test_look_reads_no_rows_that_are_done(
-    application: Application, mock_clock: MockClock
-) -> None:
+def test_row_that_becomes_done_during_a_look_is_not_moved(application: Application) -> None:
+    application.run(tables.EVENTS)
+    mapped(application, KEPT)
+    for key, body in (("a", "done meanwhile"), ("b", "b"), ("a", "a")):
+        application.run(INSERT, key, body)
+    sessions = ["UPDATE events SET sent = 1 WHERE id = 1"]
+
+    def before(step: str) -> None:
+        if step.startswith("SELECT") and "FOR UPDATE" in step and "events" in step and sessions:
+            application.run(sessions.pop())
+
+    outbox = OutboxInApplication(FaultyEngine(application.engine, before), bytes(16), {}, KEPT)
+    outbox.attach()
+    rows, _ = outbox.take()
+    assert [row.payload for row in rows] == [b"b"]
+    outbox.finish(rows, [], 1)
+    rows, _ = outbox.take()
+    assert [row.payload for row in rows] == [b"a"]
+    outbox.close()
+
+
+@pytest.mark.parametrize("waiting", [1, 5_000])
+def test_look_reads_no_rows_that_are_done(waiting: int, application: Application) -> None:
     application.run(tables.EVENTS)
     mapped(application, KEPT)
     with application.session() as cursor:
-        cursor.executemany("INSERT INTO events (body, sent) VALUES (%s, 1)", [("done",)] * 5_000)
+        insert = "INSERT INTO events (body, sent) VALUES (%s, %s)"
+        cursor.executemany(insert, [("done", 1)] * 5_000)
+        cursor.executemany(insert, [("waits", 0)] * waiting)
         cursor.connection.commit()
-    application.run(INSERT, None, "new")
     connection = application.engine.connect()
-    look = tables.checked(connection, KEPT).look
+    look = checked(connection, KEPT)
     connection.execute("FLUSH STATUS")
-    assert [row[0] for row in connection.execute(look).rows] == [5_001]
-    read = {
-        name: int(count)
-        for name, count in connection.execute("SHOW SESSION STATUS LIKE 'Handler_read%'").rows
-    }
+    found = [row[0] for row in connection.execute(look.look).rows]
+    read = connection.execute("SHOW SESSION STATUS LIKE 'Handler_read%'").rows
     connection.close()
-    assert sum(read.values()) < 20
+    assert len(found) == min(waiting, look.look_rows)
+    assert found == sorted(found)
+    assert sum(int(count) for _, count in read) < len(found) + 20
 
 
 # -- rows that are refused -----------------------------------------------------------

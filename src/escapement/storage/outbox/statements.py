@@ -4,8 +4,8 @@ Pure. A mapping that does not fit its table is refused with the reason, and with
 option that corrects it.
 
 A look for rows must never pass rows that are done. So it uses an index in which the rows that wait
-are together, and in order. It names the index, because the optimizer sometimes prefers the primary
-key, and would pass all rows that are done.
+are together, and in order. It names the index, so that the plan does not depend on the optimizer's
+estimates, by which the primary key may seem better for a few rows in order.
 """
 
 from __future__ import annotations
