@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,11 +26,13 @@ import trio.testing
 import escapement
 from escapement import testing
 from escapement.cli.main import escapement as command_line
+from escapement.cli.main import run
 from escapement.clock import SystemClock
 from escapement.storage.catalog.policy import NamespacePolicy, SubscriptionPolicy, TopicPolicy
 from escapement.testing import World
 from support.code_blocks import DOCS, Block, blocks, parse_command
 from support.database.servers import free_port
+from support.outbox.existing_tables import DEBEZIUM, EVENTS, EVENTUATE, MASSTRANSIT, WATERMILL
 from support.outbox.outboxes import Application, moved, serving
 from support.processes.broker import broker_process
 
@@ -189,6 +192,23 @@ async def test_transactions_of_the_guide_send_messages(
 
 
 # -- the tutorial ------------------------------------------------------------------
+
+
+def test_commands_of_the_guide_map_the_tables_of_other_projects(
+    mysql_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    application = Application(mysql_url)
+    for ddl in (DEBEZIUM, EVENTUATE, WATERMILL, MASSTRANSIT, EVENTS):
+        application.run(ddl)
+    found = {block.title: block for block in blocks(GUIDES / "existing-outboxes.md")}
+    application.run(found["index"].text)
+    commands = found["add"].text.strip().splitlines()
+    for command in commands:
+        words = shlex.split(command.replace("mysql://root@db.example/shop", mysql_url))
+        assert run(words[1:]) == 0
+    capsys.readouterr()
+    assert run(["outbox", "list", mysql_url]) == 0
+    assert capsys.readouterr().out.count(" ok") == len(commands) == 5
 
 
 def test_tutorial_prints_what_it_says(tmp_path: Path) -> None:
