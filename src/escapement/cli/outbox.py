@@ -98,6 +98,7 @@ def _column(option: str, meaning: str) -> Callable[[Command], Command]:
 @click.option("--key-header", metavar="NAME", help="The header that has the key.")
 @_column("--payload-column", "Has the payload.")
 @click.option("--row-as-json", is_flag=True, help="The payload is the whole row as JSON.")
+@_column("--size-column", "Has the size of the payload in bytes, for quicker looks.")
 @_column("--headers-column", "Has the headers, as a JSON object.")
 @click.option(
     "--header",

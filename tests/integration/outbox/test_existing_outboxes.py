@@ -13,6 +13,7 @@ from escapement.clock import moment
 from escapement.storage.outbox.application import OutboxInApplication
 from escapement.storage.outbox.mapping import OutboxMapping
 from escapement.storage.outbox.mapping_table import checked
+from escapement.storage.outbox.statements import MAX_ROWS_UNSIZED
 from escapement.testing import World, arrived
 from support.outbox import existing_tables as tables
 from support.outbox.existing_tables import DELETED, KEPT, WAITING, mapped, profile, unmapped
@@ -308,6 +309,106 @@ async def test_done_row_gets_the_time_and_rows_with_null_wait(
         assert before <= sent_at <= application.run("SELECT UTC_TIMESTAMP(3)")[0][0]
 
 
+@pytest.mark.parametrize(
+    ("type", "done", "pending", "waits"),
+    [
+        ("BIT(1) NOT NULL DEFAULT b'0'", "1", None, "b'0'"),
+        ("ENUM('NEW', 'SENT') DEFAULT 'NEW'", "SENT", None, "'NEW'"),
+        (
+            "VARCHAR(20) CHARACTER SET latin1 DEFAULT 'it''s n\u00e9w'",
+            "s\\ent",
+            None,
+            "'it''s néw'",
+        ),
+        ("TIMESTAMP(3) NULL DEFAULT NULL", "now", None, "NULL"),
+        ("CHAR(1) NULL", "Y", None, "NULL"),
+        ("INT NOT NULL", "-1", "0", "0"),
+        ("INT NULL DEFAULT 7", "0", "NULL", "NULL"),
+        ("DATETIME NOT NULL DEFAULT CURRENT_TIMESTAMP", "now", "1970-01-01", "'1970-01-01'"),
+    ],
+)
+async def test_done_column_may_have_any_type(
+    type: str,
+    done: str,
+    pending: str | None,
+    waits: str,
+    application: Application,
+    mock_clock: MockClock,
+) -> None:
+    application.run(
+        f"CREATE TABLE events (id INT UNSIGNED PRIMARY KEY, body TEXT, done {type}, INDEX (done))"
+    )
+    mapping = OutboxMapping(
+        "events",
+        topic="t",
+        payload_column="body",
+        done_column="done",
+        done_value=done,
+        pending_value=pending,
+    )
+    mapped(application, mapping)
+    application.run(f"INSERT INTO events VALUES (1, 'a', {waits}), (2, 'b', {waits})")
+    async with serving(application) as world:
+        assert await moved(world) == [b"a", b"b"]
+        assert await moved(world) == [b"a", b"b"]
+    if done != "now":
+        values = application.run("SELECT CAST(done AS CHAR), HEX(done) FROM events")
+        assert {str(text) for text, _ in values} <= {done, "\x01"}
+
+
+@pytest.mark.parametrize("type", ["TINYINT", "SMALLINT", "MEDIUMINT", "INT", "BIGINT UNSIGNED"])
+async def test_id_may_be_unique_without_being_the_primary_key(
+    type: str, application: Application, mock_clock: MockClock
+) -> None:
+    application.run(
+        f"CREATE TABLE events (seq {type} AUTO_INCREMENT PRIMARY KEY, id BINARY(16) NOT NULL,"
+        " body TEXT, sent_s INT, UNIQUE (id))"
+    )
+    mapping = OutboxMapping("events", topic="t", payload_column="body", order_column="seq")
+    mapped(application, mapping)
+    insert = "INSERT INTO events (id, body) VALUES (%s, %s)"
+    async with serving(application) as world:
+        with application.session() as early:
+            early.execute(insert, (uuid4().bytes, "early"))
+            for body in ("1", "2", "3"):
+                application.run(insert, uuid4().bytes, body)
+            assert await moved(world) == [b"1", b"2", b"3"]
+            early.connection.commit()
+        assert await moved(world) == [b"1", b"2", b"3", b"early"]
+        assert application.run("SELECT COUNT(*) FROM events") == ((0,),)
+
+
+def test_look_at_a_table_without_sizes_has_fewer_rows(
+    events: OutboxMapping, application: Application
+) -> None:
+    with application.session() as cursor:
+        cursor.executemany("INSERT INTO events (body) VALUES (%s)", [("b",)] * 600)
+        cursor.connection.commit()
+    outbox = OutboxInApplication(application.engine, bytes(16), {}, events)
+    outbox.attach()
+    heights = []
+    for batch in (1, 2):
+        rows, more = outbox.take()
+        heights.append((len(rows), more))
+        outbox.finish(rows, [], batch)
+    assert heights == [(MAX_ROWS_UNSIZED, True), (600 - MAX_ROWS_UNSIZED, False)]
+    outbox.close()
+
+
+async def test_id_that_is_too_large_is_named(
+    application: Application, mock_clock: MockClock
+) -> None:
+    application.run("CREATE TABLE events (id BIGINT UNSIGNED PRIMARY KEY, body TEXT)")
+    mapped(application, OutboxMapping("events", topic="t", payload_column="body"))
+    async with serving(application) as world:
+        application.run(f"INSERT INTO events VALUES ({2**63}, 'large')")
+        assert await moved(world) == []
+        (waiting,) = world.server.stats()["outboxes_waiting"]
+        assert f"row {2**63} has a larger id" in waiting
+        application.run(f"UPDATE events SET id = {2**63 - 1}")
+        assert await moved(world) == [b"large"]
+
+
 def test_row_that_becomes_done_during_a_look_is_not_moved(application: Application) -> None:
     application.run(tables.EVENTS)
     mapped(application, KEPT)
@@ -410,6 +511,21 @@ async def test_broker_follows_mappings_while_it_runs(
         assert application.run("SELECT body, sent FROM events") == (("2", 1),)
 
 
+async def test_tables_whose_names_differ_in_case_are_two_outboxes(
+    application: Application, mock_clock: MockClock
+) -> None:
+    application.run("CREATE TABLE mails (id INT PRIMARY KEY, body TEXT, sent INT)")
+    application.run("CREATE TABLE Mails (number INT PRIMARY KEY, text TEXT)")
+    mapped(application, OutboxMapping("mails", topic="t", payload_column="body"))
+    other = OutboxMapping("Mails", id_column="number", topic="t", payload_column="text")
+    mapped(application, other)
+    async with serving(application) as world:
+        application.run("INSERT INTO mails VALUES (1, 'of mails', 0)")
+        assert await moved(world) == [b"of mails"]
+        application.run("INSERT INTO Mails VALUES (1, 'of Mails')")
+        assert await moved(world) == [b"of mails", b"of Mails"]
+
+
 async def test_table_that_no_longer_fits_waits_with_the_reason_and_others_do_not(
     events: OutboxMapping, application: Application, mock_clock: MockClock
 ) -> None:
@@ -420,6 +536,8 @@ async def test_table_that_no_longer_fits_waits_with_the_reason_and_others_do_not
         application.run("INSERT INTO events (text) VALUES ('2')")
         application.send(b"ours")
         await moved(world)  # the relay notices the change, and reads the shape again later
+        (waiting,) = world.server.stats()["outboxes_waiting"]
+        assert waiting.startswith(f"{application.engine.location}, table events: Unknown column")
         assert await moved(world) == [b"1", b"ours"]
         (waiting,) = world.server.stats()["outboxes_waiting"]
         assert "table events has no column body; name another with --payload-column" in waiting
@@ -427,13 +545,12 @@ async def test_table_that_no_longer_fits_waits_with_the_reason_and_others_do_not
         assert await moved(world) == [b"1", b"ours", b"2"]
 
 
+@pytest.mark.parametrize("text", ['{"colour": "red"}', '{"topic": 1}', "[]", "{"])
 async def test_mapping_of_another_version_is_named_and_not_served(
-    application: Application, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+    text: str, application: Application, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     application.run(tables.EVENTS)
-    application.run(
-        "INSERT INTO escapement_outbox_mapping VALUES ('events', '{\"colour\": 1}', NOW())"
-    )
+    application.run("INSERT INTO escapement_outbox_mapping VALUES ('events', %s, NOW())", text)
     async with serving(application) as world:
         application.send(b"ours")
         assert await moved(world) == [b"ours"]

@@ -126,6 +126,7 @@ class OutboxRelay:
         mapping: OutboxMapping = OURS,
     ) -> None:
         self._outbox = OutboxInApplication(application, log, served, mapping)
+        self._database = application.location
         self._engine = engine
         self._transact = transact
         self._clock = clock
@@ -260,4 +261,5 @@ class OutboxRelay:
         except StorageUnavailable:
             raise
         except StorageError as error:
-            raise StorageUnavailable(str(error)) from error
+            what = str(error).removeprefix(f"{self._database}: ")
+            raise StorageUnavailable(f"{self.location}: {what}") from error

@@ -101,10 +101,12 @@ class OutboxMapping:
         """
         try:
             read = json.loads(text)
-            read["header_columns"] = tuple(
-                (str(name), str(column)) for name, column in read.get("header_columns", ())
+            headers = tuple(
+                (str(name), str(column)) for name, column in read.pop("header_columns", ())
             )
-            return cls(table, **read)
+            if not all(isinstance(value, str) for value in read.values()):
+                raise ValueError("a value is not a text")
+            return cls(table, header_columns=headers, **read)
         except (TypeError, ValueError, AttributeError) as error:
             raise InvalidRequest(f"the mapping of table {table} cannot be read: {error}") from None
 

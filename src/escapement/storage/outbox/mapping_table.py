@@ -7,6 +7,7 @@ removed. If the table is mapped again, the rows of its last batch are settled as
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from escapement.errors import InvalidRequest
@@ -50,9 +51,14 @@ def checked(connection: Connection, mapping: OutboxMapping) -> Statements:
 def add_mapping(connection: Connection, mapping: OutboxMapping) -> None:
     """Map a table, and give it an identity unless it has one from an earlier mapping.
 
+    The table is noted under the name that the server has for it. Under two names it would have two
+    outboxes, and each would settle only its own batches.
+
     Raises:
-      InvalidRequest: if the table has another mapping, or the database has too many.
+      InvalidRequest: if the table does not exist or has another mapping, or the database has too
+        many.
     """
+    mapping = replace(mapping, table=read_shape(connection, mapping.table).table)
     before = read_mappings(connection)
     new = mapping.to_json()
     if before.get(mapping.table, new) != new:

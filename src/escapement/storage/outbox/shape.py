@@ -22,13 +22,13 @@ _TABLE: Final = (
 )
 # MySQL has some of these texts in columns of other types. CAST gives all of them the same type.
 _COLUMNS: Final = (
-    "SELECT CAST(COLUMN_NAME AS CHAR), CAST(DATA_TYPE AS CHAR), CAST(IS_NULLABLE AS CHAR),"
-    " CAST(COLUMN_DEFAULT AS CHAR), CAST(EXTRA AS CHAR)"
+    "SELECT CAST(TABLE_NAME AS CHAR), CAST(COLUMN_NAME AS CHAR), CAST(DATA_TYPE AS CHAR),"
+    " CAST(IS_NULLABLE AS CHAR), CAST(COLUMN_DEFAULT AS CHAR), CAST(EXTRA AS CHAR)"
     f" FROM information_schema.COLUMNS WHERE {_OF_TABLE} ORDER BY ORDINAL_POSITION"
 )
 _INDEXES: Final = (
-    "SELECT CAST(INDEX_NAME AS CHAR), CAST(NON_UNIQUE AS SIGNED), CAST(COLUMN_NAME AS CHAR),"
-    " CAST(SUB_PART AS SIGNED) FROM information_schema.STATISTICS"
+    "SELECT CAST(TABLE_NAME AS CHAR), CAST(INDEX_NAME AS CHAR), CAST(NON_UNIQUE AS SIGNED),"
+    " CAST(COLUMN_NAME AS CHAR), CAST(SUB_PART AS SIGNED) FROM information_schema.STATISTICS"
     f" WHERE {_OF_TABLE} ORDER BY INDEX_NAME, SEQ_IN_INDEX"
 )
 
@@ -83,26 +83,36 @@ class Shape:
 def read_shape(connection: Connection, table: str) -> Shape:
     """Return the shape of a table of the connection's database.
 
+    The name may be in upper or lower case, if the server ignores the case of names. The shape has
+    it as the server does.
+
     Raises:
       InvalidRequest: if the table does not exist, or is not an InnoDB table.
     """
     found = connection.execute(_TABLE, (table,)).rows
     if not found:
         raise InvalidRequest(f"table {table} does not exist")
-    name, kind, engine = found[0]
+    # Other rows are of tables whose names differ in case.
+    name, kind, engine = next((row for row in found if row[0] == table), found[0])
     if kind != "BASE TABLE" or str(engine).lower() != "innodb":
         raise InvalidRequest(
             f"table {table} must be an InnoDB table, and is a {kind.lower()} of engine {engine}"
         )
     columns = tuple(
         Column(column, type.lower(), nullable == "YES", default, (extra or "").lower())
-        for column, type, nullable, default, extra in connection.execute(_COLUMNS, (table,)).rows
+        for of, column, type, nullable, default, extra in connection.execute(
+            _COLUMNS, (table,)
+        ).rows
+        if of == name
     )
     parts: dict[tuple[str, bool], list[str | None]] = {}
-    for index, non_unique, column, part in connection.execute(_INDEXES, (table,)).rows:
+    for of, index, non_unique, column, part in connection.execute(_INDEXES, (table,)).rows:
+        if of != name:
+            continue
         parts.setdefault((index, not non_unique), []).append(column if part is None else None)
     indexes = tuple(
-        Index(index, unique and None not in of, _whole(of)) for (index, unique), of in parts.items()
+        Index(index, unique and None not in those, _whole(those))
+        for (index, unique), those in parts.items()
     )
     return Shape(name, columns, indexes)
 
