@@ -38,9 +38,10 @@ rows done, and step b begins only when both numbers are equal. These interleavin
 - *The application makes a row done, or makes it wait again.* Steps a and c and ``_settle`` choose
   and lock only rows that wait. So a row that the application has made done is not moved. A row that
   it has made wait again is a new row: its next batch moves it once more.
-- *A mapping is removed, and the table is mapped again.* The outbox keeps its identity and its
-  number, so the last batch is settled by the new mapping. Rows that look different by the new
-  mapping are moved as new rows, with a warning.
+- *A mapping is removed, and the table is mapped again*, perhaps in another way. The outbox keeps
+  its identity, its number, and the mapping by which the last batch was moved. The next relay
+  settles by that mapping, because rows look different by another one. It notes its own mapping
+  before step a.
 
 The order: if a row is inserted after another row was committed, and both have the same key, the
 messages keep this order (see storage/outbox/application.py), if ids or the order column ascend.

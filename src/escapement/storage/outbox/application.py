@@ -59,10 +59,17 @@ _INCOMPLETE: Final = "{}: no complete outbox is there; create it with `escapemen
 
 
 class Outbox(NamedTuple):
-    """An attached outbox: its random id, and the last batch whose rows are done."""
+    """An attached outbox.
+
+    Attributes:
+      identity: its random id.
+      batch: the last batch whose rows are done.
+      mapping: the mapping of the batch after it, if it has been moved, as JSON; None: any mapping.
+    """
 
     identity: bytes
     batch: int
+    mapping: str | None
 
 
 class OutboxInApplication:
@@ -147,18 +154,18 @@ class OutboxInApplication:
 
     def _claimed(self) -> Outbox:
         """Return the outbox. Raise ``StorageUnavailable`` if another log has claimed it."""
-        sql = f"SELECT identity, log, batch FROM {IDENTITY} WHERE outbox = ?"
+        sql = f"SELECT identity, log, batch, mapping FROM {IDENTITY} WHERE outbox = ?"
         found = self._open.execute(sql, (self._mapping.table,)).rows
         if not found:
             raise StorageUnavailable(_INCOMPLETE.format(self.location))
-        identity, log, batch = found[0]
+        identity, log, batch, mapping = found[0]
         if log is not None and bytes(log) != self._log:
             raise StorageUnavailable(
                 f"the outbox of {self.location} belongs to the log {bytes(log).hex()}, and this "
                 f"broker has the log {self._log.hex()}; if it shall move to this log, stop the "
                 "other broker and use `escapement sql reset`"
             )
-        return Outbox(bytes(identity), int(batch))
+        return Outbox(bytes(identity), int(batch), mapping)
 
     def _take_over(self, identity: bytes) -> None:
         """Take the lock of the outbox, and end the connection that holds it.
@@ -180,7 +187,8 @@ class OutboxInApplication:
     def settle(self, outbox: Outbox, record: Record) -> list[RowId]:
         """Make the rows of the last batch done, if that has not happened yet.
 
-        Waits for rows that other sessions have locked.
+        Waits for rows that other sessions have locked. The last batch may have been moved by an
+        earlier mapping of the table. Then its rows are recognised and made done by that mapping.
 
         Returns:
           The ids of rows that wait and have another content than the moved rows of these ids.
@@ -191,8 +199,17 @@ class OutboxInApplication:
           StorageUnavailable: if the database or the log was restored to an earlier time.
           TransactionAborted: if another session holds a row for too long.
         """
-        if outbox.batch == record.batch:
-            return []
+        new_ids: list[RowId] = []
+        if outbox.batch != record.batch:
+            new_ids = self._settle(outbox, record)
+        if outbox.mapping != (mapping := self._mapping.to_json()):
+            self._open.execute(
+                f"UPDATE {IDENTITY} SET mapping = ? WHERE outbox = ?",
+                (mapping, self._mapping.table),
+            )
+        return new_ids
+
+    def _settle(self, outbox: Outbox, record: Record) -> list[RowId]:
         if outbox.batch != record.batch - 1:
             raise StorageUnavailable(
                 f"the outbox of {self.location} ends with batch {outbox.batch}, and the log with "
@@ -200,12 +217,24 @@ class OutboxInApplication:
                 "Decide whether rows that are in the outbox again shall be sent again, delete the "
                 "others, and use `escapement sql reset`"
             )
+        sql = self._statements_of_last_batch(outbox.mapping)
         self._begin()
         wanted = dict(record.rows)
-        rows = [row.moved() for row in self._read(list(wanted), wait=True)]
-        self._finish([row.id for row in rows if wanted[row.id] == row.digest])
+        rows = [row.moved() for row in self._read(sql, list(wanted), wait=True)]
+        self._finish(sql, [row.id for row in rows if wanted[row.id] == row.digest])
         self._end(record.batch)
         return [row.id for row in rows if wanted[row.id] != row.digest]
+
+    def _statements_of_last_batch(self, mapping: str | None) -> Statements:
+        if mapping is None or mapping == self._mapping.to_json():
+            return self._sql
+        try:
+            return checked(self._open, OutboxMapping.from_json(self._mapping.table, mapping))
+        except InvalidRequest as error:
+            raise StorageUnavailable(
+                f"{self.location}: rows of the last batch cannot be found by the mapping that they "
+                f"were moved by: {error}"
+            ) from None
 
     # -- batches -------------------------------------------------------------------
 
@@ -224,7 +253,7 @@ class OutboxInApplication:
         sizes = np.array([_weight(size, key) for _, key, size in seen], np.int64)
         _, end = next(cuts(sizes, MAX_BYTES, MAX_ROWS))
         self._begin()
-        locked = {row.id: row for row in self._read([row[0] for row in seen[:end]])}
+        locked = {row.id: row for row in self._read(self._sql, [row[0] for row in seen[:end]])}
         found = _in_order(seen[:end], locked)
         rows = _of_few_topics(found)
         if not rows:
@@ -248,7 +277,7 @@ class OutboxInApplication:
             kept = self._open.execute(self._sql.refuse, (reason[:MAX_REASON_CHARS], id))
             if kept.affected != 1:
                 raise StorageUnavailable(f"{self.location}: {REFUSED} does not take row {id!r}")
-        self._finish([row.id for row in rows])
+        self._finish(self._sql, [row.id for row in rows])
         self._end(batch)
 
     def _begin(self) -> None:
@@ -276,23 +305,23 @@ class OutboxInApplication:
     def _value(self, sql: str) -> Any:
         return self._open.execute(sql).rows[0][0]
 
-    def _read(self, ids: Sequence[RowId], wait: bool = False) -> list[OutboxRow]:
+    def _read(self, of: Statements, ids: Sequence[RowId], wait: bool = False) -> list[OutboxRow]:
         """Lock the rows with these ids and return them, in the order of their ids.
 
         Args:
           wait: wait for rows that other sessions have locked, instead of skipping them.
         """
-        sql = self._sql.read if wait else f"{self._sql.read} SKIP LOCKED"
+        sql = of.read if wait else f"{of.read} SKIP LOCKED"
         return [
-            OutboxRow.of(row, self._sql.due_unit, self._sql.header_names)
+            OutboxRow.of(row, of.due_unit, of.header_names)
             for some in padded(ids)
             for row in self._open.execute(sql.replace("{ids}", in_list(some)), some).rows
         ]
 
-    def _finish(self, ids: Sequence[RowId]) -> None:
+    def _finish(self, of: Statements, ids: Sequence[RowId]) -> None:
         """Make rows done that this transaction has locked."""
         done = sum(
-            self._open.execute(self._sql.done.replace("{ids}", in_list(some)), some).affected
+            self._open.execute(of.done.replace("{ids}", in_list(some)), some).affected
             for some in padded(ids)
         )
         if done != len(ids):

@@ -2,7 +2,7 @@
 
 The mappings are in the application's database, not in the log. So they hold no address or password,
 and a broker finds all outboxes of a database. An outbox keeps its identity when its mapping is
-removed. If the table is mapped again, the rows of its last batch are settled as usual.
+removed. If the table is mapped again, even in another way, the rows of its last batch are settled.
 """
 
 from __future__ import annotations

@@ -289,12 +289,20 @@ class _Parts:
         return payload, f"COALESCE({size}, 0)", name, column.name
 
     def _row_json(self, without: str | None = None) -> str:
-        pairs = [
-            f"{literal(column.name)}, {json_of(column)}"
-            for column in self._shape.columns
-            if column.name != without
+        """Return the row as a JSON object; NULL if its bytes in base64 are too long for a packet.
+
+        The server would make NULL of a value that is longer than its packets, also inside the
+        object.
+        """
+        columns = [column for column in self._shape.columns if column.name != without]
+        pairs = ", ".join(f"{literal(column.name)}, {json_of(column)}" for column in columns)
+        fits = [
+            f"({quoted(column.name)} IS NULL OR {json_of(column)} IS NOT NULL)"
+            for column in columns
+            if column.type in BYTES
         ]
-        return f"JSON_OBJECT({', '.join(pairs)})"
+        made = f"JSON_OBJECT({pairs})"
+        return f"CASE WHEN {' AND '.join(fits)} THEN {made} END" if fits else made
 
     def _due_types(self) -> frozenset[str]:
         if self._mapping.due_unit not in DUE_UNITS:

@@ -4,8 +4,8 @@ An application inserts rows into ``escapement_outbox`` in its own transactions. 
 become messages go to ``escapement_outbox_refused``, with the reason. An operator may map further
 tables, which then are outboxes too; ``escapement_outbox_mapping`` has their mappings. Each outbox
 has a row in ``escapement_outbox_identity``: a random id, so that the log recognises the outbox
-under any host, address or database name, the id of the log that the outbox belongs to, and the
-number of the last batch whose rows are done.
+under any host, address or database name, the id of the log that the outbox belongs to, the number
+of the last batch whose rows are done, and the mapping by which the next batch is moved.
 
 The statements mean the same on MySQL 8 and MariaDB 10.6 or newer, in every SQL mode.
 """
@@ -64,7 +64,8 @@ CREATE: Final = (
     {_OUTBOX} PRIMARY KEY,
     identity BINARY(16) NOT NULL,
     log BINARY(16) NULL,
-    batch BIGINT NOT NULL
+    batch BIGINT NOT NULL,
+    mapping LONGTEXT {_TEXT} NULL
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4""",
     f"""CREATE TABLE IF NOT EXISTS {MAPPING} (
     {_OUTBOX} PRIMARY KEY,
