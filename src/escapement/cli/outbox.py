@@ -150,7 +150,17 @@ def add(url: str, table: str, check: bool, yes: bool, **options: Any) -> None:
     click.echo(f"Brokers that serve {engine.location} move the rows of {table} within ten seconds.")
 
 
-@outbox.command("list")
+@outbox.command(
+    "list",
+    epilog="""\b
+    Examples:
+      escapement outbox list mysql://root@db/shop
+      escapement outbox list mysql://root@db/shop -o json
+
+    The state of a table is ok, or the reason why its rows are not moved. The rows that wait are
+    counted up to 100,000. The table of `escapement sql install` is not listed.
+    """,
+)
 @_database
 @output_option("table", "How to print the outboxes.")
 def list_outboxes(url: str, output: str) -> None:
