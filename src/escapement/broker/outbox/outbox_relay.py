@@ -54,12 +54,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-import trio
-
-from escapement.broker.outage import Outage
 from escapement.broker.outbox.messages import NewMessage, inbox_entries, read_rows
+from escapement.broker.outbox.relay import Progress, Relay
 from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
 from escapement.errors import StorageError, StorageUnavailable
@@ -81,15 +79,6 @@ T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
-# The pause between two looks: the shortest while rows come, the longest while none come.
-_SHORTEST_S: Final = 0.005
-_LONGEST_S: Final = 0.25
-# The shortest pause after an error, and the longest after several.
-_FIRST_RETRY_S: Final = 0.25
-_LAST_RETRY_S: Final = 5.0
-# How long a stop of the broker waits for the batch in progress.
-_STOP_S: Final = 2.0
-
 
 class _Taken(NamedTuple):
     """The rows of a batch, which are locked, and their messages."""
@@ -101,7 +90,7 @@ class _Taken(NamedTuple):
     refused: list[tuple[RowId, str]]  # the other rows, each with a reason
 
 
-class OutboxRelay:
+class OutboxRelay(Relay):
     """The relay of one outbox.
 
     Args:
@@ -127,74 +116,30 @@ class OutboxRelay:
         mapping: OutboxMapping = OURS,
     ) -> None:
         self._outbox = OutboxInApplication(application, log, served, mapping)
+        super().__init__(self._outbox, run, "rows of an outbox wait")
         self._database = application.location
         self._engine = engine
         self._transact = transact
         self._clock = clock
-        self._run = run
         self._max_delay_ms = max_delay_ms
         self._on_posted = on_posted
         self._identity = b""
         self._batch = -1  # the last batch, moved and done; -1: not known
-        self._moving = trio.Lock()  # held during a batch
-        self._stopping = False
         self.moved = 0  # number of rows moved since the broker started
         self.refused = 0  # number of rows refused since then
-        self.problem = ""  # why rows wait, or ""
 
-    @property
-    def location(self) -> str:
-        return self._outbox.location
-
-    async def stop(self) -> None:
-        """Begin no further batch, and wait a while for the batch in progress."""
-        self._stopping = True
-        with trio.move_on_after(_STOP_S):
-            async with self._moving:
-                pass
+    async def _step(self) -> Progress:
+        """Move a batch, if there are rows."""
+        if self._batch < 0:
+            await self._settle()
+        return await self._move()
 
     def close(self) -> None:
         """Close the connection to the application's database, and leave the outbox to others."""
         self._outbox.leave()
 
-    # -- the task --------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Move rows until the broker stops."""
-        outage = Outage("rows of an outbox wait")
-        pause_s = _SHORTEST_S
-        while not self._stopping:
-            began_s, before = trio.current_time(), self.moved + self.refused
-            more, least_s = False, 0.0
-            with outage:
-                more = await self._turn()
-            if more:
-                continue
-            if outage.goes_on:
-                pause_s = min(2 * max(pause_s, _FIRST_RETRY_S / 2), _LAST_RETRY_S)
-            elif self.moved + self.refused > before:
-                pause_s = _SHORTEST_S
-            else:
-                pause_s = min(2 * pause_s, _LONGEST_S)
-                # A look may take long if the database cannot remove deleted rows. Then looks take
-                # at most half of the time.
-                least_s = trio.current_time() - began_s
-            await trio.sleep(max(pause_s, least_s))
-
-    async def _turn(self) -> bool:
-        """Move a batch, if there are rows. Return whether further rows probably follow."""
-        async with self._moving:
-            try:
-                if self._batch < 0:
-                    await self._settle()
-                more = await self._move()
-            except BaseException as error:
-                self._batch = -1
-                self._outbox.close()
-                self.problem = str(error).removeprefix(f"{self.location}: ")
-                raise
-        self.problem = ""
-        return more
+    def _failed(self) -> None:
+        self._batch = -1
 
     async def _settle(self) -> None:
         """Attach to the outbox, and make the rows of the last batch done if they still wait."""
@@ -210,11 +155,11 @@ class OutboxRelay:
             )
         self._identity, self._batch = found.identity, record.batch
 
-    async def _move(self) -> bool:
+    async def _move(self) -> Progress:
         now_ms = self._clock.now_ms()
         taken = await self._in_application(self._take, now_ms)
         if not taken.rows:
-            return False
+            return Progress.NONE
         batch = self._batch
         if taken.messages:
             batch += 1
@@ -230,7 +175,7 @@ class OutboxRelay:
         self._batch = batch
         self.moved += len(taken.messages)
         self._tell_refused(taken.refused)
-        return taken.more
+        return Progress.MORE if taken.more else Progress.SOME
 
     def _take(self, now_ms: int) -> _Taken:
         """Lock the next rows and make their messages. Runs in a thread."""
@@ -253,14 +198,11 @@ class OutboxRelay:
             )
 
     async def _in_application(self, call: Callable[..., T], *arguments: object) -> T:
-        """Make a call to the application's database.
-
-        Its errors must not end the broker, so each counts as an outage.
-        """
         try:
             return await self._run(call, *arguments)
         except StorageUnavailable:
             raise
         except StorageError as error:
+            # The error names the database. Only the location names the table too.
             what = str(error).removeprefix(f"{self._database}: ")
             raise StorageUnavailable(f"{self.location}: {what}") from error
