@@ -244,7 +244,12 @@ class Peer:
                     session.credit[command.consumer_id] = 0
                     await session.say(
                         wire.ConsumerReady(
-                            command.request_id, command.consumer_id, command.topic, command.kind
+                            command.request_id,
+                            command.consumer_id,
+                            command.topic,
+                            command.kind,
+                            bytes(16),
+                            1,
                         )
                     )
             case wire.Publish():

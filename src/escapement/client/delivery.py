@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,19 @@ class Columns(Generic[AnyRow]):
             return strings
 
 
+class Source(NamedTuple):
+    """The subscription that delivered messages, and when.
+
+    ``log`` is the id of the broker's log, and ``subscription_id`` the id of the subscription in it,
+    which changes with each seek. The broker sent the messages at ``sent_after_ms`` or later.
+    """
+
+    log: bytes
+    subscription_id: int
+    subscription: str
+    sent_after_ms: int
+
+
 class Delivery(Columns[AnyRow]):
     """Messages that the broker delivered to a consumer, in columns.
 
@@ -114,7 +127,7 @@ class Delivery(Columns[AnyRow]):
     and ``redelivered`` (bool).
     """
 
-    __slots__ = ("_attempts", "_redelivered")
+    __slots__ = ("_attempts", "_redelivered", "_source")
 
     def __init__(
         self,
@@ -124,8 +137,10 @@ class Delivery(Columns[AnyRow]):
         attempts: npt.NDArray[np.uint16] | None,
         redelivered: npt.NDArray[np.uint8] | None,
         messages: MessageBatch,
+        source: Source,
     ) -> None:
         super().__init__(origin, offsets, due_ms, messages)
+        self._source = source
         self._attempts = attempts
         self._redelivered = redelivered
 
@@ -154,6 +169,7 @@ class Delivery(Columns[AnyRow]):
             None if self._attempts is None else self._attempts[row:],
             None if self._redelivered is None else self._redelivered[row:],
             self.messages.part(row, len(self)),
+            self._source,
         )
 
 

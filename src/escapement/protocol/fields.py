@@ -23,6 +23,7 @@ from escapement.message import FEW_ROWS, Buffer, Int64s
 from escapement.names import SUBSCRIPTION_KINDS
 from escapement.position import Position
 from escapement.protocol.limits import (
+    LOG_ID_BYTES,
     MAX_ACK_ROWS,
     MAX_BATCH_MESSAGES,
     MAX_CODE_CHARS,
@@ -175,6 +176,22 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
+class ByteString:
+    """A byte string of ``size`` bytes."""
+
+    size: int
+
+    def read(self, value: Any) -> bytes:
+        if type(value) is not bytes:
+            raise ValueError(f"is {type(value).__name__}, not bytes")
+        if len(value) != self.size:
+            raise ValueError(f"has {len(value)} bytes, not {self.size}")
+        return value
+
+    write = read
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """A numpy column, sent as the bytes of its elements: little-endian, one after the other.
 
@@ -319,6 +336,7 @@ FieldTexts = Annotated[tuple[str, ...], Texts(MAX_TABLE_FIELDS, MAX_NAME_CHARS)]
 SubscriptionKind = Annotated[str, Choice(SUBSCRIPTION_KINDS)]
 Code = Annotated[str, Text(MAX_CODE_CHARS, low=1)]
 Explanation = Annotated[str, Text(MAX_MESSAGE_CHARS)]
+LogId = Annotated[bytes, ByteString(LOG_ID_BYTES)]
 BodyBytes = Annotated[Buffer, Body()]
 PlainMap = Annotated[dict[str, Any], Map()]
 PlainValue = Annotated[Any, Plain()]

@@ -290,6 +290,7 @@ class Inbox:
                 found._attempts,
                 found._redelivered,
                 found.messages,
+                found._source,
             )
             batch._voided = self._inbox._voided
             return batch

@@ -86,6 +86,8 @@ class Consumers(RequestHandler):
                 command.consumer_id,
                 handle.topic.name.full,
                 handle.subscription.record.kind,
+                self._broker.services.log_identity,
+                handle.subscription.record.id,
             )
         )
         self._broker.consuming.joined(handle)
@@ -196,9 +198,9 @@ class Consumers(RequestHandler):
         """Tell an exclusive or failover consumer whether it is the one that gets the messages."""
         self._outbound.send(wire.ConsumerActive(consumer_id, active))
 
-    def rewound(self, consumer_id: int) -> None:
+    def rewound(self, consumer_id: int, subscription_id: int) -> None:
         """Tell a consumer that the messages it was sent are withdrawn."""
-        self._outbound.send(wire.ConsumerRewound(consumer_id))
+        self._outbound.send(wire.ConsumerRewound(consumer_id, subscription_id))
 
     def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
         """Tell a consumer that the broker closed it, and why."""

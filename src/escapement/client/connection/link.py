@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import anyio
 from anyio.abc import SocketAttribute, SocketStream, TaskGroup
 
+from escapement.clock import SystemClock
 from escapement.errors import Disconnected, EscapementError, RemoteProtocolError
 from escapement.message import Buffer
 from escapement.protocol.commands import Command, Goodbye, Hello, Ping, Pong, Refused, Welcome
@@ -44,6 +45,8 @@ class Stream(Protocol):
 
 
 StreamFactory = Callable[[], Awaitable[Stream]]
+
+_CLOCK: Final = SystemClock()
 
 # The end of each error of a failed attempt to connect.
 _HINT: Final = "start a broker with `escapement serve`, or check the address"
@@ -71,6 +74,9 @@ class Link:
         self._idle = anyio.Event()  # set while the writing task does not write
         self._idle.set()
         self._reads = 0  # the number of times that data has arrived
+        self._beats = True  # whether the link sends pings
+        self._ping = Ping(0), _CLOCK.now_ms()  # the last ping, and when it was sent
+        self._answered_ms = self._ping[1]  # when the last ping that has its answer was sent
         self._tasks: TaskGroup | None = None
 
     @classmethod
@@ -119,6 +125,16 @@ class Link:
                 raise event.error()
             if isinstance(event, Goodbye):
                 raise Disconnected(f"the broker said goodbye: {event.reason}")
+
+    @property
+    def sent_after_ms(self) -> int:
+        """A time after which the broker has sent what is being received, in Unix milliseconds.
+
+        A process that was suspended may read what the broker had sent days before. The broker
+        sends nothing in order before it has read the last ping that it has answered. Without pings
+        the time is now.
+        """
+        return self._answered_ms if self._beats else _CLOCK.now_ms()
 
     def send(self, command: Command) -> None:
         """Queue a command. The caller must call ``flush`` in the same turn of the event loop.
@@ -174,6 +190,7 @@ class Link:
                 if self.error is not None:
                     return
                 tasks.start_soon(self._write)
+                self._beats = heartbeat_s is not None
                 if heartbeat_s is not None:
                     tasks.start_soon(self._beat, heartbeat_s, heartbeat_timeout_s)
                 await self._read(dispatch)
@@ -192,6 +209,9 @@ class Link:
                 for command in connection.events():
                     if isinstance(command, Ping):
                         self._send_heartbeat(Pong(command.token))
+                    elif isinstance(command, Pong):
+                        if command.token == self._ping[0].token:
+                            self._answered_ms = self._ping[1]
                     elif isinstance(command, Goodbye):
                         self.end(Disconnected(f"the broker said goodbye: {command.reason}"))
                     else:
@@ -246,7 +266,8 @@ class Link:
         for token in count(1):
             await anyio.sleep_until(asked_s + heartbeat_s)
             asked_s, reads = anyio.current_time(), self._reads
-            self._send_heartbeat(Ping(token))
+            self._ping = Ping(token), _CLOCK.now_ms()
+            self._send_heartbeat(self._ping[0])
             await anyio.sleep(timeout_s)
             if self._reads == reads:
                 self.end(Disconnected(f"the broker has sent nothing for {timeout_s:g} s"))

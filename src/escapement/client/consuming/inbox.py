@@ -40,6 +40,7 @@ from escapement.client.consuming.ack_queue import LINGER_S, AckQueue, PendingAck
 from escapement.client.consuming.batch import Batch, Batches, Message
 from escapement.client.consuming.delivery_buffer import DeliveryBuffer
 from escapement.client.consuming.return_queue import BACK_OFF, ReturnKind, ReturnQueue
+from escapement.client.delivery import Source
 from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What, name_messages
 from escapement.client.serializers import SerializerLike, serializer
@@ -109,6 +110,8 @@ class Inbox(Attached):
         self._key_range = check_key_range(key_range)
         if key_range is not None and kind != "shared":
             raise InvalidRequest(f"only shared subscriptions have key ranges; this one is {kind}")
+        self._log = b""  # the id of the log, and that of the subscription in it
+        self._subscription_id = 0
         self._loads = serializer(choice).loads
         self._buffer = DeliveryBuffer(permits)
         self._received = 0
@@ -504,6 +507,8 @@ class Inbox(Attached):
         return wire.CloseConsumer(request_id, self._id, self._untried)
 
     def _ready(self, answer: Command) -> None:
+        assert isinstance(answer, wire.ConsumerReady)
+        self._log, self._subscription_id = answer.log, answer.subscription_id
         assert self._buffer.empty, "the buffer was not cleared after the earlier connection"
         self._allow(self._buffer.grant_all())
 
@@ -565,19 +570,21 @@ class Inbox(Attached):
             case wire.ConsumerActive():
                 self.active = command.active
             case wire.ConsumerRewound():
-                self._rewound()
+                self._rewound(command)
             case wire.ConsumerClosed():
                 self._refused(command.error())
 
-    def _rewound(self) -> None:
+    def _rewound(self, command: wire.ConsumerRewound) -> None:
         if self._state is State.READY:
+            self._subscription_id = command.subscription_id
             self._voided += 1
             self._returned.clear()
             if permits := self._buffer.grant_all():
                 self._allow(permits)
 
     def _deliver(self, command: wire.Deliver) -> None:
-        if self._state is not State.READY:
+        link = self._line.link
+        if self._state is not State.READY or link is None:
             return
         messages = command.decode()
         if self.fields is not None:
@@ -590,6 +597,7 @@ class Inbox(Attached):
                 command.attempts,
                 command.redelivered,
                 messages,
+                Source(self._log, self._subscription_id, self.subscription, link.sent_after_ms),
             )
         )
         self._arrived.settle()

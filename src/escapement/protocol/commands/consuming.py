@@ -29,6 +29,7 @@ from escapement.protocol.fields import (
     Int64Column,
     Integer,
     Keys,
+    LogId,
     Name,
     OptionalAckColumn,
     OptionalId,
@@ -65,12 +66,18 @@ class Subscribe(Command):
 
 @command(21, "broker")
 class ConsumerReady(Command):
-    """The reply to Subscribe: the consumer is open. ``topic`` is the full name of the topic."""
+    """The reply to Subscribe: the consumer is open. ``topic`` is the full name of the topic.
+
+    ``log`` is the id of the broker's log. ``subscription_id`` is the id of the
+    subscription in that log, which changes with each seek. Ids of both kinds are never used again.
+    """
 
     request_id: Id
     consumer_id: Id
     topic: Topic
     kind: SubscriptionKind
+    log: LogId
+    subscription_id: Count
 
 
 @command(22, "client")
@@ -241,10 +248,11 @@ class ConsumerRewound(Command):
     """A notice that a seek has moved the subscription, so that earlier deliveries are void.
 
     The consumer discards all messages that the application has not received, and grants all its
-    permits again.
+    permits again. ``subscription_id`` is the new id of the subscription.
     """
 
     consumer_id: Id
+    subscription_id: Count
 
 
 @command(37, "client")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from escapement.client.consuming.batch import Batch, Holder
 from escapement.client.consuming.delivery_buffer import DeliveryBuffer
+from escapement.client.delivery import Source
 from escapement.errors import RemoteProtocolError
 from escapement.message import Blobs, MessageBatch
 
@@ -27,7 +28,8 @@ def batch_of(first: int, count: int) -> Batch:
     offsets = np.arange(first, first + count)
     messages = MessageBatch(Blobs.of([b"%d" % offset for offset in offsets]))
     # The buffer does not use the consumer of a batch.
-    return Batch(cast("Holder", None), offsets, offsets, None, None, messages)
+    source = Source(bytes(16), 1, "s", 0)
+    return Batch(cast("Holder", None), offsets, offsets, None, None, messages, source)
 
 
 @given(STEPS)

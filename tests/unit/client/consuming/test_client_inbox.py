@@ -462,7 +462,7 @@ async def test_refused_subscription_is_raised_and_cancelled_one_is_closed() -> N
         peer.silent = False
         late = peer.heard_of(wire.Subscribe)[-1]
         await peer.sessions[-1].say(
-            wire.ConsumerReady(late.request_id, late.consumer_id, TOPIC, "shared")
+            wire.ConsumerReady(late.request_id, late.consumer_id, TOPIC, "shared", bytes(16), 1)
         )
         await anyio.sleep(0.1)
         assert peer.heard_of(wire.CloseConsumer)[-1].consumer_id == late.consumer_id

@@ -41,8 +41,12 @@ class Outlet(Protocol):
         """Tell a consumer in arrival order whether it is the active one of its subscription."""
         ...
 
-    def rewound(self, consumer_id: int) -> None:
-        """Tell the consumer that a seek has taken back its in-flight messages."""
+    def rewound(self, consumer_id: int, subscription_id: int) -> None:
+        """Tell the consumer that a seek has taken back its in-flight messages.
+
+        Args:
+          subscription_id: the new id of the subscription.
+        """
         ...
 
     def consumer_closed(self, consumer_id: int, error: EscapementError) -> None:
