@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from escapement.errors import (
     AlreadyExists,
+    AlreadyProcessed,
     BacklogFull,
     Busy,
     Conflict,
@@ -98,6 +99,7 @@ __all__ = [
     "JSON",
     "MSGPACK",
     "AlreadyExists",
+    "AlreadyProcessed",
     "AmendStatus",
     "BacklogFull",
     "Batch",

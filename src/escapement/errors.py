@@ -86,6 +86,12 @@ class LimitExceeded(EscapementError):
     code = "limit_exceeded"
 
 
+class AlreadyProcessed(EscapementError):
+    """Raised when another transaction has acknowledged a message and applied its effects."""
+
+    code = "already_processed"
+
+
 class SequenceGap(EscapementError):
     """Raised for a published batch if the broker has not stored the producer's previous batch."""
 

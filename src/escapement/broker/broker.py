@@ -244,6 +244,8 @@ class Broker:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.services.outbox_relays.stop)
             nursery.start_soon(self.services.tables.stop)
+            for relay in self.services.ack_relays:
+                nursery.start_soon(relay.stop)
         await self.services.pipeline.drain()
         for farewell in self._farewells:
             farewell()
@@ -365,10 +367,9 @@ class Broker:
             "inbox_moved": services.inbox_relay.moved,
             "outbox_moved": services.outbox_relays.moved,
             "outbox_refused": services.outbox_relays.refused,
+            "outbox_acks_learned": sum(relay.learned for relay in services.ack_relays),
             "outboxes_waiting": [
-                f"{relay.location}: {relay.problem}"
-                for relay in services.outbox_relays
-                if relay.problem
+                f"{relay.location}: {relay.problem}" for relay in services.relays if relay.problem
             ],
             "tables_waiting": services.tables.problems,
             "dead_letters_waiting": [

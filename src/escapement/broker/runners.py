@@ -49,15 +49,16 @@ class Runners:
         """Return runners with threads of their own, enough for these commit lanes.
 
         Args:
-          outboxes: the number of databases with outboxes. Each outbox has a thread, and the task
-            that reads the mappings of a database has one. Unused threads do not exist.
+          outboxes: the number of databases with outboxes. Each outbox has a thread. In each
+            database, the ack relay and the task that reads the mappings have one each. Unused
+            threads do not exist.
           databases: the number of databases with message tables.
         """
         return cls(
             commits=in_threads(commit_lanes + _LEASE_KEEPERS),
             work=in_threads(_WORK_THREADS),
             looks=in_threads(_LOOK_THREADS),
-            outboxes=in_threads(max(outboxes, 1) * (MAX_OUTBOXES + 1)),
+            outboxes=in_threads(max(outboxes, 1) * (MAX_OUTBOXES + 2)),
             tables=in_threads(max(_TABLE_THREADS * databases, 1)),
         )
 

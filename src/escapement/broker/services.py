@@ -27,7 +27,9 @@ from escapement.broker.inbox.inbox_relay import InboxRelay
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.outbox.ack_relay import ack_relays
 from escapement.broker.outbox.outbox_relays import OutboxRelays
+from escapement.broker.outbox.relay import Relay
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Rescheduling
@@ -92,6 +94,7 @@ class Services:
     ) -> None:
         self.index = ground.index
         self.log = ground.log
+        self.log_identity = bytes.fromhex(ground.log_identity)
         self._keeper = keeper
         self._clock = clock
         self._runners = runners
@@ -318,12 +321,19 @@ class Services:
         self.outbox_relays = OutboxRelays(
             config.outboxes,
             engine,
-            bytes.fromhex(ground.log_identity),
+            self.log_identity,
             self.pipeline.transact,
             clock,
             self._runners.outboxes,
             limits.max_delay_ms,
             self.inbox_relay.wake,
+        )
+        self.ack_relays = ack_relays(
+            config.outboxes,
+            self.log_identity,
+            self.registry,
+            self.consuming,
+            self._runners.outboxes,
         )
         self.scheduler = Scheduler(
             engine,
@@ -406,6 +416,8 @@ class Services:
             ):
                 nursery.start_soon(part.run)
             nursery.start_soon(self.outbox_relays.run)
+            for relay in self.ack_relays:
+                nursery.start_soon(relay.run)
             for topic in self.registry.active.values():
                 self.reschedule(topic)
             task_status.started()
@@ -415,8 +427,14 @@ class Services:
         self.reader.close()
         self.checkpointer.close()
         self.inbox_relay.close()
-        self.outbox_relays.close()
+        for relay in self.relays:
+            relay.close()
         self.tables.close()
+
+    @property
+    def relays(self) -> list[Relay]:
+        """The relays of the databases of applications."""
+        return [*self.outbox_relays, *self.ack_relays]
 
     # -- after a commit --------------------------------------------------------
 

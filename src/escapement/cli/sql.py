@@ -11,8 +11,9 @@ from escapement.cli.sql_query import query
 from escapement.errors import InvalidRequest
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.outbox.mapping_table import INSTALLED
 from escapement.storage.outbox.mapping_table import install as install_tables
-from escapement.storage.outbox.tables import CREATE, RESET
+from escapement.storage.outbox.tables import RESET
 
 
 @click.group()
@@ -39,7 +40,7 @@ def sql() -> None:
 def install(url: str | None, prints: bool) -> None:
     """Create the outbox in the database URL."""
     if prints:
-        click.echo("\n\n".join(f"{statement};" for statement in CREATE))
+        click.echo("\n\n".join(f"{statement};" for statement in INSTALLED))
         return
     engine = _engine(url)
     with closing(engine.connect()) as connection:

@@ -1,10 +1,14 @@
-"""Sends messages in the transaction of an application's own MySQL or MariaDB database.
+"""Sends and acknowledges messages in transactions of an application's MySQL or MariaDB database.
 
 The application inserts rows into the table ``escapement_outbox`` of its database. The messages
 exist exactly if its transaction commits. ``escapement sql install`` creates the table, and
 ``escapement serve --outbox URL`` moves its rows to their topics.
+
+A consumer inserts rows into the table ``escapement_acks``. The messages are acknowledged exactly if
+its transaction commits.
 """
 
+from escapement.sql.acknowledgement import ack, acknowledgement
 from escapement.sql.insertion import insertion, schedule
 
-__all__ = ["insertion", "schedule"]
+__all__ = ["ack", "acknowledgement", "insertion", "schedule"]

@@ -6,7 +6,6 @@ counts by the clock of the database, so the clock of the application does not ma
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from escapement.durations import format as duration_text
 from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, NO_TIME
 from escapement.names import TopicName
+from escapement.sql.cursors import executor
 from escapement.storage.outbox.tables import (
     MAX_DEDUP_CHARS,
     MAX_KEY_CHARS,
@@ -33,9 +33,6 @@ _MAX_DELAY_MS: Final = 100 * 366 * 86_400_000
 # The last time that the database can store.
 _LAST_MS: Final = 253_402_300_799_999
 _COLUMNS: Final = "topic, `key`, payload, headers, dedup_key, priority, due_at"
-_USE_INSERTION: Final = (
-    "use `statement, parameters = escapement.sql.insertion(...)`, and execute these yourself"
-)
 
 
 def schedule(
@@ -72,15 +69,7 @@ def schedule(
       InvalidRequest: if an argument is not valid, or the cursor is asynchronous. No statement was
         executed.
     """
-    execute = getattr(cursor, "exec_driver_sql", None)
-    if execute is None and hasattr(cursor, "fetchone"):
-        execute = getattr(cursor, "execute", None)
-    if execute is None:
-        raise InvalidRequest(
-            f"cursor must be a DB-API cursor or a SQLAlchemy connection, not {type(cursor)}"
-        )
-    if inspect.iscoroutinefunction(execute):
-        raise InvalidRequest(f"cursor is asynchronous: {_USE_INSERTION}")
+    execute = executor(cursor, "insertion")
     statement, parameters = insertion(
         topic,
         payload,
@@ -92,11 +81,7 @@ def schedule(
         dedup=dedup,
         serializer=serializer,
     )
-    result = execute(statement, parameters)
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()  # it has not begun, so nothing was executed
-        raise InvalidRequest(f"cursor is asynchronous: {_USE_INSERTION}")
+    execute(statement, parameters)
 
 
 def insertion(

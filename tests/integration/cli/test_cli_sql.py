@@ -9,7 +9,7 @@ import trio
 
 import escapement
 from escapement.cli.main import run
-from escapement.storage.outbox.tables import CREATE
+from escapement.storage.outbox.mapping_table import INSTALLED
 from support.database.servers import MysqlServer
 from support.outbox.outboxes import Application
 from support.processes.broker import broker_process
@@ -32,7 +32,7 @@ def test_printed_sql_creates_the_outbox_in_every_mode(
     assert run(["sql", "install", "--print"]) == 0
     application = Application(mysql_url)
     statements = [text for text in capsys.readouterr().out.split(";\n") if text.strip()]
-    assert len(statements) == len(CREATE)
+    assert len(statements) == len(INSTALLED)
     with application.session() as cursor:
         cursor.execute("SET sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES'")
         for statement in statements:

@@ -222,9 +222,15 @@ async def test_missing_outbox_is_named_and_served_once_it_exists(
     async with serving(application) as world:
         assert await moved(world) == []
         assert "escapement sql install" in caplog.text
-        assert len(caplog.records) == 1
-        (waiting,) = world.server.stats()["outboxes_waiting"]
-        assert waiting.startswith(f"{application.engine.location}: no complete outbox is there")
+        assert caplog.text.count("rows of an outbox wait") == 1
+        assert caplog.text.count("acknowledgements in a database wait") == 1
+        location = application.engine.location
+        assert [
+            waiting.partition("; ")[0] for waiting in world.server.stats()["outboxes_waiting"]
+        ] == [
+            f"{location}: no complete outbox is there",
+            f"{location}: the table escapement_acks is not there",
+        ]
         application.install()
         application.send(b"now")
         assert await moved(world) == [b"now"]

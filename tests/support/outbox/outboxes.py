@@ -17,6 +17,7 @@ from escapement.sql import schedule
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.mysql import MysqlEngine
+from escapement.storage.outbox.ack_table import CREATE_ACKS
 from escapement.storage.outbox.tables import CREATE
 from escapement.testing import World
 from escapement.testing.clock import START_MS
@@ -34,8 +35,8 @@ class Application:
         self.engine = MysqlEngine(self.address, creates=False)
 
     def install(self) -> None:
-        """Create the outbox."""
-        for statement in CREATE:
+        """Create the outbox, and the table of acknowledgements."""
+        for statement in (*CREATE, CREATE_ACKS):
             self.run(statement)
 
     @contextlib.contextmanager

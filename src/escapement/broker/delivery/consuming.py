@@ -201,7 +201,7 @@ class Consuming:
         assert old is not None, "a seek and a delete are never under way together"
         new = self._activation.replace_subscription(topic, old, record)
         for consumer in new.consumers:
-            consumer.outlet.rewound(consumer.wire_id)
+            consumer.outlet.rewound(consumer.wire_id, record.id)
         self._wake(topic, new)
         self._on_sought(topic)
 
@@ -247,9 +247,19 @@ class Consuming:
           StorageUnavailable: if too many acknowledgements wait for the database; the client must
             send them again.
         """
-        self._check_acks(handle.topic, max(len(offsets), 1))
-        handle.subscription.acknowledge(offsets, done, at_ms=self._clock.now_ms())
-        self.wake(handle)
+        self.acknowledge_in(handle.topic, handle.subscription, offsets, done)
+
+    def acknowledge_in(
+        self,
+        topic: Topic,
+        subscription: Subscription,
+        offsets: Int64s,
+        done: Callable[[int], None] | None,
+    ) -> None:
+        """Acknowledge messages of a subscription as ``acknowledge`` does, for no open consumer."""
+        self._check_acks(topic, max(len(offsets), 1))
+        subscription.acknowledge(offsets, done, at_ms=self._clock.now_ms())
+        self._wake(topic, subscription)
 
     def negative_acknowledge(
         self, handle: ConsumerHandle, offsets: Int64s, delay_ms: int | None

@@ -12,6 +12,7 @@ from typing import Final
 
 from escapement.errors import InvalidRequest
 from escapement.storage.engine.base import Connection
+from escapement.storage.outbox.ack_table import CREATE_ACKS
 from escapement.storage.outbox.mapping import OutboxMapping
 from escapement.storage.outbox.shape import read_shape
 from escapement.storage.outbox.statements import Statements, statements
@@ -19,6 +20,8 @@ from escapement.storage.outbox.tables import CREATE, IDENTITY, MAPPING
 
 # The most outboxes of one database, with ``escapement_outbox``. Each has a connection and a thread.
 MAX_OUTBOXES: Final = 64
+# The statements that create all tables in the database of an application.
+INSTALLED: Final = (*CREATE, CREATE_ACKS)
 _EXISTS: Final = (
     "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE()"
     f" AND TABLE_NAME = '{MAPPING}'"
@@ -26,8 +29,8 @@ _EXISTS: Final = (
 
 
 def install(connection: Connection) -> None:
-    """Create the tables of ``CREATE`` that do not exist yet."""
-    for statement in CREATE:
+    """Create the tables of ``INSTALLED`` that do not exist yet."""
+    for statement in INSTALLED:
         connection.execute(statement)
 
 

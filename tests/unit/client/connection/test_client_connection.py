@@ -12,12 +12,14 @@ import pytest
 
 import escapement
 import escapement.sync
+from escapement.client.connection import link as links
 from escapement.client.connection.link import Link, Stream
 from escapement.errors import Busy, Disconnected, EscapementError, ProtocolError
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import PROTOCOL_VERSION
 from support.client_peer import Peer, connect, on_both, pipes
+from support.storage.commit_pipelines import HandClock
 
 
 @on_both
@@ -230,6 +232,25 @@ async def test_silent_broker_is_pinged_and_then_reconnected() -> None:
         await anyio.sleep(3)
         assert len(peer.heard_of(wire.Hello)) == 2
         assert broker.connected
+
+
+@on_both
+async def test_messages_were_sent_after_the_last_ping_that_has_its_answer() -> None:
+    """A suspended process reads messages that the broker sent days before."""
+    clock = HandClock(1_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(links, "_CLOCK", clock)
+        for heartbeat_s, sent_ms in ((15, [1_000, 5_000]), (None, [5_000, 9_000])):
+            clock.now = 1_000
+            async with Peer.running() as peer, connect(peer, heartbeat_s=heartbeat_s) as broker:
+                async with broker.consumer("t", "s") as consumer:
+                    for offset, now_ms in enumerate((5_000, 9_000)):
+                        clock.now = now_ms
+                        await peer.deliver([b"x"], [offset])
+                        message = await consumer.receive()
+                        assert message is not None
+                        assert message._columns._source.sent_after_ms == sent_ms[offset]
+                        await anyio.sleep(20)
 
 
 class StuckStream:

@@ -1,0 +1,46 @@
+"""Executes a statement by any cursor of an application."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from escapement.errors import InvalidRequest
+
+Execute = Callable[[str, tuple[Any, ...]], None]
+
+
+def executor(cursor: Any, statement_of: str) -> Execute:
+    """Return a function that executes a statement with its parameters by ``cursor``.
+
+    Args:
+      cursor: a DB-API cursor, or a connection of SQLAlchemy.
+      statement_of: the function of ``escapement.sql`` that returns the statement, for errors.
+
+    Raises:
+      InvalidRequest: if ``cursor`` is of another kind. The returned function raises it if the
+        cursor turns out to be asynchronous. No statement was executed.
+    """
+    execute = getattr(cursor, "exec_driver_sql", None)
+    if execute is None and hasattr(cursor, "fetchone"):
+        execute = getattr(cursor, "execute", None)
+    if execute is None:
+        raise InvalidRequest(
+            f"cursor must be a DB-API cursor or a SQLAlchemy connection, not {type(cursor)}"
+        )
+    asynchronous = InvalidRequest(
+        "cursor is asynchronous: use `statement, parameters = "
+        f"escapement.sql.{statement_of}(...)`, and execute these yourself"
+    )
+    if inspect.iscoroutinefunction(execute):
+        raise asynchronous
+
+    def run(statement: str, parameters: tuple[Any, ...]) -> None:
+        result = execute(statement, parameters)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()  # it has not begun, so nothing was executed
+            raise asynchronous
+
+    return run
