@@ -39,13 +39,17 @@ class Application:
         for statement in (*CREATE, CREATE_ACKS):
             self.run(statement)
 
-    @contextlib.contextmanager
-    def session(self) -> Iterator[pymysql.cursors.Cursor]:
-        """Open a connection and provide a cursor of it. The test commits or rolls back."""
+    def connect(self) -> pymysql.Connection[pymysql.cursors.Cursor]:
+        """Open a connection, which the caller closes."""
         to = self.address
         where: dict[str, Any] = {"host": to.host, "port": to.port, "user": to.user}
         where |= {"password": to.password, "database": to.database, "ssl_disabled": True}
-        with contextlib.closing(pymysql.connect(**where)) as connection:
+        return pymysql.connect(**where)
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[pymysql.cursors.Cursor]:
+        """Open a connection and provide a cursor of it. The test commits or rolls back."""
+        with contextlib.closing(self.connect()) as connection:
             with connection.cursor() as cursor:
                 yield cursor
 
