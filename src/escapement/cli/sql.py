@@ -1,4 +1,4 @@
-"""`escapement sql`: the outbox in the database of an application, and queries over messages."""
+"""`escapement sql`: the tables in the database of an application, and queries over messages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from escapement.storage.outbox.tables import RESET
 
 @click.group()
 def sql() -> None:
-    """Send messages by SQL in an application's own transactions, and query messages.
+    """Send and acknowledge messages in an application's own transactions, and query messages.
 
-    An application inserts rows into the table escapement_outbox of its MySQL or MariaDB
-    database. A broker that runs with --outbox moves them to their topics.
+    The application inserts rows into the tables escapement_outbox and escapement_acks of its MySQL
+    or MariaDB database. A broker that runs with --outbox moves messages to their topics, and
+    learns of acknowledgements.
     """
 
 
@@ -38,7 +39,7 @@ def sql() -> None:
 @click.argument("url", type=log_url, required=False, envvar="ESCAPEMENT_OUTBOX")
 @click.option("--print", "prints", is_flag=True, help="Print the SQL, and change nothing.")
 def install(url: str | None, prints: bool) -> None:
-    """Create the outbox in the database URL."""
+    """Create the outbox, and the table of acknowledgements, in the database URL."""
     if prints:
         click.echo("\n\n".join(f"{statement};" for statement in INSTALLED))
         return

@@ -89,8 +89,8 @@ def acknowledgement(
             raise InvalidRequest(f"pass messages of a consumer, not {type(message).__name__}")
     now_ms = _CLOCK.now_ms()
     rows = {row[0]: row for row in [_values(message, now_ms) for message in messages]}
-    # Two consumers that have the same messages insert them in the same order. So one waits for the
-    # other, and there is no deadlock.
+    # Two consumers with the same messages insert them in the same order. So one waits for the other
+    # instead of a deadlock.
     values = [value for key in sorted(rows) for value in rows[key]]
     return _INSERT + ", ".join([_ROW] * len(rows)), tuple(values)
 

@@ -13,7 +13,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ import pytest
 import trio.testing
 
 import escapement
+import escapement.sync
 from escapement import testing
 from escapement.cli.main import escapement as command_line
 from escapement.cli.main import run
@@ -158,17 +160,8 @@ async def test_transactions_of_the_guide_send_messages(
                 if statement.strip():
                     cursor.execute(statement)
         cursor.connection.commit()
-    to = application.address
-    program = found["orders.py"].text
-    for old, new in {
-        'host="db.example"': f'host="{to.host}", port={to.port}, ssl_disabled=True',
-        'user="shop", password="secret"': f'user="{to.user}", password="{to.password}"',
-        'database="shop"': f'database="{to.database}"',
-    }.items():
-        assert old in program
-        program = program.replace(old, new)
     names: dict[str, Any] = {}
-    exec(program, names)
+    exec(in_database(found["orders.py"].text, application, "shop"), names)
     names["connection"].close()
     now_ms = SystemClock().now_ms()
     async with serving(application, start_ms=now_ms) as world, world.connect() as broker:
@@ -189,6 +182,59 @@ async def test_transactions_of_the_guide_send_messages(
     assert by_key["order-9"].priority == 10
     assert application.run("SELECT number FROM orders") == ((7,), (8,))
     assert application.run(found["refused rows"].text) == ()
+
+
+def in_database(program: str, application: Application, name: str) -> str:
+    """Return a program of a guide that uses ``application`` instead of the database ``name``."""
+    to = application.address
+    for old, new in {
+        'host="db.example"': f'host="{to.host}", port={to.port}, ssl_disabled=True',
+        f'user="{name}", password="secret"': f'user="{to.user}", password="{to.password}"',
+        f'database="{name}"': f'database="{to.database}"',
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
+    return program
+
+
+def test_program_of_the_guide_moves_money_once(mysql_url: str, tmp_path: Path) -> None:
+    """V7: the consumer of the guide, killed after a commit, and started again."""
+    application = Application(mysql_url)
+    application.install()
+    application.run("CREATE TABLE accounts (id INT NOT NULL, balance INT NOT NULL)")
+    application.run("INSERT INTO accounts VALUES (1, 0), (2, 0)")
+    found = {block.title: block for block in blocks(GUIDES / "processing-exactly-once.md")}
+    text = in_database(found["transfers.py"].text, application, "bank")
+    assert "escapement://broker.example" in text
+    program = tmp_path / "transfers.py"
+    topic = "bank/eu/transfers"
+    with broker_process(tmp_path / "data", None, "--outbox", mysql_url) as process:
+        program.write_text(text.replace("escapement://broker.example", process.url))
+        with escapement.sync.connect(process.url) as broker:
+            broker.admin("topics.create", topic=topic)
+            broker.admin("subscriptions.create", topic=topic, subscription="bank")
+            producer = broker.producer(topic, serializer=escapement.JSON)
+            for total in (5, 10):
+                producer.send({"from": 1, "to": 2, "amount": 5})
+                with subprocess.Popen([sys.executable, str(program)]) as consumer:
+                    wait_until(lambda total=total: balances(application) == [-total, total])
+                    consumer.kill()
+            wait_until(
+                lambda: not broker.admin("subscriptions.list", topic=topic)[0]["unacknowledged"]
+            )
+    assert balances(application) == [-10, 10]
+    assert application.run("SELECT COUNT(*) FROM escapement_acks")[0][0] == 2
+
+
+def balances(application: Application) -> list[int]:
+    return [balance for (balance,) in application.run("SELECT balance FROM accounts ORDER BY id")]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
 
 
 # -- the tutorial ------------------------------------------------------------------

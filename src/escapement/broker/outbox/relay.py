@@ -2,7 +2,7 @@
 
 A relay works in *steps*. It polls, because the database of an application cannot call the broker.
 The pause between two steps is short while rows come, and grows while none come. After an error the
-relay closes its connection, and begins anew after a pause.
+relay closes its connection, and the next step opens another one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Relay(ABC):
 
     @abstractmethod
     def _failed(self) -> None:
-        """Let the next step begin anew, because a step has failed."""
+        """Let the next step connect again, because a step has failed."""
 
     @property
     def location(self) -> str:

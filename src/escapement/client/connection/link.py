@@ -128,11 +128,11 @@ class Link:
 
     @property
     def sent_after_ms(self) -> int:
-        """A time after which the broker has sent what is being received, in Unix milliseconds.
+        """A time in Unix milliseconds: the broker sent the command being dispatched after it.
 
-        A process that was suspended may read what the broker had sent days before. The broker
-        sends nothing in order before it has read the last ping that it has answered. Without pings
-        the time is now.
+        A process that was suspended may read a command that the broker sent days before. But the
+        broker sent each command behind a Pong after it had read the Ping. Without pings the time is
+        now.
         """
         return self._answered_ms if self._beats else _CLOCK.now_ms()
 

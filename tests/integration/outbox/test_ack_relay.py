@@ -186,7 +186,7 @@ def wait_for_a_waiting_session(application: Application) -> None:
 async def test_replayed_message_is_processed_again(
     application: Application, mock_clock: MockClock
 ) -> None:
-    """A seek delivers on purpose what was acknowledged, whether the broker knows it or not."""
+    """A seek delivers acknowledged messages again, whether or not the relay has learned them."""
     async with serving(application) as world:
         await send(world, b"1", b"2")
         async with consuming(world) as consumer:
