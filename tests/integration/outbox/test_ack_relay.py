@@ -170,16 +170,17 @@ async def test_second_holder_waits_for_the_outcome_of_the_first(
         with application.session() as cursor:
             sql.ack(cursor, first)
             with in_thread(commit, application, second[::-1]) as found:
-                await trio.to_thread.run_sync(wait_for_a_waiting_session, application)
+                await trio.to_thread.run_sync(wait_for_a_waiting_session, application, found)
                 assert not found
                 cursor.connection.commit() if commits else cursor.connection.rollback()
         assert isinstance(found[0], AlreadyProcessed) == commits
         assert len(learned(application)) == 2
 
 
-def wait_for_a_waiting_session(application: Application) -> None:
+def wait_for_a_waiting_session(application: Application, found: list[Any]) -> None:
+    """Return when a session waits for a lock, or a thread has found something instead."""
     waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-    while not application.run(waiting)[0][0]:
+    while not found and not application.run(waiting)[0][0]:
         time.sleep(0.15)  # the server renews this table only if it was not read for 0.1 s
 
 
@@ -406,7 +407,6 @@ async def test_rows_that_name_no_message_are_marked_too(
             (9, source.subscription_id, "public/default/t", "s"),  # beyond the end of the log
             (-1, source.subscription_id, "public/default/t", "s"),
             (0, source.subscription_id, "no/such/topic", "s"),
-            (0, source.subscription_id, "public/default/t", "none"),
             (0, source.subscription_id, "'", ""),
         ]
         for n, (offset, subscription_id, topic, name) in enumerate(wrong):

@@ -90,9 +90,9 @@ class AckRelay(Relay):
 
     async def _acknowledge(self, rows: Sequence[AckRow]) -> None:
         """Acknowledge the messages of rows, and wait until that is durable."""
-        together: dict[tuple[str, str, int], list[int]] = {}
+        together: dict[tuple[str, int], list[int]] = {}
         for row in rows:
-            whose = row.topic, row.subscription, row.key.subscription_id
+            whose = row.topic, row.key.subscription_id
             together.setdefault(whose, []).append(row.key.offset)
         durable: list[trio.Event] = []
         for whose, offsets in together.items():
@@ -102,21 +102,15 @@ class AckRelay(Relay):
         for event in durable:
             await event.wait()
 
-    def _find(
-        self, topic_name: str, name: str, subscription_id: int
-    ) -> tuple[Topic, Subscription] | None:
+    def _find(self, topic_name: str, subscription_id: int) -> tuple[Topic, Subscription] | None:
         """Return the topic and the subscription with this id, or None if it does not exist."""
         record = self._registry.topics.get(topic_name)
-        if record is None:
-            return None
-        known = self._registry.subscriptions_of(record.id)
-        if not any(subscription.id == subscription_id for subscription in known):
-            return None
-        topic = self._registry.activate(record.id)
-        subscription = topic.subscription(name)
-        if subscription is None or subscription.record.id != subscription_id:
-            return None
-        return topic, subscription
+        if record is not None:
+            for subscription in self._registry.subscriptions_of(record.id):
+                if subscription.id == subscription_id:
+                    topic = self._registry.activate(record.id)
+                    return topic, topic.find(subscription.name)
+        return None
 
     def _submit(self, topic: Topic, subscription: Subscription, offsets: Int64s) -> trio.Event:
         """Acknowledge messages; the returned event is set when that is durable."""

@@ -26,7 +26,7 @@ from escapement.storage.outbox.ack_table import ACKS, KEEP_DAYS, AckKey
 MAX_ROWS: Final = 4_096
 
 _LOOK: Final = (
-    f"SELECT message, CAST(topic AS CHAR), CAST(subscription AS CHAR) FROM {ACKS}"
+    f"SELECT message, CAST(topic AS CHAR) FROM {ACKS}"
     f" FORCE INDEX (log_learned_at) WHERE log = ? AND learned_at IS NULL LIMIT {MAX_ROWS}"
 )
 _LOOK_OLD: Final = (
@@ -42,11 +42,10 @@ _DELETE: Final = f"DELETE {ACKS} FROM {_BY_KEY} WHERE message {{keys}}"
 
 
 class AckRow(NamedTuple):
-    """A row: its key, and the names of its topic and subscription."""
+    """A row: its key, and the name of its topic."""
 
     key: AckKey
     topic: str
-    subscription: str
 
 
 class AcksInApplication:
@@ -93,7 +92,7 @@ class AcksInApplication:
     def unlearned(self) -> list[AckRow]:
         """Return committed rows that are not learned yet, at most ``MAX_ROWS``."""
         rows = self._open.execute(_LOOK, (self._log,)).rows
-        return [AckRow(AckKey.unpack(bytes(row[0])), _text(row[1]), _text(row[2])) for row in rows]
+        return [AckRow(AckKey.unpack(bytes(key)), _text(topic)) for key, topic in rows]
 
     def learned(self, rows: Sequence[AckRow]) -> int:
         """Mark rows as learned, and return how many. Rows that others have locked are skipped."""
