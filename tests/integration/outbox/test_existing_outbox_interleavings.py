@@ -46,7 +46,7 @@ def insert(application: Application, *bodies: str) -> None:
 
 
 def done_breaks(faults: Faults) -> None:
-    faults.before |= {"DELETE": 1, 'UPDATE "events"': 1}
+    faults.before |= {"DELETE": 1, "UPDATE JSON_TABLE": 1}
 
 
 def commit_breaks(faults: Faults) -> None:

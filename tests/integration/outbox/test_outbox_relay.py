@@ -91,6 +91,20 @@ async def test_open_transactions_delay_neither_the_relay_nor_each_other(
         assert await moved(world) == [b"first", b"other", b"open", b"open too"]
 
 
+async def test_open_transaction_delays_no_large_batch(
+    application: Application, mock_clock: MockClock
+) -> None:
+    """For a long list of ids, the server prefers to scan the table, and meets the locked row."""
+    async with serving(application) as world:
+        with application.session() as open:
+            open.execute(INSERT, (b"open",))
+            application.send(*[b"x"] * 1_000)
+            assert len(await moved(world)) == 1_000
+            assert application.left == 0
+            open.connection.commit()
+        assert len(await moved(world)) == 1_001
+
+
 async def test_application_inserts_while_the_relay_has_locked_rows(
     application: Application, mock_clock: MockClock
 ) -> None:

@@ -22,6 +22,7 @@ never wait to insert, and the relay never waits for an open transaction of an ap
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -320,10 +321,10 @@ class OutboxInApplication:
 
     def _finish(self, of: Statements, ids: Sequence[RowId]) -> None:
         """Make rows done that this transaction has locked."""
-        done = sum(
-            self._open.execute(of.done.replace("{ids}", in_list(some)), some).affected
-            for some in padded(ids)
-        )
+        if of.done_together is not None:
+            done = self._open.execute(of.done_together, (json.dumps(list(ids)),)).affected
+        else:
+            done = self._open.execute_many(of.done, [(id,) for id in ids])
         if done != len(ids):
             raise StorageUnavailable(
                 f"{self.location}: {len(ids) - done} rows that this transaction has locked are gone"

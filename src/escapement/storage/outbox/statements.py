@@ -47,7 +47,8 @@ class Statements(NamedTuple):
     read: str  # rows with these ids, if they wait
     first: str  # the first rows, up to a number
     waiting: str  # the number of rows that wait, up to a number
-    done: str  # makes rows with these ids done
+    done: str  # makes the row with an id done
+    done_together: str | None  # does so for the ids in a JSON array; None if they are not numbers
     refuse: str  # copies the row with an id to the table of refused rows, with a reason
     due_unit: tuple[int, int]
     header_names: tuple[str, ...]
@@ -67,9 +68,16 @@ def statements(mapping: OutboxMapping, shape: Shape) -> Statements:
     waiting = f"FROM {table} FORCE INDEX ({quoted(parts.look_index)}){wanted}"
     look_rows = MAX_ROWS if mapping.size_column else MAX_ROWS_UNSIZED
     also = f" AND {parts.pending}" if parts.pending else ""
-    done = f"DELETE FROM {table} WHERE {id} {{ids}}"
+    # For a list of ids, the server may scan the table, and wait for rows of open transactions.
+    # So the ids are a table that is read first, and each row is found by its index.
+    joined = (
+        "JSON_TABLE(?, '$[*]' COLUMNS (done_id BIGINT PATH '$')) AS moved"
+        f" STRAIGHT_JOIN {table} AS o FORCE INDEX ({quoted(parts.id_index)}) ON o.{id} = done_id"
+    )
+    done, together = f"DELETE FROM {table} WHERE {id} = ?", f"DELETE o FROM {joined}"
     if parts.done is not None:
-        done = f"UPDATE {table} SET {parts.done} WHERE {id} {{ids}}"
+        done = f"UPDATE {table} SET {parts.done} WHERE {id} = ?"
+        together = f"UPDATE {joined} SET {parts.done}"
     return Statements(
         look=f"SELECT {parts.id_value}, {parts.key}, {parts.size} {waiting}"
         f" ORDER BY {by} LIMIT {look_rows}",
@@ -79,6 +87,7 @@ def statements(mapping: OutboxMapping, shape: Shape) -> Statements:
         first=f"SELECT {parts.columns} {waiting} ORDER BY {by} LIMIT ?",
         waiting=f"SELECT COUNT(*) FROM (SELECT 1 {waiting} LIMIT ?) AS waiting",
         done=done,
+        done_together=together if parts.id.type in NUMBERS else None,
         refuse=parts.refuse,
         due_unit=DUE_UNITS[mapping.due_unit],
         header_names=tuple(name for name, _ in mapping.header_columns),
