@@ -68,8 +68,8 @@ class Subscribe(Command):
 class ConsumerReady(Command):
     """The reply to Subscribe: the consumer is open. ``topic`` is the full name of the topic.
 
-    ``log`` is the id of the broker's log. ``subscription_id`` is the id of the
-    subscription in that log, which changes with each seek. Ids of both kinds are never used again.
+    ``log`` is the id of the broker's log. ``subscription_id`` is the id of the subscription in that
+    log, which changes with each seek. Ids of both kinds are never used again.
     """
 
     request_id: Id
