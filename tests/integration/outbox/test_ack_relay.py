@@ -18,12 +18,16 @@ import trio
 
 import escapement
 from escapement import AlreadyProcessed, Inbox, Message, sql
+from escapement.broker.outbox.ack_relay import AckRelay
 from escapement.client.delivery import Source
+from escapement.errors import OutcomeUnknown, StorageUnavailable
+from escapement.storage.blocking import inline
 from escapement.storage.outbox.ack_table import AckKey
 from escapement.storage.outbox.acks import MAX_ROWS, AcksInApplication
 from escapement.testing import World, arrived
 from support.database.outages import Outage
 from support.outbox.outboxes import Application, serving
+from support.storage.commit_pipelines import FaultyEngine
 
 MockClock = trio.testing.MockClock
 LOG = bytes(range(16))
@@ -439,6 +443,48 @@ async def test_row_is_marked_only_when_the_log_has_the_acknowledgement(
         await world.crash()
         await world.restart()
         assert await delivered(world) == []
+
+
+@pytest.mark.parametrize("step", ["UPDATE", "reply", "crash"])
+async def test_rows_are_learned_although_the_mark_fails_at_first(
+    step: str, application: Application, mock_clock: MockClock
+) -> None:
+    """The log has the acknowledgements, and the relay repeats them."""
+    failures = 1
+
+    def before(text: str) -> None:
+        nonlocal failures
+        if text.startswith("UPDATE escapement_acks") and step != "reply" and failures:
+            failures -= 1
+            raise StorageUnavailable("broken, says the test")
+
+    def after(text: str) -> None:
+        nonlocal failures
+        if text == "commit" and step == "reply" and failures:
+            failures -= 1
+            raise OutcomeUnknown("the reply to a COMMIT is lost, says the test")
+
+    engine = FaultyEngine(application.engine, before, after)
+    async with serving() as world:
+        await send(world, b"1", b"2")
+        messages = await delivered(world)
+        commit(application, messages[0])
+        for _ in range(2):
+            services = world.server.services
+            relay = AckRelay(
+                engine, services.log_identity, services.registry, services.consuming, inline
+            )
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(relay.run)
+                await world.clock.advance(ms=100 if step == "crash" else 10_000)
+                nursery.cancel_scope.cancel()
+            relay.close()
+            assert not failures
+            if step == "crash" and learned(application) == [False]:
+                await world.crash()
+                await world.restart()
+        assert learned(application) == [True]
+        assert payloads(await delivered(world)) == [b"2"]
 
 
 async def test_read_only_log_learns_nothing_and_says_so(
