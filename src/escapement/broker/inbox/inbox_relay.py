@@ -22,6 +22,11 @@ Entries that cannot be moved are never lost, and they delay no other target:
 An entry may have dedup keys. Messages whose keys the topic knows already are removed from the
 append, as from a publish.
 
+An entry may also have requests to cancel or reschedule earlier messages. The relay applies them to
+the messages before them in the same step (broker/inbox/amended_load.py). When they are the first
+entries of their target, the amender carries them out (broker/inbox/amender.py), and the target
+waits until it has done so.
+
 Bulk jobs, such as Spark jobs, stage their entries in batches (storage/inbox/staged_batch.py). The
 relay moves these after all other entries of their target, which are called its *own*. Bulk jobs
 have no promise when their entries are moved. So these behave like producers: they wait while the
@@ -34,12 +39,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final, TypeVar
 
 import trio
 
-from escapement.broker.inbox.decoded_entries import Found, open_steps
+from escapement.broker.inbox.amended_load import amend
+from escapement.broker.inbox.amender import Amender
+from escapement.broker.inbox.decoded_entries import DecodedEntry, Found, open_steps
 from escapement.broker.inbox.refusals import Refusals
 from escapement.broker.inbox.relay_load import Load, Submitted
 from escapement.broker.limits import BrokerLimits
@@ -64,6 +71,8 @@ from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.engine.base import Engine
 from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.inbox import inbox, job, staged_batch
+from escapement.storage.inbox.amend_request import AmendRequest, AmendRequests
+from escapement.storage.inbox.entry import Content
 from escapement.storage.inbox.inbox import InboxTarget, Waiting
 from escapement.storage.inbox.job import JobState
 
@@ -99,7 +108,9 @@ class InboxRelay:
         clock: Clock,
         run: Run,
         limits: BrokerLimits,
+        amender: Amender,
     ) -> None:
+        self._amender = amender
         self._engine = engine
         self._registry = registry
         self._pipeline = pipeline
@@ -199,7 +210,11 @@ class InboxRelay:
         return progress and not self._stopping
 
     async def _topic(self, inbox_target: InboxTarget) -> Topic | None:
-        """Return the topic of an inbox target, created if necessary; None if it is blocked."""
+        """Return the topic of an inbox target, created if necessary; None if it waits."""
+        if inbox_target.target in self._amender.busy:
+            return None
+        if (failure := self._amender.refused.pop(inbox_target.target, None)) is not None:
+            self._refused(inbox_target.target, failure)
         if trio.current_time() < self._refusals.until_s(inbox_target.target):
             self._block(inbox_target.target, self._refusals.reasons[inbox_target.target])
             return None
@@ -310,6 +325,8 @@ class InboxRelay:
         await self._publishing.room()
         under_way = Submitted(len(stuck))
         for load in loads:
+            if load.requests and not self._amender.is_full:
+                self._amender.start(load.topic, load.requests)
             # Since its entries were read, a topic may have been deleted, or its deletion begun.
             there = self._registry.active.get(load.topic.id) is load.topic
             alone = before is not None and load.topic.id not in before.going
@@ -353,19 +370,21 @@ class InboxRelay:
         """
         topic, of_jobs = found.topic, found.step.of_jobs
         load = Load(topic, of_jobs)
-        for inbox_entry in found.inbox_entries:
-            if isinstance(inbox_entry.content, InboxEntryDamaged):
-                stuck.append((inbox_entry.id, inbox_entry.content))
+        for at, inbox_entry in enumerate(found.inbox_entries):
+            content = inbox_entry.content
+            if isinstance(content, InboxEntryDamaged):
+                stuck.append((inbox_entry.id, content))
                 continue
-            batch, times, body, digests = inbox_entry.content
-            if batch.groups is not None:
-                stuck.append(
-                    (inbox_entry.id, InvalidRequest("an inbox entry cannot belong to a group"))
-                )
-                continue
+            amends = isinstance(content, AmendRequests)
+            if load.ids and amends:
+                amend(load, self._requests(topic, found.inbox_entries[at:]))
+                break
+            if load.requests and not amends:
+                break
             try:
-                self._publishing.check_times(topic, times)
-                if of_jobs and not await self._has_turn(topic, len(batch), alone):
+                self._check(topic, content)
+                count = len(content.batch) if isinstance(content, Content) else 0
+                if of_jobs and not await self._has_turn(topic, count, alone):
                     break
             except DelaysDisabled as error:
                 self._block(topic.name.full, str(error))
@@ -376,15 +395,30 @@ class InboxRelay:
             except EscapementError as error:
                 self._refused(topic.name.full, error, _whom(load))
                 break
-            load.ids.append(inbox_entry.id)
-            if inbox_entry.advance is not None:
-                load.advances[inbox_entry.advance.staged_batch_id] = inbox_entry.advance
-            load.batches.append(batch)
-            load.bodies.append(body)
-            load.times.append(times)
-            load.digests.append(digests)
+            load.take(inbox_entry.id, content, inbox_entry.advance)
         load.whole = len(load.ids) == len(found.inbox_entries)
         return load
+
+    def _check(self, topic: Topic, content: Content | AmendRequests) -> None:
+        """Check that a topic accepts an entry.
+
+        Raises:
+          DelaysDisabled: the namespace refuses its times.
+          InvalidRequest: the entry can never be moved.
+        """
+        if isinstance(content, Content) and content.batch.groups is not None:
+            raise InvalidRequest("an inbox entry cannot belong to a group")
+        self._publishing.check_times(topic, content.times)
+
+    def _requests(self, topic: Topic, inbox_entries: Sequence[DecodedEntry]) -> list[AmendRequest]:
+        """Return the requests of those of some entries that their topic accepts, in order."""
+        found: list[AmendRequest] = []
+        for inbox_entry in inbox_entries:
+            if isinstance(inbox_entry.content, AmendRequests):
+                with suppress(DelaysDisabled, InvalidRequest):
+                    self._check(topic, inbox_entry.content)
+                    found += inbox_entry.content.requests
+        return found
 
     async def _has_turn(self, topic: Topic, count: int, alone: bool) -> bool:
         """Return whether ``count`` messages of a bulk job may be published to a topic now.

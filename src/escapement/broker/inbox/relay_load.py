@@ -20,6 +20,8 @@ from escapement.dedup import DIGEST, Digests
 from escapement.errors import Busy, EscapementError, NotFound, ShuttingDown, StorageError
 from escapement.message import NO_TIME, NO_TIMES, Buffer, MessageBatch, Times, concat_columns
 from escapement.storage.commit.items import Append
+from escapement.storage.inbox.amend_request import AmendRequests
+from escapement.storage.inbox.entry import Content
 from escapement.storage.inbox.staged_batch import Advance
 
 
@@ -36,6 +38,21 @@ class Load:
     bodies: list[Buffer] = field(default_factory=list)  # the batches, encoded
     times: list[Times] = field(default_factory=list)
     digests: list[Digests | None] = field(default_factory=list)  # of dedup keys
+    # Instead of all these: requests about earlier messages, by the id of their entry.
+    requests: dict[int, AmendRequests] = field(default_factory=dict)
+
+    def take(self, id: int, content: Content | AmendRequests, advance: Advance | None) -> None:
+        """Add an entry. A load has either messages or requests."""
+        if isinstance(content, AmendRequests):
+            self.requests[id] = content
+            return
+        self.ids.append(id)
+        if advance is not None:
+            self.advances[advance.staged_batch_id] = advance
+        self.batches.append(content.batch)
+        self.bodies.append(content.body)
+        self.times.append(content.times)
+        self.digests.append(content.digests)
 
 
 class Submitted:
@@ -58,6 +75,7 @@ class Submitted:
     def publication(self, load: Load) -> Publication:
         """Return the messages of one inbox target as a batch to publish."""
         batch = MessageBatch.concat(load.batches)
+        body = load.bodies[0] if len(load.bodies) == 1 else batch.encode()
 
         def done(stored: Stored) -> None:
             del stored
@@ -77,8 +95,8 @@ class Submitted:
             -1,
             -1,
             batch,
-            _times(load),
-            load.bodies[0] if len(load.bodies) == 1 else batch.encode(),
+            _times(load) if len(batch) else NO_TIMES,
+            body if len(batch) else b"",
             done,
             fail,
             _digests(load),

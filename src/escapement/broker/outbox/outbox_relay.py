@@ -50,7 +50,7 @@ from typing import Final, NamedTuple, TypeVar
 import trio
 
 from escapement.broker.outage import Outage
-from escapement.broker.outbox.messages import NewMessage, inbox_entries, read_rows
+from escapement.broker.outbox.messages import Change, inbox_entries, read_rows
 from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
 from escapement.errors import StorageError, StorageUnavailable
@@ -82,12 +82,12 @@ _STOP_S: Final = 2.0
 
 
 class _Taken(NamedTuple):
-    """The rows of a batch, which are locked, and their messages."""
+    """The rows of a batch, which are locked, and their messages and requests."""
 
     rows: list[OutboxRow]
     more: bool  # whether further rows probably follow
-    messages: list[NewMessage]
-    moved: list[MovedRow]  # the rows of these messages, for the record
+    changes: list[Change]
+    moved: list[MovedRow]  # the rows of these, for the record
     refused: list[tuple[int, str]]  # the other rows, each with a reason
 
 
@@ -203,10 +203,10 @@ class OutboxRelay:
         if not taken.rows:
             return False
         batch = self._batch
-        if taken.messages:
+        if taken.changes:
             batch += 1
             record = Record(batch, taken.moved)
-            make_entries = partial(inbox_entries, taken.messages, source_id(self._identity, batch))
+            make_entries = partial(inbox_entries, taken.changes, source_id(self._identity, batch))
             await self._transact(
                 lambda log: write_batch(
                     self._engine, log, self._identity, record, make_entries, now_ms
@@ -215,16 +215,16 @@ class OutboxRelay:
             self._on_posted()
         await self._in_application(self._outbox.finish, taken.rows, taken.refused, batch)
         self._batch = batch
-        self.moved += len(taken.messages)
+        self.moved += len(taken.changes)
         self._tell_refused(taken.refused)
         return taken.more
 
     def _take(self, now_ms: int) -> _Taken:
-        """Lock the next rows and make their messages. Runs in a thread."""
+        """Lock the next rows and read them. Runs in a thread."""
         rows, more = self._outbox.take()
         good, refused = read_rows(rows, now_ms, self._max_delay_ms)
-        messages = [message for _, message in good]
-        return _Taken(rows, more, messages, [row.moved() for row, _ in good], refused)
+        changes = [change for _, change in good]
+        return _Taken(rows, more, changes, [row.moved() for row, _ in good], refused)
 
     def _tell_refused(self, refused: list[tuple[int, str]]) -> None:
         self.refused += len(refused)

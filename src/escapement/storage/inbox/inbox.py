@@ -316,6 +316,26 @@ def remove(connection: Connection, ids: Sequence[int]) -> None:
         )
 
 
+def rewrite(connection: Connection, entries: Mapping[int, bytes]) -> set[int]:
+    """Overwrite the encoded content of entries. Return the ids of those that still exist."""
+    there = {
+        int(id)
+        for some in padded(list(entries))
+        for (id,) in connection.execute(f"SELECT id FROM inbox WHERE id {in_list(some)}", some).rows
+    }
+    connection.execute_many(
+        "UPDATE inbox SET data = ? WHERE id = ?",
+        [(data, id) for id, data in entries.items() if id in there],
+    )
+    return there
+
+
+def delete(connection: Connection, ids: Sequence[int]) -> None:
+    """Delete entries, if they still exist."""
+    for some in padded(ids):
+        connection.execute(f"DELETE FROM inbox WHERE id {in_list(some)}", some)
+
+
 def mark_stuck(connection: Connection, id: int, reason: str) -> None:
     """Mark an entry as stuck, because it can never be moved. It stays in the inbox.
 

@@ -10,7 +10,7 @@ consistent read without locks. It sees a row only together with all rows that we
 that row was inserted. The second step locks the rows that the first step has seen, and skips rows
 that other sessions have locked. A single locking read could pass a row that is not committed yet,
 and then find a row that was inserted after the commit of the first. If a row is skipped, the rows
-of the same key behind it are left too.
+of the same key behind it are left too, and requests that may name it.
 
 No statement locks a gap between rows, or waits for rows that are not committed. So applications
 never wait to insert, and the relay never waits for an open transaction of an application.
@@ -49,7 +49,11 @@ _ROW_BYTES: Final = 64
 _LOCK_WAIT_S: Final = 5
 
 _SIZE: Final = "COALESCE(payload_bytes, 0) + COALESCE(OCTET_LENGTH(headers), 0)"
-_LOOK: Final = f'SELECT id, CAST("key" AS CHAR), {_SIZE} FROM {OUTBOX} ORDER BY id LIMIT {MAX_ROWS}'
+_LOOK: Final = (
+    f'SELECT id, CAST("key" AS CHAR), {_SIZE}, CAST(dedup_key AS CHAR),'
+    f" CASE WHEN action IS NOT NULL THEN CAST(topic AS CHAR) END FROM {OUTBOX}"
+    f" ORDER BY id LIMIT {MAX_ROWS}"
+)
 # The payload and the headers of a row that is too large are not read. An operator may have given
 # columns other types, such as LONGTEXT for the payload, so each value is converted.
 _FITS: Final = f"{_SIZE} <= {MAX_MESSAGE_BYTES}"
@@ -58,15 +62,18 @@ _READ: Final = (
     f" CASE WHEN {_FITS} THEN CAST(payload AS BINARY) END,"
     f" CASE WHEN {_FITS} THEN CAST(headers AS CHAR) END,"
     " TIMESTAMPDIFF(MICROSECOND, '1970-01-01', due_at),"
-    " CAST(dedup_key AS CHAR), CAST(priority AS SIGNED)"
+    " CAST(dedup_key AS CHAR), CAST(priority AS SIGNED), CAST(action AS CHAR)"
     f" FROM {OUTBOX} FORCE INDEX (PRIMARY) WHERE id {{ids}} ORDER BY id FOR UPDATE"
 )
 _INCOMPLETE: Final = "{}: no complete outbox is there; create it with `escapement sql install`"
-_KEPT: Final = 'id, topic, "key", payload, headers, due_at, dedup_key, priority'
+_KEPT: Final = 'id, topic, "key", payload, headers, due_at, dedup_key, priority, action'
 
 
 class OutboxRow(NamedTuple):
-    """A row of an outbox. ``payload`` is None if it is NULL, or the row is too large."""
+    """A row of an outbox. ``payload`` is None if it is NULL, or the row is too large.
+
+    ``action`` is None for a message.
+    """
 
     id: int
     topic: str
@@ -76,11 +83,12 @@ class OutboxRow(NamedTuple):
     due_ms: int | None
     dedup_key: str | None
     priority: int
+    action: str | None
 
     @classmethod
     def of(cls, row: Row) -> OutboxRow:
         """Return a row as ``_READ`` selects it. Its due time is rounded up to milliseconds."""
-        id, topic, key, payload, headers, due_us, dedup_key, priority = row
+        id, topic, key, payload, headers, due_us, dedup_key, priority, action = row
         return cls(
             int(id),
             _text(topic or ""),
@@ -90,6 +98,7 @@ class OutboxRow(NamedTuple):
             None if due_us is None else -(-int(due_us) // 1000),
             None if dedup_key is None else _text(dedup_key),
             DEFAULT_PRIORITY if priority is None else int(priority),
+            None if action is None else _text(action),
         )
 
     def moved(self) -> MovedRow:
@@ -240,7 +249,7 @@ class OutboxInApplication:
         seen = self._open.execute(_LOOK).rows
         if not seen:
             return [], False
-        sizes = np.array([_weight(size, key) for _, key, size in seen], np.int64)
+        sizes = np.array([_weight(size, key) for _, key, size, *_ in seen], np.int64)
         _, end = next(cuts(sizes, MAX_BYTES, MAX_ROWS))
         self._begin()
         locked = {row.id: row for row in self._read([int(row[0]) for row in seen[:end]])}
@@ -334,19 +343,28 @@ def _weight(size_bytes: int, key: str | None) -> int:
 
 
 def _in_order(seen: Sequence[Row], locked: dict[int, OutboxRow]) -> list[OutboxRow]:
-    """Return the locked rows, but no row behind a row of its key that is not locked.
+    """Return the locked rows, but no row behind a related one that is not locked.
+
+    Rows with the same key are related, and rows with the same dedup key. A request to cancel or
+    reschedule is also related to all requests of its topic, because they may name the same message
+    in other ways.
 
     Args:
-      seen: id, key and size of each row that was to be locked, in the order of their ids.
+      seen: id, key, size, dedup key of each row that was to be locked, and the topic if the row is
+        a request; in the order of their ids.
     """
     rows: list[OutboxRow] = []
-    passed: set[str] = set()
-    for id, key, _ in seen:
+    passed: set[tuple[str, str]] = set()
+    for id, key, _, dedup_key, topic in seen:
         row = locked.get(int(id))
-        if row is None:
-            if key:
-                passed.add(_text(key))
-        elif row.key not in passed:
+        if row is not None and not passed:
+            rows.append(row)
+            continue
+        named = zip(("key", "dedup key", "topic"), (key, dedup_key, topic), strict=True)
+        marks = {(name, _text(value)) for name, value in named if value}
+        if row is None or not passed.isdisjoint(marks):
+            passed |= marks
+        else:
             rows.append(row)
     return rows
 
