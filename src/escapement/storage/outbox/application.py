@@ -18,6 +18,7 @@ never wait to insert, and the relay never waits for an open transaction of an ap
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -64,6 +65,12 @@ _READ: Final = (
     " TIMESTAMPDIFF(MICROSECOND, '1970-01-01', due_at),"
     " CAST(dedup_key AS CHAR), CAST(priority AS SIGNED), CAST(action AS CHAR)"
     f" FROM {OUTBOX} FORCE INDEX (PRIMARY) WHERE id {{ids}} ORDER BY id FOR UPDATE"
+)
+# For a list of ids, the server may scan the whole table, and wait for rows of open transactions. So
+# the ids are a table that is read first, and each row is found by its primary key.
+_DELETE: Final = (
+    "DELETE o FROM JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) AS ids"
+    f" STRAIGHT_JOIN {OUTBOX} AS o FORCE INDEX (PRIMARY) ON o.id = ids.id"
 )
 _INCOMPLETE: Final = "{}: no complete outbox is there; create it with `escapement sql install`"
 _KEPT: Final = 'id, topic, "key", payload, headers, due_at, dedup_key, priority, action'
@@ -319,10 +326,7 @@ class OutboxInApplication:
 
     def _delete(self, ids: Sequence[int]) -> None:
         """Delete rows that this transaction has locked."""
-        deleted = sum(
-            self._open.execute(f"DELETE FROM {OUTBOX} WHERE id {in_list(some)}", some).affected
-            for some in padded(ids)
-        )
+        deleted = self._open.execute(_DELETE, (json.dumps(list(ids)),)).affected
         if deleted != len(ids):
             raise StorageUnavailable(
                 f"{self.location}: {len(ids) - deleted} rows that this transaction has locked are "
