@@ -38,9 +38,10 @@ def cancel(
     Args:
       cursor: see ``schedule``.
       topic: the name of the topic.
-      key: the key of the messages: all pending messages with it are cancelled. In a topic with
-        millions of messages, a dedup key is found faster.
-      dedup: the dedup key of a message.
+      key: the key of the messages: all pending messages with it are cancelled. The broker searches
+        the pending messages of the topic, which takes a quarter of a second for each million.
+      dedup: the dedup key of a message. The broker knows it for the length of the topic's dedup
+        window (``dedup_window_ms``, ten minutes by default).
       id: the id of a message, ``TOPIC@OFFSET``, or its offset.
 
     Raises:
