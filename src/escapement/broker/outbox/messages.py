@@ -1,9 +1,9 @@
 """Turns the rows of an outbox into inbox entries, and finds the rows that can never take effect.
 
-A row is a message, or a request to cancel or reschedule earlier messages of its topic. The order of
-a request counts only among rows that it may name. So the rows of a topic are divided into *parts*:
-the messages of a part become one inbox entry, and its requests the entry behind it. A message that
-a request of the part names begins the next part.
+A row is a message, or a request to cancel or reschedule earlier messages of its topic. A request is
+applied at once to the messages before it in the batch: cancelled ones are left out, and the others
+get their new times. Then it has only to be carried out for messages of earlier batches. So the
+requests of a batch become one inbox entry for each topic, and the messages another entry behind it.
 
 Pure.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgpack
@@ -74,15 +73,6 @@ class Changes(NamedTuple):
     refused: list[tuple[int, str]]
 
 
-@dataclass(slots=True)
-class _Part:
-    """Messages of one topic, and requests about these and earlier messages."""
-
-    messages: list[NewMessage] = field(default_factory=list)
-    requests: list[AmendRequest] = field(default_factory=list)
-    named: set[bytes] = field(default_factory=set)  # keys and digests that the requests name
-
-
 def read_rows(rows: Sequence[OutboxRow], now_ms: int, max_delay_ms: int) -> Changes:
     """Return the messages and requests of some rows.
 
@@ -100,30 +90,40 @@ def read_rows(rows: Sequence[OutboxRow], now_ms: int, max_delay_ms: int) -> Chan
 
 
 def inbox_entries(changes: Sequence[Change], source_id: str) -> list[InboxEntry]:
-    """Return the inbox entries of each topic, with its messages and requests in order."""
-    by_topic: dict[str, list[_Part]] = {}
+    """Return the inbox entries of each topic: its requests, and then its messages in order."""
+    requests: dict[str, list[AmendRequest]] = {}
     for change in changes:
-        parts = by_topic.setdefault(change.topic, [_Part()])
-        if isinstance(change, NewMessage):
-            if not parts[-1].named.isdisjoint((change.key, change.dedup)):
-                parts.append(_Part())
-            parts[-1].messages.append(change)
-        else:
-            parts[-1].requests.append(change.request)
-            parts[-1].named |= {change.request.key, change.request.dedup} - {b""}
-    return [
-        entry
-        for topic, parts in by_topic.items()
-        for at, part in enumerate(parts)
-        for entry in _entries(topic, part, source_id if not at else f"{source_id}/{at}")
-    ]
+        if isinstance(change, NewRequest):
+            requests.setdefault(change.topic, []).append(change.request)
+    messages: dict[str, list[NewMessage]] = {}
+    for message in amended(changes) if requests else changes:
+        if isinstance(message, NewMessage):
+            messages.setdefault(message.topic, []).append(message)
+    entries = [amend_entry(topic, f"{source_id}/amend", some) for topic, some in requests.items()]
+    return entries + [_entry(topic, some, source_id) for topic, some in messages.items()]
 
 
-def _entries(topic: str, part: _Part, source_id: str) -> list[InboxEntry]:
-    entries = [_entry(topic, part.messages, source_id)] if part.messages else []
-    if part.requests:
-        entries.append(amend_entry(topic, f"{source_id}/amend", part.requests))
-    return entries
+def amended(changes: Sequence[Change]) -> list[NewMessage]:
+    """Return the messages after all requests behind them, without the cancelled ones."""
+    kept: list[NewMessage] = []
+    cancelled: set[tuple[str, bytes]] = set()  # the topic, and a key or a digest
+    moved: dict[tuple[str, bytes], tuple[int, int]] = {}  # the row of the last request, and time
+    for row in range(len(changes) - 1, -1, -1):
+        change = changes[row]
+        if isinstance(change, NewRequest):
+            name = change.topic, change.request.key or change.request.dedup
+            if not name[1]:
+                continue  # a message with an id is in its topic already
+            if change.request.cancels:
+                cancelled.add(name)
+            else:
+                moved.setdefault(name, (row, change.request.at_ms))
+            continue
+        names = {(change.topic, change.key), (change.topic, change.dedup)}
+        if names.isdisjoint(cancelled):
+            last = max((moved[name] for name in names if name in moved), default=None)
+            kept.append(change if last is None else change._replace(at_ms=last[1]))
+    return kept[::-1]
 
 
 def _message(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewMessage:
