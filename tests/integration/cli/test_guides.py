@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from support.outbox.outboxes import Application, moved, serving
 from support.processes.broker import broker_process
 
 GUIDES: Final = DOCS / "guides"
+ORDERS: Final = DOCS.parent / "examples" / "orders"
 URL: Final = "escapement://localhost:7650"
 TIMEOUT_S: Final = 120
 # Virtual hours that a block may take. Most blocks take none.
@@ -150,13 +152,13 @@ async def test_transactions_of_the_guide_send_messages(
     application.install()
     found = {block.title: block for block in blocks(GUIDES / "transactions.md")}
     with application.session() as cursor:
-        for title in ("shop database", "all columns"):
+        for title in ("shop database", "all columns", "requests"):
             for statement in found[title].text.split(";\n"):
                 if statement.strip():
                     cursor.execute(statement)
         cursor.connection.commit()
     to = application.address
-    program = found["orders.py"].text
+    program = found["orders.py"].text + found["change.py"].text
     for old, new in {
         'host="db.example"': f'host="{to.host}", port={to.port}, ssl_disabled=True',
         'user="shop", password="secret"': f'user="{to.user}", password="{to.password}"',
@@ -175,6 +177,10 @@ async def test_transactions_of_the_guide_send_messages(
             assert await testing.arrived(consumer) == []
             await world.clock.advance(seconds=61)
             messages = await testing.arrived(consumer)
+            await consumer.ack([message.id for message in messages])
+            await world.clock.advance(days=6)
+            (postponed,) = await testing.arrived(consumer)
+            assert postponed.key == "order-11"
     by_key = {message.key or "": message for message in messages}
     assert len(messages) == 3
     assert {key: message.payload for key, message in by_key.items()} == {
@@ -184,7 +190,7 @@ async def test_transactions_of_the_guide_send_messages(
     }
     assert by_key["order-9"].properties == {"language": "en"}
     assert by_key["order-9"].priority == 10
-    assert application.run("SELECT number FROM orders") == ((7,), (8,))
+    assert application.run("SELECT number FROM orders") == ((7,), (8,), (11,))
     assert application.run(found["refused rows"].text) == ()
 
 
@@ -194,21 +200,21 @@ async def test_transactions_of_the_guide_send_messages(
 def test_tutorial_prints_what_it_says(tmp_path: Path) -> None:
     """P1, P6: run all commands and programs, in order, against a broker that is killed."""
     with Terminals(tmp_path) as terminals:
-        for block in blocks(DOCS / "tutorial.md"):
-            if block.kind == "python":
-                terminals.write(block)
-            elif block.kind == "shell" and block.title.startswith("terminal"):
-                terminals.forget_output()
-                for words in block.commands():
-                    terminals.run(words)
-            elif block.kind == "text":
-                terminals.check(block)
+        terminals.follow(DOCS / "tutorial.md")
+
+
+def test_orders_example_prints_what_it_says(mysql_url: str, tmp_path: Path) -> None:
+    """V7: run the example against a broker and a new database."""
+    copy = tmp_path / "orders"
+    shutil.copytree(ORDERS, copy)
+    with Terminals(copy, ESCAPEMENT_OUTBOX=mysql_url) as terminals:
+        terminals.follow(ORDERS / "README.md")
 
 
 class Terminals:
     """A reader with a broker in one terminal, a program in another and commands in a third."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **environment: str) -> None:
         self._directory = directory
         self._port = str(free_port())
         self._broker: subprocess.Popen[str] | None = None
@@ -219,6 +225,7 @@ class Terminals:
             "ESCAPEMENT_LISTEN": address,
             "ESCAPEMENT_BROKER": address,
             "PYTHONUNBUFFERED": "1",
+            **environment,
         }
 
     def __enter__(self) -> Terminals:
@@ -229,6 +236,18 @@ class Terminals:
             if process is not None:
                 process.kill()
                 process.communicate()
+
+    def follow(self, page: Path) -> None:
+        """Write the programs of a page, run its commands in order, and check what they print."""
+        for block in blocks(page):
+            if block.kind == "python" and block.title.endswith(".py"):
+                self.write(block)
+            elif block.kind == "shell" and block.title.startswith("terminal"):
+                self.forget_output()
+                for words in block.commands():
+                    self.run(words)
+            elif block.kind == "text":
+                self.check(block)
 
     def write(self, block: Block) -> None:
         text = block.text.replace("localhost:7650", f"127.0.0.1:{self._port}")
