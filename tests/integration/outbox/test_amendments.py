@@ -308,20 +308,24 @@ async def test_request_waits_behind_a_row_that_another_session_has_locked(
         assert await delivered(world) == []
 
 
-async def test_long_search_delays_no_other_topic(
+async def test_long_search_delays_no_message(
     application: Application, mock_clock: MockClock
 ) -> None:
     async with shop(application) as world:
         application.send(b"1", key="k", delay="1h")
+        application.send(b"2", key="other", delay="1h")
         await take_turns(world)
         amender = world.server.services.amender
         async with amender._searching, amender._searching:  # both searches take long
-            with application.session() as cursor:
-                cancel(cursor, "t", key="k")
-                schedule(cursor, "t", b"behind", key="k", delay="1h")
-                schedule(cursor, "u", b"other", delay="1h")
-                cursor.connection.commit()
-            assert await moved(world, "u") == [b"other"]
-            assert await moved(world) == [b"1"]
-        assert await moved(world) == [b"1", b"behind"]
-        assert await delivered(world) == [b"behind"]
+            for n in range(20):
+                with application.session() as cursor:
+                    cancel(cursor, "t", key="k")
+                    schedule(cursor, "t", b"%d behind" % n, key="k", delay="1h")
+                    schedule(cursor, "u", b"%d" % n, delay="1h")
+                    reschedule(cursor, "t", key="other", delay="90m")
+                    cursor.connection.commit()
+                assert len(await moved(world, "u")) == n + 1
+                assert (await moved(world))[-1] == b"%d behind" % n
+        await take_turns(world)
+        assert await delivered(world, hours=1) == [b"19 behind"]
+        assert await delivered(world, hours=1) == [b"2"]

@@ -1,15 +1,15 @@
 """The amender: carries out requests to cancel or reschedule messages that wait in the inbox.
 
 An application inserts such a request in its own transaction (broker/outbox). It waits in the inbox
-between the messages of its topic (storage/inbox/amend_request.py). When it is the first entry of
-its target, the inbox relay passes it to the amender, together with the requests that follow it
-directly. These requests are a *run*. Until the run is over, the relay moves no entries of this
-target. A search by key may take long, so each run is a task of its own, and other targets go on.
+between the messages of its topic (storage/inbox/amend_request.py). The inbox relay *begins* it:
 
-A run takes four steps:
+a. In the log, one transaction applies the request to the messages before it in the inbox, and
+   records its *bound*, the topic's next offset (broker/inbox/amended_entries.py).
 
-a. In the log, record the *bound* in each entry that has none: the topic's next offset. All messages
-   before the request are below it, because the relay moves entries in order.
+After that, the relay moves the messages around the request without waiting for it. The begun
+requests of a target form a *run*, which takes three steps. A search by key may take long, so each
+run is a task of its own, and a target has one run at a time.
+
 b. Find the messages that the requests name, below their bounds.
 c. Cancel and reschedule them (broker/publishing), and wait until this is durable.
 d. In the log, delete the entries.
@@ -18,20 +18,20 @@ Requests of a run are committed all before its first step. So cancels go first: 
 stays cancelled. Of several requests to reschedule a message, the last one counts. These
 interleavings are closed:
 
-- *The broker crashes between a and d.* The entries are still the first of their target. The next
-  broker repeats the run. Repeating changes nothing, except for messages that came meanwhile. Those
-  of outboxes wait behind the entries. Those of producers have offsets above the bounds.
-- *The broker crashes before a.* The bound is recorded later. No message from behind the request is
-  in the topic yet.
-- *A message before the request is due when both are moved.* The relay applies the request to it
-  before it appends it (broker/inbox/amended_load.py).
+- *The broker crashes between a and d.* The next broker repeats the run. This changes nothing,
+  except for messages that came meanwhile, and these have offsets above the bounds.
+- *The broker crashes before a.* No message from behind the request is in the topic yet.
+- *A message before the request is moved while the request is begun.* The relay begins requests only
+  while no append of the target is in progress. So such a message is below the bound, or it is in
+  the inbox, where step a changes it.
+- *The relay has read requests, and their run ends.* The relay starts no run for a target that had
+  one when it read the entries. It reads them again.
 - *A hanging broker wakes up* in a run that its successor has finished. Its steps are group commits,
   which the lease guards.
-- *An operator discards the entries, or a client deletes the topic,* during a run. Step a finds
-  which entries still exist, and step d needs none. A topic that was created again has another
-  runtime, and the run ends.
-- *A client reschedules a message between the end of c and d, and the broker crashes.* The run is
-  repeated, and its due time counts. This is the only effect of a repetition.
+- *An operator discards the entries, or a client deletes the topic,* during a run. Step d needs no
+  entry. A topic that was created again has another runtime, and the run ends.
+- *A client reschedules a message between c and d, and the broker crashes.* The run is repeated, and
+  its due time counts. This is the only effect of a repetition.
 """
 
 from __future__ import annotations
@@ -58,12 +58,7 @@ from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.inbox import inbox
-from escapement.storage.inbox.amend_request import (
-    NOT_BEGUN,
-    AmendRequest,
-    AmendRequests,
-    with_bound,
-)
+from escapement.storage.inbox.amend_request import AmendRequest, AmendRequests
 from escapement.storage.index import DelayedIndex
 
 # The most targets whose requests are carried out at once. Others wait for the next round.
@@ -122,17 +117,16 @@ class Amender:
         self.busy: set[str] = set()  # the targets whose requests are being carried out
         self.refused: dict[str, EscapementError] = {}  # by target, why its last run failed
 
-    @property
-    def is_full(self) -> bool:
-        return len(self.busy) >= MAX_RUNS
-
     def start(self, topic: Topic, entries: dict[int, AmendRequests]) -> None:
-        """Begin a run. Its target must not be busy, and the amender not full.
+        """Start a run, unless its target has one already, or too many others have.
 
         Args:
-          entries: the entries of the run, by id.
+          entries: the entries of the run, by id. Their requests are begun.
         """
-        self.busy.add(topic.name.full)
+        target = topic.name.full
+        if target in self.busy or len(self.busy) >= MAX_RUNS:
+            return
+        self.busy.add(target)
         self._jobs.send_nowait(_Job(topic, entries))
 
     async def run(self) -> None:
@@ -157,7 +151,11 @@ class Amender:
 
     async def _amend(self, job: _Job) -> None:
         topic = job.topic
-        bounded = await self._begin(job)
+        bounded = [
+            _Bounded(request, entry.bound)
+            for entry in job.entries.values()
+            for request in entry.requests
+        ]
         found = await self._find(topic, bounded)
         none = [np.zeros(0, np.int64)]
         cancels = [one.request.cancels for one in bounded]
@@ -176,22 +174,6 @@ class Amender:
                 await self._reschedule(topic, part, at_ms)
         ids = list(job.entries)
         await self._pipeline.transact(lambda connection: inbox.delete(connection, ids))
-
-    async def _begin(self, job: _Job) -> list[_Bounded]:
-        """Record the bounds of entries that have none. Return the requests that still exist."""
-        bound = job.topic.next_offset
-        bounds = {
-            id: bound if entry.bound == NOT_BEGUN else entry.bound
-            for id, entry in job.entries.items()
-        }
-        data = {id: with_bound(entry, bounds[id]) for id, entry in job.entries.items()}
-        there = await self._pipeline.transact(lambda connection: inbox.rewrite(connection, data))
-        return [
-            _Bounded(request, bounds[id])
-            for id, entry in job.entries.items()
-            if id in there
-            for request in entry.requests
-        ]
 
     async def _find(self, topic: Topic, bounded: Sequence[_Bounded]) -> list[Int64s]:
         """Return the offsets of the messages that each request names."""

@@ -23,9 +23,8 @@ An entry may have dedup keys. Messages whose keys the topic knows already are re
 append, as from a publish.
 
 An entry may also have requests to cancel or reschedule earlier messages. The relay applies them to
-the messages before them in the same step (broker/inbox/amended_load.py). When they are the first
-entries of their target, the amender carries them out (broker/inbox/amender.py), and the target
-waits until it has done so.
+the messages before them in the inbox (broker/inbox/amended_entries.py), and moves the messages. The
+amender carries the requests out for messages of the topic (broker/inbox/amender.py).
 
 Bulk jobs, such as Spark jobs, stage their entries in batches (storage/inbox/staged_batch.py). The
 relay moves these after all other entries of their target, which are called its *own*. Bulk jobs
@@ -39,12 +38,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Final, TypeVar
 
 import trio
 
-from escapement.broker.inbox.amended_load import amend
+from escapement.broker.inbox.amended_entries import begin
 from escapement.broker.inbox.amender import Amender
 from escapement.broker.inbox.decoded_entries import DecodedEntry, Found, open_steps
 from escapement.broker.inbox.refusals import Refusals
@@ -68,10 +67,10 @@ from escapement.errors import (
 from escapement.names import TopicName
 from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.engine.base import Engine
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.inbox import inbox, job, staged_batch
-from escapement.storage.inbox.amend_request import AmendRequest, AmendRequests
+from escapement.storage.inbox.amend_request import AmendRequests
 from escapement.storage.inbox.entry import Content
 from escapement.storage.inbox.inbox import InboxTarget, Waiting
 from escapement.storage.inbox.job import JobState
@@ -111,6 +110,7 @@ class InboxRelay:
         amender: Amender,
     ) -> None:
         self._amender = amender
+        self._amending: frozenset[str] = frozenset()  # busy targets when the step was read
         self._engine = engine
         self._registry = registry
         self._pipeline = pipeline
@@ -201,6 +201,7 @@ class InboxRelay:
             while left and not self._stopping:
                 targets = [(one.id, self._may_take_jobs(one)) for one, _ in left]
                 async with self._moving:
+                    self._amending = frozenset(self._amender.busy)
                     sizes = (self._limits.inbox_step_bytes, self._limits.inbox_round_bytes)
                     found = await self._read(open_steps, left, inbox.read_steps, targets, *sizes)
                     progress = await self._carry(found) or progress
@@ -210,9 +211,7 @@ class InboxRelay:
         return progress and not self._stopping
 
     async def _topic(self, inbox_target: InboxTarget) -> Topic | None:
-        """Return the topic of an inbox target, created if necessary; None if it waits."""
-        if inbox_target.target in self._amender.busy:
-            return None
+        """Return the topic of an inbox target, created if necessary; None if it is blocked."""
         if (failure := self._amender.refused.pop(inbox_target.target, None)) is not None:
             self._refused(inbox_target.target, failure)
         if trio.current_time() < self._refusals.until_s(inbox_target.target):
@@ -325,7 +324,8 @@ class InboxRelay:
         await self._publishing.room()
         under_way = Submitted(len(stuck))
         for load in loads:
-            if load.requests and not self._amender.is_full:
+            # A run that was going on when the entries were read may have deleted them since.
+            if load.requests and load.topic.name.full not in self._amending:
                 self._amender.start(load.topic, load.requests)
             # Since its entries were read, a topic may have been deleted, or its deletion begun.
             there = self._registry.active.get(load.topic.id) is load.topic
@@ -369,18 +369,12 @@ class InboxRelay:
           alone: whether no other target waits for this step.
         """
         topic, of_jobs = found.topic, found.step.of_jobs
-        load = Load(topic, of_jobs)
-        for at, inbox_entry in enumerate(found.inbox_entries):
+        load, accepted = Load(topic, of_jobs), list[DecodedEntry]()
+        for inbox_entry in found.inbox_entries:
             content = inbox_entry.content
             if isinstance(content, InboxEntryDamaged):
                 stuck.append((inbox_entry.id, content))
                 continue
-            amends = isinstance(content, AmendRequests)
-            if load.ids and amends:
-                amend(load, self._requests(topic, found.inbox_entries[at:]))
-                break
-            if load.requests and not amends:
-                break
             try:
                 self._check(topic, content)
                 count = len(content.batch) if isinstance(content, Content) else 0
@@ -395,9 +389,24 @@ class InboxRelay:
             except EscapementError as error:
                 self._refused(topic.name.full, error, _whom(load))
                 break
-            load.take(inbox_entry.id, content, inbox_entry.advance)
-        load.whole = len(load.ids) == len(found.inbox_entries)
+            accepted.append(inbox_entry)
+        load.whole = len(accepted) == len(found.inbox_entries)
+        for inbox_entry in await self._begin(topic, accepted):
+            load.take(inbox_entry)
         return load
+
+    async def _begin(self, topic: Topic, entries: list[DecodedEntry]) -> list[DecodedEntry]:
+        """Begin the requests among the entries of a step. Return the entries that are left."""
+        begun = begin(entries, topic.next_offset)
+        if not begun.rewritten:
+            return entries
+
+        def write(connection: Connection) -> None:
+            inbox.rewrite(connection, begun.rewritten)
+            inbox.delete(connection, begun.emptied)
+
+        await self._pipeline.transact(write)
+        return begun.entries
 
     def _check(self, topic: Topic, content: Content | AmendRequests) -> None:
         """Check that a topic accepts an entry.
@@ -409,16 +418,6 @@ class InboxRelay:
         if isinstance(content, Content) and content.batch.groups is not None:
             raise InvalidRequest("an inbox entry cannot belong to a group")
         self._publishing.check_times(topic, content.times)
-
-    def _requests(self, topic: Topic, inbox_entries: Sequence[DecodedEntry]) -> list[AmendRequest]:
-        """Return the requests of those of some entries that their topic accepts, in order."""
-        found: list[AmendRequest] = []
-        for inbox_entry in inbox_entries:
-            if isinstance(inbox_entry.content, AmendRequests):
-                with suppress(DelaysDisabled, InvalidRequest):
-                    self._check(topic, inbox_entry.content)
-                    found += inbox_entry.content.requests
-        return found
 
     async def _has_turn(self, topic: Topic, count: int, alone: bool) -> bool:
         """Return whether ``count`` messages of a bulk job may be published to a topic now.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import trio
 
+from escapement.broker.inbox.decoded_entries import DecodedEntry
 from escapement.broker.topic.publication import Publication, Stored
 from escapement.broker.topic.topic import Topic
 from escapement.dedup import DIGEST, Digests
@@ -38,21 +39,22 @@ class Load:
     bodies: list[Buffer] = field(default_factory=list)  # the batches, encoded
     times: list[Times] = field(default_factory=list)
     digests: list[Digests | None] = field(default_factory=list)  # of dedup keys
-    # Instead of all these: requests about earlier messages, by the id of their entry.
+    # Requests about earlier messages, by the id of their entry. They are no part of the append.
     requests: dict[int, AmendRequests] = field(default_factory=dict)
 
-    def take(self, id: int, content: Content | AmendRequests, advance: Advance | None) -> None:
-        """Add an entry. A load has either messages or requests."""
+    def take(self, inbox_entry: DecodedEntry) -> None:
+        """Add an entry, which is not damaged."""
+        content = inbox_entry.content
         if isinstance(content, AmendRequests):
-            self.requests[id] = content
-            return
-        self.ids.append(id)
-        if advance is not None:
-            self.advances[advance.staged_batch_id] = advance
-        self.batches.append(content.batch)
-        self.bodies.append(content.body)
-        self.times.append(content.times)
-        self.digests.append(content.digests)
+            self.requests[inbox_entry.id] = content
+        elif isinstance(content, Content):
+            self.ids.append(inbox_entry.id)
+            if inbox_entry.advance is not None:
+                self.advances[inbox_entry.advance.staged_batch_id] = inbox_entry.advance
+            self.batches.append(content.batch)
+            self.bodies.append(content.body)
+            self.times.append(content.times)
+            self.digests.append(content.digests)
 
 
 class Submitted:
@@ -75,7 +77,6 @@ class Submitted:
     def publication(self, load: Load) -> Publication:
         """Return the messages of one inbox target as a batch to publish."""
         batch = MessageBatch.concat(load.batches)
-        body = load.bodies[0] if len(load.bodies) == 1 else batch.encode()
 
         def done(stored: Stored) -> None:
             del stored
@@ -95,8 +96,8 @@ class Submitted:
             -1,
             -1,
             batch,
-            _times(load) if len(batch) else NO_TIMES,
-            body if len(batch) else b"",
+            _times(load),
+            load.bodies[0] if len(load.bodies) == 1 else batch.encode(),
             done,
             fail,
             _digests(load),

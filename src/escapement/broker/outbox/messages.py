@@ -30,7 +30,7 @@ from escapement.message import (
     Times,
 )
 from escapement.names import TopicName, read_message_id
-from escapement.storage.inbox.amend_request import AmendRequest, amend_entry
+from escapement.storage.inbox.amend_request import AmendRequest, LaterRequests, amend_entry
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.outbox.application import OutboxRow
 from escapement.storage.outbox.tables import (
@@ -106,23 +106,17 @@ def inbox_entries(changes: Sequence[Change], source_id: str) -> list[InboxEntry]
 def amended(changes: Sequence[Change]) -> list[NewMessage]:
     """Return the messages after all requests behind them, without the cancelled ones."""
     kept: list[NewMessage] = []
-    cancelled: set[tuple[str, bytes]] = set()  # the topic, and a key or a digest
-    moved: dict[tuple[str, bytes], tuple[int, int]] = {}  # the row of the last request, and time
-    for row in range(len(changes) - 1, -1, -1):
-        change = changes[row]
+    later: dict[str, LaterRequests] = {}  # by topic
+    for change in reversed(changes):
+        behind = later.setdefault(change.topic, LaterRequests())
         if isinstance(change, NewRequest):
-            name = change.topic, change.request.key or change.request.dedup
-            if not name[1]:
-                continue  # a message with an id is in its topic already
-            if change.request.cancels:
-                cancelled.add(name)
-            else:
-                moved.setdefault(name, (row, change.request.at_ms))
+            behind.add([change.request])
             continue
-        names = {(change.topic, change.key), (change.topic, change.dedup)}
-        if names.isdisjoint(cancelled):
-            last = max((moved[name] for name in names if name in moved), default=None)
-            kept.append(change if last is None else change._replace(at_ms=last[1]))
+        last = behind.last(change.key, change.dedup)
+        if last is None:
+            kept.append(change)
+        elif not last.cancels:
+            kept.append(change._replace(at_ms=last.at_ms))
     return kept[::-1]
 
 

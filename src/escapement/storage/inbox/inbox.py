@@ -316,18 +316,11 @@ def remove(connection: Connection, ids: Sequence[int]) -> None:
         )
 
 
-def rewrite(connection: Connection, entries: Mapping[int, bytes]) -> set[int]:
-    """Overwrite the encoded content of entries. Return the ids of those that still exist."""
-    there = {
-        int(id)
-        for some in padded(list(entries))
-        for (id,) in connection.execute(f"SELECT id FROM inbox WHERE id {in_list(some)}", some).rows
-    }
+def rewrite(connection: Connection, entries: Mapping[int, bytes]) -> None:
+    """Overwrite the encoded content of entries, if they still exist."""
     connection.execute_many(
-        "UPDATE inbox SET data = ? WHERE id = ?",
-        [(data, id) for id, data in entries.items() if id in there],
+        "UPDATE inbox SET data = ? WHERE id = ?", [(data, id) for id, data in entries.items()]
     )
-    return there
 
 
 def delete(connection: Connection, ids: Sequence[int]) -> None:
