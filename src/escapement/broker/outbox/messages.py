@@ -67,7 +67,7 @@ Change = NewMessage | NewRequest
 
 
 class Changes(NamedTuple):
-    """What some rows ask for, and the rows that can never take effect, each with a reason."""
+    """The messages and requests of some rows, and the refused rows, each with a reason."""
 
     good: list[tuple[OutboxRow, Change]]
     refused: list[tuple[int, str]]

@@ -34,6 +34,9 @@ rows, and step b begins only when both numbers are equal. These interleavings ar
   warning, because rows that are moved already may be there again. If it is one lower, new rows may
   have the ids of the record. So settling deletes only rows with the content of the moved rows.
 
+A row may also be a request to cancel or reschedule earlier messages (broker/outbox/messages.py). It
+takes the same three steps. The inbox relay begins it, and the amender carries it out.
+
 The order: if a row is inserted after another row was committed, and both have the same key, the
 messages keep this order (see storage/outbox/application.py). The order of rows of concurrent
 transactions is that of their ids, except when a row with a lower id is committed after a row with a
