@@ -218,8 +218,10 @@ async def test_deliveries_are_those_of_the_model(
                 await world.clock.advance(seconds=20)  # less than the dedup window together
                 assert application.left == 0
                 await writer.find_ids(world)
-            model.turn(writer.close())
+            rows = writer.close()
+            done += [str(row) for row in rows]
+            model.turn(rows)
             model.end()
-            await world.clock.advance(minutes=10)
+            await world.clock.advance(seconds=20)
             await world.clock.advance(hours=300)
         assert found == model.delivered
