@@ -22,6 +22,7 @@ in a hundred shares its key hash with another key. Segments on disk store all th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -160,15 +161,17 @@ def slots_of_key_hashes(key_hashes: Int64s) -> npt.NDArray[np.intp]:
     return key_hashes & _SLOT_MASK
 
 
-def may_have_key(traits: UInt32s | None, key: bytes, count: int) -> npt.NDArray[np.intp]:
-    """Return the indexes of the messages that may have ``key``, judging by their traits.
+def may_have_key(
+    traits: UInt32s | None, keys: Collection[bytes], count: int
+) -> npt.NDArray[np.intp]:
+    """Return the indexes of the messages that may have one of ``keys``, judging by their traits.
 
-    About one in 8 million messages with another key is among them.
+    For each key, about one in 8 million messages with another key is among them.
 
     Args:
       count: the number of messages.
     """
-    wanted = _key_traits(key) if key else 0
+    wanted = np.array([_key_traits(key) if key else 0 for key in keys], np.uint32)
     if traits is None:
-        return np.arange(0 if wanted else count)
-    return np.flatnonzero((traits & np.uint32(_KEY_MASK)) == wanted)
+        return np.arange(count if 0 in wanted else 0)
+    return np.flatnonzero(np.isin(traits & np.uint32(_KEY_MASK), wanted))

@@ -92,7 +92,7 @@ def test_every_message_with_the_hash_of_a_key_may_have_that_key(
     """B1, B6: no message with the key is missed."""
     priorities = np.full(len(keys), priority, np.uint8)
     batch = MessageBatch(Blobs.empty(len(keys)), Blobs.of(keys), None, priorities)
-    found = may_have_key(traits_of(batch), sought, len(keys)).tolist()
+    found = may_have_key(traits_of(batch), [sought], len(keys)).tolist()
     assert {row for row, key in enumerate(keys) if key == sought} <= set(found)
     key_hashes = hash_keys(traits_of_keys(Blobs.of([*keys, sought]))).tolist()
     for row, key in enumerate(keys):

@@ -20,6 +20,7 @@ from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.delivery.recorder import Recorder
 from escapement.broker.delivery.timekeeper import Timekeeper
+from escapement.broker.inbox.amender import Amender
 from escapement.broker.inbox.dead_letter_writer import DeadLetterWriter
 from escapement.broker.inbox.dead_letters import DeadLetters
 from escapement.broker.inbox.group_completion import GroupCompleter
@@ -315,8 +316,26 @@ class Services:
     def _write(self, ground: Ground, engine: Engine, config: BrokerConfig) -> None:
         """Create the services that write inbox entries, and the inbox relay."""
         clock, run, limits = self._clock, self._runners.work, config.limits
+        self.amender = Amender(
+            self.registry,
+            self.pipeline,
+            self.index,
+            self.publishing,
+            self.amending,
+            self.rescheduling,
+            clock,
+            self._runners.looks,
+            lambda: self.inbox_relay.wake(),
+        )
         self.inbox_relay = InboxRelay(
-            engine, self.registry, self.pipeline, self.publishing, clock, run, config.limits
+            engine,
+            self.registry,
+            self.pipeline,
+            self.publishing,
+            clock,
+            run,
+            config.limits,
+            self.amender,
         )
         self.outbox_relays = OutboxRelays(
             config.outboxes,
@@ -405,6 +424,7 @@ class Services:
                 self._filler,
                 self._namespace_quotas,
                 self.inbox_relay,
+                self.amender,
                 self.dead_letter_writer,
                 self.scheduler,
                 self.group_completer,

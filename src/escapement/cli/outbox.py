@@ -264,9 +264,9 @@ def _show(connection: Connection, mapping: OutboxMapping, made: Statements, wait
         for row in connection.execute(made.first, (_SHOWN_ROWS,)).rows
     ]
     now_ms = time.time_ns() // 1_000_000
-    messages = read_rows(rows, now_ms, BrokerLimits().max_delay_ms)
-    for row, message in messages.good:
-        payload = message.payload.decode("utf-8", "replace")
+    changes = read_rows(rows, now_ms, BrokerLimits().max_delay_ms)
+    for row, message in changes.good:
+        payload = (row.payload or b"").decode("utf-8", "replace")
         click.echo()
         print_record(
             {
@@ -278,7 +278,7 @@ def _show(connection: Connection, mapping: OutboxMapping, made: Statements, wait
                 "payload": payload[:_SHOWN_CHARS] + "…" * (len(payload) > _SHOWN_CHARS),
             }
         )
-    for id, reason in messages.refused:
+    for id, reason in changes.refused:
         click.echo(f"\nRow {id!r} would be refused: {reason}")
 
 

@@ -110,20 +110,37 @@ def insertion(
         raise InvalidRequest(
             f"payload and properties have {size_bytes:,} bytes; at most {MAX_MESSAGE_BYTES:,} fit"
         )
+    due = due_expression(delay, at)
+    content.check_priority(priority)
+    statement = f"INSERT INTO {OUTBOX} ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, {due[0]})"
+    named = TopicName.parse(topic).full
+    return statement, (
+        named,
+        checked_key(key),
+        data,
+        headers,
+        checked_dedup(dedup),
+        priority,
+        *due[1],
+    )
+
+
+def due_expression(delay: Delay | None, at: datetime | None) -> tuple[str, tuple[Any, ...]]:
+    """Return an SQL expression for a due time, and its parameters.
+
+    Raises:
+      InvalidRequest: if the time is not valid.
+    """
     delay_ms, at_ms = delivery_times.one(delay, at)
     if delay_ms > _MAX_DELAY_MS:
         raise InvalidRequest(f"delay must be at most {duration_text(_MAX_DELAY_MS)}")
     if at_ms > _LAST_MS:
         raise InvalidRequest("at must be before the year 10000")
-    content.check_priority(priority)
-    due: tuple[str, tuple[Any, ...]] = "NULL", ()
     if delay_ms > 0:
-        due = "UTC_TIMESTAMP(3) + INTERVAL %s MICROSECOND", (1000 * delay_ms,)
-    elif at_ms != NO_TIME:
-        due = "%s", (_utc(at_ms),)
-    statement = f"INSERT INTO {OUTBOX} ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, {due[0]})"
-    named = TopicName.parse(topic).full
-    return statement, (named, _key(key), data, headers, _dedup(dedup), priority, *due[1])
+        return "UTC_TIMESTAMP(3) + INTERVAL %s MICROSECOND", (1000 * delay_ms,)
+    if at_ms != NO_TIME:
+        return "%s", (_utc(at_ms),)
+    return "NULL", ()
 
 
 def _dumps(choice: SerializerLike, payload: Any) -> bytes:
@@ -133,14 +150,14 @@ def _dumps(choice: SerializerLike, payload: Any) -> bytes:
     return data
 
 
-def _key(key: str | None) -> str | None:
+def checked_key(key: str | None) -> str | None:
     content.key(key)
     if key is not None and len(key) > MAX_KEY_CHARS:
         raise InvalidRequest(f"key has {len(key)} characters; at most {MAX_KEY_CHARS} fit")
     return key or None
 
 
-def _dedup(dedup: str | None) -> str | None:
+def checked_dedup(dedup: str | None) -> str | None:
     if dedup is not None:
         digest(dedup)  # checks it
         if len(dedup) > MAX_DEDUP_CHARS:

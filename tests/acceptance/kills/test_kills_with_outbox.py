@@ -1,7 +1,8 @@
 """Kills of a broker while applications write to their outboxes in transactions.
 
 Real processes, real servers. Writers commit and roll back transactions while the broker is killed
-at random times. At the end the log has each committed row once, and no other.
+at random times. At the end the log has each committed row once, and no other. Each transaction also
+cancels the reminder of the one before it, and sends another. At the end there is one for each key.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 import trio
 
 import escapement
-from escapement.sql import schedule
+from escapement.sql import cancel, schedule
 from support.database.servers import SqlServer, private_server
 from support.outbox.outboxes import Application
 from support.processes.broker import PATIENT, BrokerProcess, broker_process
@@ -32,19 +33,22 @@ TOPICS: Final = 2
 KILLS: Final = 8
 SERVER_KILLS: Final = 4
 TIMEOUT_S: Final = 60
+REMINDERS: Final = "reminders"
 
 
 @dataclass
 class Writer:
     """Writes numbered rows with one key, in two sessions that take turns at random.
 
-    It remembers the rows that it has committed, and those whose commit got no answer.
+    It remembers the rows that it has committed, and those whose commit got no answer. ``reminders``
+    has the reminder of the last committed transaction, and those of later ones without an answer.
     """
 
     key: str
     seed: int
     committed: list[bytes] = field(default_factory=list)
     doubtful: set[bytes] = field(default_factory=set)
+    reminders: set[bytes] = field(default_factory=set)
     _number: int = 0
 
     def write(self, application: Application, stopped: threading.Event) -> None:
@@ -63,13 +67,18 @@ class Writer:
             rows.append(f"{self.key} {self._number} {self._number % TOPICS}".encode())
             self._number += 1
             schedule(cursor, f"t{rows[-1][-1:].decode()}", rows[-1], key=self.key)
+        reminder = f"{self._number}".encode()
+        cancel(cursor, REMINDERS, key=self.key)
+        schedule(cursor, REMINDERS, reminder, key=self.key, delay="9h")
         if rng.random() < 0.2:
             time.sleep(rng.random() / 50)
         if rng.random() < 0.3:
             cursor.connection.rollback()
             return
         self.doubtful.update(rows)
+        self.reminders.add(reminder)
         cursor.connection.commit()
+        self.reminders = {reminder}
         self.doubtful.difference_update(rows)
         self.committed += rows
 
@@ -160,6 +169,10 @@ async def check(process: BrokerProcess, application: Application, writers: list[
         with trio.fail_after(TIMEOUT_S):
             while application.left or await broker.admin("inbox.list"):  # noqa: ASYNC110
                 await trio.sleep(0.05)
+        pending = {one.key: one.payload async for one in broker.peek(REMINDERS)}
+        assert len([one async for one in broker.peek(REMINDERS)]) == len(writers)
+        for writer in writers:
+            assert pending[writer.key] in writer.reminders
         for topic in range(TOPICS):
             found: dict[tuple[int, str], list[bytes]] = defaultdict(list)
             seen: set[bytes] = set()

@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ from support.outbox.outboxes import Application, moved, serving
 from support.processes.broker import broker_process
 
 GUIDES: Final = DOCS / "guides"
+ORDERS: Final = DOCS.parent / "examples" / "orders"
 URL: Final = "escapement://localhost:7650"
 TIMEOUT_S: Final = 120
 # Virtual hours that a block may take. Most blocks take none.
@@ -155,13 +157,14 @@ async def test_transactions_of_the_guide_send_messages(
     application.install()
     found = {block.title: block for block in blocks(GUIDES / "transactions.md")}
     with application.session() as cursor:
-        for title in ("shop database", "all columns"):
+        for title in ("shop database", "all columns", "requests"):
             for statement in found[title].text.split(";\n"):
                 if statement.strip():
                     cursor.execute(statement)
         cursor.connection.commit()
+    program = found["orders.py"].text + found["change.py"].text
     names: dict[str, Any] = {}
-    exec(in_database(found["orders.py"].text, application, "shop"), names)
+    exec(in_database(program, application, "shop"), names)
     names["connection"].close()
     now_ms = SystemClock().now_ms()
     async with serving(application, start_ms=now_ms) as world, world.connect() as broker:
@@ -171,6 +174,10 @@ async def test_transactions_of_the_guide_send_messages(
             assert await testing.arrived(consumer) == []
             await world.clock.advance(seconds=61)
             messages = await testing.arrived(consumer)
+            await consumer.ack([message.id for message in messages])
+            await world.clock.advance(days=6)
+            (postponed,) = await testing.arrived(consumer)
+            assert postponed.key == "order-11"
     by_key = {message.key or "": message for message in messages}
     assert len(messages) == 3
     assert {key: message.payload for key, message in by_key.items()} == {
@@ -180,7 +187,7 @@ async def test_transactions_of_the_guide_send_messages(
     }
     assert by_key["order-9"].properties == {"language": "en"}
     assert by_key["order-9"].priority == 10
-    assert application.run("SELECT number FROM orders") == ((7,), (8,))
+    assert application.run("SELECT number FROM orders") == ((7,), (8,), (11,))
     assert application.run(found["refused rows"].text) == ()
 
 
@@ -260,21 +267,21 @@ def test_commands_of_the_guide_map_the_tables_of_other_projects(
 def test_tutorial_prints_what_it_says(tmp_path: Path) -> None:
     """P1, P6: run all commands and programs, in order, against a broker that is killed."""
     with Terminals(tmp_path) as terminals:
-        for block in blocks(DOCS / "tutorial.md"):
-            if block.kind == "python":
-                terminals.write(block)
-            elif block.kind == "shell" and block.title.startswith("terminal"):
-                terminals.forget_output()
-                for words in block.commands():
-                    terminals.run(words)
-            elif block.kind == "text":
-                terminals.check(block)
+        terminals.follow(DOCS / "tutorial.md")
+
+
+def test_orders_example_prints_what_it_says(mysql_url: str, tmp_path: Path) -> None:
+    """V7: run the example against a broker and a new database."""
+    copy = tmp_path / "orders"
+    shutil.copytree(ORDERS, copy)
+    with Terminals(copy, ESCAPEMENT_OUTBOX=mysql_url) as terminals:
+        terminals.follow(ORDERS / "README.md")
 
 
 class Terminals:
     """A reader with a broker in one terminal, a program in another and commands in a third."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **environment: str) -> None:
         self._directory = directory
         self._port = str(free_port())
         self._broker: subprocess.Popen[str] | None = None
@@ -285,6 +292,7 @@ class Terminals:
             "ESCAPEMENT_LISTEN": address,
             "ESCAPEMENT_BROKER": address,
             "PYTHONUNBUFFERED": "1",
+            **environment,
         }
 
     def __enter__(self) -> Terminals:
@@ -295,6 +303,18 @@ class Terminals:
             if process is not None:
                 process.kill()
                 process.communicate()
+
+    def follow(self, page: Path) -> None:
+        """Write the programs of a page, run its commands in order, and check what they print."""
+        for block in blocks(page):
+            if block.kind == "python" and block.title.endswith(".py"):
+                self.write(block)
+            elif block.kind == "shell" and block.title.startswith("terminal"):
+                self.forget_output()
+                for words in block.commands():
+                    self.run(words)
+            elif block.kind == "text":
+                self.check(block)
 
     def write(self, block: Block) -> None:
         text = block.text.replace("localhost:7650", f"127.0.0.1:{self._port}")

@@ -214,7 +214,7 @@ async def test_event_loop_reads_no_keys_for_looks(mock_clock: MockClock) -> None
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(peek, Sought(), name="peek")
-            nursery.start_soon(peek, Sought(key=b"k"), name="peek by key")
+            nursery.start_soon(peek, Sought(keys=frozenset((b"k",))), name="peek by key")
             nursery.start_soon(forecast, name="forecast")
     assert {"peek", "forecast"} <= set(recording.tasks("Plan.read"))
     assert "peek by key" in recording.tasks("Plan.read_traits")

@@ -105,6 +105,20 @@ async def test_open_transaction_delays_no_large_batch(
         assert len(await moved(world)) == 1_001
 
 
+async def test_relay_deletes_many_rows_between_rows_of_an_open_transaction(
+    application: Application, mock_clock: MockClock
+) -> None:
+    async with serving(application) as world:
+        with application.session() as open, application.session() as other:
+            for n in range(40):
+                (open if n % 3 else other).execute(INSERT, (b"%d" % (n % 3),))
+            other.connection.commit()
+            assert await moved(world) == [b"0"] * 14
+            assert application.left == 0
+            open.connection.commit()
+        assert len(await moved(world)) == 40
+
+
 async def test_application_inserts_while_the_relay_has_locked_rows(
     application: Application, mock_clock: MockClock
 ) -> None:

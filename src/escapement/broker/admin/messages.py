@@ -73,7 +73,7 @@ def _sought(given: Arguments) -> Sought:
     return Sought(
         Key(given.optional_number("from_ms") or 0, 0),
         Key(given.optional_number("until_ms") or NEVER_MS, 0),
-        None if key is None else key.encode(),
+        None if key is None else frozenset((key.encode(),)),
         given.map("properties"),
     )
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from escapement.broker.topic.topic import Topic
 from escapement.errors import InboxEntryDamaged
 from escapement.storage.engine.base import Connection
+from escapement.storage.inbox.amend_request import AmendRequests, decode_amend_requests
 from escapement.storage.inbox.entry import Content, decode_inbox_entry
 from escapement.storage.inbox.inbox import InboxTarget, Step, Stored
 from escapement.storage.inbox.staged_batch import Advance
@@ -22,7 +23,7 @@ class DecodedEntry(NamedTuple):
 
     id: int
     advance: Advance | None  # the progress of its staged batch, if a bulk job wrote it
-    content: Content | InboxEntryDamaged
+    content: Content | AmendRequests | InboxEntryDamaged
 
 
 class Found(NamedTuple):
@@ -55,8 +56,11 @@ def open_steps(
 
 
 def _decoded(inbox_entry: Stored) -> DecodedEntry:
+    content: Content | AmendRequests | InboxEntryDamaged | None
     try:
-        content: Content | InboxEntryDamaged = decode_inbox_entry(inbox_entry.data)
+        content = decode_amend_requests(inbox_entry.data)
+        if content is None:
+            content = decode_inbox_entry(inbox_entry.data)
     except InboxEntryDamaged as error:
         content = error
     return DecodedEntry(inbox_entry.id, inbox_entry.advance, content)

@@ -22,6 +22,10 @@ Entries that cannot be moved are never lost, and they delay no other target:
 An entry may have dedup keys. Messages whose keys the topic knows already are removed from the
 append, as from a publish.
 
+An entry may also have requests to cancel or reschedule earlier messages. The relay applies them to
+the messages before them in the inbox (broker/inbox/amended_entries.py), and moves the messages. The
+amender carries the requests out for messages of the topic (broker/inbox/amender.py).
+
 Bulk jobs, such as Spark jobs, stage their entries in batches (storage/inbox/staged_batch.py). The
 relay moves these after all other entries of their target, which are called its *own*. Bulk jobs
 have no promise when their entries are moved. So these behave like producers: they wait while the
@@ -39,7 +43,9 @@ from typing import Final, TypeVar
 
 import trio
 
-from escapement.broker.inbox.decoded_entries import Found, open_steps
+from escapement.broker.inbox.amended_entries import begin
+from escapement.broker.inbox.amender import Amender
+from escapement.broker.inbox.decoded_entries import DecodedEntry, Found, open_steps
 from escapement.broker.inbox.refusals import Refusals
 from escapement.broker.inbox.relay_load import Load, Submitted
 from escapement.broker.limits import BrokerLimits
@@ -61,9 +67,11 @@ from escapement.errors import (
 from escapement.names import TopicName
 from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
-from escapement.storage.engine.base import Engine
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.inbox import inbox, job, staged_batch
+from escapement.storage.inbox.amend_request import AmendRequests
+from escapement.storage.inbox.entry import Content
 from escapement.storage.inbox.inbox import InboxTarget, Waiting
 from escapement.storage.inbox.job import JobState
 
@@ -99,7 +107,10 @@ class InboxRelay:
         clock: Clock,
         run: Run,
         limits: BrokerLimits,
+        amender: Amender,
     ) -> None:
+        self._amender = amender
+        self._amending: frozenset[str] = frozenset()  # busy targets when the step was read
         self._engine = engine
         self._registry = registry
         self._pipeline = pipeline
@@ -190,6 +201,7 @@ class InboxRelay:
             while left and not self._stopping:
                 targets = [(one.id, self._may_take_jobs(one)) for one, _ in left]
                 async with self._moving:
+                    self._amending = frozenset(self._amender.busy)
                     sizes = (self._limits.inbox_step_bytes, self._limits.inbox_round_bytes)
                     found = await self._read(open_steps, left, inbox.read_steps, targets, *sizes)
                     progress = await self._carry(found) or progress
@@ -200,6 +212,8 @@ class InboxRelay:
 
     async def _topic(self, inbox_target: InboxTarget) -> Topic | None:
         """Return the topic of an inbox target, created if necessary; None if it is blocked."""
+        if (failure := self._amender.refused.pop(inbox_target.target, None)) is not None:
+            self._refused(inbox_target.target, failure)
         if trio.current_time() < self._refusals.until_s(inbox_target.target):
             self._block(inbox_target.target, self._refusals.reasons[inbox_target.target])
             return None
@@ -310,6 +324,9 @@ class InboxRelay:
         await self._publishing.room()
         under_way = Submitted(len(stuck))
         for load in loads:
+            # A run that was going on when the entries were read may have deleted them since.
+            if load.requests and load.topic.name.full not in self._amending:
+                self._amender.start(load.topic, load.requests)
             # Since its entries were read, a topic may have been deleted, or its deletion begun.
             there = self._registry.active.get(load.topic.id) is load.topic
             alone = before is not None and load.topic.id not in before.going
@@ -352,20 +369,16 @@ class InboxRelay:
           alone: whether no other target waits for this step.
         """
         topic, of_jobs = found.topic, found.step.of_jobs
-        load = Load(topic, of_jobs)
+        load, accepted = Load(topic, of_jobs), list[DecodedEntry]()
         for inbox_entry in found.inbox_entries:
-            if isinstance(inbox_entry.content, InboxEntryDamaged):
-                stuck.append((inbox_entry.id, inbox_entry.content))
-                continue
-            batch, times, body, digests = inbox_entry.content
-            if batch.groups is not None:
-                stuck.append(
-                    (inbox_entry.id, InvalidRequest("an inbox entry cannot belong to a group"))
-                )
+            content = inbox_entry.content
+            if isinstance(content, InboxEntryDamaged):
+                stuck.append((inbox_entry.id, content))
                 continue
             try:
-                self._publishing.check_times(topic, times)
-                if of_jobs and not await self._has_turn(topic, len(batch), alone):
+                self._check(topic, content)
+                count = len(content.batch) if isinstance(content, Content) else 0
+                if of_jobs and not await self._has_turn(topic, count, alone):
                     break
             except DelaysDisabled as error:
                 self._block(topic.name.full, str(error))
@@ -376,15 +389,35 @@ class InboxRelay:
             except EscapementError as error:
                 self._refused(topic.name.full, error, _whom(load))
                 break
-            load.ids.append(inbox_entry.id)
-            if inbox_entry.advance is not None:
-                load.advances[inbox_entry.advance.staged_batch_id] = inbox_entry.advance
-            load.batches.append(batch)
-            load.bodies.append(body)
-            load.times.append(times)
-            load.digests.append(digests)
-        load.whole = len(load.ids) == len(found.inbox_entries)
+            accepted.append(inbox_entry)
+        load.whole = len(accepted) == len(found.inbox_entries)
+        for inbox_entry in await self._begin(topic, accepted):
+            load.take(inbox_entry)
         return load
+
+    async def _begin(self, topic: Topic, entries: list[DecodedEntry]) -> list[DecodedEntry]:
+        """Begin the requests among the entries of a step. Return the entries that are left."""
+        begun = begin(entries, topic.next_offset)
+        if not begun.rewritten:
+            return entries
+
+        def write(connection: Connection) -> None:
+            inbox.rewrite(connection, begun.rewritten)
+            inbox.delete(connection, begun.emptied)
+
+        await self._pipeline.transact(write)
+        return begun.entries
+
+    def _check(self, topic: Topic, content: Content | AmendRequests) -> None:
+        """Check that a topic accepts an entry.
+
+        Raises:
+          DelaysDisabled: the namespace refuses its times.
+          InvalidRequest: the entry can never be moved.
+        """
+        if isinstance(content, Content) and content.batch.groups is not None:
+            raise InvalidRequest("an inbox entry cannot belong to a group")
+        self._publishing.check_times(topic, content.times)
 
     async def _has_turn(self, topic: Topic, count: int, alone: bool) -> bool:
         """Return whether ``count`` messages of a bulk job may be published to a topic now.

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import trio
 
+from escapement.broker.inbox.decoded_entries import DecodedEntry
 from escapement.broker.topic.publication import Publication, Stored
 from escapement.broker.topic.topic import Topic
 from escapement.dedup import DIGEST, Digests
 from escapement.errors import Busy, EscapementError, NotFound, ShuttingDown, StorageError
 from escapement.message import NO_TIME, NO_TIMES, Buffer, MessageBatch, Times, concat_columns
 from escapement.storage.commit.items import Append
+from escapement.storage.inbox.amend_request import AmendRequests
+from escapement.storage.inbox.entry import Content
 from escapement.storage.inbox.staged_batch import Advance
 
 
@@ -36,6 +39,22 @@ class Load:
     bodies: list[Buffer] = field(default_factory=list)  # the batches, encoded
     times: list[Times] = field(default_factory=list)
     digests: list[Digests | None] = field(default_factory=list)  # of dedup keys
+    # Requests about earlier messages, by the id of their entry. They are no part of the append.
+    requests: dict[int, AmendRequests] = field(default_factory=dict)
+
+    def take(self, inbox_entry: DecodedEntry) -> None:
+        """Add an entry, which is not damaged."""
+        content = inbox_entry.content
+        if isinstance(content, AmendRequests):
+            self.requests[inbox_entry.id] = content
+        elif isinstance(content, Content):
+            self.ids.append(inbox_entry.id)
+            if inbox_entry.advance is not None:
+                self.advances[inbox_entry.advance.staged_batch_id] = inbox_entry.advance
+            self.batches.append(content.batch)
+            self.bodies.append(content.body)
+            self.times.append(content.times)
+            self.digests.append(content.digests)
 
 
 class Submitted:

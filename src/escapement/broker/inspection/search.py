@@ -42,29 +42,29 @@ _ANY_OFFSET: Final = (1 << 63) - 1
 class Sought:
     """The conditions that a message must fulfil.
 
-    Its place in the delivery order lies in ``[start, stop)``. It has all of ``properties``, and the
-    message key ``key`` if that is given. A property given as text also matches a value of another
-    type that is written in the same way, such as a number.
+    Its place in the delivery order lies in ``[start, stop)``. It has all of ``properties``, and one
+    of the message keys ``keys`` if they are given. A property given as text also matches a value of
+    another type that is written in the same way, such as a number.
     """
 
     start: Key = KEY_MIN
     stop: Key = KEY_MAX
-    key: bytes | None = None
+    keys: frozenset[bytes] | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def by_content(self) -> bool:
         """Whether messages must be read to tell which of them match."""
-        return self.key is not None or bool(self.properties)
+        return self.keys is not None or bool(self.properties)
 
     def matching(self, batch: MessageBatch) -> Int64s:
         """Return the rows of ``batch`` with matching key and properties. O(messages)."""
         rows = np.arange(len(batch))
-        if self.key is not None:
+        if self.keys is not None:
             keys = batch.keys or Blobs.empty(len(batch))
-            rows = np.flatnonzero(keys.lengths == len(self.key))
+            rows = np.flatnonzero(np.isin(keys.lengths, list(map(len, self.keys))))
             found = keys.take(rows).to_list()
-            rows = rows[np.fromiter((key == self.key for key in found), bool, len(found))]
+            rows = rows[np.fromiter((key in self.keys for key in found), bool, len(found))]
         if self.properties:
             packed = (batch.properties or Blobs.empty(len(batch))).take(rows).to_list()
             rows = rows[np.fromiter(map(self._has_properties, packed), bool, len(packed))]
@@ -121,14 +121,14 @@ class Search:
 
     async def _candidates(self, plan: Plan) -> tuple[Int64s, Int64s]:
         """Return the keys of one step whose messages may match, without reading messages."""
-        key = self._sought.key
-        if key is None:
+        keys = self._sought.keys
+        if keys is None:
             due_ms, offsets = await self._run(plan.read)
             self.looked += len(offsets)
             return due_ms, offsets
         due_ms, offsets, traits = await self._run(plan.read_traits)
         self.looked += len(offsets)
-        at = may_have_key(traits, key, len(offsets))
+        at = may_have_key(traits, keys, len(offsets))
         return due_ms[at], offsets[at]
 
     def parts(self, count: int) -> Iterator[slice]:

@@ -8,6 +8,7 @@ message that is rescheduled meanwhile is not missed, and may be found twice
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,3 +60,34 @@ async def select(
             rows, _ = await search.messages(due_ms[part], offsets[part])
             found.append(offsets[part][rows])
     return Selected(np.concatenate(found), at if at < sought.stop else None, search.looked)
+
+
+async def select_keys(
+    topic: Topic,
+    index: DelayedIndex,
+    run: Run,
+    now_ms: int,
+    keys: frozenset[bytes],
+    turn: AbstractAsyncContextManager[object],
+) -> dict[bytes, Int64s]:
+    """Return the offsets of all pending messages with one of these message keys, by key.
+
+    A rescheduled message may be named more than once.
+
+    Args:
+      turn: entered for each page of the search, so that several searches take turns.
+    """
+    found: dict[bytes, list[int]] = {}
+    sought = Sought(keys=keys)
+    at = sought.start
+    while at < sought.stop:
+        async with turn:
+            search = Search(topic, index, run, now_ms, sought)
+            while at < sought.stop and not search.has_read_enough:
+                due_ms, offsets, at = await search.keys(sought.start, at)
+                for part in search.parts(len(offsets)):
+                    rows, batch = await search.messages(due_ms[part], offsets[part])
+                    here = zip(batch.strings(batch.keys), offsets[part][rows].tolist(), strict=True)
+                    for key, offset in here:
+                        found.setdefault(key, []).append(offset)
+    return {key: np.array(offsets, np.int64) for key, offsets in found.items()}

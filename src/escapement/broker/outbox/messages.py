@@ -1,4 +1,9 @@
-"""Turns the rows of an outbox into inbox entries, and finds the rows that can never be delivered.
+"""Turns the rows of an outbox into inbox entries, and finds the rows that can never take effect.
+
+A row is a message, or a request to cancel or reschedule earlier messages of its topic. A request is
+applied at once to the messages before it in the batch: cancelled ones are left out, and the others
+get their new times. Then it has only to be carried out for messages of earlier batches. So the
+requests of a batch become one inbox entry for each topic, and the messages another entry behind it.
 
 Pure.
 """
@@ -7,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -24,11 +29,20 @@ from escapement.message import (
     MessageBatch,
     Times,
 )
-from escapement.names import TopicName
+from escapement.names import TopicName, read_message_id
+from escapement.storage.inbox.amend_request import AmendRequest, LaterRequests, amend_entry
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.outbox.record import RowId
 from escapement.storage.outbox.row import OutboxRow
-from escapement.storage.outbox.tables import MAX_KEY_CHARS, MAX_MESSAGE_BYTES
+from escapement.storage.outbox.tables import (
+    CANCEL,
+    MAX_KEY_CHARS,
+    MAX_MESSAGE_BYTES,
+    RESCHEDULE,
+)
+
+# The longest id of a message: a topic, "@" and an offset.
+_MAX_ID_BYTES: Final = 680
 
 
 class NewMessage(NamedTuple):
@@ -43,34 +57,68 @@ class NewMessage(NamedTuple):
     dedup: bytes
 
 
-class Messages(NamedTuple):
-    """The messages of some rows, and the rows that can never be delivered, each with a reason."""
+class NewRequest(NamedTuple):
+    """A request about earlier messages of a topic, made from a row of an outbox."""
 
-    good: list[tuple[OutboxRow, NewMessage]]
+    topic: str
+    request: AmendRequest
+
+
+Change = NewMessage | NewRequest
+
+
+class Changes(NamedTuple):
+    """The messages and requests of some rows, and the refused rows, each with a reason."""
+
+    good: list[tuple[OutboxRow, Change]]
     refused: list[tuple[RowId, str]]
 
 
-def read_rows(rows: Sequence[OutboxRow], now_ms: int, max_delay_ms: int) -> Messages:
-    """Return the messages of some rows.
+def read_rows(rows: Sequence[OutboxRow], now_ms: int, max_delay_ms: int) -> Changes:
+    """Return the messages and requests of some rows.
 
     Args:
       max_delay_ms: rows that are due later than this from now are refused.
     """
-    found = Messages([], [])
+    found = Changes([], [])
     for row in rows:
+        read = _message if row.action is None else _request
         try:
-            found.good.append((row, _message(row, now_ms, max_delay_ms)))
+            found.good.append((row, read(row, now_ms, max_delay_ms)))
         except InvalidRequest as error:
             found.refused.append((row.id, str(error)))
     return found
 
 
-def inbox_entries(messages: Sequence[NewMessage], source_id: str) -> list[InboxEntry]:
-    """Return one inbox entry for each topic, with its messages in order."""
-    by_topic: dict[str, list[NewMessage]] = {}
-    for message in messages:
-        by_topic.setdefault(message.topic, []).append(message)
-    return [_entry(topic, some, source_id) for topic, some in by_topic.items()]
+def inbox_entries(changes: Sequence[Change], source_id: str) -> list[InboxEntry]:
+    """Return the inbox entries of each topic: its requests, and then its messages in order."""
+    requests: dict[str, list[AmendRequest]] = {}
+    for change in changes:
+        if isinstance(change, NewRequest):
+            requests.setdefault(change.topic, []).append(change.request)
+    messages: dict[str, list[NewMessage]] = {}
+    for message in amended(changes) if requests else changes:
+        if isinstance(message, NewMessage):
+            messages.setdefault(message.topic, []).append(message)
+    entries = [amend_entry(topic, f"{source_id}/amend", some) for topic, some in requests.items()]
+    return entries + [_entry(topic, some, source_id) for topic, some in messages.items()]
+
+
+def amended(changes: Sequence[Change]) -> list[NewMessage]:
+    """Return the messages after all requests behind them, without the cancelled ones."""
+    kept: list[NewMessage] = []
+    later: dict[str, LaterRequests] = {}  # by topic
+    for change in reversed(changes):
+        behind = later.setdefault(change.topic, LaterRequests())
+        if isinstance(change, NewRequest):
+            behind.add([change.request])
+            continue
+        last = behind.last(change.key, change.dedup)
+        if last is None:
+            kept.append(change)
+        elif not last.cancels:
+            kept.append(change._replace(at_ms=last.at_ms))
+    return kept[::-1]
 
 
 def _message(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewMessage:
@@ -84,12 +132,7 @@ def _message(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewMessage:
         raise InvalidRequest(
             f"payload is NULL, or payload and headers have more than {MAX_MESSAGE_BYTES:,} bytes"
         )
-    if row.due_ms is not None and row.due_ms > now_ms + max_delay_ms:
-        raise InvalidRequest(
-            f"due_at lies past the maximum delay of {duration_text(max_delay_ms)}; it is in UTC"
-        )
-    # A message that is due already has no time, so that a namespace without delays accepts it.
-    at_ms = row.due_ms if row.due_ms is not None and row.due_ms > now_ms else NO_TIME
+    at_ms = _at_ms(row, now_ms, max_delay_ms)
     if not 0 <= row.priority <= MAX_PRIORITY:
         raise InvalidRequest(f"priority must be from 0 to {MAX_PRIORITY}, not {row.priority}")
     if len(row.key) > MAX_KEY_CHARS:
@@ -108,6 +151,48 @@ def _message(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewMessage:
         at_ms,
         NO_DIGEST if row.dedup_key is None else digest(row.dedup_key),
     )
+
+
+def _request(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewRequest:
+    """Return the request of a row with an action.
+
+    Raises:
+      InvalidRequest: if the request can never be carried out.
+    """
+    topic = TopicName.parse(row.topic).full
+    if row.action not in (CANCEL, RESCHEDULE):
+        raise InvalidRequest(f"action must be {CANCEL!r} or {RESCHEDULE!r}, not {row.action!r}")
+    id = (row.payload or b"")[:_MAX_ID_BYTES].decode("utf-8", "replace")
+    if bool(row.key) + bool(row.dedup_key) + bool(id) != 1:
+        raise InvalidRequest(
+            "a request must name messages in one way: by `key`, by dedup_key, or by a message id "
+            "in payload"
+        )
+    return NewRequest(
+        topic,
+        AmendRequest(
+            row.key.encode(),
+            digest(row.dedup_key) if row.dedup_key else b"",
+            read_message_id(id, topic)[1] if id else -1,
+            row.action == CANCEL,
+            NO_TIME if row.action == CANCEL else _at_ms(row, now_ms, max_delay_ms),
+        ),
+    )
+
+
+def _at_ms(row: OutboxRow, now_ms: int, max_delay_ms: int) -> int:
+    """Return the due time of a row; ``NO_TIME`` if it is due now.
+
+    A row that is due already has no time, so that a namespace without delays accepts it.
+
+    Raises:
+      InvalidRequest: if the row is due past the maximum delay.
+    """
+    if row.due_ms is not None and row.due_ms > now_ms + max_delay_ms:
+        raise InvalidRequest(
+            f"due_at lies past the maximum delay of {duration_text(max_delay_ms)}; it is in UTC"
+        )
+    return row.due_ms if row.due_ms is not None and row.due_ms > now_ms else NO_TIME
 
 
 def _properties(headers: str | None) -> bytes:

@@ -43,6 +43,9 @@ rows done, and step b begins only when both numbers are equal. These interleavin
   settles by that mapping, because rows look different by another one. It notes its own mapping
   before step a.
 
+A row may also be a request to cancel or reschedule earlier messages (broker/outbox/messages.py). It
+takes the same three steps. The inbox relay begins it, and the amender carries it out.
+
 The order: if a row is inserted after another row was committed, and both have the same key, the
 messages keep this order (see storage/outbox/application.py), if ids or the order column ascend.
 The order of rows of concurrent transactions is that of their ids, except when a row with a lower id
@@ -56,7 +59,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from escapement.broker.outbox.messages import NewMessage, inbox_entries, read_rows
+from escapement.broker.outbox.messages import Change, inbox_entries, read_rows
 from escapement.broker.outbox.relay import Progress, Relay
 from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
@@ -81,12 +84,12 @@ _logger = logging.getLogger(__name__)
 
 
 class _Taken(NamedTuple):
-    """The rows of a batch, which are locked, and their messages."""
+    """The rows of a batch, which are locked, and their messages and requests."""
 
     rows: list[OutboxRow]
     more: bool  # whether further rows probably follow
-    messages: list[NewMessage]
-    moved: list[MovedRow]  # the rows of these messages, for the record
+    changes: list[Change]
+    moved: list[MovedRow]  # the rows of these, for the record
     refused: list[tuple[RowId, str]]  # the other rows, each with a reason
 
 
@@ -161,10 +164,10 @@ class OutboxRelay(Relay):
         if not taken.rows:
             return Progress.NONE
         batch = self._batch
-        if taken.messages:
+        if taken.changes:
             batch += 1
             record = Record(batch, taken.moved)
-            make_entries = partial(inbox_entries, taken.messages, source_id(self._identity, batch))
+            make_entries = partial(inbox_entries, taken.changes, source_id(self._identity, batch))
             await self._transact(
                 lambda log: write_batch(
                     self._engine, log, self._identity, record, make_entries, now_ms
@@ -173,16 +176,16 @@ class OutboxRelay(Relay):
             self._on_posted()
         await self._in_application(self._outbox.finish, taken.rows, taken.refused, batch)
         self._batch = batch
-        self.moved += len(taken.messages)
+        self.moved += len(taken.changes)
         self._tell_refused(taken.refused)
         return Progress.MORE if taken.more else Progress.SOME
 
     def _take(self, now_ms: int) -> _Taken:
-        """Lock the next rows and make their messages. Runs in a thread."""
+        """Lock the next rows and read them. Runs in a thread."""
         rows, more = self._outbox.take()
         good, refused = read_rows(rows, now_ms, self._max_delay_ms)
-        messages = [message for _, message in good]
-        return _Taken(rows, more, messages, [row.moved() for row, _ in good], refused)
+        changes = [change for _, change in good]
+        return _Taken(rows, more, changes, [row.moved() for row, _ in good], refused)
 
     def _tell_refused(self, refused: list[tuple[RowId, str]]) -> None:
         self.refused += len(refused)

@@ -12,6 +12,9 @@ source id, the second is a repetition of the first. Layout, little-endian::
     digests  if flags & 8: 16 bytes for each message (dedup.py), zero bytes for no dedup key
     body     message.MessageBatch.encode; compressed by zlib if flags & 4
 
+An entry with flags & 16 has requests to cancel or reschedule earlier messages instead
+(amend_request.py). It has no columns, and ``messages`` is the number of requests.
+
 The checksum covers everything but itself. No I/O.
 """
 
@@ -46,6 +49,7 @@ _HAS_DELAYS: Final = 1
 _HAS_TIMES: Final = 2
 _COMPRESSED: Final = 4
 _HAS_DIGESTS: Final = 8
+_AMENDS: Final = 16
 _FLAGS: Final = _HAS_DELAYS | _HAS_TIMES | _COMPRESSED | _HAS_DIGESTS
 _HEAD: Final = struct.Struct("<BBxxI")
 _START: Final = _HEAD.size + SEAL_BYTES
@@ -55,7 +59,8 @@ _START: Final = _HEAD.size + SEAL_BYTES
 class InboxEntry:
     """A batch of ``count`` messages for the topic named ``target``.
 
-    ``body`` is the encoded batch as a row of the log stores it, perhaps compressed.
+    ``body`` is the encoded batch as a row of the log stores it, perhaps compressed. If ``amends``
+    is set, ``body`` has ``count`` requests about earlier messages instead (amend_request.py).
     """
 
     target: str
@@ -65,6 +70,7 @@ class InboxEntry:
     times: Times = NO_TIMES
     inflated_bytes: int = 0  # size of the body before it was compressed; 0: it is not compressed
     digests: Digests | None = None  # of the messages' dedup keys, V16[count]
+    amends: bool = False
 
     def __post_init__(self) -> None:
         assert 0 < len(self.target.encode()) <= MAX_TARGET_BYTES, "no target, or too long"
@@ -102,7 +108,7 @@ def encode_inbox_entry(inbox_entry: InboxEntry) -> bytes:
         assert len(inbox_entry.digests) == inbox_entry.count, "a digest is missing"
         flags |= _HAS_DIGESTS
         parts.append(inbox_entry.digests.tobytes())
-    flags |= _COMPRESSED * bool(inbox_entry.inflated_bytes)
+    flags |= _COMPRESSED * bool(inbox_entry.inflated_bytes) | _AMENDS * inbox_entry.amends
     head = _HEAD.pack(_VERSION, flags, inbox_entry.count)
     return sealed(head, [*parts, inbox_entry.body])
 
@@ -155,6 +161,18 @@ def decode_inbox_entry(data: Buffer) -> Content:
         raise InboxEntryDamaged(f"an inbox entry for {count} messages has {len(batch)} in its body")
     times = Times(*columns) if flags & (_HAS_DELAYS | _HAS_TIMES) else NO_TIMES
     return Content(batch, times, body, digests)
+
+
+def amend_body(data: Buffer) -> memoryview | None:
+    """Return the body of an entry of requests; None if the entry has messages.
+
+    Raises:
+      InboxEntryDamaged: if ``encode_inbox_entry`` did not produce these bytes.
+    """
+    # Look at the flags first: the checksum of a large entry of messages costs a millisecond.
+    if len(data) < _START or memoryview(data)[1] != _AMENDS:
+        return None
+    return unsealed(data, _HEAD.size, _START, "an inbox entry", InboxEntryDamaged)[_START:]
 
 
 def compressed(body: bytes) -> bytes | None:

@@ -316,6 +316,19 @@ def remove(connection: Connection, ids: Sequence[int]) -> None:
         )
 
 
+def rewrite(connection: Connection, entries: Mapping[int, bytes]) -> None:
+    """Overwrite the encoded content of entries, if they still exist."""
+    connection.execute_many(
+        "UPDATE inbox SET data = ? WHERE id = ?", [(data, id) for id, data in entries.items()]
+    )
+
+
+def delete(connection: Connection, ids: Sequence[int]) -> None:
+    """Delete entries, if they still exist."""
+    for some in padded(ids):
+        connection.execute(f"DELETE FROM inbox WHERE id {in_list(some)}", some)
+
+
 def mark_stuck(connection: Connection, id: int, reason: str) -> None:
     """Mark an entry as stuck, because it can never be moved. It stays in the inbox.
 

@@ -13,8 +13,8 @@ consistent read without locks. It sees a row only together with all rows that we
 that row was inserted. The second step locks the rows that the first step has seen, and skips rows
 that other sessions have locked. A single locking read could pass a row that is not committed yet,
 and then find a row that was inserted after the commit of the first. If a row is skipped, the rows
-of the same key behind it are left too. The second step also skips rows that are done since the
-first, for example because the application has set the column itself.
+of the same key behind it are left too, and requests that may name it. The second step also skips
+rows that are done since the first, for example because the application has set the column itself.
 
 No statement locks a gap between rows, or waits for rows that are not committed. So applications
 never wait to insert, and the relay never waits for an open transaction of an application.
@@ -251,7 +251,7 @@ class OutboxInApplication:
         if not seen:
             return [], False
         _check_ids(seen)
-        sizes = np.array([_weight(size, key) for _, key, size in seen], np.int64)
+        sizes = np.array([_weight(size, key) for _, key, size, *_ in seen], np.int64)
         _, end = next(cuts(sizes, MAX_BYTES, MAX_ROWS))
         self._begin()
         locked = {row.id: row for row in self._read(self._sql, [row[0] for row in seen[:end]])}
@@ -342,7 +342,7 @@ class OutboxInApplication:
 
 def _check_ids(seen: Sequence[Row]) -> None:
     """Raise ``StorageUnavailable`` if an id is too large to be a parameter of a statement."""
-    for id, _, _ in seen:
+    for id, *_ in seen:
         if isinstance(id, int) and id > _MAX_ID:
             raise StorageUnavailable(f"row {id} has a larger id than {_MAX_ID}")
 
@@ -353,19 +353,28 @@ def _weight(size_bytes: int, key: str | None) -> int:
 
 
 def _in_order(seen: Sequence[Row], locked: dict[RowId, OutboxRow]) -> list[OutboxRow]:
-    """Return the locked rows, but no row behind a row of its key that is not locked.
+    """Return the locked rows, but no row behind a related one that is not locked.
+
+    Rows with the same key are related, and rows with the same dedup key. A request to cancel or
+    reschedule is also related to all requests of its topic, because they may name the same message
+    in other ways.
 
     Args:
-      seen: id, key and size of each row that was to be locked, in the order of their ids.
+      seen: id, key, size, dedup key of each row that was to be locked, and the topic if the row is
+        a request; in the order of their ids.
     """
     rows: list[OutboxRow] = []
-    passed: set[str] = set()
-    for id, key, _ in seen:
+    passed: set[tuple[str, str]] = set()
+    for id, key, _, dedup_key, topic in seen:
         row = locked.get(id)
-        if row is None:
-            if key:
-                passed.add(text(key))
-        elif row.key not in passed:
+        if row is not None and not passed:
+            rows.append(row)
+            continue
+        named = zip(("key", "dedup key", "topic"), (key, dedup_key, topic), strict=True)
+        marks = {(name, text(value)) for name, value in named if value}
+        if row is None or not passed.isdisjoint(marks):
+            passed |= marks
+        else:
             rows.append(row)
     return rows
 

@@ -57,6 +57,7 @@ class OutboxMapping:
       headers_column: has a JSON object.
       header_columns: pairs of a header's name and the column with its value.
       due_unit: one of ``DUE_UNITS``.
+      action_column: makes a row a request to cancel or reschedule messages; only in our own table.
       done_column: gets ``done_value`` when a row is moved; None: the row is deleted.
       done_value: text, or ``NOW``.
       pending_value: the value of ``done_column`` in rows that wait; None: the column's default.
@@ -79,6 +80,7 @@ class OutboxMapping:
     due_unit: str = "datetime"
     dedup_column: str | None = None
     priority_column: str | None = None
+    action_column: str | None = None
     done_column: str | None = None
     done_value: str = ""
     pending_value: str | None = None
@@ -122,6 +124,7 @@ OURS: Final = OutboxMapping(
     due_column="due_at",
     dedup_column="dedup_key",
     priority_column="priority",
+    action_column="action",
 )
 
 # For each profile, the fields in which it differs from a mapping without any columns.

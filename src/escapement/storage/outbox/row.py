@@ -1,4 +1,4 @@
-"""A row of an outbox, as the parts of a message."""
+"""A row of an outbox, as the parts of a message or of a request about messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from escapement.storage.engine.base import Row
 from escapement.storage.outbox.record import DIGEST_BYTES, MovedRow, RowId
 
 # The number of columns that each row has, before those that become headers.
-_FIXED: Final = 8
+_FIXED: Final = 9
 
 
 class OutboxRow(NamedTuple):
-    """A row of an outbox. ``payload`` is None if it is NULL, or the row is too large."""
+    """A row of an outbox. ``payload`` is None if it is NULL, or the row is too large.
+
+    ``action`` is None for a message.
+    """
 
     id: RowId
     topic: str
@@ -26,6 +29,7 @@ class OutboxRow(NamedTuple):
     due_ms: int | None
     dedup_key: str | None
     priority: int
+    action: str | None
 
     @classmethod
     def of(cls, row: Row, due_unit: tuple[int, int], header_names: Sequence[str]) -> OutboxRow:
@@ -36,7 +40,7 @@ class OutboxRow(NamedTuple):
             is rounded up.
           header_names: the names of the headers in the last columns of the row.
         """
-        id, topic, key, payload, headers, due, dedup_key, priority = row[:_FIXED]
+        id, topic, key, payload, headers, due, dedup_key, priority, action = row[:_FIXED]
         factor, divisor = due_unit
         return cls(
             id,
@@ -47,6 +51,7 @@ class OutboxRow(NamedTuple):
             None if due is None else -(-int(due) * factor // divisor),
             None if dedup_key is None else text(dedup_key),
             DEFAULT_PRIORITY if priority is None else int(priority),
+            None if action is None else text(action),
         )
 
     def moved(self) -> MovedRow:

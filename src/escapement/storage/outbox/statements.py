@@ -42,7 +42,8 @@ MAX_ROWS_UNSIZED: Final = 512
 class Statements(NamedTuple):
     """The statements of an outbox. ``{ids}`` stands for a list of ids."""
 
-    look: str  # the ids, keys and sizes of the first rows that wait
+    # Of the first rows that wait: id, key, size, dedup key, and the topic of a request.
+    look: str
     look_rows: int  # the most rows of a look
     read: str  # rows with these ids, if they wait
     first: str  # the first rows, up to a number
@@ -79,8 +80,8 @@ def statements(mapping: OutboxMapping, shape: Shape) -> Statements:
         done = f"UPDATE {table} SET {parts.done} WHERE {id} = ?"
         together = f"UPDATE {joined} SET {parts.done}"
     return Statements(
-        look=f"SELECT {parts.id_value}, {parts.key}, {parts.size} {waiting}"
-        f" ORDER BY {by} LIMIT {look_rows}",
+        look=f"SELECT {parts.id_value}, {parts.key}, {parts.size}, {parts.dedup}, {parts.about}"
+        f" {waiting} ORDER BY {by} LIMIT {look_rows}",
         look_rows=look_rows,
         read=f"SELECT {parts.columns} FROM {table} FORCE INDEX ({quoted(parts.id_index)})"
         f" WHERE {id} {{ids}}{also} ORDER BY {id} FOR UPDATE",
@@ -218,10 +219,15 @@ class _Parts:
         due = self._of(mapping.due_column, "--due-column", self._due_types())
         dedup = self._of(mapping.dedup_column, "--dedup-column")
         priority = self._of(mapping.priority_column, "--priority-column", NUMBERS)
-        self._dedup = _NO_TEXT if dedup is None else text_of(dedup)
+        self.dedup = _NO_TEXT if dedup is None else text_of(dedup)
         self._priority = (
             _NO_NUMBER if priority is None else f"CAST({quoted(priority.name)} AS SIGNED)"
         )
+        action = self._of(mapping.action_column, "action")
+        self._action = _NO_TEXT if action is None else text_of(action)
+        self.about = _NO_TEXT
+        if action is not None:
+            self.about = f"CASE WHEN {quoted(action.name)} IS NOT NULL THEN {self._topic} END"
         # The payload and the headers of a row that is too large are not read.
         selected = [
             self.id_value,
@@ -230,8 +236,9 @@ class _Parts:
             f"CASE WHEN {fits} THEN {payload} END",
             f"CASE WHEN {fits} THEN {self._headers} END",
             self._due(due),
-            self._dedup,
+            self.dedup,
             self._priority,
+            self._action,
         ]
         for _, name in mapping.header_columns:
             selected.append(text_of(self._shape.column(name, "--header")))
@@ -342,10 +349,11 @@ class _Parts:
         # IGNORE shortens values that do not fit.
         return (
             f'INSERT IGNORE INTO {REFUSED} (refused_at, reason, outbox, id, topic, "key",'
-            " payload, headers, due_at, dedup_key, priority, row_json)"
+            " payload, headers, due_at, dedup_key, priority, action, row_json)"
             f" SELECT UTC_TIMESTAMP(3), ?, {literal(self._shape.table)}, {text_of(self.id)},"
             f" {self._topic}, {self.key}, {self._kept_payload}, {self._headers}, {due_at},"
-            f" {self._dedup}, COALESCE({self._priority}, {DEFAULT_PRIORITY}), {row}"
+            f" {self.dedup}, COALESCE({self._priority}, {DEFAULT_PRIORITY}), {self._action},"
+            f" {row}"
             f" FROM {quoted(self._shape.table)} WHERE {quoted(self.id.name)} = ?{condition}"
         )
 

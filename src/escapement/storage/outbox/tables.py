@@ -1,11 +1,12 @@
 """The tables of an outbox in the database of an application, and the limits of their columns.
 
-An application inserts rows into ``escapement_outbox`` in its own transactions. Rows that can never
-become messages go to ``escapement_outbox_refused``, with the reason. An operator may map further
-tables, which then are outboxes too; ``escapement_outbox_mapping`` has their mappings. Each outbox
-has a row in ``escapement_outbox_identity``: a random id, so that the log recognises the outbox
-under any host, address or database name, the id of the log that the outbox belongs to, the number
-of the last batch whose rows are done, and the mapping by which the next batch is moved.
+An application inserts rows into ``escapement_outbox`` in its own transactions. A row is a message,
+or a request to cancel or reschedule earlier messages. Rows that can never take effect go to
+``escapement_outbox_refused``, with the reason. An operator may map further tables, which then are
+outboxes too; ``escapement_outbox_mapping`` has their mappings. Each outbox has a row in
+``escapement_outbox_identity``: a random id, so that the log recognises the outbox under any host,
+address or database name, the id of the log that the outbox belongs to, the number of the last batch
+whose rows are done, and the mapping by which the next batch is moved.
 
 The statements mean the same on MySQL 8 and MariaDB 10.6 or newer, in every SQL mode.
 """
@@ -28,6 +29,10 @@ MAX_DEDUP_CHARS: Final = 255
 MAX_REASON_CHARS: Final = 1024
 MAX_TABLE_CHARS: Final = 64
 MAX_ID_CHARS: Final = 768
+# The values of the column ``action``. A row with an action is a request about earlier messages of
+# its topic. It names them by their key, their dedup key, or the id of one message in ``payload``.
+CANCEL: Final = "cancel"
+RESCHEDULE: Final = "reschedule"
 # The limit of payload and headers together. With its key and its columns in the encoding, such a
 # message fits into one inbox entry.
 MAX_MESSAGE_BYTES: Final = MAX_ENTRY_BYTES - (64 << 10)
@@ -41,6 +46,7 @@ _COLUMNS: Final = f"""
     due_at DATETIME(3) NULL,
     dedup_key VARCHAR({MAX_DEDUP_CHARS}) {_TEXT} NULL,
     priority TINYINT UNSIGNED NOT NULL DEFAULT {DEFAULT_PRIORITY},
+    action VARCHAR(16) {_TEXT} NULL,
 """
 
 # Refused headers may be anything, so they are no JSON in the table of refused rows.
