@@ -1,20 +1,22 @@
-"""The INSERT that acknowledges messages in the transaction of an application.
+"""The statements that acknowledge messages in the transaction of an application.
 
-The table ``escapement_acks`` has at most one row for each message of a subscription. So of two
-consumers that hold the same message, only one can commit. The other waits for the first at this
-INSERT, and learns whether the first has committed.
+A row of a message table is acknowledged by an UPDATE of the row itself. For messages of a topic, an
+INSERT notes them. The table ``escapement_acks`` has at most one row for each message of a
+subscription. So of two consumers that hold the same message, only one can commit. The other waits
+for the first at this INSERT, and learns whether the first has committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
 from escapement.client.delivery import DeliveredRow
 from escapement.clock import SystemClock
 from escapement.errors import AlreadyProcessed, InvalidRequest
-from escapement.sql.cursors import executor
+from escapement.names import TableName
+from escapement.sql.cursors import Execute, executor
 from escapement.storage.outbox.ack_table import (
     ACKS,
     FINGERPRINT_BYTES,
@@ -22,6 +24,7 @@ from escapement.storage.outbox.ack_table import (
     MAX_AGE_MS,
     AckKey,
 )
+from escapement.tables.identifier import quoted
 
 _CLOCK: Final = SystemClock()
 _DAY_MS: Final = 86_400_000
@@ -35,7 +38,9 @@ _ROW: Final = "(%s, %s, %s, %s, %s, UTC_TIMESTAMP(3))"
 
 
 def ack(cursor: Any, messages: DeliveredRow | Iterable[DeliveredRow]) -> None:
-    """Acknowledge messages if and when the transaction of ``cursor`` commits. Executes one INSERT.
+    """Acknowledge messages if and when the transaction of ``cursor`` commits.
+
+    Executes one INSERT, or for rows of message tables one UPDATE for each row.
 
     Call it before the other statements of the transaction. If another transaction has inserted the
     same messages and is open, this call waits for its end. If the transaction of ``cursor`` rolls
@@ -54,6 +59,10 @@ def ack(cursor: Any, messages: DeliveredRow | Iterable[DeliveredRow]) -> None:
         more than half a week old. No statement was executed.
     """
     execute = executor(cursor, "acknowledgement")
+    messages = _checked(messages)
+    if _is_row(messages[0]):
+        _ack_rows(execute, messages)
+        return
     statement, parameters = acknowledgement(messages)
     try:
         execute(statement, parameters)
@@ -81,18 +90,59 @@ def acknowledgement(
     Raises:
       InvalidRequest: if the messages are not valid, or a delivery is more than half a week old.
     """
-    messages = [messages] if isinstance(messages, DeliveredRow) else list(messages)
-    if not 1 <= len(messages) <= MAX_ACKED:
-        raise InvalidRequest(f"pass 1 to {MAX_ACKED:,} messages, not {len(messages):,}")
-    for message in messages:
-        if not isinstance(message, DeliveredRow):
-            raise InvalidRequest(f"pass messages of a consumer, not {type(message).__name__}")
+    messages = _checked(messages)
+    if _is_row(messages[0]):
+        raise InvalidRequest(
+            "rows of message tables have no INSERT: execute UPDATE ... SET time_acked = ...,"
+            " time_next = NULL WHERE id = ... AND time_acked IS NULL; if it changes no row, the"
+            " message was processed before"
+        )
     now_ms = _CLOCK.now_ms()
     rows = {row[0]: row for row in [_values(message, now_ms) for message in messages]}
     # Two consumers with the same messages insert them in the same order. So one waits for the other
     # instead of a deadlock.
     values = [value for key in sorted(rows) for value in rows[key]]
     return _INSERT + ", ".join([_ROW] * len(rows)), tuple(values)
+
+
+def _checked(messages: DeliveredRow | Iterable[DeliveredRow]) -> list[DeliveredRow]:
+    checked = [messages] if isinstance(messages, DeliveredRow) else list(messages)
+    if not 1 <= len(checked) <= MAX_ACKED:
+        raise InvalidRequest(f"pass 1 to {MAX_ACKED:,} messages, not {len(checked):,}")
+    for message in checked:
+        if not isinstance(message, DeliveredRow):
+            raise InvalidRequest(f"pass messages of a consumer, not {type(message).__name__}")
+    if len({_is_row(message) for message in checked}) > 1:
+        raise InvalidRequest("pass either rows of message tables or messages of topics")
+    return checked
+
+
+def _is_row(message: DeliveredRow) -> bool:
+    return message._columns.messages.fields is not None
+
+
+def _ack_rows(execute: Execute, messages: Sequence[DeliveredRow]) -> None:
+    """Acknowledge rows of message tables, in an order that two holders have in common."""
+    named = {}
+    for message in messages:
+        table, row = TableName.parse(message._columns.topic), message.row
+        if "id" not in row:
+            raise InvalidRequest(
+                f"{message.id} has no id, because message_cols of {table.full} leaves it out"
+            )
+        named[table.full, repr(row["id"])] = table, row["id"]
+    at_ns = _CLOCK.now_ms() * 1_000_000
+    for _, (table, id) in sorted(named.items()):
+        where = f"{quoted(table.database)}.{quoted(table.name)}"
+        statement = (
+            f"UPDATE {where} SET time_acked = %s, time_next = NULL"
+            " WHERE id = %s AND time_acked IS NULL"
+        )
+        if execute(statement, (at_ns, id)) == 0:
+            raise AlreadyProcessed(
+                f"row {id!r} of {table.full} was processed before, or deleted: roll the"
+                " transaction back, and acknowledge the message with its method ack()"
+            )
 
 
 def _values(row: DeliveredRow, now_ms: int) -> tuple[bytes, bytes, str, str, int]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from escapement.errors import InvalidRequest
 
-Execute = Callable[[str, tuple[Any, ...]], None]
+# Executes a statement, and returns how many rows it has changed.
+Execute = Callable[[str, tuple[Any, ...]], int]
 
 
 def executor(cursor: Any, statement_of: str) -> Execute:
@@ -36,11 +37,12 @@ def executor(cursor: Any, statement_of: str) -> Execute:
     if inspect.iscoroutinefunction(execute):
         raise asynchronous
 
-    def run(statement: str, parameters: tuple[Any, ...]) -> None:
+    def run(statement: str, parameters: tuple[Any, ...]) -> int:
         result = execute(statement, parameters)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()  # it has not begun, so nothing was executed
             raise asynchronous
+        return int(getattr(result, "rowcount", getattr(cursor, "rowcount", -1)))
 
     return run

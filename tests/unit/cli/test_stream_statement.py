@@ -28,7 +28,7 @@ def test_statement_names_a_table_and_columns(text: str, columns: tuple[str, ...]
     """V19."""
     found = stream_statement(text)
     assert found == StreamStatement("shop", "mails", columns)
-    assert found.topic == "table://shop/mails"
+    assert found.name == "shop.mails"
 
 
 @given(NAME, NAME, st.none() | st.lists(NAME, min_size=1, max_size=4, unique_by=str.lower))
@@ -64,9 +64,10 @@ def test_other_statements_are_refused_with_a_correct_one(text: str) -> None:
         stream_statement(text)
 
 
-def test_statement_without_a_database_is_refused_with_one() -> None:
-    with pytest.raises(click.BadParameter, match=r"no database.*STREAM \* FROM shop\.`my mails`"):
-        stream_statement("STREAM * FROM `my mails`")
+def test_database_may_be_left_out() -> None:
+    found = stream_statement("STREAM * FROM `my mails`")
+    assert found == StreamStatement(None, "my mails", None)
+    assert found.name == "my mails"
 
 
 def test_column_that_is_named_twice_is_refused() -> None:

@@ -87,7 +87,7 @@ class Consumers(RequestHandler):
                 handle.topic.name.full,
                 handle.subscription.record.kind,
                 self._broker.services.log_identity,
-                handle.subscription.record.id,
+                max(handle.subscription.record.id, 0),  # a message table has no id in the log
             )
         )
         self._broker.consuming.joined(handle)

@@ -69,7 +69,8 @@ class ConsumerReady(Command):
     """The reply to Subscribe: the consumer is open. ``topic`` is the full name of the topic.
 
     ``log`` is the id of the broker's log. ``subscription_id`` is the id of the subscription in that
-    log, which changes with each seek. Ids of both kinds are never used again.
+    log, which changes with each seek. Ids of both kinds are never used again. The subscription of a
+    message table has the id 0.
     """
 
     request_id: Id
