@@ -1,10 +1,14 @@
 """A poll: one statement that finds the messages of several tables that are due before some time.
 
-The statement is a UNION ALL of *branches*. A table of the current edition has a branch for each
-priority that is known to be in use. A branch reads a range of the index ``(time_acked, priority,
-time_next DESC)``, the oldest message first, and ends after some rows. So it reads no message that
-is due later, and old messages of a low priority are found too. One more branch returns a priority
-that is not known yet, if there is one.
+The statement is a UNION ALL of *branches*. A table of the current edition has three branches for
+each priority that is known to be in use: for messages without ``time_next``, with 0, and with other
+times. A branch reads a range of the index ``(time_acked, priority, time_next DESC)``, the oldest
+message first, and ends after some rows. So it reads no message that is due later, and old messages
+of a low priority are found too. The index has equal times in the order of the primary key, and most
+messages have the default of 0. A range of several times is read backward, and would return the
+newest of them first. So NULL and 0 have branches of their own, which read forward.
+
+One more branch returns a priority that is not known yet, if there is one.
 
 A table of the first edition has two branches. Messages that were sent have a ``time_next``. New
 messages have none, and are found by ``time_scheduled``. Acknowledged messages have no ``time_next``
@@ -50,13 +54,13 @@ class Target(NamedTuple):
     """A table to poll.
 
     Attributes:
-      priorities: the priorities known to be in use.
+      priorities: the priorities known to be in use; None for NULL.
       until_ns: find messages due by this time, in nanoseconds since 1970.
       most: the most rows of each branch.
     """
 
     table: MessageTable
-    priorities: tuple[int, ...]
+    priorities: tuple[int | None, ...]
     until_ns: int
     most: int
 
@@ -79,7 +83,7 @@ class Polled:
     """The result of a poll for one table."""
 
     rows: list[FoundRow] = field(default_factory=list)
-    priorities: list[int] = field(default_factory=list)  # that were not known
+    priorities: list[int | None] = field(default_factory=list)  # that were not known
     is_full: bool = False  # whether more messages may be due
 
 
@@ -91,7 +95,7 @@ class _Branch(NamedTuple):
 
 
 def poll(connection: Connection, targets: Sequence[Target]) -> list[Polled]:
-    """Return what each target has; blocking.
+    """Return what each target has, by priority, time and id; blocking.
 
     Raises:
       StorageError: if a table does not exist any more, or the database cannot be reached.
@@ -111,6 +115,9 @@ def poll(connection: Connection, targets: Sequence[Target]) -> list[Polled]:
         counts[number, priority] = counts.get((number, priority), 0) + 1
     for (number, _), count in counts.items():
         found[number].is_full |= count >= targets[number].most
+    for polled in found:
+        # The database returns messages of the same time in any order.
+        polled.rows.sort(key=lambda row: (row.priority, row.time_ns or 0, row.id))
     return found
 
 
@@ -175,12 +182,16 @@ def _branches(number: int, target: Target) -> list[_Branch]:
     if table.directives.key_column is not None:
         key = f"CAST(CAST({quoted(table.directives.key_column)} AS CHAR) AS BINARY)"
 
-    def select(priority: str, time: str, condition: str, order: str) -> _Branch:
+    keys = ", ".join(map(quoted, layout.primary_key)) or "id"
+
+    def select(
+        priority: str, time: str, condition: str, order: str, *, timed: bool = True
+    ) -> _Branch:
         sql = (
             f"(SELECT {number}, {priority}, {id[0]}, {id[1]}, CAST(COALESCE(epoch, 0) AS SIGNED),"
             f" {time}, {key} {source} AND {condition} ORDER BY {order} LIMIT ?)"
         )
-        return _Branch(sql, (until_ns, most))
+        return _Branch(sql, (until_ns, most) if timed else (most,))
 
     if layout.edition == "first":
         # With an index that begins with time_next, a NULL alone would find acknowledged rows too.
@@ -196,20 +207,27 @@ def _branches(number: int, target: Target) -> list[_Branch]:
                 "time_scheduled",
             ),
         ]
-    due = "(time_next <= ? OR time_next IS NULL)"
-    priority = "CAST(priority AS SIGNED)"
+    priority = f"CAST(COALESCE(priority, {DEFAULT_PRIORITY}) AS SIGNED)"
     if len(priorities) > MOST_PRIORITIES:
-        return [select(priority, "time_next", due, "priority, time_next")]
-    branches = [
-        select(priority, "time_next", f"priority = {one:d} AND {due}", "time_next")
-        for one in priorities
-    ]
-    known = ", ".join(map(str, priorities))
-    other = f" AND priority NOT IN ({known})" if priorities else ""
+        due = "(time_next <= ? OR time_next IS NULL)"
+        return [select(priority, "time_next", due, f"priority, time_next, {keys}")]
+    branches = []
+    for one in priorities:
+        same = "priority IS NULL" if one is None else f"priority = {one:d}"
+        branches += [
+            select(priority, "time_next", f"{same} AND time_next IS NULL", keys, timed=False),
+            select(priority, "time_next", f"{same} AND time_next = 0", keys, timed=False),
+            select(
+                priority, "time_next", f"{same} AND time_next <> 0 AND time_next <= ?", "time_next"
+            ),
+        ]
+    known = ", ".join(str(one) for one in priorities if one is not None)
+    others = [f"priority NOT IN ({known})"] if known else ["priority IS NOT NULL"]
+    others += [] if None in priorities else ["priority IS NULL"]
     branches.append(
         _Branch(
-            f"(SELECT {number}, {priority}, {none[0]}, {none[1]}, {none[0]}, {none[0]}, {none[1]}"
-            f" {source}{other} LIMIT 1)",
+            f"(SELECT {number}, CAST(priority AS SIGNED), {none[0]}, {none[1]}, {none[0]},"
+            f" {none[0]}, {none[1]} {source} AND ({' OR '.join(others)}) LIMIT 1)",
             (),
         )
     )

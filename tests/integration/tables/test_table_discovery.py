@@ -377,19 +377,47 @@ def test_poll_finds_the_oldest_due_rows_of_each_priority(connection: Connection)
     )
     table = the_table(connection)
 
-    def found(*priorities: int, most: int = 10) -> tuple[list[tuple[object, ...]], list[int], bool]:
+    def found(
+        *priorities: int, most: int = 10
+    ) -> tuple[list[tuple[object, ...]], list[int | None], bool]:
         (polled,) = poll(connection, [Target(table, priorities, 30, most)])
         return [row[:4] for row in polled.rows], polled.priorities, polled.is_full
 
     in_50 = [(6, 50, 0, None), (1, 50, 0, 10), (2, 50, 3, 20)]
-    assert found(50, 7, -3) == ([*in_50, (3, 7, 0, 30), (7, -3, 0, 0)], [], False)
-    assert found(50, 7, -3, most=1)[0] == [in_50[0], (3, 7, 0, 30), (7, -3, 0, 0)]
+    more_urgent = [(7, -3, 0, 0), (3, 7, 0, 30)]
+    assert found(50, 7, -3) == ([*more_urgent, *in_50], [], False)
+    assert found(50, 7, -3, most=1)[0] == [*more_urgent, *in_50[:2]]  # without and with a time
     assert found(50, 7, -3, most=1)[2]
     rows, others, _ = found(50)
     assert rows == in_50
     assert others in ([7], [-3])  # one at a time
     everything = found(*range(1000))[0]
-    assert everything == [(7, -3, 0, 0), (3, 7, 0, 30), *in_50]
+    assert everything == [*more_urgent, *in_50]
+
+
+def test_poll_finds_rows_of_the_same_time_in_the_order_of_their_ids(connection: Connection) -> None:
+    """V5: most rows have the default of 0 in time_next, or NULL."""
+    connection.execute(CURRENT)
+    for id in (1, 3, 5, 7, 2, 4, 6, 8):
+        connection.execute(f"INSERT INTO my_message (id) VALUES ({id})")
+        connection.execute(f"INSERT INTO my_message (id, time_next) VALUES ({id + 10}, NULL)")
+        connection.execute(f"INSERT INTO my_message (id, time_next) VALUES ({id + 20}, 9)")
+    (polled,) = poll(connection, [Target(the_table(connection), (50,), 30, 5)])
+    ids = [row.id for row in polled.rows]
+    assert ids[:10] == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
+    assert ids[10:] == sorted(ids[10:])
+
+
+def test_poll_finds_rows_whose_priority_is_null(connection: Connection) -> None:
+    """V5: NULL counts as 50."""
+    connection.execute(CURRENT)
+    connection.execute("ALTER TABLE my_message MODIFY COLUMN priority INT NULL")
+    connection.execute("INSERT INTO my_message (id, priority) VALUES (1, NULL), (2, 50)")
+    table = the_table(connection)
+    (polled,) = poll(connection, [Target(table, (50,), 30, 5)])
+    assert polled.priorities == [None]
+    (polled,) = poll(connection, [Target(table, (50, None), 30, 5)])
+    assert (polled.priorities, [row[:2] for row in polled.rows]) == ([], [(1, 50), (2, 50)])
 
 
 def test_new_row_of_the_first_edition_is_due_at_time_scheduled(connection: Connection) -> None:
@@ -401,7 +429,7 @@ def test_new_row_of_the_first_edition_is_due_at_time_scheduled(connection: Conne
         " (40, 4, NULL, NULL, NULL), (5, 5, 50, 2, NULL)"
     )
     (polled,) = poll(connection, [Target(the_table(connection), (50,), 30, 10)])
-    assert [row[:4] for row in polled.rows] == [(2, 50, 1, 20), (1, 50, 0, 1)]
+    assert [row[:4] for row in polled.rows] == [(1, 50, 0, 1), (2, 50, 1, 20)]
 
 
 def test_one_statement_polls_tables_with_ids_of_different_types(connection: Connection) -> None:

@@ -9,13 +9,15 @@ from typing import Any, Final
 
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
+from escapement.client.consuming.batch import Message
+from escapement.client.consuming.inbox import Inbox
 from escapement.storage.engine.base import Engine
 from escapement.tables.row_statements import NO_TIME_NS
-from escapement.testing import World
+from escapement.testing import World, arrived
 from escapement.testing.clock import START_MS
 from support.outbox.outboxes import Application, Rows
 
-__all__ = ["NO_TIME_NS", "Shop", "serving_tables"]
+__all__ = ["NO_TIME_NS", "Shop", "comment", "serving_tables", "taken"]
 
 # The table of the seed, with shorter times.
 COMMENT: Final = (
@@ -33,6 +35,19 @@ CREATE: Final = """CREATE TABLE {name} (
     PRIMARY KEY(id),
     INDEX poller_idx(time_acked, priority, time_next DESC)
 ) COMMENT '{comment}'"""
+
+
+def comment(**changes: object) -> str:
+    """Return the COMMENT of a message table; None leaves a directive out."""
+    values: dict[str, object] = {
+        "ack_wait": 30,
+        "purge_after": 86_400,
+        "batch_size": 10,
+        "cache_size": 10_000,
+        "poller_interval": 30,
+    }
+    items = [f"{name}={value}" for name, value in (values | changes).items() if value is not None]
+    return ",".join(["escapement_message", *items])
 
 
 class Shop(Application):
@@ -53,6 +68,13 @@ class Shop(Application):
             )
             cursor.connection.commit()
             return int(cursor.lastrowid)
+
+    def fill(self, count: int, name: str = "mails", **values: Any) -> None:
+        """Insert rows with the same values in one statement."""
+        columns = ", ".join(values)
+        row = "(" + ", ".join(["%s"] * len(values)) + ")"
+        rows = ", ".join([row] * count)
+        self.run(f"INSERT INTO {name} ({columns}) VALUES {rows}", *([*values.values()] * count))
 
     def row(self, id: object, columns: str, name: str = "mails") -> tuple[Any, ...]:
         """Return columns of the row with this id."""
@@ -76,3 +98,9 @@ async def serving_tables(
     config = replace(config or BrokerConfig(seed=0), tables=addresses)
     async with testing.start(config=config, engine=engine, start_ms=start_ms) as world:
         yield world
+
+
+async def taken(world: World, inbox: Inbox, **time: float) -> list[Message]:
+    """Advance the time, and return all messages that the consumer got."""
+    await world.clock.advance(**time)
+    return await arrived(inbox)

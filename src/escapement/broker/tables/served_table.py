@@ -66,7 +66,7 @@ class ServedTable:
         self.statements = RowStatements(table)
         self.cached = CachedRows()
         self.pace = Pace(table.directives.poll_interval_ms / 1000)
-        self.priorities: set[int] = {DEFAULT_PRIORITY}
+        self.priorities: set[int | None] = {DEFAULT_PRIORITY}  # None stands for NULL
         self.is_full = False  # whether the last poll left messages in the table for lack of room
         self.is_gone = False  # whether the table was dropped, or cannot be served any more
         self.had_consumers = False
@@ -142,7 +142,8 @@ class ServedTable:
         until_ms = now_ms + int(self.pace.ahead_s * 1000)
         # A branch returns the oldest rows first, so those in memory are among them.
         most = waiting + share
-        return Target(self.table, tuple(sorted(self.priorities)), until_ms * NANOSECONDS, most)
+        known = sorted(self.priorities, key=lambda one: (one is None, one))
+        return Target(self.table, tuple(known), until_ms * NANOSECONDS, most)
 
     def take(self, polled: Polled, poll: int, now_ms: int) -> bool:
         """Take the messages that a poll has found; return whether some were new.
@@ -159,7 +160,6 @@ class ServedTable:
         room = max(self.table.directives.cache_size - self.waiting, 0)
         if len(fresh) > room:
             self.is_full = True
-            fresh.sort(key=lambda row: (row.priority, row.time_ns or 0))
             fresh = fresh[:room]
         if fresh:
             self._enter(fresh, now_ms)
