@@ -428,7 +428,9 @@ class Database:
         for table, target, polled in zip(tables, targets, found, strict=True):
             if table.is_gone or table.table is not target.table:
                 continue  # altered or dropped meanwhile
-            new = table.take(polled, self._poll, now_ms)
+            claims = [claim.offsets for claim, of in self._claimants.items() if of is table]
+            claimed = np.concatenate([np.zeros(0, np.int64), *claims])
+            new = table.take(polled, self._poll, claimed, now_ms)
             table.pace.polled(now_s, now_s - began_s, new)
             if new:
                 self._delivery.look_at(table.topic)

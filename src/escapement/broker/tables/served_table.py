@@ -145,18 +145,20 @@ class ServedTable:
         known = sorted(self.priorities, key=lambda one: (one is None, one))
         return Target(self.table, tuple(known), until_ms * NANOSECONDS, most)
 
-    def take(self, polled: Polled, poll: int, now_ms: int) -> bool:
+    def take(self, polled: Polled, poll: int, claimed: Int64s, now_ms: int) -> bool:
         """Take the messages that a poll has found; return whether some were new.
 
         Args:
           poll: the number of the poll.
+          claimed: the offsets of rows whose claims have begun and are not settled.
         """
         self.priorities.update(polled.priorities)
         self.is_full = polled.is_full
         # A row whose priority was changed during the poll may have been found twice.
         by_id = {row.id: row for row in polled.rows}
         rows = [row for id, row in by_id.items() if id not in self._removed]
-        fresh = [row for row, new in zip(rows, self._are_new(rows, poll), strict=True) if new]
+        are_new = self._are_new(rows, poll, claimed, now_ms)
+        fresh = [row for row, new in zip(rows, are_new, strict=True) if new]
         room = max(self.table.directives.cache_size - self.waiting, 0)
         if len(fresh) > room:
             self.is_full = True
@@ -166,8 +168,11 @@ class ServedTable:
         self.is_full |= self.is_cramped
         return bool(fresh or polled.priorities)
 
-    def _are_new(self, rows: Sequence[FoundRow], poll: int) -> Bools:
-        """Return which rows are not in memory. Forget rows that were changed by SQL."""
+    def _are_new(self, rows: Sequence[FoundRow], poll: int, claimed: Int64s, now_ms: int) -> Bools:
+        """Return which rows are not in memory. Forget rows that were changed by SQL.
+
+        A row in flight keeps its ack deadline, whatever has changed, unless it is due again.
+        """
         offsets = self.cached.offsets_of([row.id for row in rows])
         new = offsets < 0
         at = np.flatnonzero(~new)
@@ -178,9 +183,11 @@ class ServedTable:
             changed |= old != now
         subscription = self.subscription
         changed &= ~self.cached.changed_since(known, poll)
-        changed &= ~subscription.in_flight.offsets.contains(known)
-        changed &= ~subscription.acked.contains(known)
+        keeps = subscription.in_flight.offsets.contains(known)
+        keeps &= (after.times_ns > now_ms * NANOSECONDS) | np.isin(known, claimed)
+        changed &= ~keeps & ~subscription.acked.contains(known)
         if changed.any():
+            subscription.in_flight.take_back(known[changed])
             subscription.forget(known[changed])
             self._removed.difference_update(rows[row].id for row in at[changed].tolist())
             new[at[changed]] = True
