@@ -8,7 +8,8 @@ of a low priority are found too. The index has equal times in the order of the p
 messages have the default of 0. A range of several times is read backward, and would return the
 newest of them first. So NULL and 0 have branches of their own, which read forward.
 
-One more branch returns a priority that is not known yet, if there is one.
+One more branch returns a priority that is not known yet, if there is one. Then the table is polled
+again at once.
 
 A table of the first edition has two branches. Messages that were sent have a ``time_next``. New
 messages have none, and are found by ``time_scheduled``. Acknowledged messages have no ``time_next``
@@ -21,7 +22,7 @@ NULL in ``time_next`` of a message that is not acknowledged means that it is due
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -101,8 +102,28 @@ def poll(connection: Connection, targets: Sequence[Target]) -> list[Polled]:
       StorageError: if a table does not exist any more, or the database cannot be reached.
     """
     found = [Polled() for _ in targets]
+    wanted = dict(enumerate(targets))
+    while wanted:
+        again: dict[int, Target] = {}
+        for at, polled in _poll_once(connection, wanted).items():
+            # A message of another priority may be more urgent than all that were found.
+            if polled.priorities:
+                known = (*wanted[at].priorities, *polled.priorities)
+                again[at] = wanted[at]._replace(priorities=known)
+            polled.priorities = found[at].priorities + polled.priorities
+            found[at] = polled
+        wanted = again
+    for polled in found:
+        # The database returns messages of the same time in any order.
+        polled.rows.sort(key=lambda row: (row.priority, row.time_ns or 0, row.id))
+    return found
+
+
+def _poll_once(connection: Connection, targets: Mapping[int, Target]) -> dict[int, Polled]:
+    """Return what each target has, by its number."""
+    found = {number: Polled() for number in targets}
     counts: dict[tuple[int, int], int] = {}
-    ids = [RowIds(target.table.layout.id) for target in targets]
+    ids = {number: RowIds(target.table.layout.id) for number, target in targets.items()}
     for row in _rows(connection, targets):
         number, priority, as_number, as_bytes, epoch, time_ns, key = row
         if epoch is None:
@@ -115,9 +136,6 @@ def poll(connection: Connection, targets: Sequence[Target]) -> list[Polled]:
         counts[number, priority] = counts.get((number, priority), 0) + 1
     for (number, _), count in counts.items():
         found[number].is_full |= count >= targets[number].most
-    for polled in found:
-        # The database returns messages of the same time in any order.
-        polled.rows.sort(key=lambda row: (row.priority, row.time_ns or 0, row.id))
     return found
 
 
@@ -143,9 +161,9 @@ def index_warning(connection: Connection, table: MessageTable) -> str | None:
     return None
 
 
-def _rows(connection: Connection, targets: Sequence[Target]) -> Iterator[Row]:
+def _rows(connection: Connection, targets: Mapping[int, Target]) -> Iterator[Row]:
     branches: list[_Branch] = []
-    for number, target in enumerate(targets):
+    for number, target in targets.items():
         own = _branches(number, target)
         if branches and len(branches) + len(own) > _MOST_BRANCHES:
             yield from _union(connection, branches)

@@ -1,0 +1,296 @@
+"""Tables are created, altered, rejected and dropped while a broker serves the database."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import trio
+
+from escapement import NotFound, TableRejected
+from escapement.testing import arrived
+from escapement.testing.clock import START_MS
+from support.database.message_tables import CURRENT, FIRST, comment_of, named
+from support.tables.shops import Shop, comment, serving_tables, taken
+
+MockClock = trio.testing.MockClock
+
+NS = 1_000_000
+# A broker has seen a change of a table after this time.
+SEEN_S = 2
+
+
+def topic_of(shop: Shop, name: str) -> str:
+    return f"table://{shop.address.database}/{name}"
+
+
+async def test_altered_directives_apply_to_the_next_deliveries(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: consumers stay, and rows in flight keep their deadlines."""
+    topic = shop.create(comment=comment(batch_size=1, poller_interval=1))
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            first = shop.insert()
+            assert len(await taken(world, consumer, seconds=2)) == 1
+            kept = shop.row(first, "time_next")
+            altered = comment(ack_wait=600, batch_size=4, poller_interval=1)
+            shop.run(f"ALTER TABLE mails COMMENT '{altered}'")
+            await world.clock.advance(seconds=SEEN_S)
+            shop.fill(4, tenant_id=1)
+            await world.clock.advance(seconds=2)
+            assert len(await anext(consumer.batches())) == 4
+            waits_s = [time // NS - world.clock.now_ms() for (time,) in shop.rows("time_next")]
+            assert all(597_000 < wait_ms <= 600_000 for wait_ms in waits_s[1:])
+            assert shop.row(first, "time_next") == kept
+
+
+async def test_added_and_dropped_columns_are_told_with_the_next_rows(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V11."""
+    topic = shop.create(comment=comment(poller_interval=1))
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+
+            async def columns(**values: Any) -> list[str]:
+                id = shop.insert(**values)
+                (message,) = await taken(world, consumer, seconds=2)
+                assert message.row["id"] == id
+                assert {name: message.row[name] for name in values} == values
+                assert [field.name for field in consumer.fields or ()] == list(message.row)
+                await consumer.ack([message], durable=True)
+                return list(message.row)
+
+            assert await columns(tenant_id=1) == ["id", "tenant_id", "message"]
+            shop.run("ALTER TABLE mails ADD COLUMN tag VARCHAR(9) AFTER id")
+            await world.clock.advance(seconds=SEEN_S)
+            assert await columns(tag="x") == ["id", "tag", "tenant_id", "message"]
+            shop.run("ALTER TABLE mails DROP COLUMN tenant_id, MODIFY COLUMN message VARCHAR(99)")
+            await world.clock.advance(seconds=SEEN_S)
+            assert await columns(message="no JSON") == ["id", "tag", "message"]
+
+
+async def test_dropped_column_delays_rows_that_wait_in_memory_until_it_is_seen(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V11: a claim names a column that does not exist any more."""
+    topic = shop.create(comment=comment(poller_interval=1))
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            await world.clock.advance(seconds=3)
+            shop.run("ALTER TABLE mails DROP COLUMN tenant_id")
+            id = shop.insert()
+            (message,) = await taken(world, consumer, seconds=SEEN_S + 2)
+            assert message.row == {"id": id, "message": None}
+            assert shop.row(id, "epoch") == (1,)
+
+
+async def test_dropped_table_ends_its_consumers(shop: Shop, mock_clock: MockClock) -> None:
+    """V9: the error names the table, and other tables are served on."""
+    topic, other = shop.create(), shop.create("texts")
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with (
+            broker.consumer(topic, "table") as consumer,
+            broker.consumer(other, "table") as texts,
+        ):
+            shop.insert()
+            (message,) = await taken(world, consumer, seconds=1)
+            shop.run("DROP TABLE mails")
+            await world.clock.advance(seconds=SEEN_S)
+            with pytest.raises(NotFound, match=rf"{topic} was dropped"):
+                await consumer.receive()
+            id = shop.insert("texts")
+            (message,) = await taken(world, texts, seconds=31)
+            assert message.row["id"] == id
+        with pytest.raises(NotFound):
+            async with broker.consumer(topic, "table"):
+                pass
+        # A new table of the same name is another table.
+        shop.create()
+        id = shop.insert()
+        await world.clock.advance(seconds=SEEN_S)
+        async with broker.consumer(topic, "table") as consumer:
+            (message,) = await taken(world, consumer, seconds=1)
+            assert message.row["id"] == id
+
+
+async def test_rejected_table_refuses_consumers_with_its_reason(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: it is served once it is correct, and rejected again when it is not."""
+    topic = shop.create(comment=comment(ack_wait=None))
+    id = shop.insert()
+    async with serving_tables(shop) as world, world.connect() as broker:
+        with pytest.raises(TableRejected, match="has no directive ack_wait"):
+            async with broker.consumer(topic, "table"):
+                pass
+        shop.run(f"ALTER TABLE mails COMMENT '{comment()}'")
+        await world.clock.advance(seconds=SEEN_S)
+        async with broker.consumer(topic, "table") as consumer:
+            (message,) = await taken(world, consumer, seconds=1)
+            assert message.row["id"] == id
+            shop.run("ALTER TABLE mails DROP COLUMN epoch")
+            await world.clock.advance(seconds=SEEN_S)
+            with pytest.raises(TableRejected, match="ADD COLUMN `epoch`"):
+                await consumer.receive()
+        with pytest.raises(TableRejected, match="ADD COLUMN `epoch`"):
+            async with broker.consumer(topic, "table"):
+                pass
+
+
+async def test_created_table_is_served(shop: Shop, mock_clock: MockClock) -> None:
+    """V9."""
+    async with serving_tables(shop) as world, world.connect() as broker:
+        with pytest.raises(NotFound):
+            async with broker.consumer(topic_of(shop, "mails"), "table"):
+                pass
+        topic = shop.create()
+        id = shop.insert()
+        await world.clock.advance(seconds=SEEN_S)
+        async with broker.consumer(topic, "table") as consumer:
+            (message,) = await taken(world, consumer, seconds=1)
+            assert message.row["id"] == id
+
+
+@pytest.mark.parametrize("ddl", [CURRENT, FIRST])
+async def test_both_editions_are_delivered(shop: Shop, mock_clock: MockClock, ddl: str) -> None:
+    """V8: as their documentation defines them."""
+    shop.run(ddl.replace("id bigint,", "id bigint NOT NULL,"))
+    first = ddl == FIRST
+    scheduled = "time_scheduled" if first else "time_next"
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic_of(shop, "my_message"), "table") as consumer:
+            shop.insert("my_message", id=1, **{scheduled: 1})
+            later_ns = (START_MS + 100_000) * NS
+            shop.insert("my_message", id=2, **{scheduled: later_ns})
+            (message,) = await taken(world, consumer, seconds=31)
+            assert message.row == {"id": 1, "message": None} | (
+                {} if first else {"tenant_id": None}
+            )
+            assert shop.row(1, "epoch, time_acked", "my_message") == (1, None)
+            await consumer.ack([message], durable=True)
+            assert shop.row(1, "time_next", "my_message") == (None,)
+            await world.clock.advance(ms=START_MS + 99_999 - world.clock.now_ms())
+            assert await arrived(consumer) == []
+            (message,) = await taken(world, consumer, ms=31_000)
+            (time_next,) = shop.row(2, "time_next", "my_message")
+            wait_ms = time_next // NS - world.clock.now_ms()
+            assert await taken(world, consumer, ms=wait_ms - 1) == []
+            (again,) = await taken(world, consumer, ms=31)
+            assert (again.row, again.redelivered) == (message.row, True)
+            assert shop.row(2, "epoch", "my_message") == (2,)
+            await consumer.ack([again], durable=True)
+            assert await taken(world, consumer, days=1) == []
+
+
+IDS: list[tuple[str, list[Any]]] = [
+    ("VARCHAR(40)", ["a", "ä 'q\" \\", "", "7", "07", "b "]),
+    ("VARCHAR(40) COLLATE utf8mb4_bin", ["a", "A"]),
+    ("BINARY(4)", [b"\xff\x00\x01\x02", b"abcd"]),
+    ("VARBINARY(16)", [b"", b"\xff\xfe"]),
+    ("BIGINT UNSIGNED", [0, 1 << 63, (1 << 64) - 1]),
+    ("BIGINT", [-(1 << 63), -1, (1 << 63) - 1]),
+    ("DECIMAL(40,3)", [Decimal("12345678901234567890123456789.125"), Decimal("-0.001")]),
+    ("DATETIME(6)", ["2026-12-24 18:00:00.000001"]),
+    ("DOUBLE", [0.1, 1e300]),
+    ("CHAR(36)", ["123e4567-e89b-12d3-a456-426655440000"]),
+]
+
+
+@pytest.mark.parametrize(("type", "ids"), IDS, ids=[type for type, _ in IDS])
+async def test_ids_of_any_type_are_delivered_retried_and_acknowledged(
+    shop: Shop, mock_clock: MockClock, type: str, ids: list[Any]
+) -> None:
+    """V8."""
+    shop.run(CURRENT.replace("id bigint NOT NULL", f"id {type} NOT NULL"))
+    for id in ids:
+        shop.insert("my_message", id=id)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        topic = topic_of(shop, "my_message")
+        async with broker.consumer(topic, "table") as consumer:
+            messages = await taken(world, consumer, seconds=1)
+            found = [message.row["id"] for message in messages]
+            assert len(found) == len(ids)
+            assert all(str(id) in map(str, found) for id in ids)
+            await consumer.nack(messages, timedelta(seconds=5))
+            again = await taken(world, consumer, seconds=6)
+            assert sorted(map(str, (message.row["id"] for message in again))) == sorted(
+                map(str, found)
+            )
+            assert {epoch for (epoch,) in shop.rows("epoch", "my_message")} == {2}
+            by_ids = await world.server.services.tables.acknowledge(
+                topic, [id if isinstance(id, int | bytes) else str(id) for id in found[:1]]
+            )
+            assert by_ids == 1
+            assert await consumer.ack(again, durable=True) == len(ids) - 1
+            acked = shop.rows("time_next IS NULL AND time_acked IS NOT NULL", "my_message")
+            assert acked == ((1,),) * len(ids)
+            assert await taken(world, consumer, hours=1) == []
+
+
+async def test_table_without_the_index_is_delivered(shop: Shop, mock_clock: MockClock) -> None:
+    """V9."""
+    topic = shop.create(comment=comment(cache_size=7))
+    shop.run("ALTER TABLE mails DROP INDEX poller_idx")
+    shop.fill(30, tenant_id=1)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            ids: list[int] = []
+            while len(ids) < 30:
+                messages = await taken(world, consumer, ms=50)
+                ids += [message.row["id"] for message in messages]
+                await consumer.ack(messages, durable=True)
+                assert world.clock.lease_ms() < 3_000
+            assert ids == list(range(1, 31))
+
+
+async def test_columns_of_odd_types_and_names_arrive(shop: Shop, mock_clock: MockClock) -> None:
+    """V11."""
+    topic = shop.create()
+    odd = {
+        "what?": ("BIT(12)", 2049),
+        "sel`ect": ("DECIMAL(30,10)", Decimal("-1.5000000000")),
+        "from": ("TIME(3)", timedelta(hours=-3, milliseconds=-5)),
+        "größe": ("SET('a','b','c')", "a,c"),
+        "100%": ("VARBINARY(9)", b"\x00\xff%s"),
+    }
+    for name, (type, _) in odd.items():
+        shop.run("ALTER TABLE mails ADD COLUMN `%s` %s" % (name.replace("`", "``"), type))
+    names = ", ".join("`%s`" % name.replace("`", "``").replace("%", "%%") for name in odd)
+    values = [value for _, value in odd.values()]
+    shop.run(f"INSERT INTO mails ({names}) VALUES ({', '.join(['%s'] * 5)})", *values)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            (message,) = await taken(world, consumer, seconds=1)
+            assert message.row == {"id": 1, "tenant_id": None, "message": None} | {
+                name: value for name, (_, value) in odd.items()
+            }
+
+
+async def test_message_cols_chooses_the_columns_that_are_sent(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V11: in their order, and columns of the broker too."""
+    topic = shop.create(comment=comment(message_cols="message|id|time_next|epoch"))
+    id = shop.insert(message="[1]", tenant_id=4)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            (message,) = await taken(world, consumer, seconds=1)
+            assert list(message.row) == ["message", "id", "time_next", "epoch"]
+            assert message.row["id"] == id
+            # The values of the row before it was sent.
+            assert (message.row["time_next"], message.row["epoch"]) == (0, 0)
+
+
+async def test_marker_in_the_comment_of_another_spelling(shop: Shop, mock_clock: MockClock) -> None:
+    """V9: a table of Vitess is served as it stands."""
+    shop.run(named(CURRENT, "a.b-c"))
+    assert comment_of(CURRENT).startswith("vitess_message")
+    shop.run("INSERT INTO `a.b-c` (id) VALUES (4)")
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic_of(shop, "a.b-c"), "table") as consumer:
+            (message,) = await taken(world, consumer, seconds=1)
+            assert message.row["id"] == 4

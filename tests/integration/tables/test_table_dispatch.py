@@ -1,0 +1,193 @@
+"""Which row goes first, to which consumer, and in which frames."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import pytest
+import trio
+
+import escapement
+from escapement.testing import arrived
+from escapement.testing.clock import START_MS
+from escapement.traits import SLOTS
+from support.tables.shops import Shop, comment, serving_tables, taken
+
+MockClock = trio.testing.MockClock
+
+HALF: Final = SLOTS // 2
+
+
+async def test_backlog_of_many_caches_drains_without_waiting_for_polls(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: the rows come in the order in which they were created."""
+    topic = shop.create(comment=comment(cache_size=50, poller_interval=30))
+    shop.fill(500, tenant_id=1)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            ids: list[int] = []
+            while len(ids) < 500:
+                messages = await taken(world, consumer, ms=20)
+                ids += [message.row["id"] for message in messages]
+                await consumer.ack(messages, durable=True)
+                assert world.clock.lease_ms() < 2_000
+            assert ids == list(range(1, 501))
+
+
+@pytest.mark.parametrize("acks", [True, False])
+async def test_backlog_drains_through_consumers_with_few_permits(
+    shop: Shop, mock_clock: MockClock, acks: bool
+) -> None:
+    """V9: also if rows of one cache are in flight for long."""
+    topic = shop.create(comment=comment(cache_size=5, poller_interval=30))
+    shop.fill(60, tenant_id=1)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table", permits=3) as consumer:
+            ids: list[int] = []
+            while len(ids) < 60:
+                message = await consumer.receive(0)
+                if message is None:
+                    await world.clock.advance(ms=20)
+                    assert world.clock.lease_ms() < 4_000
+                    continue
+                ids.append(message.row["id"])
+                if acks:
+                    await consumer.ack([message], durable=True)
+            assert ids == list(range(1, 61))
+
+
+async def test_cache_holds_no_more_rows_than_its_size(shop: Shop, mock_clock: MockClock) -> None:
+    """V9."""
+    topic = shop.create(comment=comment(cache_size=7, poller_interval=1))
+    shop.fill(50, tenant_id=1)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table", permits=4):
+            await world.clock.advance(seconds=10)
+            (database,) = world.server.services.tables.databases.values()
+            (table,) = database._tables.values()
+            assert table.waiting == 7
+            table.cached._check()
+
+
+async def test_row_of_a_high_priority_is_sent_before_older_ones(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V5: lower numbers go first, and old rows before newer ones of the same priority."""
+    topic = shop.create()
+    rows = [(50, 10), (51, 5), (0, 30), (7, 40), (127, 1), (50, 9), (0, 20), (50, 0)]
+    first_ns = (START_MS - 1000) * 1_000_000
+    ids = [
+        shop.insert(priority=priority, time_next=first_ns + time * 1_000_000)
+        for priority, time in rows
+    ]
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            messages = await taken(world, consumer, seconds=3)
+            order = [rows[ids.index(message.row["id"])] for message in messages]
+            assert order == sorted(rows)
+
+
+async def test_high_priorities_do_not_starve_a_low_one(shop: Shop, mock_clock: MockClock) -> None:
+    """V5: the cache has room for few rows, and urgent ones never end."""
+    topic = shop.create(comment=comment(cache_size=10, poller_interval=1))
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table", permits=2) as consumer:
+            shop.fill(30, priority=1)
+            await world.clock.advance(ms=500)
+            patient = shop.insert(priority=120)
+            for _ in range(600):
+                shop.fill(2, priority=1)
+                await world.clock.advance(seconds=1)
+                messages = [await consumer.receive(0), await consumer.receive(0)]
+                found = [message for message in messages if message is not None]
+                await consumer.ack(found, durable=True)
+                if any(message.row["id"] == patient for message in found):
+                    return
+            raise AssertionError("the row of a low priority starves")
+
+
+async def test_two_consumers_take_turns(shop: Shop, mock_clock: MockClock) -> None:
+    """V6: each row goes to one of them."""
+    topic = shop.create(comment=comment(poller_interval=1))
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with (
+            broker.consumer(topic, "table") as one,
+            broker.consumer(topic, "table") as other,
+        ):
+            for count in (1, 1, 40, 1, 1):
+                shop.fill(count, tenant_id=count)
+                await world.clock.advance(seconds=3)
+            found = [Counter(m.row["id"] for m in await arrived(inbox)) for inbox in (one, other)]
+            assert [sum(counter.values()) for counter in found] == [22, 22]
+            assert sorted([*found[0], *found[1]]) == list(range(1, 45))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
+async def test_batch_size_bounds_the_rows_of_a_frame(
+    shop: Shop, mock_clock: MockClock, batch_size: int
+) -> None:
+    """V9."""
+    topic = shop.create(comment=comment(batch_size=batch_size))
+    shop.fill(20, tenant_id=1)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            await world.clock.advance(seconds=1)
+            sizes: list[int] = []
+            while sum(sizes) < 20:
+                sizes.append(len(await anext(consumer.batches())))
+            assert sum(sizes) == 20
+            assert max(sizes) == min(batch_size, 20)
+
+
+async def test_row_goes_to_no_consumer_while_another_has_it(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V6: a consumer that joins gets the rows of one that leaves, and nothing before."""
+    topic = shop.create()
+    id = shop.insert()
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as one:
+            assert len(await taken(world, one, seconds=1)) == 1
+            async with broker.consumer(topic, "table") as other:
+                assert await taken(world, other, seconds=28) == []
+        async with broker.consumer(topic, "table") as other:
+            (message,) = await taken(world, other, ms=20)
+            assert (message.row["id"], message.redelivered) == (id, True)
+            assert shop.row(id, "epoch") == (2,)
+
+
+async def test_key_ranges_divide_the_rows_by_the_key_column(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """Q3: by the id if the table has no directive."""
+    topics = {
+        "id": shop.create("mails", comment(message_cols="id|message")),
+        "tenant_id": shop.create(
+            "texts", comment(key_column="tenant_id", message_cols="id|tenant_id|message")
+        ),
+    }
+    for name in ("mails", "texts"):
+        for number in range(40):
+            shop.insert(name, tenant_id=number % 7, message="[]")
+    async with serving_tables(shop) as world, world.connect() as broker:
+        for column, topic in topics.items():
+            async with (
+                broker.consumer(topic, "table", key_range=(0, HALF - 1)) as low,
+                broker.consumer(topic, "table", key_range=(HALF, SLOTS - 1)) as high,
+            ):
+                await world.clock.advance(seconds=3)
+                found = []
+                for inbox, slots in ((low, range(HALF)), (high, range(HALF, SLOTS))):
+                    messages = await arrived(inbox)
+                    found += [message.row["id"] for message in messages]
+                    for message in messages:
+                        assert escapement.slot_of(message.key) in slots
+                        assert message.key is not None
+                        if column in message.row:
+                            assert message.key == str(message.row[column])
+                assert sorted(found) == list(range(1, 41))
+                fields = [inbox.fields for inbox in (low, high) if inbox.fields is not None]
+                names = {field.name for field in fields[0]}
+                assert names == {"id", "message", column}
