@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from escapement import NotFound, TableRejected
+from escapement import NotFound
+from escapement.errors import TableRejected
+from escapement.tables.identifier import quoted
 from escapement.testing import arrived
 from escapement.testing.clock import START_MS
 from support.database.message_tables import CURRENT, FIRST, comment_of, named
@@ -158,7 +160,7 @@ async def test_created_table_is_served(shop: Shop, mock_clock: MockClock) -> Non
 @pytest.mark.parametrize("ddl", [CURRENT, FIRST])
 async def test_both_editions_are_delivered(shop: Shop, mock_clock: MockClock, ddl: str) -> None:
     """V8: as their documentation defines them."""
-    shop.run(ddl.replace("id bigint,", "id bigint NOT NULL,"))
+    shop.run(ddl)
     first = ddl == FIRST
     scheduled = "time_scheduled" if first else "time_next"
     async with serving_tables(shop) as world, world.connect() as broker:
@@ -175,7 +177,7 @@ async def test_both_editions_are_delivered(shop: Shop, mock_clock: MockClock, dd
             assert shop.row(1, "time_next", "my_message") == (None,)
             await world.clock.advance(ms=START_MS + 99_999 - world.clock.now_ms())
             assert await arrived(consumer) == []
-            (message,) = await taken(world, consumer, ms=31_000)
+            (message,) = await taken(world, consumer, ms=1_000)
             (time_next,) = shop.row(2, "time_next", "my_message")
             wait_ms = time_next // NS - world.clock.now_ms()
             assert await taken(world, consumer, ms=wait_ms - 1) == []
@@ -258,8 +260,8 @@ async def test_columns_of_odd_types_and_names_arrive(shop: Shop, mock_clock: Moc
         "100%": ("VARBINARY(9)", b"\x00\xff%s"),
     }
     for name, (type, _) in odd.items():
-        shop.run("ALTER TABLE mails ADD COLUMN `%s` %s" % (name.replace("`", "``"), type))
-    names = ", ".join("`%s`" % name.replace("`", "``").replace("%", "%%") for name in odd)
+        shop.run(f"ALTER TABLE mails ADD COLUMN {quoted(name)} {type}")
+    names = ", ".join(quoted(name).replace("%", "%%") for name in odd)
     values = [value for _, value in odd.values()]
     shop.run(f"INSERT INTO mails ({names}) VALUES ({', '.join(['%s'] * 5)})", *values)
     async with serving_tables(shop) as world, world.connect() as broker:
