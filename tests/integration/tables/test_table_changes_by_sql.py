@@ -125,6 +125,7 @@ async def test_waiting_row_gets_another_priority(shop: Shop, mock_clock: MockClo
         ids = [shop.insert(time_next=at) for at in range(1, 7)]
         await now.world.clock.advance(seconds=5)
         assert len(now.served.cached) == 6
+        sent = {id for id, epoch in shop.rows("id, epoch") if epoch}
         now.change("priority = 7", ids[4])
         now.change("priority = 90", ids[2])
         await now.world.clock.advance(seconds=5)
@@ -134,8 +135,10 @@ async def test_waiting_row_gets_another_priority(shop: Shop, mock_clock: MockClo
             order.append(message.row["id"])
             await now.consumer.ack([message], durable=True)
             await now.world.clock.advance(ms=100)
-        # Two of them were sent before.
-        assert order == [ids[0], ids[1], ids[4], ids[3], ids[5], ids[2]]
+        first = [id for id in ids if id in sent]
+        others = [id for id in (ids[4], *ids[:2], ids[3], ids[5], ids[2]) if id not in sent]
+        assert order == first + others
+        assert 1 <= len(first) <= 2
 
 
 async def test_waiting_row_gets_another_epoch(shop: Shop, mock_clock: MockClock) -> None:

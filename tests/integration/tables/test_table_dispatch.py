@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import Final
 
 import pytest
@@ -69,6 +70,55 @@ async def test_cache_holds_no_more_rows_than_its_size(shop: Shop, mock_clock: Mo
             (table,) = database._tables.values()
             assert table.waiting == 7
             table.cached._check()
+
+
+async def test_rows_that_wait_for_their_retries_keep_no_room_from_due_ones(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: a broker forgets rows that are due after its next poll."""
+    topic = shop.create(comment=comment(cache_size=3, poller_interval=1))
+    shop.fill(12, tenant_id=1)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            failed = []
+            while len(failed) < 12:
+                failed += await taken(world, consumer, ms=50)
+            await consumer.nack(failed, timedelta(minutes=2))
+            await world.clock.advance(seconds=1)
+            (database,) = world.server.services.tables.databases.values()
+            (table,) = database._tables.values()
+            assert len(table.cached) == 0
+            id = shop.insert()
+            (message,) = await taken(world, consumer, seconds=2)
+            assert message.row["id"] == id
+            await consumer.ack([message], durable=True)
+            assert await taken(world, consumer, seconds=116) == []
+            again = []
+            for _ in range(25):
+                again += await taken(world, consumer, ms=100)
+            assert {message.row["id"] for message in again} == set(range(1, 13))
+
+
+async def test_rows_that_are_due_soon_keep_no_room_from_due_ones(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: and those that found no room are sent at their times."""
+    topic = shop.create(comment=comment(cache_size=3, poller_interval=30))
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            for _ in range(12):  # until polls are rare
+                await world.clock.advance(seconds=30)
+            soon_ms = world.clock.now_ms() + 50_000
+            shop.fill(10, time_next=soon_ms * 1_000_000)
+            await world.clock.advance(seconds=30)
+            id = shop.insert()
+            (message,) = await taken(world, consumer, seconds=1)
+            assert message.row["id"] == id
+            assert await taken(world, consumer, ms=soon_ms - 1 - world.clock.now_ms()) == []
+            found = []
+            for _ in range(6):
+                found += await taken(world, consumer, ms=100)
+            assert {message.row["id"] for message in found} == set(range(1, 11))
 
 
 async def test_row_of_a_high_priority_is_sent_before_older_ones(

@@ -431,7 +431,7 @@ class Database:
             claims = [claim.offsets for claim, of in self._claimants.items() if of is table]
             claimed = np.concatenate([np.zeros(0, np.int64), *claims])
             new = table.take(polled, self._poll, claimed, now_ms)
-            table.pace.polled(now_s, now_s - began_s, new)
+            table.pace.polled(now_s, now_s - began_s, new, table.overflows)
             if new:
                 self._delivery.look_at(table.topic)
 

@@ -44,15 +44,18 @@ class Pace:
         """How far ahead a poll must look now."""
         return self._following_s(False) + _MARGIN_S + 4 * self._took_s
 
-    def polled(self, now_s: float, took_s: float, found: bool) -> None:
+    def polled(self, now_s: float, took_s: float, found: bool, overflows: bool) -> None:
         """Note the end of a poll.
 
         Args:
           took_s: how long the poll took.
           found: whether it found new messages.
+          overflows: whether it left messages in the table that may be due before the next poll.
         """
         self._took_s = took_s
         self._interval_s = self._following_s(found)
+        if overflows:
+            self._interval_s = min(self._interval_s, IDLE_S)
         self.next_s = now_s + max(self._interval_s, _REST * took_s)
 
     def _following_s(self, found: bool) -> float:

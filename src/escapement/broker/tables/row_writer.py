@@ -231,7 +231,11 @@ class RowWriter:
         gone = np.ones(len(item.ids), bool)
         gone[written] = gone[item.locked] = False
         cached.set_writing(item.offsets[~_mask(item.locked, len(gone))], False)
-        self._forget(table, item.offsets[gone])
+        # A poll finds those again that are due after the next one, so they need no memory.
+        later_ns = self._now_ns + int(table.pace.ahead_s * 1000) * NANOSECONDS
+        later = np.zeros(len(item.ids), bool)
+        later[written] = item.times_ns[written] > later_ns
+        self._forget(table, item.offsets[gone | later])
         if not len(item.locked):
             return None
         at = item.locked

@@ -36,8 +36,8 @@ from escapement.traits import PRIORITY_SHIFT, traits_of_keys
 # The resolution of deliveries, and the span of time that the wheel loads at once.
 _TICK_MS: Final = 10
 _GRANULARITY_MS: Final = 300_000
-# The rows of a table in memory that wait to be sent are refilled when they are fewer than this part
-# of ``cache_size``.
+# The due rows of a table in memory are refilled when they are fewer than this part of
+# ``cache_size``.
 _REFILL: Final = 2
 
 
@@ -62,12 +62,14 @@ class ServedTable:
         submit: Callable[[ServedTable, Acks | Attempts], None],
     ) -> None:
         now_ms = clock_ms()
+        self._clock_ms = clock_ms
         self.table = table
         self.statements = RowStatements(table)
         self.cached = CachedRows()
         self.pace = Pace(table.directives.poll_interval_ms / 1000)
         self.priorities: set[int | None] = {DEFAULT_PRIORITY}  # None stands for NULL
-        self.is_full = False  # whether the last poll left messages in the table for lack of room
+        # Whether the last poll left messages in the table for lack of room: any, and due ones.
+        self.overflows = self.is_full = False
         self.is_gone = False  # whether the table was dropped, or cannot be served any more
         self.had_consumers = False
         self._removed: set[object] = set()  # ids of rows removed since the last poll began
@@ -115,18 +117,32 @@ class ServedTable:
     @property
     def waiting(self) -> int:
         """How many rows in memory wait to be sent."""
-        sent = len(self.subscription.in_flight) + len(self.subscription.acked.undurable)
-        return max(len(self.cached) - sent, 0)
+        return max(len(self.cached) - self._sent, 0)
+
+    @property
+    def _sent(self) -> int:
+        return len(self.subscription.in_flight) + len(self.subscription.acked.undurable)
+
+    @property
+    def _later(self) -> int:
+        """How many of the waiting rows wait for their time.
+
+        They must not take the room of due rows, which would wait until the others are due.
+        """
+        # Rows in flight have their ack deadline as their time.
+        later = self.cached.count_later(self._clock_ms() * NANOSECONDS) - self._sent
+        return min(max(later, 0), self.waiting)
 
     @property
     def wants_refill(self) -> bool:
-        """Whether there is room again for messages that the last poll left in the table."""
-        return self.is_full and _REFILL * self.waiting <= self.table.directives.cache_size
+        """Whether there is room again for due messages that the last poll left in the table."""
+        due = self.waiting - self._later
+        return self.is_full and _REFILL * due <= self.table.directives.cache_size
 
     @property
     def is_cramped(self) -> bool:
-        """Whether memory is full of rows that wait."""
-        return self.waiting >= self.table.directives.cache_size
+        """Whether memory is full of due rows that wait."""
+        return self.waiting - self._later >= self.table.directives.cache_size
 
     @property
     def is_used(self) -> bool:
@@ -137,7 +153,7 @@ class ServedTable:
         """Return what the next poll is to find, and begin to note which rows are removed."""
         self._removed.clear()
         waiting = self.waiting
-        room = max(self.table.directives.cache_size - waiting, 0)
+        room = max(self.table.directives.cache_size - (waiting - self._later), 0)
         share = max(room // max(min(len(self.priorities), MOST_PRIORITIES), 1), 1)
         until_ms = now_ms + int(self.pace.ahead_s * 1000)
         # A branch returns the oldest rows first, so those in memory are among them.
@@ -153,20 +169,29 @@ class ServedTable:
           claimed: the offsets of rows whose claims have begun and are not settled.
         """
         self.priorities.update(polled.priorities)
-        self.is_full = polled.is_full
         # A row whose priority was changed during the poll may have been found twice.
         by_id = {row.id: row for row in polled.rows}
         rows = [row for id, row in by_id.items() if id not in self._removed]
         are_new = self._are_new(rows, poll, claimed, now_ms)
         fresh = [row for row, new in zip(rows, are_new, strict=True) if new]
-        room = max(self.table.directives.cache_size - self.waiting, 0)
-        if len(fresh) > room:
-            self.is_full = True
-            fresh = fresh[:room]
+        due, later = self._by_time(fresh, now_ms)
+        most = self.table.directives.cache_size
+        room, later_room = most - (self.waiting - self._later), most - self._later
+        fresh = due[: max(room, 0)] + later[: max(later_room, 0)]
+        # A poll returns the due rows first. So more are due only if it has found some.
+        self.is_full = len(due) > room or (polled.is_full and bool(due))
+        self.overflows = polled.is_full or len(fresh) < len(due) + len(later)
         if fresh:
             self._enter(fresh, now_ms)
-        self.is_full |= self.is_cramped
         return bool(fresh or polled.priorities)
+
+    def _by_time(
+        self, rows: Sequence[FoundRow], now_ms: int
+    ) -> tuple[list[FoundRow], list[FoundRow]]:
+        """Divide rows into those that are due, and those that are due later."""
+        now_ns = now_ms * NANOSECONDS
+        due = [row for row in rows if (row.time_ns or 0) <= now_ns]
+        return due, [row for row in rows if (row.time_ns or 0) > now_ns]
 
     def _are_new(self, rows: Sequence[FoundRow], poll: int, claimed: Int64s, now_ms: int) -> Bools:
         """Return which rows are not in memory. Forget rows that were changed by SQL.
