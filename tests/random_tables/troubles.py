@@ -18,6 +18,7 @@ class Troubles(Changes):
     async def trouble(self) -> None:
         """Let the database of the table fail during some steps."""
         self.doubt()
+        self.calm_ms = self.now_ms + 100_000
         self.rng.choice(
             [
                 self.outage.read_only,
@@ -30,6 +31,8 @@ class Troubles(Changes):
         for _ in range(self.rng.choice([1, 3])):
             await self.rng.choice(steps)()
         self.outage.over()
+        for _ in range(12):  # waits of the broker end one after the other
+            await self.world.clock.advance(ms=250)
         self.doubt()
         self.calm_ms = self.now_ms + 1
 
