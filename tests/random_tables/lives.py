@@ -140,6 +140,7 @@ class Lives:
     async def part(self, taker: Taker) -> None:
         taker.leaving.set()
         await self.patiently(taker.gone.wait)
+        await self.world.clock.settle()  # the broker has noticed it
 
     def give_back(self, id: int, next_ms: int) -> None:
         """Note that a row in flight may be sent again from ``next_ms`` on."""
@@ -205,7 +206,7 @@ class Lives:
             return
         del taker.messages[id]
         if what == "ack":
-            if holds:
+            if holds and now_ms > self.calm_ms:  # otherwise the broker may refuse it for now
                 row.acked_by = self.incarnation
             await inbox.ack([message])
             return
