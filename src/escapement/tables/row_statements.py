@@ -78,10 +78,8 @@ class RowStatements:
         )
         # A time that is not NULL has its own value, so "due now" and "due then" differ.
         columns = ", ".join([*version, *map(column_expression, table.sent)])
-        # Without the hint, a server may scan another index, and lock all rows that it reads.
-        source = f"FROM {self._name} FORCE INDEX ({quoted(layout.id_index)}) WHERE id"
-        self._claimed = f"SELECT {columns} {source}"
-        self._open = f"SELECT {self.ids.selected} {source}"
+        self._claimed = f"SELECT {columns} FROM {self._name} WHERE id"
+        self._open = f"SELECT {self.ids.selected} FROM {self._name} WHERE id"
 
     # -- claims --------------------------------------------------------------------
 
