@@ -190,7 +190,8 @@ class Lives:
                 )
                 if choice != "keep":
                     await self._do(choice, taker, id, message)
-        await self.world.clock.settle()
+                    # Messages that were sent before must not arrive after the next request.
+                    await self.world.clock.settle()
 
     async def _do(self, what: str, taker: Taker, id: int, message: escapement.Message) -> None:
         row, now_ms, inbox = self.rows.get(id), self.now_ms, taker.inbox
@@ -209,6 +210,7 @@ class Lives:
             if holds and now_ms > self.calm_ms:  # otherwise the broker may refuse it for now
                 row.acked_by = self.incarnation
             await inbox.ack([message])
+            await self.world.clock.advance(ms=20)  # the client sends acknowledgements together
             return
         delay_s = self.rng.choice([None, 0, 5, 40])
         delay = None if delay_s is None else timedelta(seconds=delay_s)
