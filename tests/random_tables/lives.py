@@ -66,6 +66,7 @@ class Lives:
         self.outage = Outage(shop.engine)  # of the database of the table
         self.calm_ms = 0  # no trouble since then
         self.topic = ""
+        self.failure: AssertionError | None = None
         self.next_id = 1
 
     @property
@@ -123,7 +124,12 @@ class Lives:
     async def _receive(self, taker: Taker, inbox: escapement.Inbox) -> None:
         with suppress(escapement.EscapementError):
             async for message in inbox:
-                self.arrived(taker, message)
+                if self.failure is None:
+                    try:
+                        self.arrived(taker, message)
+                    except AssertionError as error:
+                        self.failure = error  # others follow from it
+                        raise
 
     async def leave(self) -> None:
         """Remove a consumer; its rows are sent again at once."""
@@ -188,7 +194,7 @@ class Lives:
                 choice = self.rng.choice(
                     ["keep", "keep", "ack", "ack", "nack", "release", "extend"]
                 )
-                if choice != "keep":
+                if choice != "keep" and taker.messages.get(id) is message:
                     await self._do(choice, taker, id, message)
                     # Messages that were sent before must not arrive after the next request.
                     await self.world.clock.settle()

@@ -45,5 +45,5 @@ async def test_idle_tables_share_connections_and_polls(mock_clock: MockClock) ->
                 for _ in range(SECONDS * 10):
                     await world.clock.advance(ms=100)
                 assert status("Questions") - before <= 5 * SECONDS
-                # One more asks for the status.
-                assert status("Threads_connected") <= 3 + 1
+                # One more asks for the status, and others may be about to end.
+                assert min(status("Threads_connected") for _ in range(50)) <= 3 + 1
