@@ -276,6 +276,7 @@ class Services:
         self.tables = Tables(
             config.tables,
             ground.log_identity,
+            self._keeper.lease.epoch,
             Delivery(
                 self._table_pump,
                 self._look_at,

@@ -45,3 +45,20 @@ async def test_future_row_is_sent_at_its_time_and_not_at_the_next_poll(
             await world.clock.advance(ms=11)
             (message,) = await arrived(consumer)
             assert message.due_ms == due_ms
+
+
+async def test_offset_is_not_used_again_after_a_restart(shop: Shop, mock_clock: MockClock) -> None:
+    """A client that connects again may acknowledge a row of the broker before."""
+    topic = shop.create()
+    offsets = []
+    async with serving_tables(shop) as world:
+        for _ in range(2):
+            async with world.connect() as broker, broker.consumer(topic, "table") as consumer:
+                shop.insert(message="1")
+                await world.clock.advance(seconds=31)
+                messages = await arrived(consumer)
+                await consumer.ack([message.id for message in messages], durable=True)
+                offsets += [message.offset for message in messages]
+            await world.crash()
+            await world.restart()
+    assert len(set(offsets)) == 2

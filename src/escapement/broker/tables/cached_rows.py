@@ -1,8 +1,9 @@
 """The rows of one message table that are in memory, as columns.
 
-Each row that a poll finds gets an *offset*, a number that is never used again, under which the
-subscription knows it. If a row is changed by SQL, the broker forgets it, and a later poll finds it
-as a new one.
+Each row that a poll finds gets an *offset*, a number under which the subscription knows it. It is
+never used again, not by a later broker either: a client that connects again may send the
+acknowledgement of an earlier offset once more. If a row is changed by SQL, the broker forgets it,
+and a later poll finds it as a new one.
 
 The columns have the *version* of each row: epoch, ``time_next`` and priority, as the broker last
 read or wrote them. A row is sent only if the table still has this version. ``changed`` has the
@@ -32,10 +33,14 @@ _NUMBERS: Final = ("offsets", "due_ms", "epochs", "times_ns", "priorities", "cha
 
 
 class CachedRows:
-    """The rows of one table in memory."""
+    """The rows of one table in memory.
 
-    def __init__(self) -> None:
-        self.next_offset = 0
+    Args:
+      first_offset: the offset of the first row.
+    """
+
+    def __init__(self, first_offset: int = 0) -> None:
+        self.next_offset = first_offset
         self._numbers: dict[str, Int64s] = {name: np.zeros(0, np.int64) for name in _NUMBERS}
         self._traits: UInt32s = np.zeros(0, np.uint32)
         self._alive: Bools = np.zeros(0, bool)

@@ -56,6 +56,9 @@ T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
+# The offsets of rows begin with the epoch of the lease, so each broker has its own. A broker can
+# have this many bits of rows of each table.
+_OFFSET_BITS: Final = 40
 # How often the definitions of the tables are read, and the longest interval if that takes long.
 _LOOK_S: Final = 1.5
 _LONGEST_LOOK_S: Final = 10.0
@@ -96,6 +99,7 @@ class Database:
     Args:
       engine: the database.
       log: the id of the broker's log.
+      lease_epoch: the epoch of the lease that the broker works under.
       next_id: returns an id for another topic.
     """
 
@@ -104,6 +108,7 @@ class Database:
         engine: Engine,
         database: str,
         log: str,
+        lease_epoch: int,
         next_id: Callable[[], int],
         delivery: Delivery,
         limits: BrokerLimits,
@@ -116,6 +121,7 @@ class Database:
         self.has_looked = trio.Event()  # set when the tables are known
         self._engine = engine
         self._log = log
+        self._lease_epoch = lease_epoch
         self._next_id = next_id
         self._delivery = delivery
         self._limits = limits
@@ -328,6 +334,7 @@ class Database:
             self._next_id(),
             TableName.of(self.database, name),
             self._found.good[name],
+            self._lease_epoch << _OFFSET_BITS,
             self.index,
             self._budget,
             self._limits,

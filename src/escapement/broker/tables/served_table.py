@@ -46,6 +46,8 @@ class ServedTable:
 
     Args:
       id: the id of its topic; no other topic has it.
+      first_offset: the offset of its first row in memory; no earlier broker has used it or a later
+        one.
       submit: writes acknowledgements and attempts into the rows of this table.
     """
 
@@ -54,6 +56,7 @@ class ServedTable:
         id: int,
         name: TableName,
         table: MessageTable,
+        first_offset: int,
         index: DeliveryOrder,
         budget: WindowBudget,
         limits: BrokerLimits,
@@ -65,7 +68,7 @@ class ServedTable:
         self._clock_ms = clock_ms
         self.table = table
         self.statements = RowStatements(table)
-        self.cached = CachedRows()
+        self.cached = CachedRows(first_offset)
         self.pace = Pace(table.directives.poll_interval_ms / 1000)
         self.priorities: set[int | None] = {DEFAULT_PRIORITY}  # None stands for NULL
         # Whether the last poll left messages in the table for lack of room: any, and due ones.
@@ -78,7 +81,7 @@ class ServedTable:
             name,
             Namespace(0, name.tenant, name.database, True, _GRANULARITY_MS, _TICK_MS, now_ms),
             TopicPolicy(),
-            0,
+            first_offset,
             index,
             budget,
             DedupKeys(KeyBudget(0)),

@@ -35,12 +35,14 @@ class Tables:
     Args:
       addresses: the databases.
       log: the id of the broker's log.
+      lease_epoch: the epoch of the lease that the broker works under.
     """
 
     def __init__(
         self,
         addresses: Sequence[MysqlAddress],
         log: str,
+        lease_epoch: int,
         delivery: Delivery,
         limits: BrokerLimits,
         rng: np.random.Generator,
@@ -53,6 +55,7 @@ class Tables:
                 MysqlEngine(address, creates=False),
                 address.database,
                 log,
+                lease_epoch,
                 lambda: next(ids),
                 delivery,
                 limits,
