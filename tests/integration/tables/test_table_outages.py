@@ -159,6 +159,30 @@ async def test_nacked_row_is_sent_again_after_the_delay(
             assert shop.row(id, "epoch") == (2,)
 
 
+async def test_row_that_is_extended_and_then_nacked_is_sent_after_the_delay(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V4: both wait to be written, and the second follows from the first."""
+    topic = shop.create(comment=comment(poller_interval=1))
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            id = shop.insert()
+            messages = await taken(world, consumer, seconds=2)
+            with shop.session() as cursor:  # so nothing is written yet
+                cursor.execute("SELECT 1 FROM mails WHERE id = %s FOR UPDATE", (id,))
+                await consumer.extend(messages, timedelta(seconds=100))
+                await consumer.extend(messages, timedelta(seconds=200))
+                await consumer.nack(messages, timedelta(seconds=5))
+                await world.clock.advance(seconds=1)
+                cursor.connection.commit()
+            until_ms = world.clock.now_ms() + 4_000
+            assert await taken(world, consumer, ms=3_990) == []
+            assert shop.row(id, "epoch, time_next") == (1, until_ms * NS)
+            (again,) = await taken(world, consumer, ms=1_200)
+            assert again.row["id"] == id
+            assert shop.row(id, "epoch") == (2,)
+
+
 async def test_released_row_does_not_count_an_attempt(shop: Shop, mock_clock: MockClock) -> None:
     """V4."""
     topic = shop.create(comment=comment(poller_interval=1))

@@ -6,7 +6,8 @@ everything is kept, and tried again until it is written.
 
 While an acknowledgement waits, its row stays in memory, so that no poll takes it for a new message.
 While a retry waits, its row is not claimed, because a claim would not find the version that the
-broker knows.
+broker knows. Several retries of a row, such as an extended deadline and a nack, are written one
+after the other, since each must know the version that the one before has written.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from escapement.broker.tables.claim import NANOSECONDS
 from escapement.broker.tables.served_table import ServedTable
 from escapement.clock import Clock
 from escapement.errors import StorageError, StorageReadOnly, StorageUnavailable
-from escapement.message import Int64s
+from escapement.message import Bools, Int64s
 from escapement.storage.blocking import Run
 from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.engine.base import Connection
@@ -62,9 +63,9 @@ class _Retry:
     table: ServedTable
     ids: list[RowId]
     offsets: Int64s
-    known: Versions
     epochs: Int64s
     times_ns: Int64s
+    known: Versions | None = None  # the versions of the rows when they are written
     written: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     locked: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -137,10 +138,10 @@ class RowWriter:
             return
         here = table.cached.contains(item.offsets)
         if here.any():
-            known, ids = table.cached.versions(offsets), table.cached.ids(offsets)
+            ids = table.cached.ids(offsets)
             table.cached.set_writing(offsets, True)
             times_ns = item.next_ms[here] * NANOSECONDS
-            self._add(_Retry(table, ids, offsets, known, item.attempts[here], times_ns))
+            self._add(_Retry(table, ids, offsets, item.attempts[here], times_ns))
 
     def acknowledge(
         self, table: ServedTable, ids: list[RowId], done: Callable[[int], None]
@@ -185,17 +186,43 @@ class RowWriter:
             else:
                 self._on_written()
                 left = [one for item in items if (one := self._finish(item)) is not None]
-                self._items.extend(left)
-                pause_s = _LOCKED_S if left and len(left) == len(self._items) else 0.0
+                self._items.extendleft(reversed(left))
+                for item in self._items:
+                    if isinstance(item, _Retry):  # maybe a further one of the same rows
+                        item.table.cached.set_writing(item.offsets, True)
+                pause_s = _LOCKED_S if len(left) == len(items) else 0.0
             await trio.sleep(pause_s)
 
     def _next(self) -> list[_Item]:
+        """Return the items of the next transaction. No row is in two of its retries."""
         items: list[_Item] = []
+        later: list[_Item] = []  # further retries of the same rows
         count = 0
+        retried: set[tuple[ServedTable, int]] = set()
         while self._items and (not items or count + len(self._items[0].ids) <= _MOST_ROWS):
-            items.append(self._items.popleft())
-            count += len(items[-1].ids)
+            item = self._items.popleft()
+            if isinstance(item, _Retry):
+                own = {(item.table, offset) for offset in item.offsets.tolist()}
+                overlaps = not retried.isdisjoint(own)
+                retried |= own
+                if overlaps:
+                    later.append(item)
+                    continue
+                self._prepare(item)
+            items.append(item)
+            count += len(item.ids)
+        self._items.extendleft(reversed(later))
         return items
+
+    def _prepare(self, item: _Retry) -> None:
+        """Leave out rows that were forgotten, and note the versions of the others."""
+        cached = item.table.cached
+        here = np.flatnonzero(cached.contains(item.offsets))
+        self._waiting -= len(item.ids) - len(here)
+        item.ids = [item.ids[row] for row in here.tolist()]
+        item.offsets = item.offsets[here]
+        item.epochs, item.times_ns = item.epochs[here], item.times_ns[here]
+        item.known = cached.versions(item.offsets)
 
     def _finish(self, item: _Item) -> _Item | None:
         """Note that an item is written. Return the part of it that is not; None for nothing."""
@@ -231,17 +258,24 @@ class RowWriter:
         gone = np.ones(len(item.ids), bool)
         gone[written] = gone[item.locked] = False
         cached.set_writing(item.offsets[~_mask(item.locked, len(gone))], False)
-        # A poll finds those again that are due after the next one, so they need no memory.
+        # A poll finds rows again that are due after the next one, so they need no memory. But rows
+        # with a further retry may be due sooner.
         later_ns = self._now_ns + int(table.pace.ahead_s * 1000) * NANOSECONDS
         later = np.zeros(len(item.ids), bool)
         later[written] = item.times_ns[written] > later_ns
-        self._forget(table, item.offsets[gone | later])
+        self._forget(table, item.offsets[gone | (later & ~self._are_retried(table, item.offsets))])
         if not len(item.locked):
             return None
         at = item.locked
-        known = Versions(*(column[at] for column in item.known))
         ids = [item.ids[row] for row in at.tolist()]
-        return _Retry(table, ids, item.offsets[at], known, item.epochs[at], item.times_ns[at])
+        return _Retry(table, ids, item.offsets[at], item.epochs[at], item.times_ns[at])
+
+    def _are_retried(self, table: ServedTable, offsets: Int64s) -> Bools:
+        """Return which rows have a retry that waits to be written; bool[n]."""
+        waiting = [
+            one.offsets for one in self._items if isinstance(one, _Retry) and one.table is table
+        ]
+        return np.isin(offsets, np.concatenate([np.zeros(0, np.int64), *waiting]))
 
     def _forget(self, table: ServedTable, offsets: Int64s) -> None:
         """Forget messages whose rows were changed by SQL, unless they are in flight again."""
@@ -266,6 +300,7 @@ def _write_all(items: Sequence[_Item], tried: list[_Item], connection: Connectio
         if isinstance(item, _Ack):
             item.found, item.locked = statements.acknowledge(connection, item.ids, item.at_ns)
         else:
+            assert item.known is not None
             item.written, item.locked = statements.reschedule(
                 connection, item.ids, item.known, item.epochs, item.times_ns
             )
