@@ -1,4 +1,4 @@
-"""A broker that serves one message table, its consumers, and what the model knows of each row.
+"""A broker that serves one message table, its consumers, and a model of each row.
 
 The table itself is the truth about epochs and times. The model checks each message when it arrives:
 the row is not acknowledged, its time has come, and its new epoch and time follow from the old ones.
@@ -31,7 +31,7 @@ LATE_MS: Final = 3_500
 
 @dataclass
 class RowModel:
-    """What the model knows of one row."""
+    """The state of one row in the model."""
 
     allowed_ms: int  # it may be sent from then on
     epoch: int
@@ -155,7 +155,7 @@ class Lives:
             row.allowed_ms = min(next_ms, row.allowed_ms)
 
     def doubt(self) -> None:
-        """Note that rows may have been sent, or given back, and nobody knows."""
+        """Note that rows may have been sent or given back unseen."""
         for row in self.rows.values():
             row.is_sure = False
 

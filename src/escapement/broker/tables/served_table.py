@@ -144,7 +144,7 @@ class ServedTable:
 
     @property
     def is_cramped(self) -> bool:
-        """Whether memory is full of due rows that wait."""
+        """Whether memory has no room for more due rows."""
         return self.waiting - self._later >= self.table.directives.cache_size
 
     @property
