@@ -95,6 +95,8 @@ class Changes(Lives):
         if not ids:
             return
         with self.shop.session() as cursor:
+            # Gap locks would hinder the application itself.
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
             for id in ids:  # a scan would lock other rows, too
                 cursor.execute("SELECT id FROM mails WHERE id = %s FOR UPDATE", (id,))
             self.locked = frozenset(ids)
