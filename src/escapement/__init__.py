@@ -29,6 +29,7 @@ from escapement.errors import (
     ShuttingDown,
     StorageReadOnly,
     StorageUnavailable,
+    TableRejected,
 )
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ __all__ = [
     "StorageReadOnly",
     "StorageUnavailable",
     "SubscriptionStatus",
+    "TableRejected",
     "Times",
     "Upcoming",
     "connect",

@@ -94,7 +94,7 @@ class Lives:
     def admit(self) -> None:
         """Let the broker reach the database through ``outage``."""
         for database in self.world.server.services.tables.databases.values():
-            for kept in (database._polls, database._claims, database._writes):
+            for kept in (database._polls, database._for_claims, database._for_writes):
                 kept._engine = self.outage.engine
 
     # -- consumers ---------------------------------------------------------------------

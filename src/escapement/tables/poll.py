@@ -88,8 +88,12 @@ class Polled:
     is_full: bool = False  # whether more messages may be due
 
 
+# The place of a parameter in a branch. No name of a column has this character, unlike "?".
+_HERE: Final = "\0"
+
+
 class _Branch(NamedTuple):
-    """One SELECT of the union, with ``?`` for its parameters."""
+    """One SELECT of the union, with ``_HERE`` for each of its parameters."""
 
     sql: str
     params: tuple[int, ...]
@@ -151,7 +155,8 @@ def index_warning(connection: Connection, table: MessageTable) -> str | None:
     """
     target = Target(table, (DEFAULT_PRIORITY,), LAST_NS, 1000)
     for sql, params in _branches(0, target):
-        rows = connection.execute(f"EXPLAIN FORMAT=TRADITIONAL {sql}", params).rows
+        explain = f"EXPLAIN FORMAT=TRADITIONAL {sql.replace(_HERE, '?')}"
+        rows = connection.execute(explain, params).rows
         if any(row[_POSSIBLE_KEYS[len(row)]] is None for row in rows if row[1] == "SIMPLE"):
             edition = table.layout.edition
             return (
@@ -177,10 +182,11 @@ def _union(connection: Connection, branches: Sequence[_Branch]) -> list[Row]:
         return []
     if len(branches) <= _FEW_BRANCHES:
         params = [value for branch in branches for value in branch.params]
-        return connection.execute(" UNION ALL ".join([b.sql for b in branches]), params).rows
+        text = " UNION ALL ".join([branch.sql for branch in branches])
+        return connection.execute(text.replace(_HERE, "?"), params).rows
     texts = []
     for sql, values in branches:
-        pieces = sql.split("?")
+        pieces = sql.split(_HERE)
         filled = [f"{piece}{value:d}" for piece, value in zip(pieces, values, strict=False)]
         texts.append("".join(filled) + pieces[-1])
     return connection.execute(" UNION ALL ".join(texts)).rows
@@ -207,7 +213,7 @@ def _branches(number: int, target: Target) -> list[_Branch]:
     ) -> _Branch:
         sql = (
             f"(SELECT {number}, {priority}, {id[0]}, {id[1]}, CAST(COALESCE(epoch, 0) AS SIGNED),"
-            f" {time}, {key} {source} AND {condition} ORDER BY {order} LIMIT ?)"
+            f" {time}, {key} {source} AND {condition} ORDER BY {order} LIMIT {_HERE})"
         )
         return _Branch(sql, (until_ns, most) if timed else (most,))
 
@@ -217,17 +223,17 @@ def _branches(number: int, target: Target) -> list[_Branch]:
         unsent = " AND (epoch = 0 OR epoch IS NULL)" if by_time else ""
         default = f"CAST({DEFAULT_PRIORITY} AS SIGNED)"
         return [
-            select(default, "time_next", "time_next <= ?", "time_next"),
+            select(default, "time_next", f"time_next <= {_HERE}", "time_next"),
             select(
                 default,
                 "time_scheduled",
-                f"time_next IS NULL{unsent} AND time_scheduled <= ?",
+                f"time_next IS NULL{unsent} AND time_scheduled <= {_HERE}",
                 "time_scheduled",
             ),
         ]
     priority = f"CAST(COALESCE(priority, {DEFAULT_PRIORITY}) AS SIGNED)"
     if len(priorities) > MOST_PRIORITIES:
-        due = "(time_next <= ? OR time_next IS NULL)"
+        due = f"(time_next <= {_HERE} OR time_next IS NULL)"
         return [select(priority, "time_next", due, f"priority, time_next, {keys}")]
     branches = []
     for one in priorities:
@@ -236,7 +242,10 @@ def _branches(number: int, target: Target) -> list[_Branch]:
             select(priority, "time_next", f"{same} AND time_next IS NULL", keys, timed=False),
             select(priority, "time_next", f"{same} AND time_next = 0", keys, timed=False),
             select(
-                priority, "time_next", f"{same} AND time_next <> 0 AND time_next <= ?", "time_next"
+                priority,
+                "time_next",
+                f"{same} AND time_next <> 0 AND time_next <= {_HERE}",
+                "time_next",
             ),
         ]
     known = ", ".join(str(one) for one in priorities if one is not None)

@@ -246,7 +246,7 @@ async def test_locked_row_waits_for_the_application_and_delays_no_other(
             assert await now.ids(seconds=6) == [ids[0], ids[2]]
             assert await now.ids(seconds=2) == []
             cursor.connection.commit()
-        (message,) = await taken(now.world, now.consumer, ms=60)
+        (message,) = await taken(now.world, now.consumer, ms=1_010)
         assert (message.row["id"], message.row["message"]) == (ids[1], [1])
         assert shop.row(ids[1], "epoch") == (1,)
 

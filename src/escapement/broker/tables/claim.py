@@ -28,9 +28,6 @@ from escapement.storage.encoding.attempts import MOST_ATTEMPTS
 from escapement.tables.row_statements import Claimed, RowStatements, Versions
 
 NANOSECONDS: Final = 1_000_000
-# When to try rows again that another session has locked, and rows whose claim has failed.
-_LOCKED_MS: Final = 50
-_FAILED_MS: Final = 500
 
 
 class Sending(NamedTuple):
@@ -47,12 +44,12 @@ class Sending(NamedTuple):
 class Outcome(NamedTuple):
     """The outcome of a claim: which of the rows were not claimed.
 
-    ``lost`` are the offsets of rows that were changed by SQL. The others are tried again in
-    ``busy_ms``.
+    ``lost`` are the offsets of rows that were changed by SQL. The others are tried again.
+    ``is_stuck`` says that no row was claimed, although some are not lost.
     """
 
     lost: Int64s
-    busy_ms: int
+    is_stuck: bool
 
 
 class RunClaim(Protocol):
@@ -138,8 +135,7 @@ class Claim:
             left[self._here[taken]] = False
             busy[self._here] = False
             busy[self._here[self._claimed.busy]] = True
-        busy_ms = _LOCKED_MS if self.error is None else _FAILED_MS
-        return Outcome(self.offsets[left & ~busy], busy_ms)
+        return Outcome(self.offsets[left & ~busy], bool(left.all() and (left & busy).any()))
 
 
 def _written(rows: CachedRows, offsets: Int64s) -> Bools:

@@ -12,7 +12,6 @@ no message of its tables is sent for a moment, and everything that waits to be w
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,9 +25,11 @@ from escapement.broker.limits import BrokerLimits
 from escapement.broker.outage import Outage
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.tables.claim import NANOSECONDS, Claim
+from escapement.broker.tables.claims import Claims
 from escapement.broker.tables.row_writer import RowWriter
 from escapement.broker.tables.served_table import ServedTable
 from escapement.broker.tables.table_index import TableIndex
+from escapement.broker.tables.trouble import Trouble
 from escapement.broker.topic.topic import Topic
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.clock import Clock
@@ -40,7 +41,6 @@ from escapement.errors import (
     StorageUnavailable,
     TableRejected,
 )
-from escapement.message import Int64s
 from escapement.names import TableName
 from escapement.storage.blocking import Run
 from escapement.storage.commit.items import Acks, Attempts
@@ -50,7 +50,6 @@ from escapement.storage.engine.named_lock import take_over
 from escapement.tables.discovery import Discovery, MessageTables
 from escapement.tables.poll import Polled, Target, index_warning, poll
 from escapement.tables.purge import purge, to_purge
-from escapement.tables.row_statements import Claimed
 
 T = TypeVar("T")
 
@@ -69,9 +68,8 @@ _PURGE_S: Final = 2.0
 _LONGEST_PURGE_S: Final = 30.0
 # Tables that are to be polled within this time are polled together.
 _TOGETHER_S: Final = 0.1
-# After an error nothing is sent for this time, and twice as long after each further error.
-_FIRST_PAUSE_S: Final = 0.25
-_LAST_PAUSE_S: Final = 2.0
+# The pause after polls or discovery have failed.
+_FAILED_S: Final = 0.25
 # How long a stop of the broker waits until everything is written.
 _STOP_S: Final = 2.0
 
@@ -117,7 +115,6 @@ class Database:
         run: Run,
     ) -> None:
         self.database = database
-        self.problem: StorageError | None = None  # why nothing is sent; None if all is well
         self.has_looked = trio.Event()  # set when the tables are known
         self._engine = engine
         self._log = log
@@ -133,28 +130,24 @@ class Database:
         self._by_id: dict[int, ServedTable] = {}
         self._rejected: dict[str, str] = {}
         self._polls = KeptConnection(engine)
-        self._claims = KeptConnection(engine, opened=lambda one: self._take_over(one, "claims"))
-        self._writes = KeptConnection(engine, opened=lambda one: self._take_over(one, "writes"))
-        self._claiming = trio.Lock()
-        self._ended: deque[Claim] = deque()
-        self._claimants: dict[Claim, ServedTable] = {}
+        self._for_claims = KeptConnection(engine, opened=lambda one: self._own(one, "claims"))
+        self._for_writes = KeptConnection(engine, opened=lambda one: self._own(one, "writes"))
+        self._claims = Claims(self._for_claims, run, lambda id: self._by_id[id], self._claim_ended)
+        self._trouble = Trouble()
         self._discovery = Discovery()
         self._found: MessageTables | None = None
         self._look_s = 0.0  # when to look for tables next
         self._purge_s = 0.0  # when to purge tables next
         self._poll = 0  # the number of the last poll
-        self._pause_s = 0.0
-        self._resume_s = 0.0
-        self._told = ""  # the last error that was logged
         self._soon = trio.Event()
-        self.index = TableIndex(lambda id: self._by_id[id].cached, self._claim)
-        self.pump = delivery.make_pump(self.index, self._in_thread, self._may_send)
+        self.index = TableIndex(lambda id: self._by_id[id].cached, self._claims.begin)
+        self.pump = delivery.make_pump(self.index, self._claims.run_one, self._may_send)
         self.writer = RowWriter(
             clock,
             self._write,
             run,
-            self._trouble,
-            self._well,
+            self._failed,
+            self._works,
             self._changed,
             lambda: self._poll,
             limits.unwritten_acks,
@@ -163,6 +156,11 @@ class Database:
     @property
     def location(self) -> str:
         return self._engine.location
+
+    @property
+    def problem(self) -> StorageError | None:
+        """Why nothing is sent; None if all is well."""
+        return self._trouble.problem
 
     # -- finding -----------------------------------------------------------------------
 
@@ -263,7 +261,7 @@ class Database:
 
     def close(self) -> None:
         """Close the connections."""
-        for connection in (self._polls, self._claims, self._writes):
+        for connection in (self._polls, self._for_claims, self._for_writes):
             connection.close()
 
     async def _watch(self) -> None:
@@ -275,14 +273,13 @@ class Database:
                 await self._turn()
                 failed = False
             self.has_looked.set()
-            with trio.move_on_after(_FIRST_PAUSE_S if failed else self._wait_s()):
+            with trio.move_on_after(_FAILED_S if failed else self._wait_s()):
                 await self._soon.wait()
 
     async def _turn(self) -> None:
         """Look for tables and poll, as far as it is time to."""
         now_s = trio.current_time()
-        if self.problem is not None and now_s >= self._resume_s:
-            self.problem = None  # try again; the next error stops everything again
+        if self._trouble.has_paused(now_s):
             self._wake_all()
         if now_s >= self._look_s:
             await self._look()
@@ -298,7 +295,7 @@ class Database:
             if table.is_used and not table.is_cramped
         ]
         if self.problem is not None:
-            due_s.append(self._resume_s)
+            due_s.append(self._trouble.ends_s)
         return max(min([self._look_s, self._purge_s, *due_s]) - trio.current_time(), 0.0)
 
     # -- discovery -------------------------------------------------------------------------
@@ -435,52 +432,17 @@ class Database:
         for table, target, polled in zip(tables, targets, found, strict=True):
             if table.is_gone or table.table is not target.table:
                 continue  # altered or dropped meanwhile
-            claims = [claim.offsets for claim, of in self._claimants.items() if of is table]
-            claimed = np.concatenate([np.zeros(0, np.int64), *claims])
-            new = table.take(polled, self._poll, claimed, now_ms)
+            new = table.take(polled, self._poll, self._claims.offsets(table), now_ms)
             table.pace.polled(now_s, now_s - began_s, new, table.overflows)
             if new:
                 self._delivery.look_at(table.topic)
 
     # -- claims and writes ---------------------------------------------------------------------
 
-    def _claim(self, topic_id: int, offsets: Int64s) -> Claim:
-        table = self._by_id[topic_id]
-        claim = Claim(
-            table.statements,
-            table.cached,
-            offsets,
-            table.subscription.sending(offsets),
-            self._make_claim,
-            self._ended.append,
-        )
-        self._claimants[claim] = table
-        return claim
-
-    def _make_claim(self, claim: Claim) -> Claimed:
-        """Make a claim in the database. Runs in a thread, one at a time."""
-        with self._claims.use() as connection:
-            connection.begin()
-            claimed = claim.statements.claim(
-                connection, claim.ids, claim.known, claim.epochs, claim.times_ns
-            )
-            connection.commit()
-            return claimed
-
-    async def _in_thread(self, function: Callable[..., T], /, *arguments: object) -> T:
-        """Make a blocking call of the pump, which is a claim, and settle claims that have ended."""
-        async with self._claiming:
-            try:
-                return await self._run(function, *arguments)
-            finally:
-                while self._ended:
-                    self._settle(self._ended.popleft())
-
-    def _settle(self, claim: Claim) -> None:
-        table = self._claimants.pop(claim)
+    def _claim_ended(self, table: ServedTable, claim: Claim) -> None:
         table.subscription.claimed(claim.settle(table.cached, self._poll))
         if claim.error is not None:
-            self._trouble(claim.error)
+            self._failed(claim.error)
         if table.wants_refill:
             self.hasten(table)
 
@@ -488,7 +450,7 @@ class Database:
         self.writer.submit(table, item)
 
     def _write(self, call: Callable[[Connection], None]) -> None:
-        with self._writes.use() as connection:
+        with self._for_writes.use() as connection:
             call(connection)
 
     def _changed(self, table: ServedTable) -> None:
@@ -501,29 +463,22 @@ class Database:
     def _may_send(self) -> bool:
         return self.problem is None and self._delivery.holds_lease()
 
-    def _take_over(self, connection: Connection, purpose: str) -> None:
+    def _own(self, connection: Connection, purpose: str) -> None:
         """End the connection of an earlier broker with this purpose, and hinder it from more."""
         if not self._delivery.holds_lease():
             raise StorageUnavailable(f"{self.location}: the lease has expired")
         take_over(self._engine, connection, f"tables.{purpose}.{self._log[:16]}")
 
-    def _trouble(self, error: StorageError) -> None:
+    def _failed(self, error: StorageError) -> None:
         """Note an error. If the database cannot be used, send nothing for a while."""
         self._look_s = 0.0  # a table may have been altered or dropped
-        if str(error) != self._told:
-            self._told = str(error)
+        if self._trouble.note(error, trio.current_time()):
             _logger.warning("%s: messages of tables wait: %s", self.location, error)
-        if isinstance(error, StorageUnavailable):
-            self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LAST_PAUSE_S)
-            self._resume_s = trio.current_time() + self._pause_s
-            self.problem = error
         self._soon.set()
 
-    def _well(self) -> None:
+    def _works(self) -> None:
         """Note that the database accepts writes."""
-        self._pause_s, self._told = 0.0, ""
-        if self.problem is not None:
-            self.problem = None
+        if self._trouble.is_over():
             self._wake_all()
 
     def _wake_all(self) -> None:

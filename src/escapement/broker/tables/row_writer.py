@@ -35,8 +35,10 @@ from escapement.tables.row_statements import Versions
 
 # The most rows of one transaction, unless one item has more.
 _MOST_ROWS: Final = 8_192
-# The pause before rows that another session has locked are tried again.
+# The pause before rows that another session has locked are tried again, the first time and after
+# many times.
 _LOCKED_S: Final = 0.05
+_LONGEST_LOCKED_S: Final = 1.0
 # The shortest pause after an error, and the longest after several.
 _FIRST_RETRY_S: Final = 0.1
 _LAST_RETRY_S: Final = 2.0
@@ -190,7 +192,10 @@ class RowWriter:
                 for item in self._items:
                     if isinstance(item, _Retry):  # maybe a further one of the same rows
                         item.table.cached.set_writing(item.offsets, True)
-                pause_s = _LOCKED_S if len(left) == len(items) else 0.0
+                if len(left) == len(items):
+                    pause_s = min(max(2 * pause_s, _LOCKED_S), _LONGEST_LOCKED_S)
+                else:
+                    pause_s = 0.0
             await trio.sleep(pause_s)
 
     def _next(self) -> list[_Item]:

@@ -32,6 +32,9 @@ from escapement.storage.offsets import OffsetSet
 
 # The name of the only subscription of each table.
 SUBSCRIPTION: Final = "table"
+# When a message that could not be claimed is tried again, the first time and after many times.
+_BUSY_MS: Final = 50
+_LONGEST_BUSY_MS: Final = 1_000
 
 
 class TableSubscription(SharedSubscription):
@@ -53,7 +56,7 @@ class TableSubscription(SharedSubscription):
         self._clock_ms = clock_ms
         self._on_forgotten = on_forgotten
         self._lost = OffsetSet()  # of the last claims
-        self._busy_ms = 0
+        self._busy_ms = _BUSY_MS
 
     @property
     def scatters(self) -> bool:
@@ -83,7 +86,8 @@ class TableSubscription(SharedSubscription):
         """Note which messages of a claim are lost. ``await_fill`` follows."""
         if len(outcome.lost):
             self._lost.add(outcome.lost)
-        self._busy_ms = outcome.busy_ms
+        # A long transaction of an application may have locked all rows that are left.
+        self._busy_ms = min(2 * self._busy_ms, _LONGEST_BUSY_MS) if outcome.is_stuck else _BUSY_MS
 
     def await_fill(self, offsets: Int64s) -> None:
         """Take back messages that were put in flight and were not claimed."""
