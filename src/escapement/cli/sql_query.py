@@ -26,8 +26,7 @@ Rows = Iterator[tuple[Any, ...]]
     epilog="""\b
     Examples:
       escapement sql query "SELECT topic, state, count(*) FROM messages GROUP BY 1, 2"
-      escapement sql query "SELECT offset, deliver_at, payload FROM messages
-        WHERE topic = 'shop/eu/orders' AND payload ->> '$.customer' = 7"
+      escapement sql query "SELECT offset, payload FROM messages WHERE key = 'order-7'"
       escapement sql query "SELECT * FROM messages" --topic orders -o csv > orders.csv
 
     \b

@@ -58,8 +58,13 @@ class RowIds:
           ValueError, TypeError: if it cannot be an id of this table.
         """
         if self.are_numbers:
-            return int(given)  # type: ignore[call-overload, no-any-return]
+            number = int(given)  # type: ignore[call-overload]
+            if not -(1 << 63) <= number < 1 << 63:
+                raise ValueError(f"{number} is out of range")
+            return int(number)
         if self._are_bytes:
+            if isinstance(given, int):
+                raise TypeError(f"{given} is not bytes")
             return given.encode() if isinstance(given, str) else bytes(given)  # type: ignore[call-overload]
         return given if isinstance(given, str) else str(given)
 

@@ -14,11 +14,13 @@ for an open transaction of an application. The session is READ COMMITTED, so the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import msgpack
 import numpy as np
 
+from escapement.errors import StorageError
 from escapement.message import Int64s
 from escapement.storage.engine.base import Connection, Row
 from escapement.storage.engine.value_lists import padded
@@ -35,6 +37,15 @@ NO_TIME_NS: Final = -(1 << 63)
 _FEW_VALUES: Final = 16
 # The columns of a claim before those of the payload.
 _VERSION_COLUMNS: Final = 4
+
+
+@contextmanager
+def values_of(table: str) -> Iterator[None]:
+    """Turn errors about values that cannot be read or written into a ``StorageError``."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise StorageError(f"a value of table {table} cannot be used: {error}") from error
 
 
 class Versions(NamedTuple):

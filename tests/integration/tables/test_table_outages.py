@@ -25,19 +25,19 @@ CONNECTED_S = 25
 def shop_to_break(mysql_to_break: MysqlServer) -> Iterator[Shop]:
     """A shop whose broker connects as an ordinary user, on a server that may be broken."""
     mysql_to_break.admin("CREATE DATABASE breaking")
-    mysql_to_break.admin("CREATE USER broker@'%' IDENTIFIED BY 'x'")
-    mysql_to_break.admin("GRANT ALL ON breaking.* TO broker@'%'")
+    mysql_to_break.admin("CREATE USER breaker@'%' IDENTIFIED BY 'x'")
+    mysql_to_break.admin("GRANT ALL ON breaking.* TO breaker@'%'")
     yield Shop(mysql_to_break.url("breaking"))
     mysql_to_break.restore()
     mysql_to_break.admin("SET GLOBAL read_only = 0")
     mysql_to_break.admin("DROP DATABASE breaking")
-    mysql_to_break.admin("DROP USER broker@'%'")
+    mysql_to_break.admin("DROP USER breaker@'%'")
 
 
 def as_broker(shop: Shop) -> Shop:
     """Return the same shop as an ordinary user sees it."""
     other = Shop(shop.url)
-    other.address = replace(shop.address, user="broker", password="x")
+    other.address = replace(shop.address, user="breaker", password="x")
     return other
 
 

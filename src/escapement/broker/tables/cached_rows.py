@@ -89,6 +89,11 @@ class CachedRows:
             self._compact()
         return ids
 
+    def clear(self) -> None:
+        """Remove all rows."""
+        self.remove(self._numbers["offsets"][self._alive])
+        self._compact()
+
     def _compact(self) -> None:
         kept = np.flatnonzero(self._alive)
         self._numbers = {name: column[kept] for name, column in self._numbers.items()}

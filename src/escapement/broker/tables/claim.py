@@ -63,6 +63,7 @@ class Claim:
 
     Args:
       offsets: the rows, which are in flight.
+      claimed: rows with a claim that is not settled yet. They are busy.
       make: makes the claim in the database.
       on_ended: called in the thread when the claim has ended; then ``settle`` must follow.
     """
@@ -75,13 +76,15 @@ class Claim:
         rows: CachedRows,
         offsets: Int64s,
         sending: Sending,
+        claimed: Int64s,
         make: RunClaim,
         on_ended: Callable[[Claim], None],
     ) -> None:
         self.statements = statements
         self.offsets = offsets
         # A row that was forgotten meanwhile, because its table was dropped, is lost.
-        self._here = np.flatnonzero(rows.contains(offsets) & ~_written(rows, offsets))
+        busy = _written(rows, offsets) | np.isin(offsets, claimed)
+        self._here = np.flatnonzero(rows.contains(offsets) & ~busy)
         self._absent = ~rows.contains(offsets)
         here = offsets[self._here]
         self.ids = rows.ids(here)
@@ -131,7 +134,8 @@ class Claim:
         if self._claimed is not None:
             taken = self._claimed.taken
             here = self.offsets[self._here]
-            rows.set_versions(here[taken], self.epochs[taken], self.times_ns[taken], poll)
+            known = taken[rows.contains(here[taken])]  # others were acknowledged meanwhile
+            rows.set_versions(here[known], self.epochs[known], self.times_ns[known], poll)
             left[self._here[taken]] = False
             busy[self._here] = False
             busy[self._here[self._claimed.busy]] = True

@@ -14,7 +14,7 @@ from escapement.broker.tables.served_table import ServedTable
 from escapement.message import Int64s
 from escapement.storage.blocking import Run
 from escapement.storage.engine.kept_connection import KeptConnection
-from escapement.tables.row_statements import Claimed
+from escapement.tables.row_statements import Claimed, values_of
 
 T = TypeVar("T")
 
@@ -52,6 +52,7 @@ class Claims:
             table.cached,
             offsets,
             table.subscription.sending(offsets),
+            self.offsets(table),
             self._make,
             self._ended.append,
         )
@@ -75,7 +76,8 @@ class Claims:
 
     def _make(self, claim: Claim) -> Claimed:
         """Make a claim in the database. Runs in a thread."""
-        with self._connection.use() as connection:
+        name = claim.statements.table.name
+        with values_of(name), self._connection.use() as connection:
             connection.begin()
             claimed = claim.statements.claim(
                 connection, claim.ids, claim.known, claim.epochs, claim.times_ns

@@ -50,6 +50,7 @@ from escapement.storage.engine.named_lock import take_over
 from escapement.tables.discovery import Discovery, MessageTables
 from escapement.tables.poll import Polled, Target, index_warning, poll
 from escapement.tables.purge import purge, to_purge
+from escapement.tables.row_statements import values_of
 
 T = TypeVar("T")
 
@@ -129,7 +130,7 @@ class Database:
         self._tables: dict[str, ServedTable] = {}
         self._by_id: dict[int, ServedTable] = {}
         self._rejected: dict[str, str] = {}
-        self._polls = KeptConnection(engine)
+        self._polls = KeptConnection(engine, opened=_wait_little)
         self._for_claims = KeptConnection(engine, opened=lambda one: self._own(one, "claims"))
         self._for_writes = KeptConnection(engine, opened=lambda one: self._own(one, "writes"))
         self._claims = Claims(self._for_claims, run, lambda id: self._by_id[id], self._claim_ended)
@@ -349,7 +350,6 @@ class Database:
         if name in self._rejected:
             error = TableRejected(self._rejected[name])
         table.end(error)
-        table.is_gone = True
         self._delivery.unschedule(table.topic.id)
 
     async def _warn(self, name: str) -> None:
@@ -370,7 +370,7 @@ class Database:
         """
 
         def made() -> T:
-            with self._polls.use() as connection:
+            with values_of(self.database), self._polls.use() as connection:
                 return call(connection)
 
         try:
@@ -467,6 +467,7 @@ class Database:
         """End the connection of an earlier broker with this purpose, and hinder it from more."""
         if not self._delivery.holds_lease():
             raise StorageUnavailable(f"{self.location}: the lease has expired")
+        _wait_little(connection)
         take_over(self._engine, connection, f"tables.{purpose}.{self._log[:16]}")
 
     def _failed(self, error: StorageError) -> None:
@@ -495,3 +496,11 @@ class Database:
             self.pump.wake(topic)
         else:
             self.pump.wake_subscription(topic, subscription)
+
+
+def _wait_little(connection: Connection) -> None:
+    """Let statements wait a short time only for the lock of a whole table.
+
+    One table that is being altered would otherwise hold up all others for long.
+    """
+    connection.execute("SET lock_wait_timeout = 1")

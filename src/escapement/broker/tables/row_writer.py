@@ -31,7 +31,7 @@ from escapement.storage.blocking import Run
 from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.engine.base import Connection
 from escapement.tables.row_ids import RowId
-from escapement.tables.row_statements import Versions
+from escapement.tables.row_statements import Versions, values_of
 
 # The most rows of one transaction, unless one item has more.
 _MOST_ROWS: Final = 8_192
@@ -107,6 +107,7 @@ class RowWriter:
         self._last_poll = last_poll
         self._most_acks = most_acks
         self._items: deque[_Item] = deque()
+        self._suspect: _Item | None = None  # an item that has failed, and is written alone
         self._waiting = 0  # rows of all items, including those being written
         self._added = trio.Event()
         self._idle = trio.Event()
@@ -135,6 +136,8 @@ class RowWriter:
         """Write acknowledgements or attempts of a subscription."""
         offsets = item.offsets[table.cached.contains(item.offsets)]
         if isinstance(item, Acks):
+            # A client that connects again may acknowledge rows that this broker never had.
+            table.subscription.acked.committed(item.offsets[~table.cached.contains(item.offsets)])
             ids = table.cached.ids(offsets)
             self._add(_Ack(table, ids, item.done, self._now_ns, offsets))
             return
@@ -180,13 +183,17 @@ class RowWriter:
             try:
                 await self._run(self._write, partial(_write_all, items, tried))
             except StorageError as error:
-                if not isinstance(error, PASSING):  # the last item may fail again: others go first
-                    items = [*[one for one in items if one is not tried[-1]], tried[-1]]
-                self._items.extendleft(reversed(items))
+                suspect = tried[-1] if tried and not isinstance(error, PASSING) else None
+                self._items.extendleft(reversed([one for one in items if one is not suspect]))
+                if suspect is not None:  # it may fail again, so it comes last, and alone
+                    self._suspect = suspect
+                    self._items.append(suspect)
                 self._on_trouble(error)
                 pause_s = min(max(2 * pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
             else:
                 self._on_written()
+                if self._suspect in items:
+                    self._suspect = None
                 left = [one for item in items if (one := self._finish(item)) is not None]
                 self._items.extendleft(reversed(left))
                 for item in self._items:
@@ -205,6 +212,8 @@ class RowWriter:
         count = 0
         retried: set[tuple[ServedTable, int]] = set()
         while self._items and (not items or count + len(self._items[0].ids) <= _MOST_ROWS):
+            if items and self._items[0] is self._suspect:
+                break
             item = self._items.popleft()
             if isinstance(item, _Retry):
                 own = {(item.table, offset) for offset in item.offsets.tolist()}
@@ -216,6 +225,8 @@ class RowWriter:
                 self._prepare(item)
             items.append(item)
             count += len(item.ids)
+            if item is self._suspect:
+                break
         self._items.extendleft(reversed(later))
         return items
 
@@ -299,17 +310,22 @@ def _write_all(items: Sequence[_Item], tried: list[_Item], connection: Connectio
     connection.begin()
     for item in items:
         tried.append(item)
-        if item.table.is_gone:
-            continue
-        statements = item.table.statements
-        if isinstance(item, _Ack):
-            item.found, item.locked = statements.acknowledge(connection, item.ids, item.at_ns)
-        else:
-            assert item.known is not None
-            item.written, item.locked = statements.reschedule(
-                connection, item.ids, item.known, item.epochs, item.times_ns
-            )
+        with values_of(item.table.table.name):
+            _write_one(connection, item)
     connection.commit()
+
+
+def _write_one(connection: Connection, item: _Item) -> None:
+    statements = item.table.statements
+    if item.table.is_gone:
+        return
+    if isinstance(item, _Ack):
+        item.found, item.locked = statements.acknowledge(connection, item.ids, item.at_ns)
+    else:
+        assert item.known is not None
+        item.written, item.locked = statements.reschedule(
+            connection, item.ids, item.known, item.epochs, item.times_ns
+        )
 
 
 def _mask(positions: Int64s, count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -114,6 +114,8 @@ class ServedTable:
             self.subscription.consumers.remove(consumer)
             consumer.outlet.consumer_closed(consumer.wire_id, error)
         self.topic.releasing()()
+        self.is_gone = True
+        self.cached.clear()
 
     # -- polls -----------------------------------------------------------------------
 
@@ -212,7 +214,8 @@ class ServedTable:
         subscription = self.subscription
         changed &= ~self.cached.changed_since(known, poll)
         keeps = subscription.in_flight.offsets.contains(known)
-        keeps &= (after.times_ns > now_ms * NANOSECONDS) | np.isin(known, claimed)
+        keeps &= after.times_ns > now_ms * NANOSECONDS
+        keeps |= np.isin(known, claimed)
         changed &= ~keeps & ~subscription.acked.contains(known)
         if changed.any():
             subscription.in_flight.take_back(known[changed])

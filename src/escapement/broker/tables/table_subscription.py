@@ -118,7 +118,7 @@ class TableSubscription(SharedSubscription):
 
     def extend(self, consumer: Consumer, offsets: Int64s, wait_ms: int, now_ms: int) -> int:
         count = super().extend(consumer, offsets, wait_ms, now_ms)
-        rows = counted(self.in_flight.find(offsets))
+        rows = counted(self.in_flight.find(offsets, consumer.id))
         if rows.height:
             self._write(rows, self.sending(rows.offsets).deadline_ms)
         return count

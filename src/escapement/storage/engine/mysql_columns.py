@@ -18,6 +18,7 @@ from pymysql.protocol import FieldDescriptorPacket, MysqlPacket
 from escapement.storage.engine.base import Row
 
 _Decoder = Callable[[MysqlPacket], Any]
+_VECTOR: Final = 242  # the type of vectors of MySQL 9, which PyMySQL does not know
 _BINARY_CHARSET: Final = 63  # the number of the character set "binary", of byte strings
 _UNSIGNED: Final = 32  # the flag of an unsigned column
 _MOST_DEFINITIONS: Final = 1024  # decoders of this many column definitions are cached
@@ -112,6 +113,7 @@ _STRINGS: Final = frozenset(
         FIELD_TYPE.ENUM,
         FIELD_TYPE.SET,
         FIELD_TYPE.BIT,
+        _VECTOR,
     }
 )
 # Decoders of values in text form by column type, for PyMySQL's option ``conv``.

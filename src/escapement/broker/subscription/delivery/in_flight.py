@@ -181,9 +181,13 @@ class InFlight:
             )
         return None
 
-    def find(self, offsets: Int64s) -> Rows:
-        """Return a copy of the rows of these messages that are in flight, in no order."""
-        return Rows.concat([part.rows for part in self._parts(offsets)])
+    def find(self, offsets: Int64s, consumer_id: int | None = None) -> Rows:
+        """Return a copy of the rows of these messages that are in flight, in no order.
+
+        Args:
+          consumer_id: only those of this consumer; None for all.
+        """
+        return Rows.concat([part.rows for part in self._parts(offsets, consumer_id)])
 
     def take_back(self, offsets: Int64s, consumer_id: int | None = None) -> Rows:
         """Remove messages from flight (only this consumer's, if given); return their rows."""
