@@ -27,7 +27,7 @@ Rows = Iterator[tuple[Any, ...]]
     Examples:
       escapement sql query "SELECT topic, state, count(*) FROM messages GROUP BY 1, 2"
       escapement sql query "SELECT offset, payload FROM messages WHERE key = 'order-7'"
-      escapement sql query "SELECT * FROM messages" --topic orders -o csv > orders.csv
+      escapement sql query "SELECT * FROM messages" --topic orders -o csv
 
     \b
     The columns of messages: topic (the full name), offset, deliver_at, deliver_at_ms,
