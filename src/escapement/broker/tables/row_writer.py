@@ -107,7 +107,8 @@ class RowWriter:
         self._last_poll = last_poll
         self._most_acks = most_acks
         self._items: deque[_Item] = deque()
-        self._suspect: _Item | None = None  # an item that has failed, and is written alone
+        # Items that have failed, and parts of them. Each is written alone.
+        self._suspects: set[_Item] = set()
         self._waiting = 0  # rows of all items, including those being written
         self._added = trio.Event()
         self._idle = trio.Event()
@@ -185,15 +186,13 @@ class RowWriter:
             except StorageError as error:
                 suspect = tried[-1] if tried and not isinstance(error, PASSING) else None
                 self._items.extendleft(reversed([one for one in items if one is not suspect]))
-                if suspect is not None:  # it may fail again, so it comes last, and alone
-                    self._suspect = suspect
-                    self._items.append(suspect)
+                if suspect is not None:
+                    self._put_aside(suspect)
                 self._on_trouble(error)
                 pause_s = min(max(2 * pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
             else:
                 self._on_written()
-                if self._suspect in items:
-                    self._suspect = None
+                self._suspects.difference_update(items)
                 left = [one for item in items if (one := self._finish(item)) is not None]
                 self._items.extendleft(reversed(left))
                 for item in self._items:
@@ -212,7 +211,7 @@ class RowWriter:
         count = 0
         retried: set[tuple[ServedTable, int]] = set()
         while self._items and (not items or count + len(self._items[0].ids) <= _MOST_ROWS):
-            if items and self._items[0] is self._suspect:
+            if items and self._items[0] in self._suspects:
                 break
             item = self._items.popleft()
             if isinstance(item, _Retry):
@@ -225,10 +224,23 @@ class RowWriter:
                 self._prepare(item)
             items.append(item)
             count += len(item.ids)
-            if item is self._suspect:
+            if item in self._suspects:
                 break
         self._items.extendleft(reversed(later))
         return items
+
+    def _put_aside(self, item: _Item) -> None:
+        """Write an item that has failed after all others, and alone.
+
+        If it has failed alone, its halves are written one by one. So in the end only the rows that
+        cannot be written wait.
+        """
+        parts = [item]
+        if item in self._suspects and len(item.ids) > 1:
+            self._suspects.discard(item)
+            parts = _halves(item)
+        self._suspects.update(parts)
+        self._items.extend(parts)
 
     def _prepare(self, item: _Retry) -> None:
         """Leave out rows that were forgotten, and note the versions of the others."""
@@ -299,6 +311,30 @@ class RowWriter:
         offsets = offsets[~table.subscription.in_flight.offsets.contains(offsets)]
         if len(offsets):
             table.subscription.forget(offsets[~table.subscription.acked.contains(offsets)])
+
+
+def _halves(item: _Item) -> list[_Item]:
+    """Divide an item into two, which together have its effect."""
+    middle = len(item.ids) // 2
+    parts = slice(0, middle), slice(middle, None)
+    if isinstance(item, _Retry):
+        return [
+            _Retry(item.table, item.ids[at], item.offsets[at], item.epochs[at], item.times_ns[at])
+            for at in parts
+        ]
+    total, waiting = item.acked, len(parts)
+
+    def done(count: int) -> None:
+        nonlocal total, waiting
+        total, waiting = total + count, waiting - 1
+        if not waiting and item.done is not None:
+            item.done(total)
+
+    offsets = item.offsets
+    return [
+        _Ack(item.table, item.ids[at], done, item.at_ns, None if offsets is None else offsets[at])
+        for at in parts
+    ]
 
 
 def _write_all(items: Sequence[_Item], tried: list[_Item], connection: Connection) -> None:

@@ -1,0 +1,75 @@
+"""Errors about one message table end neither the broker nor the deliveries of other tables."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from escapement.errors import InvalidRequest
+from escapement.testing import arrived
+from support.database.servers import MysqlServer
+from support.tables.shops import Shop, serving_tables
+
+MockClock = trio.testing.MockClock
+
+
+async def test_row_that_cannot_be_acknowledged_holds_up_no_other(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """A trigger of the application refuses the change of one row."""
+    topic = shop.create()
+    shop.run(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON mails FOR EACH ROW"
+        " IF NEW.time_acked IS NOT NULL AND NEW.tenant_id = 7"
+        " THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"
+    )
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table") as consumer,
+    ):
+        refused = shop.insert(tenant_id=7)
+        others = [shop.insert(tenant_id=8) for _ in range(3)]
+        await world.clock.advance(seconds=31)
+        messages = await arrived(consumer)
+        assert len(messages) == 4
+        for message in messages:
+            await consumer.ack(message)
+        for _ in range(20):
+            await world.clock.advance(seconds=2)
+        assert [shop.row(id, "time_acked IS NULL") for id in others] == [(0,)] * 3
+        assert shop.row(refused, "time_acked") == (None,)
+        shop.run("DROP TRIGGER refuse")
+        await world.clock.advance(seconds=10)
+        assert shop.row(refused, "time_acked IS NULL") == (0,)
+
+
+async def test_ids_out_of_range_are_refused(shop: Shop, mock_clock: MockClock) -> None:
+    topic = shop.create()
+    async with serving_tables(shop) as world, world.connect() as broker:
+        for id in (1 << 63, "no number"):
+            with pytest.raises(InvalidRequest, match="ids of table://"):
+                await broker.ack_rows(topic, [id])
+        assert await broker.ack_rows(topic, [shop.insert()]) == 1
+
+
+async def test_dropped_database_ends_nothing(
+    private_mysql: MysqlServer, mock_clock: MockClock
+) -> None:
+    private_mysql.admin("CREATE DATABASE passing")
+    shop = Shop(private_mysql.url("passing"))
+    topic = shop.create()
+    async with serving_tables(shop) as world, world.connect() as broker:
+        await world.clock.advance(seconds=1)
+        async with broker.consumer(topic, "table") as consumer:
+            shop.insert()
+            await world.clock.advance(seconds=31)
+            (message,) = await arrived(consumer)
+            private_mysql.admin("DROP DATABASE passing")
+            await consumer.ack(message)
+            await world.clock.advance(seconds=20)
+            producer = await broker.producer("t")
+            await producer.send(b"x")
+            private_mysql.admin("CREATE DATABASE passing")
+            await world.clock.advance(seconds=20)
+    private_mysql.admin("DROP DATABASE passing")
