@@ -44,6 +44,33 @@ async def test_row_that_cannot_be_acknowledged_holds_up_no_other(
         assert shop.row(refused, "time_acked IS NULL") == (0,)
 
 
+async def test_table_that_cannot_be_polled_holds_up_no_other(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """An index that is ignored is still a part of the definition."""
+    topic, bad = shop.create(), shop.create("letters")
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table") as consumer,
+        broker.consumer(bad, "table") as other,
+    ):
+        await world.clock.advance(seconds=1)
+        shop.run("ALTER TABLE letters ALTER INDEX poller_idx IGNORED")
+        shop.insert("letters")
+        for number in range(3):
+            shop.insert(tenant_id=number)
+            await world.clock.advance(seconds=31)
+            (message,) = await arrived(consumer)
+            assert message.row["tenant_id"] == number
+            await consumer.ack(message, durable=True)
+        assert await arrived(other) == []
+        shop.run("ALTER TABLE letters ALTER INDEX poller_idx NOT IGNORED")
+        for _ in range(3):
+            await world.clock.advance(seconds=31)
+        assert await arrived(other) != []
+
+
 async def test_ids_out_of_range_are_refused(shop: Shop, mock_clock: MockClock) -> None:
     topic = shop.create()
     async with serving_tables(shop) as world, world.connect() as broker:

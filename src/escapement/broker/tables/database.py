@@ -64,6 +64,8 @@ _LOOK_S: Final = 1.5
 _LONGEST_LOOK_S: Final = 10.0
 # A look takes at most this part of the time.
 _LOOK_SHARE: Final = 20
+# A table that cannot be polled is tried again after this time.
+_BAD_TABLE_S: Final = 5.0
 # The shortest and the longest interval between two purges.
 _PURGE_S: Final = 2.0
 _LONGEST_PURGE_S: Final = 30.0
@@ -416,10 +418,30 @@ class Database:
         targets = [table.target(now_ms) for table in due]
         try:
             found = await self._ask(lambda connection: poll(connection, targets))
-        except StorageError:
+        except StorageUnavailable as error:
             self._look_s = 0.0  # a table may have been altered or dropped
-            raise
-        self._take(due, targets, found, now_s)
+            if not _is_of_a_table(error):
+                raise
+            await self._poll_one_by_one(due, targets)
+        else:
+            self._take(due, targets, found, now_s)
+
+    async def _poll_one_by_one(
+        self, tables: Sequence[ServedTable], targets: Sequence[Target]
+    ) -> None:
+        """Poll each table alone, because one of them cannot be polled."""
+        for table, target in zip(tables, targets, strict=True):
+            now_s, alone = trio.current_time(), [target]
+            try:
+                found = await self._ask(partial(poll, targets=alone))
+            except StorageUnavailable as error:
+                if not _is_of_a_table(error):
+                    raise
+                table.pace.next_s = now_s + _BAD_TABLE_S
+                if self._trouble.note(error, now_s, pauses=False):
+                    _logger.warning("table %s: %s", table.topic.name.full, error)
+            else:
+                self._take([table], alone, found, now_s)
 
     def _take(
         self,
@@ -496,6 +518,11 @@ class Database:
             self.pump.wake(topic)
         else:
             self.pump.wake_subscription(topic, subscription)
+
+
+def _is_of_a_table(error: StorageUnavailable) -> bool:
+    """Return whether an error of ``_ask`` is about a statement, and not about the database."""
+    return isinstance(error.__cause__, StorageError)
 
 
 def _wait_little(connection: Connection) -> None:

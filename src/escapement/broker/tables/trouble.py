@@ -23,12 +23,15 @@ class Trouble:
         self._pause_s = 0.0
         self._told = ""
 
-    def note(self, error: StorageError, now_s: float) -> bool:
+    def note(self, error: StorageError, now_s: float, *, pauses: bool = True) -> bool:
         """Note an error. Return whether it is another one than before, and should be logged.
 
         An error that concerns one table or statement does not stop deliveries.
+
+        Args:
+          pauses: whether the error may concern the whole database.
         """
-        if isinstance(error, StorageUnavailable):
+        if pauses and isinstance(error, StorageUnavailable):
             self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LAST_PAUSE_S)
             self.ends_s = now_s + self._pause_s
             self.problem = error
