@@ -538,7 +538,7 @@ class Services:
             self.reader,
             self._drop_oldest,
             may_send,
-            lambda subscription: None,  # a claim records what is sent
+            lambda subscription: None,  # claims record the sent rows
             self.reschedule,
             self.hasten,
         )

@@ -62,7 +62,6 @@ class Pace:
         if found:
             return SHORTEST_S
         doubled = 2 * self._interval_s
-        # Between the shortest intervals and the idle ones there are some twenty polls.
         return min(doubled, max(self.longest_s, IDLE_S))
 
     def hasten(self, now_s: float) -> None:
