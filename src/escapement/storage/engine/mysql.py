@@ -25,14 +25,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
-import socket
 import ssl
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pymysql
 from pymysql.connections import Connection as Wire
-from pymysql.constants import CLIENT
 
 from escapement.errors import (
     OutcomeUnknown,
@@ -51,8 +49,8 @@ from escapement.storage.engine.base import (
     TransactionAborted,
 )
 from escapement.storage.engine.mysql_binary import PreparedStatements
-from escapement.storage.engine.mysql_columns import FROM_TEXT
 from escapement.storage.engine.mysql_fitness import check_fitness
+from escapement.storage.engine.mysql_wire import dial
 from escapement.storage.engine.result_buffer import Landing
 
 logger = logging.getLogger(__name__)
@@ -66,8 +64,6 @@ ROW_LOCK_WAIT_S: Final = 1
 # How long to wait for a table lock. A long statement may delay it, but the wait must end before the
 # connection's read timeout.
 TABLE_LOCK_WAIT_S: Final = 20
-# TCP probes that detect within a minute that the other end of an idle connection has vanished.
-KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 30, 10, 3
 
 DIALECT: Final = Dialect(
     id_column="id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY",
@@ -116,14 +112,14 @@ class MysqlEngine:
 
     def connect(self) -> MysqlConnection:
         try:
-            wire = self._dial(self._address.database)
+            wire = dial(self._address, self._address.database)
         except pymysql.err.MySQLError as error:
             missing = mysql_errors.number_of(error) == mysql_errors.UNKNOWN_DATABASE
             if not (missing and self._creates):
                 raise self._refused(error) from error
             self._create_database()
             try:
-                wire = self._dial(self._address.database)
+                wire = dial(self._address, self._address.database)
             except pymysql.err.MySQLError as again:
                 raise self._refused(again) from again
         return MysqlConnection(wire, self.location)
@@ -153,44 +149,10 @@ class MysqlEngine:
     def close(self) -> None:
         """Do nothing: the engine holds no resources."""
 
-    def _dial(self, database: str | None) -> Wire:
-        to = self._address
-        tls: dict[str, Any] = {}
-        if to.ssl_ca is not None:
-            tls = {
-                "ssl_ca": to.ssl_ca,
-                "ssl_verify_cert": True,
-                "ssl_verify_identity": to.ssl_verify_identity,
-            }
-        wire = _TlsIfOffered(
-            host=to.host,
-            port=to.port,
-            unix_socket=to.unix_socket,
-            user=to.user,
-            password=to.password.encode(),
-            database=database,
-            charset="utf8mb4",
-            conv=FROM_TEXT,
-            client_flag=CLIENT.FOUND_ROWS,
-            autocommit=None,
-            connect_timeout=to.connect_timeout,
-            read_timeout=to.connect_timeout,
-            write_timeout=to.connect_timeout,
-            program_name="escapement",
-            ssl_cert=to.ssl_cert,
-            ssl_key=to.ssl_key,
-            **tls,
-        )
-        # Until here the connect timeout applied to reads too, for a server that accepts the
-        # connection and then hangs.
-        wire._read_timeout = wire._write_timeout = to.read_timeout
-        _keep_alive(wire._sock)
-        return wire
-
     def _create_database(self) -> None:
         name = "`" + self._address.database.replace("`", "``") + "`"
         try:
-            with contextlib.closing(self._dial(None)) as wire:
+            with contextlib.closing(dial(self._address, None)) as wire:
                 wire.query(f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4")
         except pymysql.err.MySQLError as error:
             kind = type(mysql_errors.translated(error, self.location))
@@ -221,23 +183,6 @@ class MysqlEngine:
                 f"host's name ({cause.verify_message})"
             )
         return mysql_errors.translated(error, self.location)
-
-
-class _TlsIfOffered(Wire):  # type: ignore[misc]
-    """A PyMySQL connection that is encrypted whenever the server offers TLS.
-
-    Without certificate options, PyMySQL itself would load all certificates of the system for each
-    connection, which takes 35 ms, although it verifies nothing with them.
-    """
-
-    def _create_ssl_ctx(self, told: dict[str, Any]) -> ssl.SSLContext:
-        if told:
-            context: ssl.SSLContext = super()._create_ssl_ctx(told)
-            return context
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        return context
 
 
 class MysqlConnection:
@@ -373,17 +318,3 @@ class MysqlConnection:
             # The reply to this statement may still come, and the next statement would read it.
             self.close()
             raise
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    if sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-    ):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
