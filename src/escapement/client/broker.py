@@ -12,11 +12,12 @@ from escapement.client import delivery_times
 from escapement.client.administration.amending import amend
 from escapement.client.administration.finding import find
 from escapement.client.administration.forecast import Forecast
+from escapement.client.administration.hints import hint
 from escapement.client.administration.message_history import MessageHistory
 from escapement.client.administration.outcome import Outcomes
 from escapement.client.administration.peeking import Peeking
 from escapement.client.administration.reading import Reading
-from escapement.client.administration.row_acks import ack_rows, topic_of
+from escapement.client.administration.row_acks import ack_rows
 from escapement.client.administration.schedules import Schedules
 from escapement.client.connection.line import Line
 from escapement.client.connection.retried_request import ask_verb
@@ -216,18 +217,21 @@ class Broker:
         """
         return await ack_rows(self.admin, table, ids)
 
-    async def poll_table(self, table: str) -> None:
-        """Make the broker look for new rows of a message table now. Call it after a commit.
+    def hint(self, *tables: str) -> None:
+        """Tell the broker that rows were committed, so that it looks for them at once.
 
-        Without this call the broker finds the rows too, by its next poll.
+        Call it after a commit. The call sends a short command and does not wait. Without it, the
+        broker finds the rows too, only later. So nothing is lost if the command is: for example
+        because the client is not connected at the moment.
 
         Args:
-          table: the message table, as for ``ack_rows``.
+          tables: message tables, each named as for ``ack_rows``. Without any, the rows are in
+            outboxes, or in the table of ``sql.ack``.
 
         Raises:
-          NotFound: if the broker does not serve the table.
+          InvalidRequest: if an argument does not name a message table.
         """
-        await self.admin("tables.poll", topic=topic_of(table))
+        hint(self._line, tables)
 
     async def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
         """Look up messages by their dedup keys.

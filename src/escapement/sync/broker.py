@@ -7,7 +7,7 @@ and errors are the same.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from escapement.client import broker as brokers
@@ -16,9 +16,11 @@ from escapement.client.administration.message_history import MessageHistory
 from escapement.client.administration.outcome import Outcomes
 from escapement.client.administration.peeking import Upcoming
 from escapement.client.administration.reading import Page
+from escapement.client.administration.row_acks import topic_of
 from escapement.client.constructor import internal
 from escapement.client.message_ids import One, What
 from escapement.client.selection import Selection
+from escapement.errors import Disconnected
 from escapement.message import MessageId
 from escapement.sync.consumption import Consumption
 from escapement.sync.groups import Groups
@@ -83,9 +85,11 @@ class Broker:
         """Acknowledge rows of a message table by their ids; see ``escapement.Broker.ack_rows``."""
         return self._loop.call(self._broker.ack_rows, table, ids)
 
-    def poll_table(self, table: str) -> None:
-        """Make the broker look for new rows now; see ``escapement.Broker.poll_table``."""
-        self._loop.call(self._broker.poll_table, table)
+    def hint(self, *tables: str) -> None:
+        """Tell the broker that rows were committed; see ``escapement.Broker.hint``."""
+        topics = [topic_of(table) for table in tables]
+        with suppress(Disconnected):  # a hint that cannot be sent is dropped
+            self._loop.post(self._broker.hint, *topics)
 
     def find(self, topic: str, dedup: str | Sequence[str]) -> list[MessageId | None]:
         """Look up the ids of messages by their dedup keys; see ``escapement.Broker.find``."""

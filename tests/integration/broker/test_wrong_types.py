@@ -108,6 +108,7 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "jobs.list": {},
     "tables.list": {},
     "tables.poll": {"topic": ("table://a/b", TEXT)},
+    "outboxes.poll": {},
     "tables.ack": {"topic": ("table://a/b", TEXT), "ids": ([7], (list,))},
     "schedules.list": {"namespace": (None, MAYBE)},
     "schedules.get": SCHEDULE,

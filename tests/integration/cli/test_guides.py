@@ -38,6 +38,7 @@ from support.database.servers import free_port
 from support.outbox.existing_tables import DEBEZIUM, EVENTS, EVENTUATE, MASSTRANSIT, WATERMILL
 from support.outbox.outboxes import Application, moved, serving
 from support.processes.broker import broker_process
+from support.tables.shops import Shop
 
 GUIDES: Final = DOCS / "guides"
 ORDERS: Final = DOCS.parent / "examples" / "orders"
@@ -189,6 +190,26 @@ async def test_transactions_of_the_guide_send_messages(
     assert by_key["order-9"].priority == 10
     assert application.run("SELECT number FROM orders") == ((7,), (8,), (11,))
     assert application.run(found["refused rows"].text) == ()
+
+
+def test_hint_of_the_guide_makes_a_row_come(mysql_url: str, tmp_path: Path) -> None:
+    shop = Shop(mysql_url)
+    topic = shop.create()
+    (program,) = (
+        one.text for one in blocks(GUIDES / "message-tables.md") if one.title == "hint.py"
+    )
+    program = in_database(program, shop, "shop")
+    with broker_process(tmp_path / "data", None, "--tables", mysql_url) as process:
+        program = program.replace("shop.mails", f"{shop.address.database}.mails")
+        program = program.replace("connect()", f"connect({process.url!r})")
+        with escapement.sync.connect(process.url) as broker:
+            with broker.consumer(topic, "table") as inbox:
+                names: dict[str, Any] = {}
+                exec(program, names)
+                names["connection"].close()
+                message = inbox.receive(timeout_s=60)
+                assert message is not None
+                assert message.row["message"] == {}
 
 
 def in_database(program: str, application: Application, name: str) -> str:

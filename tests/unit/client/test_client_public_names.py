@@ -32,13 +32,13 @@ BROKER = {
     "find",
     "forecast",
     "groups",
+    "hint",
     "limits",
 }
 BROKER |= {
     "name",
     "pause",
     "peek",
-    "poll_table",
     "producer",
     "read",
     "reschedule",

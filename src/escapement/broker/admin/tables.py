@@ -1,4 +1,7 @@
-"""The administrative operations (*verbs*) on message tables: list, acknowledge rows, poll now."""
+"""The administrative operations (*verbs*) on message tables: list, acknowledge rows, poll.
+
+The verb that polls outboxes is here too: like a poll of a table, it is sent after a commit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,16 @@ async def _acknowledge(broker: Broker, given: Arguments) -> Plain:
 async def _poll(broker: Broker, given: Arguments) -> Plain:
     topic = given.text("topic")
     given.end()
-    await broker.services.tables.hint(topic)
+    tables = broker.services.tables
+    name = await tables.check(topic)
+    tables.hint(name.database, name.name)
+    return {}
+
+
+async def _poll_outboxes(broker: Broker, given: Arguments) -> Plain:
+    given.end()
+    for relay in broker.services.relays:
+        relay.hint()
     return {}
 
 
@@ -34,4 +46,5 @@ VERBS: Final[dict[str, Verb]] = {
     "tables.list": _list_tables,
     "tables.ack": _acknowledge,
     "tables.poll": _poll,
+    "outboxes.poll": _poll_outboxes,
 }

@@ -85,6 +85,13 @@ class OutboxesOfDatabase:
         """The relays that run."""
         return [self._ours, *(serving.relay for serving in self._mapped.values())]
 
+    def hint(self, table: str) -> None:
+        """Let the relay of a table look for rows soon; do nothing for an unknown table."""
+        if table == OURS.table:
+            self._ours.hint()
+        elif table in self._mapped:
+            self._mapped[table].relay.hint()
+
     async def run(self) -> None:
         """Move rows until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -166,11 +173,12 @@ class OutboxRelays:
             )
 
         self._databases: list[OutboxesOfDatabase] = []
+        self._by_name: dict[str, list[OutboxesOfDatabase]] = {}
         for address in addresses:
             application = MysqlEngine(address, creates=False)
-            self._databases.append(
-                OutboxesOfDatabase(application, run, partial(relay, application))
-            )
+            outboxes = OutboxesOfDatabase(application, run, partial(relay, application))
+            self._databases.append(outboxes)
+            self._by_name.setdefault(address.database, []).append(outboxes)
 
     def __iter__(self) -> Iterator[OutboxRelay]:
         return iter([relay for database in self._databases for relay in database.relays])
@@ -186,6 +194,11 @@ class OutboxRelays:
         """The number of rows refused since the broker started."""
         before = sum(database.refused_before for database in self._databases)
         return before + sum(relay.refused for relay in self)
+
+    def hint(self, database: str, table: str) -> None:
+        """Let the relay of a table look for rows soon, on each server with such a database."""
+        for outboxes in self._by_name.get(database, []):
+            outboxes.hint(table)
 
     async def run(self) -> None:
         """Move rows until cancelled."""

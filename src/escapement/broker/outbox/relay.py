@@ -1,8 +1,9 @@
 """The base class of relays: tasks that move something from an application's database to the log.
 
 A relay works in *steps*. It polls, because the database of an application cannot call the broker.
-The pause between two steps is short while rows come, and grows while none come. After an error the
-relay closes its connection, and the next step opens another one.
+The pause between two steps is short while rows come, and grows while none come. A *hint* that rows
+were inserted ends the pause. After an error the relay closes its connection, and the next step
+opens another one.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Relay(ABC):
         self._effect = effect
         self._working = trio.Lock()  # held during a step
         self._stopping = False
+        self._hinted = trio.Event()
         self.problem = ""  # why rows wait, or ""
 
     @abstractmethod
@@ -78,6 +80,10 @@ class Relay(ABC):
     @property
     def location(self) -> str:
         return self._source.location
+
+    def hint(self) -> None:
+        """Begin the next step soon, because rows were inserted."""
+        self._hinted.set()
 
     async def stop(self) -> None:
         """Begin no further step, and wait a while for the step in progress."""
@@ -95,7 +101,8 @@ class Relay(ABC):
         outage = Outage(self._effect)
         pause_s = _SHORTEST_S
         while not self._stopping:
-            began_s, progress, least_s = trio.current_time(), Progress.NONE, 0.0
+            self._hinted = trio.Event()
+            began_s, progress, least_s = trio.current_time(), Progress.NONE, _SHORTEST_S
             with outage:
                 progress = await self._turn()
             if progress is Progress.MORE:
@@ -108,8 +115,19 @@ class Relay(ABC):
                 pause_s = min(2 * pause_s, _LONGEST_S)
                 # A look may take long if the database cannot remove deleted rows. Then looks take
                 # at most half of the time.
-                least_s = trio.current_time() - began_s
-            await trio.sleep(max(pause_s, least_s))
+                least_s = max(trio.current_time() - began_s, least_s)
+            if outage.goes_on:
+                await trio.sleep(pause_s)
+            elif await self._rests(least_s, pause_s):
+                pause_s = _SHORTEST_S
+
+    async def _rests(self, least_s: float, most_s: float) -> bool:
+        """Wait for a hint, at least and at most for these times. Return whether one came."""
+        now_s = trio.current_time()
+        await trio.sleep_until(now_s + least_s)
+        with trio.move_on_at(now_s + most_s):
+            await self._hinted.wait()
+        return self._hinted.is_set()
 
     async def _turn(self) -> Progress:
         async with self._working:

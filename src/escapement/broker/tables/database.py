@@ -215,9 +215,16 @@ class Database:
         return sorted(rows, key=lambda row: str(row["table"]))
 
     def hasten(self, table: ServedTable) -> None:
-        """Poll a table now, because messages may have come, or a consumer."""
+        """Poll a table now, because it has room for messages, or a consumer for them."""
         table.pace.hasten(trio.current_time())
         self._soon.set()
+
+    def hint(self, name: str) -> None:
+        """Poll a table soon, because rows were inserted; do nothing for an unknown table."""
+        table = self._tables.get(name)
+        if table is not None and table.is_used:
+            table.pace.hint(trio.current_time())
+            self._soon.set()
 
     async def acknowledge(self, table: ServedTable, given: Sequence[object]) -> int:
         """Acknowledge rows by their ids; return how many were not acknowledged before.

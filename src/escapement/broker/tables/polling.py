@@ -36,6 +36,7 @@ class Pace:
     def __init__(self, longest_s: float) -> None:
         self.longest_s = longest_s
         self.next_s = 0.0  # when to poll next
+        self._rests_until_s = 0.0  # before this time, no hint causes a poll
         self._interval_s = SHORTEST_S
         self._took_s = 0.0
 
@@ -56,7 +57,9 @@ class Pace:
         self._interval_s = self._following_s(found)
         if overflows:
             self._interval_s = min(self._interval_s, IDLE_S)
-        self.next_s = now_s + max(self._interval_s, _REST * took_s)
+        rest_s = _REST * took_s
+        self.next_s = now_s + max(self._interval_s, rest_s)
+        self._rests_until_s = now_s + max(SHORTEST_S, rest_s)
 
     def _following_s(self, found: bool) -> float:
         if found:
@@ -65,6 +68,14 @@ class Pace:
         return min(doubled, max(self.longest_s, IDLE_S))
 
     def hasten(self, now_s: float) -> None:
-        """Poll now, because messages may have come."""
+        """Poll now, because there is room for messages, or a consumer for them."""
         self.next_s = min(self.next_s, now_s)
+        self._interval_s = SHORTEST_S
+
+    def hint(self, now_s: float) -> None:
+        """Poll soon, because messages have come. However many hints come, polls keep their rests.
+
+        A hint may come a moment before its rows can be read. So further polls follow soon.
+        """
+        self.next_s = min(self.next_s, max(now_s, self._rests_until_s))
         self._interval_s = SHORTEST_S

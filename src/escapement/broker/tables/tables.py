@@ -147,12 +147,16 @@ class Tables:
         assert database is not None
         return await database.acknowledge(table, ids)
 
-    async def hint(self, text: str) -> None:
-        """Poll a table now, because rows were inserted. Raises as ``find`` does."""
-        table = await self.find(text)
-        database = self._of(table.topic.id)
-        if database is not None:
-            database.hasten(table)
+    async def check(self, text: str) -> TableName:
+        """Return the name of a table that is served. Raises as ``find`` does."""
+        await self.find(text)
+        return TableName.parse(text)
+
+    def hint(self, database: str, table: str) -> None:
+        """Poll a table soon, because rows were inserted; do nothing for an unknown table."""
+        found = self.databases.get(database)
+        if found is not None:
+            found.hint(table)
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the state of each message table, as plain values."""
