@@ -30,4 +30,6 @@ class BrokerConfig:
     outboxes: tuple[MysqlAddress, ...] = ()
     # The databases of applications whose message tables the broker serves.
     tables: tuple[MysqlAddress, ...] = ()
+    # Whether to read the binary logs of their servers, so that new rows are found at once.
+    binary_logs: bool = False
     seed: int | None = None  # the seed of the random retry jitter, for tests that replay

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import trio
 
+from escapement.broker.binary_logs import BinaryLogs
 from escapement.broker.config import BrokerConfig
 from escapement.broker.deletion import Deletion
 from escapement.broker.delivery.consuming import Consuming
@@ -66,6 +67,7 @@ from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
 from escapement.storage.encoding.attempts import Parts
 from escapement.storage.engine.base import Engine
+from escapement.storage.outbox.ack_table import ACKS
 
 _log = logging.getLogger(__name__)
 
@@ -355,6 +357,9 @@ class Services:
             self.consuming,
             self._runners.outboxes,
         )
+        self._binary_logs = BinaryLogs(
+            [*config.tables, *config.outboxes] if config.binary_logs else [], self._inserted
+        )
         self.scheduler = Scheduler(
             engine,
             self.registry,
@@ -434,6 +439,7 @@ class Services:
                 self.forgetter,
                 self.passivator,
                 self.tables,
+                self._binary_logs,
             ):
                 nursery.start_soon(part.run)
             nursery.start_soon(self.outbox_relays.run)
@@ -456,6 +462,14 @@ class Services:
     def relays(self) -> list[Relay]:
         """The relays of the databases of applications."""
         return [*self.outbox_relays, *self.ack_relays]
+
+    def _inserted(self, database: str, table: str) -> None:
+        """Look soon for rows that were inserted into a table of an application."""
+        self.tables.hint(database, table)
+        self.outbox_relays.hint(database, table)
+        if table == ACKS:
+            for relay in self.ack_relays:
+                relay.hint()
 
     # -- after a commit --------------------------------------------------------
 

@@ -36,6 +36,7 @@ from escapement.durations import format as duration_text
 from escapement.errors import InvalidRequest
 from escapement.names import TableName
 from escapement.protocol.limits import DEFAULT_PORT
+from escapement.storage.binary_log import check_package
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
 
@@ -91,6 +92,13 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
     envvar="ESCAPEMENT_TABLES",
     help="Database of an application whose message tables are served; may be repeated.",
+)
+@_option(
+    "--binlog/--no-binlog",
+    "binary_logs",
+    default=False,
+    envvar="ESCAPEMENT_BINLOG",
+    help="Read the binary logs of these databases' servers, to find new rows at once.",
 )
 @_option(
     "--listen",
@@ -164,6 +172,7 @@ def serve(
     log_url: str | None,
     outbox_urls: tuple[str, ...],
     table_urls: tuple[str, ...],
+    binary_logs: bool,
     listen: tuple[str, int],
     create_topics: bool,
     max_delay_ms: int,
@@ -182,6 +191,8 @@ def serve(
     logging.basicConfig(level=log_level.upper(), format=_LOG_FORMAT)
     tables = [MysqlAddress.parse(url) for url in dict.fromkeys(table_urls)]
     _check_databases(tables)
+    if binary_logs:
+        check_package()
     limits = replace(
         DEFAULT_LIMITS,
         max_delay_ms=max_delay_ms,
@@ -196,6 +207,7 @@ def serve(
         ack_wait_ms=ack_wait_ms,
         outboxes=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(outbox_urls)),
         tables=tuple(tables),
+        binary_logs=binary_logs,
     )
     host, port = listen
     config = ServerConfig(data, log_url, host, port, broker)

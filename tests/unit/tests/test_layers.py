@@ -27,7 +27,7 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
-    {"crash", "lease_keeper", "limits", "log", "outage", "runners", "token_bucket"},
+    {"binary_logs", "crash", "lease_keeper", "limits", "log", "outage", "runners", "token_bucket"},
     {"subscription"},
     {"config", "topic"},
     {"inspection", "registry"},
@@ -48,7 +48,7 @@ BROKER_FLOORS: list[set[str]] = [
 # The floors inside storage.
 STORAGE_FLOORS: list[set[str]] = [
     {"blocking", "data_directory", "directory", "engine", "offsets"},
-    {"data_table", "encoding", "index", "lease", "removal", "schema"},
+    {"binary_log", "data_table", "encoding", "index", "lease", "removal", "schema"},
     {"inbox", "log"},
     {"archive_record", "catalog", "journal", "outbox"},
     {"cleanup", "commit", "state"},

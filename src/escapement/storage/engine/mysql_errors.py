@@ -19,6 +19,7 @@ NO_SUCH_THREAD: Final = 1094
 KILL_DENIED: Final = 1095
 DATABASE_DENIED: Final = 1044
 ACCESS_DENIED: Final = frozenset({1045, 1130, 1251, 1275, 1698, 3118, 4151})
+REPLICATION_DENIED: Final = 1227  # or another right for all databases
 
 _ABORTED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1213})  # 1213 is a deadlock
 _DUPLICATE: Final = frozenset({1062, 1586})
