@@ -16,7 +16,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--buffer-pool", help="memory of the database's buffer pool, such as 4G")
 
 
-def database(options: argparse.Namespace) -> AbstractContextManager[MysqlServer]:
-    """Start a server with the options of ``add_options``, for the duration of the context."""
+def database(options: argparse.Namespace, *further: str) -> AbstractContextManager[MysqlServer]:
+    """Start a server for the duration of the context.
+
+    Args:
+      options: those of ``add_options``.
+      further: options of the server.
+    """
     pool = options.buffer_pool
-    return private_server(*([f"--innodb-buffer-pool-size={pool}"] if pool else []))
+    sized = [f"--innodb-buffer-pool-size={pool}"] if pool else []
+    return private_server(*sized, *further)

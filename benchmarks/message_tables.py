@@ -2,7 +2,8 @@
 
     python benchmarks/message_tables.py backlog [--rows 1000000] [--plain-rows 100000]
     python benchmarks/message_tables.py lateness [--rate 2000] [--seconds 20]
-    python benchmarks/message_tables.py outbox [--rows 200000] [--seconds 20]
+    python benchmarks/message_tables.py outbox [--rows 200000]
+    python benchmarks/message_tables.py single [--singles 200] [--binlog]
 
 Each starts a private MariaDB or MySQL server with its default durability, and a broker with its log
 in SQLite.
@@ -14,8 +15,10 @@ SKIP LOCKED, and marks them as done. They take 1 or 100 rows in a transaction.
 ``lateness`` inserts rows that are due 0.2 to 3.2 s later, and measures the time from each due time
 until a consumer has the row.
 
-``outbox`` measures how fast committed rows reach a consumer, and the time from the COMMIT of a
-single row, fifty in a second, until the consumer has its message.
+``outbox`` measures how fast committed rows reach a consumer.
+
+``single`` commits single rows, with pauses of 0.1 to 0.6 s, and measures the time from each COMMIT
+until the consumer has the message: by a message table, and by an outbox.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from database import add_options, database
 from escapement.bench.host import host
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
+from escapement.client.consuming.inbox import Inbox
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.outbox.tables import CREATE
 from escapement.tables.ddl import create_statement
@@ -191,29 +195,44 @@ async def outbox(url: str, options: argparse.Namespace) -> None:
                     if left <= 0:
                         break
                 print(f"outbox: {options.rows / (time.perf_counter() - began_s):,.0f} rows/s")
-                trips_s: list[float] = []
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(trio.to_thread.run_sync, _commit_single, cursor, options)
-                    async for message in inbox:
-                        trips_s.append(time.time() - float(message.payload))
-                        await inbox.ack(message)
-                        if len(trips_s) == 50 * options.seconds:
-                            break
-    print(f"from COMMIT to the consumer: {percentiles(trips_s)}")
 
 
-def _commit_single(cursor: Any, options: argparse.Namespace) -> None:
-    for _ in range(50 * options.seconds):
-        time.sleep(0.02)
-        sql = "INSERT INTO escapement_outbox (topic, payload) VALUES ('t', %s)"
-        cursor.execute(sql, (repr(time.time()),))
+async def single(url: str, options: argparse.Namespace) -> None:
+    """Measure the time from the COMMIT of a single row until the consumer has the message."""
+    with session(url) as cursor:
+        for statement in (*CREATE, create_statement(TABLE, DIRECTIVES)):
+            cursor.execute(statement)
+        table = f"table://{MysqlAddress.parse(url).database}/{TABLE}"
+        by_table = f"INSERT INTO {TABLE} (message) VALUES ('{{}}')"
+        by_outbox = "INSERT INTO escapement_outbox (topic, payload) VALUES ('t', '{}')"
+        where = {"ESCAPEMENT_TABLES": url, "ESCAPEMENT_OUTBOX": url}
+        async with serving(**where, ESCAPEMENT_BINLOG=str(options.binlog)) as broker:
+            for topic, subscription, sql in ((table, "table", by_table), ("t", "s", by_outbox)):
+                async with broker.consumer(topic, subscription) as inbox:
+                    trips_s = [await _trip(inbox, cursor, sql) for _ in range(options.singles)]
+                print(f"{topic}, from COMMIT to the consumer: {percentiles(trips_s)}")
+
+
+async def _trip(inbox: Inbox, cursor: Any, sql: str) -> float:
+    await trio.sleep(random.uniform(0.1, 0.6))
+
+    def commit() -> float:
+        cursor.execute(sql)
         cursor.connection.commit()
+        return time.perf_counter()
+
+    committed_s = await trio.to_thread.run_sync(commit)
+    message = await inbox.receive()
+    took_s = time.perf_counter() - committed_s
+    await inbox.ack(message)
+    return took_s
 
 
 MEASUREMENTS: Final[dict[str, Callable[[str, argparse.Namespace], Any]]] = {
     "backlog": backlog,
     "lateness": lateness,
     "outbox": outbox,
+    "single": single,
 }
 
 
@@ -225,11 +244,14 @@ def main() -> None:
     parser.add_argument("--plain-rows", type=int, default=100_000)
     parser.add_argument("--rate", type=int, default=2_000, help="rows a second, for lateness")
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--singles", type=int, default=200)
+    parser.add_argument("--binlog", action="store_true", help="let the broker read the binary log")
     add_options(parser)
     options = parser.parse_args()
     if options.rows is None:
         options.rows = 1_000_000 if options.what == "backlog" else 200_000
-    with database(options) as server:
+    binlog = ("--log-bin", "--server-id=1", "--binlog-format=ROW") if options.binlog else ()
+    with database(options, *binlog) as server:
         url = server.url("bench_tables")
         with session(server.url("mysql")) as cursor:
             cursor.execute("CREATE DATABASE bench_tables")
