@@ -90,6 +90,7 @@ class RowStatements:
         # A time that is not NULL has its own value, so "due now" and "due then" differ.
         columns = ", ".join([*version, *map(column_expression, table.sent)])
         self._claimed = f"SELECT {columns} FROM {self._name} WHERE id"
+        self._versions = f"SELECT {', '.join(version)} FROM {self._name} WHERE id"
         self._open = f"SELECT {self.ids.selected} FROM {self._name} WHERE id"
 
     # -- claims --------------------------------------------------------------------
@@ -109,7 +110,28 @@ class RowStatements:
           known: the version that each row must still have.
           epochs, times_ns: the new values of ``epoch`` and ``time_next``.
         """
-        rows = self._locked(connection, self._claimed, ids)
+        found, taken, busy = self._change(connection, self._claimed, ids, known, epochs, times_ns)
+        pack = msgpack.Packer().pack
+        return Claimed(taken, busy, [pack(_values(found[ids[at]])) for at in taken.tolist()])
+
+    def _change(
+        self,
+        connection: Connection,
+        select: str,
+        ids: Sequence[RowId],
+        known: Versions,
+        epochs: Int64s,
+        times_ns: Int64s,
+    ) -> tuple[dict[RowId, Row], Int64s, Int64s]:
+        """Set epoch and ``time_next`` of rows that still have the known version.
+
+        Args:
+          select: the statement that reads the rows. Its columns begin with those of a version.
+
+        Returns:
+          The rows that it has read, the positions of the changed rows, and those of busy ones.
+        """
+        rows = self._locked(connection, select, ids)
         found = {self.ids.of(row[0]): row for row in rows}
         there = [at for at, id in enumerate(ids) if id in found]
         now = Versions(*_columns([found[ids[at]] for at in there]))
@@ -119,10 +141,8 @@ class RowStatements:
             same &= before[positions] == after
         taken = positions[same]
         self._set(connection, ids, taken, epochs, times_ns)
-        pack = msgpack.Packer().pack
-        payloads = [pack(_values(found[ids[at]])) for at in taken.tolist()]
         missing = [at for at, id in enumerate(ids) if id not in found]
-        return Claimed(taken, self._busy(connection, ids, missing), payloads)
+        return found, taken, self._busy(connection, ids, missing)
 
     def _set(
         self,
@@ -184,8 +204,8 @@ class RowStatements:
         Returns:
           The positions of these rows, and those of the rows that another session has locked.
         """
-        claimed = self.claim(connection, ids, known, epochs, times_ns)
-        return claimed.taken, claimed.busy
+        _, taken, busy = self._change(connection, self._versions, ids, known, epochs, times_ns)
+        return taken, busy
 
     # -- rows ----------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from escapement.broker.tables.cached_rows import CachedRows
 from escapement.errors import StorageError
-from escapement.message import MAX_PRIORITY, Blobs, Bools, Int64s, MessageBatch
+from escapement.message import MAX_PRIORITY, Blobs, Int64s, MessageBatch
 from escapement.storage.encoding.attempts import MOST_ATTEMPTS
 from escapement.tables.row_statements import Claimed, RowStatements, Versions
 
@@ -83,9 +83,11 @@ class Claim:
         self.statements = statements
         self.offsets = offsets
         # A row that was forgotten meanwhile, because its table was dropped, is lost.
-        busy = _written(rows, offsets) | np.isin(offsets, claimed)
-        self._here = np.flatnonzero(rows.contains(offsets) & ~busy)
-        self._absent = ~rows.contains(offsets)
+        there = rows.contains(offsets)
+        busy = np.isin(offsets, claimed)
+        busy[there] |= rows.are_written(offsets[there])
+        self._here = np.flatnonzero(there & ~busy)
+        self._absent = ~there
         here = offsets[self._here]
         self.ids = rows.ids(here)
         self._keys = rows.keys(here)
@@ -140,11 +142,3 @@ class Claim:
             busy[self._here] = False
             busy[self._here[self._claimed.busy]] = True
         return Outcome(self.offsets[left & ~busy], bool(left.all() and (left & busy).any()))
-
-
-def _written(rows: CachedRows, offsets: Int64s) -> Bools:
-    """Return which rows are here and being written; bool[n]."""
-    written = np.zeros(len(offsets), bool)
-    here = rows.contains(offsets)
-    written[here] = rows.are_written(offsets[here])
-    return written

@@ -43,7 +43,6 @@ from escapement.errors import (
 )
 from escapement.names import TableName
 from escapement.storage.blocking import Run
-from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.kept_connection import KeptConnection
 from escapement.storage.engine.named_lock import take_over
@@ -347,7 +346,7 @@ class Database:
             self._limits,
             self._rng,
             self._clock.now_ms,
-            self._submit,
+            self.writer.submit,
         )
         self._tables[name] = self._by_id[table.topic.id] = table
         table.begin(now_ms)
@@ -474,9 +473,6 @@ class Database:
             self._failed(claim.error)
         if table.wants_refill:
             self.hasten(table)
-
-    def _submit(self, table: ServedTable, item: Acks | Attempts) -> None:
-        self.writer.submit(table, item)
 
     def _write(self, call: Callable[[Connection], None]) -> None:
         with self._for_writes.use() as connection:

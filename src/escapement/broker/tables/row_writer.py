@@ -135,16 +135,14 @@ class RowWriter:
 
     def submit(self, table: ServedTable, item: Acks | Attempts) -> None:
         """Write acknowledgements or attempts of a subscription."""
-        offsets = item.offsets[table.cached.contains(item.offsets)]
+        here = table.cached.contains(item.offsets)
+        offsets = item.offsets[here]
+        ids = table.cached.ids(offsets)
         if isinstance(item, Acks):
             # A client that connects again may acknowledge rows that this broker never had.
-            table.subscription.acked.committed(item.offsets[~table.cached.contains(item.offsets)])
-            ids = table.cached.ids(offsets)
+            table.subscription.acked.committed(item.offsets[~here])
             self._add(_Ack(table, ids, item.done, self._now_ns, offsets))
-            return
-        here = table.cached.contains(item.offsets)
-        if here.any():
-            ids = table.cached.ids(offsets)
+        elif ids:
             table.cached.set_writing(offsets, True)
             times_ns = item.next_ms[here] * NANOSECONDS
             self._add(_Retry(table, ids, offsets, item.attempts[here], times_ns))
@@ -283,9 +281,11 @@ class RowWriter:
         cached.set_versions(
             item.offsets[here], item.epochs[here], item.times_ns[here], self._last_poll()
         )
-        gone = np.ones(len(item.ids), bool)
-        gone[written] = gone[item.locked] = False
-        cached.set_writing(item.offsets[~_mask(item.locked, len(gone))], False)
+        settled = np.ones(len(item.ids), bool)
+        settled[item.locked] = False
+        gone = settled.copy()
+        gone[written] = False
+        cached.set_writing(item.offsets[settled], False)
         # A poll finds rows again that are due after the next one, so they need no memory. But rows
         # with a further retry may be due sooner.
         later_ns = self._now_ns + int(table.pace.ahead_s * 1000) * NANOSECONDS
@@ -362,9 +362,3 @@ def _write_one(connection: Connection, item: _Item) -> None:
         item.written, item.locked = statements.reschedule(
             connection, item.ids, item.known, item.epochs, item.times_ns
         )
-
-
-def _mask(positions: Int64s, count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    mask = np.zeros(count, bool)
-    mask[positions] = True
-    return mask

@@ -93,7 +93,7 @@ class ServedTable:
         environment = Environment(
             limits, lambda item: submit(self, item), rng, Amendments(), lambda _: None
         )
-        self.subscription = TableSubscription(record, environment, clock_ms, self._forgotten)
+        self.subscription = TableSubscription(record, environment, clock_ms, self.removed)
 
     def begin(self, now_ms: int) -> None:
         """Serve the table. The index must know it."""
@@ -249,9 +249,6 @@ class ServedTable:
     def removed(self, offsets: Int64s) -> None:
         """Remove rows from memory. A poll that has begun already does not add them again."""
         self._removed.update(self.cached.remove(offsets))
-
-    def _forgotten(self, offsets: Int64s) -> None:
-        self.removed(offsets)
 
 
 def _versions(rows: Sequence[FoundRow]) -> Versions:
