@@ -183,6 +183,32 @@ async def test_row_that_is_extended_and_then_nacked_is_sent_after_the_delay(
             assert shop.row(id, "epoch") == (2,)
 
 
+async def test_retries_of_a_row_do_not_pile_up_during_an_outage(
+    shop_to_break: Shop, mysql_to_break: MysqlServer, mock_clock: MockClock
+) -> None:
+    """V4: only the last retry of each row waits, and it is written when the server is back."""
+    shop = shop_to_break
+    topic = shop.create(comment=comment(poller_interval=1))
+    shop.fill(4, tenant_id=1)
+    async with serving_tables(as_broker(shop)) as world, world.connect() as broker:
+        (database,) = world.server.services.tables.databases.values()
+        async with broker.consumer(topic, "table", permits=10) as consumer:
+            messages = await taken(world, consumer, seconds=1)
+            mysql_to_break.kill()
+            for turn in range(30):
+                await consumer.extend(messages[turn % 3 :], timedelta(seconds=500 + turn))
+                await world.clock.advance(ms=250)
+                assert database.writer.waiting <= 2 * len(messages)
+            last_ms = world.clock.now_ms() - 250 + 529_000
+            mysql_to_break.start()
+            for _ in range(50):
+                await world.clock.advance(ms=100)
+            assert database.writer.waiting == 0
+            times = [time_next // NS for (time_next,) in shop.rows("time_next")]
+            assert times == [last_ms - 2_500, last_ms - 1_250, last_ms, last_ms]
+            assert await arrived(consumer) == []
+
+
 async def test_released_row_does_not_count_an_attempt(shop: Shop, mock_clock: MockClock) -> None:
     """V4."""
     topic = shop.create(comment=comment(poller_interval=1))

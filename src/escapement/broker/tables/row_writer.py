@@ -6,8 +6,12 @@ everything is kept, and tried again until it is written.
 
 While an acknowledgement waits, its row stays in memory, so that no poll takes it for a new message.
 While a retry waits, its row is not claimed, because a claim would not find the version that the
-broker knows. Several retries of a row, such as an extended deadline and a nack, are written one
-after the other, since each must know the version that the one before has written.
+broker knows. If a row gets another retry meanwhile, such as a nack after an extended deadline, the
+newer one replaces the one that waits. So the rows that wait are bounded by those in flight, however
+long an outage is. A retry whose transaction has begun is written first, because the newer one must
+know its version.
+
+Invariant: no row is in two retries that wait.
 """
 
 from __future__ import annotations
@@ -114,6 +118,11 @@ class RowWriter:
         self._idle = trio.Event()
         self._idle.set()
 
+    @property
+    def waiting(self) -> int:
+        """The number of rows that wait to be written, or are being written."""
+        return self._waiting
+
     # -- submitting ----------------------------------------------------------------
 
     def check_acks(self, problem: StorageError | None) -> None:
@@ -143,9 +152,20 @@ class RowWriter:
             table.subscription.acked.committed(item.offsets[~here])
             self._add(_Ack(table, ids, item.done, self._now_ns, offsets))
         elif ids:
+            if table.cached.are_written(offsets).any():
+                self._replace(table, offsets)
             table.cached.set_writing(offsets, True)
             times_ns = item.next_ms[here] * NANOSECONDS
             self._add(_Retry(table, ids, offsets, item.attempts[here], times_ns))
+
+    def _replace(self, table: ServedTable, offsets: Int64s) -> None:
+        """Leave rows out of the retries that wait, because they get newer ones."""
+        for item in self._items:
+            if isinstance(item, _Retry) and item.table is table:
+                self._keep(item, ~np.isin(item.offsets, offsets))
+        left = [item for item in self._items if item.ids or isinstance(item, _Ack)]
+        self._items = deque(left)
+        self._suspects.intersection_update(left)
 
     def acknowledge(
         self, table: ServedTable, ids: list[RowId], done: Callable[[int], None]
@@ -183,7 +203,7 @@ class RowWriter:
                 await self._run(self._write, partial(_write_all, items, tried))
             except StorageError as error:
                 suspect = tried[-1] if tried and not isinstance(error, PASSING) else None
-                self._items.extendleft(reversed([one for one in items if one is not suspect]))
+                self._put_back([one for one in items if one is not suspect])
                 if suspect is not None:
                     self._put_aside(suspect)
                 self._on_trouble(error)
@@ -192,9 +212,9 @@ class RowWriter:
                 self._on_written()
                 self._suspects.difference_update(items)
                 left = [one for item in items if (one := self._finish(item)) is not None]
-                self._items.extendleft(reversed(left))
+                self._put_back(left)
                 for item in self._items:
-                    if isinstance(item, _Retry):  # maybe a further one of the same rows
+                    if isinstance(item, _Retry):  # maybe a newer one of the same rows
                         item.table.cached.set_writing(item.offsets, True)
                 if len(left) == len(items):
                     pause_s = min(max(2 * pause_s, _LOCKED_S), _LONGEST_LOCKED_S)
@@ -203,29 +223,37 @@ class RowWriter:
             await trio.sleep(pause_s)
 
     def _next(self) -> list[_Item]:
-        """Return the items of the next transaction. No row is in two of its retries."""
+        """Return the items of the next transaction."""
         items: list[_Item] = []
-        later: list[_Item] = []  # further retries of the same rows
         count = 0
-        retried: set[tuple[ServedTable, int]] = set()
         while self._items and (not items or count + len(self._items[0].ids) <= _MOST_ROWS):
             if items and self._items[0] in self._suspects:
                 break
             item = self._items.popleft()
             if isinstance(item, _Retry):
-                own = {(item.table, offset) for offset in item.offsets.tolist()}
-                overlaps = not retried.isdisjoint(own)
-                retried |= own
-                if overlaps:
-                    later.append(item)
-                    continue
                 self._prepare(item)
             items.append(item)
             count += len(item.ids)
             if item in self._suspects:
                 break
-        self._items.extendleft(reversed(later))
         return items
+
+    def _put_back(self, items: Sequence[_Item]) -> None:
+        """Write items before all others, because their transaction has not written them."""
+        self._items.extendleft(reversed(self._without_replaced(items)))
+
+    def _without_replaced(self, items: Sequence[_Item]) -> list[_Item]:
+        """Leave rows out of retries if a newer one waits. Return the items that are left."""
+        newer: dict[ServedTable, set[int]] = {}
+        for item in self._items:
+            if isinstance(item, _Retry):
+                newer.setdefault(item.table, set()).update(item.offsets.tolist())
+        for item in items:
+            if isinstance(item, _Retry) and item.table in newer:
+                of_table = newer[item.table]
+                kept = [offset not in of_table for offset in item.offsets.tolist()]
+                self._keep(item, np.array(kept, bool))
+        return [item for item in items if item.ids or isinstance(item, _Ack)]
 
     def _put_aside(self, item: _Item) -> None:
         """Write an item that has failed after all others, and alone.
@@ -237,18 +265,23 @@ class RowWriter:
         if item in self._suspects and len(item.ids) > 1:
             self._suspects.discard(item)
             parts = _halves(item)
+        parts = self._without_replaced(parts)
         self._suspects.update(parts)
         self._items.extend(parts)
 
     def _prepare(self, item: _Retry) -> None:
         """Leave out rows that were forgotten, and note the versions of the others."""
         cached = item.table.cached
-        here = np.flatnonzero(cached.contains(item.offsets))
-        self._waiting -= len(item.ids) - len(here)
-        item.ids = [item.ids[row] for row in here.tolist()]
-        item.offsets = item.offsets[here]
-        item.epochs, item.times_ns = item.epochs[here], item.times_ns[here]
+        self._keep(item, cached.contains(item.offsets))
         item.known = cached.versions(item.offsets)
+
+    def _keep(self, item: _Retry, kept: Bools) -> None:
+        """Leave rows out of a retry that are not ``kept``; bool[n]."""
+        at = np.flatnonzero(kept)
+        self._waiting -= len(item.ids) - len(at)
+        item.ids = [item.ids[row] for row in at.tolist()]
+        item.offsets = item.offsets[at]
+        item.epochs, item.times_ns = item.epochs[at], item.times_ns[at]
 
     def _finish(self, item: _Item) -> _Item | None:
         """Note that an item is written. Return the part of it that is not; None for nothing."""
