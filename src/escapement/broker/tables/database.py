@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import sha1
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -493,7 +494,9 @@ class Database:
         if not self._delivery.holds_lease():
             raise StorageUnavailable(f"{self.location}: the lease has expired")
         _wait_little(connection)
-        take_over(self._engine, connection, f"tables.{purpose}.{self._log[:16]}")
+        # Locks are common to all databases of the server.
+        whose = sha1(f"{self._log}/{self.database}".encode()).hexdigest()[:32]
+        take_over(self._engine, connection, f"tables.{purpose}.{whose}")
 
     def _failed(self, error: StorageError) -> None:
         """Note an error. If the database cannot be used, send nothing for a while."""

@@ -9,6 +9,8 @@ from typing import Final
 from escapement.errors import EscapementError, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine
 
+# The most characters in the name of a lock.
+_LONGEST_NAME: Final = 64
 # How long to wait until the server has ended the connection that holds a lock.
 _TAKE_OVER_S: Final = 5
 
@@ -42,13 +44,14 @@ def take_over(engine: Engine, connection: Connection, name: str) -> None:
     The caller must know that the holder is an earlier broker, which may hang.
 
     Args:
-      name: the name of the lock, at most 36 characters; each database has its own.
+      name: the name of the lock, at most 53 characters. Databases of one server that must not
+        share the lock need different names.
 
     Raises:
       StorageUnavailable: if the holder cannot be ended.
     """
-    assert len(name) <= 36
-    lock = f"CONCAT('escapement.{name}.', LEFT(SHA1(DATABASE()), 16))"
+    lock = f"'escapement.{name}'"
+    assert len(lock) <= _LONGEST_NAME + 2, "the server would refuse the name"
     if connection.execute(f"SELECT GET_LOCK({lock}, 0)").rows[0][0] == 1:
         return
     holder = connection.execute(f"SELECT IS_USED_LOCK({lock})").rows[0][0]

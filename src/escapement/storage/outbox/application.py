@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from escapement.errors import InvalidRequest, StorageUnavailable
 from escapement.message import cuts
 from escapement.storage.engine.base import Connection, Engine, Row
+from escapement.storage.engine.named_lock import take_over
 from escapement.storage.engine.value_lists import in_list, padded
 from escapement.storage.outbox.mapping import OURS, OutboxMapping
 from escapement.storage.outbox.mapping_table import checked
@@ -53,8 +54,6 @@ MAX_BYTES: Final = 1 << 20
 MAX_TOPICS: Final = 200
 # An estimate of the bytes of a row besides its payload, key and headers.
 _ROW_BYTES: Final = 64
-# How long to wait until the server has ended the connection of an earlier relay.
-_LOCK_WAIT_S: Final = 5
 
 _INCOMPLETE: Final = "{}: no complete outbox is there; create it with `escapement sql install`"
 
@@ -142,8 +141,9 @@ class OutboxInApplication:
             raise StorageUnavailable(
                 f"{self.location}: this broker serves the outbox already, at {other.location}"
             )
-        # Take over before any statement that waits for the locks of an earlier relay.
-        self._take_over(identity)
+        # Take over before any statement that waits for the locks of an earlier relay. Its locks on
+        # rows would make this relay move later rows of a key before them.
+        take_over(self._engine, connection, f"outbox.{identity.hex()}")
         connection.execute(
             f"UPDATE {IDENTITY} SET log = ? WHERE outbox = ? AND log IS NULL",
             (self._log, self._mapping.table),
@@ -167,23 +167,6 @@ class OutboxInApplication:
                 "other broker and use `escapement sql reset`"
             )
         return Outbox(bytes(identity), int(batch), mapping)
-
-    def _take_over(self, identity: bytes) -> None:
-        """Take the lock of the outbox, and end the connection that holds it.
-
-        The holder is the relay of an earlier broker, perhaps one that hangs. Its locks on rows
-        would make this relay move later rows of a key before them.
-        """
-        lock = f"'escapement.outbox.{identity.hex()}'"
-        if self._value(f"SELECT GET_LOCK({lock}, 0)") == 1:
-            return
-        holder = self._value(f"SELECT IS_USED_LOCK({lock})")
-        if holder is not None:
-            self._engine.kill([int(holder)])
-        if self._value(f"SELECT GET_LOCK({lock}, {_LOCK_WAIT_S})") != 1:
-            raise StorageUnavailable(
-                f"{self.location}: connection {holder} of another broker holds the outbox"
-            )
 
     def settle(self, outbox: Outbox, record: Record) -> list[RowId]:
         """Make the rows of the last batch done, if that has not happened yet.
@@ -302,9 +285,6 @@ class OutboxInApplication:
     def _sql(self) -> Statements:
         assert self._statements is not None, "not attached"
         return self._statements
-
-    def _value(self, sql: str) -> Any:
-        return self._open.execute(sql).rows[0][0]
 
     def _read(self, of: Statements, ids: Sequence[RowId], wait: bool = False) -> list[OutboxRow]:
         """Lock the rows with these ids and return them, in the order of their ids.
