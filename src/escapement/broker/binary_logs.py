@@ -9,7 +9,7 @@ every minute.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -32,11 +32,13 @@ class BinaryLogs:
 
     Args:
       addresses: the databases whose tables are reported.
-      hint: called in the event loop with a database and a table that has new rows.
+      hints: each is called in the event loop with a database and a table that has new rows.
     """
 
-    def __init__(self, addresses: Iterable[MysqlAddress], hint: Callable[[str, str], None]) -> None:
-        self._hint = hint
+    def __init__(
+        self, addresses: Iterable[MysqlAddress], hints: Sequence[Callable[[str, str], None]]
+    ) -> None:
+        self._hints = hints
         by_server: dict[tuple[str, int, str | None], dict[str, MysqlAddress]] = {}
         for address in addresses:
             server = address.host, address.port, address.unix_socket
@@ -58,7 +60,8 @@ class BinaryLogs:
         def inserted(database: str, table: str) -> None:
             # "Idempotent" merges all hints for a table that come before the event loop has a turn.
             with suppress(trio.RunFinishedError):
-                token.run_sync_soon(self._hint, database, table, idempotent=True)
+                for hint in self._hints:
+                    token.run_sync_soon(hint, database, table, idempotent=True)
 
         try:
             warned = ""

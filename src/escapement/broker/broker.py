@@ -242,10 +242,8 @@ class Broker:
         self.services.scheduler.stop()
         self.services.inbox_relay.stop()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.services.outbox_relays.stop)
+            nursery.start_soon(self.services.relays.stop)
             nursery.start_soon(self.services.tables.stop)
-            for relay in self.services.ack_relays:
-                nursery.start_soon(relay.stop)
         await self.services.pipeline.drain()
         for farewell in self._farewells:
             farewell()
@@ -365,12 +363,10 @@ class Broker:
             "waiting_bytes": services.pipeline.waiting_bytes,
             "waiting_acks": services.pipeline.waiting_acks,
             "inbox_moved": services.inbox_relay.moved,
-            "outbox_moved": services.outbox_relays.moved,
-            "outbox_refused": services.outbox_relays.refused,
-            "outbox_acks_learned": sum(relay.learned for relay in services.ack_relays),
-            "outboxes_waiting": [
-                f"{relay.location}: {relay.problem}" for relay in services.relays if relay.problem
-            ],
+            "outbox_moved": services.relays.outboxes.moved,
+            "outbox_refused": services.relays.outboxes.refused,
+            "outbox_acks_learned": services.relays.learned,
+            "outboxes_waiting": services.relays.problems,
             "tables_waiting": services.tables.problems,
             "dead_letters_waiting": [
                 f"{whose}: {why}" for whose, why in services.dead_letter_writer.problems.items()

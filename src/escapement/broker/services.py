@@ -29,9 +29,7 @@ from escapement.broker.inbox.inbox_relay import InboxRelay
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.log_reader import LogReader
-from escapement.broker.outbox.ack_relay import ack_relays
-from escapement.broker.outbox.outbox_relays import OutboxRelays
-from escapement.broker.outbox.relay import Relay
+from escapement.broker.outbox.relays import Relays
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Rescheduling
@@ -67,7 +65,6 @@ from escapement.storage.commit.group import Group
 from escapement.storage.commit.lane import State
 from escapement.storage.encoding.attempts import Parts
 from escapement.storage.engine.base import Engine
-from escapement.storage.outbox.ack_table import ACKS
 
 _log = logging.getLogger(__name__)
 
@@ -340,25 +337,21 @@ class Services:
             config.limits,
             self.amender,
         )
-        self.outbox_relays = OutboxRelays(
+        self.relays = Relays(
             config.outboxes,
             engine,
             self.log_identity,
             self.pipeline.transact,
+            self.registry,
+            self.consuming,
             clock,
             self._runners.outboxes,
             limits.max_delay_ms,
             self.inbox_relay.wake,
         )
-        self.ack_relays = ack_relays(
-            config.outboxes,
-            self.log_identity,
-            self.registry,
-            self.consuming,
-            self._runners.outboxes,
-        )
         self._binary_logs = BinaryLogs(
-            [*config.tables, *config.outboxes] if config.binary_logs else [], self._inserted
+            [*config.tables, *config.outboxes] if config.binary_logs else [],
+            [self.tables.hint, self.relays.hint],
         )
         self.scheduler = Scheduler(
             engine,
@@ -439,12 +432,10 @@ class Services:
                 self.forgetter,
                 self.passivator,
                 self.tables,
+                self.relays,
                 self._binary_logs,
             ):
                 nursery.start_soon(part.run)
-            nursery.start_soon(self.outbox_relays.run)
-            for relay in self.ack_relays:
-                nursery.start_soon(relay.run)
             for topic in self.registry.active.values():
                 self.reschedule(topic)
             task_status.started()
@@ -454,22 +445,8 @@ class Services:
         self.reader.close()
         self.checkpointer.close()
         self.inbox_relay.close()
-        for relay in self.relays:
-            relay.close()
+        self.relays.close()
         self.tables.close()
-
-    @property
-    def relays(self) -> list[Relay]:
-        """The relays of the databases of applications."""
-        return [*self.outbox_relays, *self.ack_relays]
-
-    def _inserted(self, database: str, table: str) -> None:
-        """Look soon for rows that were inserted into a table of an application."""
-        self.tables.hint(database, table)
-        self.outbox_relays.hint(database, table)
-        if table == ACKS:
-            for relay in self.ack_relays:
-                relay.hint()
 
     # -- after a commit --------------------------------------------------------
 

@@ -153,7 +153,7 @@ async def test_error_switches_the_reader_off_with_one_warning(
 ) -> None:
     """The reader tries again each minute, and closing it takes no time."""
     address = replace(Shop(server.url("shop")).address, user="nobody")
-    logs = BinaryLogs([address], lambda *_: None)
+    logs = BinaryLogs([address], [])
     with caplog.at_level(logging.WARNING):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(logs.run)

@@ -37,8 +37,7 @@ async def _poll(broker: Broker, given: Arguments) -> Plain:
 
 async def _poll_outboxes(broker: Broker, given: Arguments) -> Plain:
     given.end()
-    for relay in broker.services.relays:
-        relay.hint()
+    broker.services.relays.hint_all()
     return {}
 
 

@@ -33,9 +33,7 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.message import Int64s
 from escapement.storage.blocking import Run
-from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
-from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.outbox.acks import MAX_ROWS, AckRow, AcksInApplication
 
 # The pause between two looks for rows that are old enough to be deleted.
@@ -119,17 +117,3 @@ class AckRelay(Relay):
         known = offsets[(offsets >= 0) & (offsets < topic.next_offset)]
         self._consuming.acknowledge_in(topic, subscription, known, lambda _: durable.set())
         return durable
-
-
-def ack_relays(
-    addresses: Sequence[MysqlAddress],
-    log: bytes,
-    registry: Registry,
-    consuming: Consuming,
-    run: Run,
-) -> list[AckRelay]:
-    """Return the ack relays of one broker, one for each database of an application."""
-    return [
-        AckRelay(MysqlEngine(address, creates=False), log, registry, consuming, run)
-        for address in addresses
-    ]

@@ -213,8 +213,3 @@ class OutboxRelays:
         async with trio.open_nursery() as nursery:
             for relay in self:
                 nursery.start_soon(relay.stop)
-
-    def close(self) -> None:
-        """Close the connections to the databases of applications."""
-        for relay in self:
-            relay.close()
