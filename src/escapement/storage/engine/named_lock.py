@@ -11,6 +11,9 @@ from escapement.storage.engine.base import Connection, Engine
 
 # How long to wait until the server has ended the connection that holds a lock.
 _TAKE_OVER_S: Final = 5
+# The server's locks are common to all its databases. So the name of a lock includes a hash of the
+# name of its database. MySQL has had no SHA1 since version 9.6.
+_HASH: Final = "SHA2(DATABASE(), 256)"
 
 
 @contextmanager
@@ -23,9 +26,7 @@ def named_lock(connection: Connection, name: str, wait_s: int) -> Iterator[bool]
     Args:
       name: the name of the lock; each database has its own lock of that name.
     """
-    # The server's locks are common to all its databases. So the lock's name includes a hash of the
-    # name of this database.
-    lock = f"CONCAT('escapement.{name}', SHA1(DATABASE()))"
+    lock = f"CONCAT('escapement.{name}', LEFT({_HASH}, 40))"
     got = connection.execute(f"SELECT GET_LOCK({lock}, {wait_s})").rows[0][0] == 1
     try:
         yield got
@@ -48,7 +49,7 @@ def take_over(engine: Engine, connection: Connection, name: str) -> None:
       StorageUnavailable: if the holder cannot be ended.
     """
     assert len(name) <= 36
-    lock = f"CONCAT('escapement.{name}.', LEFT(SHA1(DATABASE()), 16))"
+    lock = f"CONCAT('escapement.{name}.', LEFT({_HASH}, 16))"
     if connection.execute(f"SELECT GET_LOCK({lock}, 0)").rows[0][0] == 1:
         return
     holder = connection.execute(f"SELECT IS_USED_LOCK({lock})").rows[0][0]
