@@ -38,7 +38,8 @@ def url(mysql_to_break: MysqlServer) -> Iterator[str]:
     """A database on a server that tests may break, with a user that they may lock out."""
     name = f"escapement_refused_{uuid.uuid4().hex[:8]}"
     mysql_to_break.admin(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
-    mysql_to_break.admin(f"CREATE OR REPLACE USER {USER}@'%' IDENTIFIED BY 'secret'")
+    mysql_to_break.admin(f"DROP USER IF EXISTS {USER}@'%'")
+    mysql_to_break.admin(f"CREATE USER {USER}@'%' IDENTIFIED BY 'secret'")
     mysql_to_break.admin(f"GRANT ALL ON {name}.* TO {USER}@'%'")
     yield mysql_to_break.url(name, USER, "secret")
     mysql_to_break.admin(f"DROP USER {USER}@'%'")

@@ -16,6 +16,7 @@ from escapement.client.delivery import DeliveredRow
 from escapement.clock import SystemClock
 from escapement.errors import AlreadyProcessed, InvalidRequest
 from escapement.names import TableName
+from escapement.sql import binary
 from escapement.sql.cursors import Execute, executor
 from escapement.storage.outbox.ack_table import (
     ACKS,
@@ -34,7 +35,7 @@ _DUPLICATE_KEY: Final = 1062
 _INSERT: Final = (
     f"INSERT INTO {ACKS} (message, log, topic, subscription, message_offset, acked_at) VALUES "
 )
-_ROW: Final = "(%s, %s, %s, %s, %s, UTC_TIMESTAMP(3))"
+_ROW: Final = f"({binary.PLACEHOLDER}, {binary.PLACEHOLDER}, %s, %s, %s, UTC_TIMESTAMP(3))"
 
 
 def ack(cursor: Any, messages: DeliveredRow | Iterable[DeliveredRow]) -> None:
@@ -84,8 +85,8 @@ def acknowledgement(
 ) -> tuple[str, tuple[Any, ...]]:
     """Return the INSERT of ``ack`` and its parameters, for any other driver.
 
-    The statement has a ``%s`` for each parameter. If it fails because the key exists (error 1062),
-    a message was processed before.
+    The statement has a ``%s`` for each parameter. No parameter is bytes. If the statement fails
+    because the key exists (error 1062), a message was processed before.
 
     Raises:
       InvalidRequest: if the messages are not valid, or a delivery is more than half a week old.
@@ -101,7 +102,10 @@ def acknowledgement(
     rows = {row[0]: row for row in [_values(message, now_ms) for message in messages]}
     # Two consumers with the same messages insert them in the same order. So one waits for the other
     # instead of a deadlock.
-    values = [value for key in sorted(rows) for value in rows[key]]
+    values: list[object] = []
+    for key in sorted(rows):
+        _, log, *named = rows[key]
+        values += [binary.encoded(key), binary.encoded(log), *named]
     return _INSERT + ", ".join([_ROW] * len(rows)), tuple(values)
 
 

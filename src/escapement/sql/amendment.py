@@ -127,11 +127,11 @@ def _insertion(
     if sum(value is not None for value in (key, dedup, id)) != 1 or key == "":
         raise InvalidRequest("name the messages in one way: pass key=, dedup= or id=")
     statement = f"INSERT INTO {OUTBOX} ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, {due[0]})"
-    message = b"" if id is None else _offset(named, id)
+    message = "" if id is None else _offset(named, id)
     return statement, (named, action, checked_key(key), checked_dedup(dedup), message, *due[1])
 
 
-def _offset(topic: str, id: MessageId | str | int) -> bytes:
+def _offset(topic: str, id: MessageId | str | int) -> str:
     if isinstance(id, bool) or not isinstance(id, MessageId | str | int):
         raise InvalidRequest(f"{id!r} is not a message: pass its id or its offset")
-    return str(read_message_id(str(id), topic)[1]).encode()
+    return str(read_message_id(str(id), topic)[1])

@@ -20,6 +20,7 @@ from escapement.durations import format as duration_text
 from escapement.errors import InvalidRequest
 from escapement.message import DEFAULT_PRIORITY, NO_TIME
 from escapement.names import TopicName
+from escapement.sql import binary
 from escapement.sql.cursors import executor
 from escapement.storage.outbox.tables import (
     MAX_DEDUP_CHARS,
@@ -98,7 +99,8 @@ def insertion(
 ) -> tuple[str, tuple[Any, ...]]:
     """Return the INSERT of ``schedule`` and its parameters, for any other driver.
 
-    The statement has a ``%s`` for each parameter. The arguments are those of ``schedule``.
+    The statement has a ``%s`` for each parameter. No parameter is bytes, because some drivers
+    cannot pass them on. The arguments are those of ``schedule``.
 
     Raises:
       InvalidRequest: if an argument is not valid.
@@ -112,12 +114,13 @@ def insertion(
         )
     due = due_expression(delay, at)
     content.check_priority(priority)
-    statement = f"INSERT INTO {OUTBOX} ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, {due[0]})"
+    values = f"%s, %s, {binary.PLACEHOLDER}, %s, %s, %s, {due[0]}"
+    statement = f"INSERT INTO {OUTBOX} ({_COLUMNS}) VALUES ({values})"
     named = TopicName.parse(topic).full
     return statement, (
         named,
         checked_key(key),
-        data,
+        binary.encoded(data),
         headers,
         checked_dedup(dedup),
         priority,

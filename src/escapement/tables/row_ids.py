@@ -15,11 +15,14 @@ RowId = int | str | bytes
 
 _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "year"})
 _BINARY: Final = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+# MySQL reads the parameter of CAST(? AS UNSIGNED) as a signed number, and turns higher numbers into
+# the highest signed one.
+_UNSIGNED: Final = "CAST(CAST(? AS CHAR) AS UNSIGNED)"
 # Unless it is converted, a text is compared with columns of these types as a floating-point number.
 _CONVERSIONS: Final = {
-    "bigint": "CAST(? AS UNSIGNED)",
+    "bigint": _UNSIGNED,
     "decimal": "CAST(? AS DECIMAL(65, 30))",
-    "bit": "CAST(? AS UNSIGNED)",
+    "bit": _UNSIGNED,
 }
 
 

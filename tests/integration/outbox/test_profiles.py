@@ -33,7 +33,8 @@ async def received(world: World, topic: str) -> list[tuple[bytes, str | None, di
 async def test_debezium_table_is_moved(
     type: str, application: Application, mock_clock: MockClock
 ) -> None:
-    application.run(tables.DEBEZIUM.replace("CHAR(36)", type))
+    column = "CHAR(36)" if type == "UUID" and not application.on_mariadb else type
+    application.run(tables.DEBEZIUM.replace("CHAR(36)", column))
     mapped(application, profile("debezium", "outbox", topic_prefix="shop/eu/"))
     id = uuid4()
     value = {"B": id.bytes, "C": str(id), "V": str(id), "U": str(id)}[type[0]]
@@ -91,10 +92,10 @@ async def test_watermill_table_is_moved(
     mapped(application, mapping)
     insert = "INSERT INTO watermill_orders (uuid, payload, metadata) VALUES (%s, %s, %s)"
     async with serving(application) as world:
-        application.run(insert, "u-1", '{"n":1}', '{"name":"OrderPlaced"}')
+        application.run(insert, "u-1", '{"n": 1}', '{"name": "OrderPlaced"}')
         application.run(insert, "u-2", None, None)
         assert await received(world, "orders") == [
-            (b'{"n":1}', None, {"name": "OrderPlaced", "_watermill_message_uuid": "u-1"}),
+            (b'{"n": 1}', None, {"name": "OrderPlaced", "_watermill_message_uuid": "u-1"}),
             (b"", None, {"_watermill_message_uuid": "u-2"}),
         ]
         left = application.run("SELECT COUNT(*) FROM watermill_orders")[0][0]
@@ -173,13 +174,13 @@ async def test_whole_row_becomes_a_json_object(
         assert moment(message.due_ms) == moment(-(-due_ns // 1_000_000))
         read = json.loads(message.payload)
         assert read.pop("id") == 2**63 - 2
+        assert read.pop("at").removesuffix("000") == "2030-01-02 03:04:05.678"  # MySQL: 6 digits
         assert read == {
             "name": 'é"',
             "bytes": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1"
             "Njc4OTo7",
             "fixed": "fe01",
             "yes": 1,
-            "at": "2030-01-02 03:04:05.678",
             "price": 1.5,
             "nothing": None,
             "document": {"a": [1]},

@@ -82,9 +82,8 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def tls_server(trusted: Authority) -> Iterator[MysqlServer]:
     certificate, key = trusted.certify()
-    with private_server(
-        f"--ssl-ca={trusted.ca}", f"--ssl-cert={certificate}", f"--ssl-key={key}"
-    ) as s:
+    files = f"--ssl-ca={trusted.ca}", f"--ssl-cert={certificate}", f"--ssl-key={key}"
+    with private_server("--tls-version=TLSv1.2,TLSv1.3", *files) as s:
         yield s
 
 

@@ -223,7 +223,8 @@ def test_further_columns_may_have_any_type(connection: Connection) -> None:
 
 
 def test_engine_without_transactions_is_rejected(connection: Connection) -> None:
-    connection.execute(CURRENT.rstrip() + " engine=MyISAM")
+    # MyISAM of MySQL has no descending indexes.
+    connection.execute(CURRENT.rstrip().replace(" desc)", ")") + " engine=MyISAM")
     assert "uses MyISAM" in reason(connection)
     connection.execute(advised(reason(connection)))
     assert the_table(connection).name == "my_message"

@@ -32,8 +32,13 @@ SERVER_OPTIONS = ("--max-allowed-packet=64M", "--skip-name-resolve", "--bind-add
 # Without encryption, so a proxy can recognise the message that it must lose.
 BRAND_OPTIONS = {
     "mariadb": ("--skip-ssl",),
-    "mysql": ("--tls-version=", "--mysqlx=OFF"),
+    "mysql": ("--tls-version=", "--mysqlx=OFF", "--secure-file-priv=NULL"),
 }
+# MySQL creates root for "localhost" only, which is not 127.0.0.1 without name resolution.
+ROOT_ON_TCP = """\
+CREATE USER root@127.0.0.1;
+GRANT ALL ON *.* TO root@127.0.0.1 WITH GRANT OPTION;
+"""
 # Debian installs servers in directories that are not on the PATH of ordinary users.
 SERVER_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
 
@@ -187,7 +192,10 @@ class MysqlServer:
             options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
             command = [installer, *self._where(), *options]
         else:
-            command = [self._binary, *self._where(), "--initialize-insecure"]
+            statements = self.home / "init.sql"
+            statements.write_text(ROOT_ON_TCP)
+            options = ["--initialize-insecure", f"--init-file={statements}"]
+            command = [self._binary, *self._where(), *BRAND_OPTIONS[self._brand], *options]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )

@@ -60,6 +60,11 @@ class Application:
             cursor.connection.commit()
             return tuple(cursor.fetchall())
 
+    @property
+    def on_mariadb(self) -> bool:
+        """Whether the server is MariaDB, and not MySQL."""
+        return "mariadb" in str(self.run("SELECT VERSION()")[0][0]).lower()
+
     def send(self, *payloads: bytes, topic: str = "t", **options: Any) -> None:
         """Send messages in one transaction."""
         with self.session() as cursor:

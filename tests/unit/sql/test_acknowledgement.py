@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from escapement.message import MessageBatch
 from escapement.storage.outbox.ack_table import MAX_ACKED, AckKey
 
 LOG = bytes(range(16))
+LOG_TEXT = "AAECAwQFBgcICQoLDA0ODw=="
 DUPLICATE = 1062, "Duplicate entry 'x' for key 'PRIMARY'"
 
 
@@ -52,11 +54,12 @@ def test_statement_has_one_placeholder_for_each_parameter() -> None:
     assert statement == (
         "INSERT INTO escapement_acks"
         " (message, log, topic, subscription, message_offset, acked_at) VALUES"
-        " (%s, %s, %s, %s, %s, UTC_TIMESTAMP(3)), (%s, %s, %s, %s, %s, UTC_TIMESTAMP(3))"
+        " (FROM_BASE64(%s), FROM_BASE64(%s), %s, %s, %s, UTC_TIMESTAMP(3)),"
+        " (FROM_BASE64(%s), FROM_BASE64(%s), %s, %s, %s, UTC_TIMESTAMP(3))"
     )
-    assert parameters[1:5] == (LOG, "public/default/t", "s", 3)  # in the order of the keys
-    assert parameters[6:] == (LOG, "public/default/t", "s", 5)
-    keys = [AckKey.unpack(parameters[at]) for at in (0, 5)]
+    assert parameters[1:5] == (LOG_TEXT, "public/default/t", "s", 3)  # in the order of the keys
+    assert parameters[6:] == (LOG_TEXT, "public/default/t", "s", 5)
+    keys = [AckKey.unpack(b64decode(parameters[at])) for at in (0, 5)]
     assert [key[:3] for key in keys] == [(LOG, 7, 3), (LOG, 7, 5)]
     cursor = Cursor()
     sql.ack(cursor, batch)
@@ -77,7 +80,7 @@ def test_fingerprint_tells_contents_apart() -> None:
     def fingerprint(payload: bytes, key: bytes, properties: bytes) -> bytes:
         batch = batch_of(1)
         batch.messages = MessageBatch(Blobs.of([payload]), Blobs.of([key]), Blobs.of([properties]))
-        return AckKey.unpack(sql.acknowledgement(batch)[1][0]).fingerprint
+        return AckKey.unpack(b64decode(sql.acknowledgement(batch)[1][0])).fingerprint
 
     contents = [(b"ab", b"c", b""), (b"a", b"bc", b""), (b"ab", b"", b"c"), (b"abc", b"", b"")]
     assert len({fingerprint(*content) for content in contents}) == len(contents)

@@ -16,12 +16,12 @@ TOPIC = "public/default/t"
 @pytest.mark.parametrize(
     ("named", "parameters"),
     [
-        ({"key": "k"}, ("k", None, b"")),
-        ({"dedup": "d"}, (None, "d", b"")),
-        ({"id": 17}, (None, None, b"17")),
-        ({"id": "17"}, (None, None, b"17")),
-        ({"id": "t@17"}, (None, None, b"17")),
-        ({"id": MessageId(TOPIC, 17)}, (None, None, b"17")),
+        ({"key": "k"}, ("k", None, "")),
+        ({"dedup": "d"}, (None, "d", "")),
+        ({"id": 17}, (None, None, "17")),
+        ({"id": "17"}, (None, None, "17")),
+        ({"id": "t@17"}, (None, None, "17")),
+        ({"id": MessageId(TOPIC, 17)}, (None, None, "17")),
     ],
 )
 def test_request_is_one_insert(named: dict[str, Any], parameters: tuple[Any, ...]) -> None:

@@ -40,8 +40,8 @@ class CompiledAsyncCursor(Cursor):
 
 def test_statement_has_one_placeholder_for_each_parameter() -> None:
     statement, parameters = sql.insertion("orders", b"x")
-    assert statement == f"{NAMED} VALUES (%s, %s, %s, %s, %s, %s, NULL)"
-    assert parameters == ("public/default/orders", None, b"x", None, None, 50)
+    assert statement == f"{NAMED} VALUES (%s, %s, FROM_BASE64(%s), %s, %s, %s, NULL)"
+    assert parameters == ("public/default/orders", None, "eA==", None, None, 50)
     statement, parameters = sql.insertion(
         "shop/eu/orders",
         {"n": 1},
@@ -54,7 +54,7 @@ def test_statement_has_one_placeholder_for_each_parameter() -> None:
     )
     assert statement.endswith("%s, UTC_TIMESTAMP(3) + INTERVAL %s MICROSECOND)")
     assert parameters == (
-        *("shop/eu/orders", "é", b'{"n":1}', '{"a":[1,null]}', "d", 0),
+        *("shop/eu/orders", "é", "eyJuIjoxfQ==", '{"a":[1,null]}', "d", 0),
         180_000_000,
     )
     assert statement.count("%s") == len(parameters)

@@ -13,6 +13,9 @@ from escapement.storage.engine.base import Connection, Engine
 _LONGEST_NAME: Final = 64
 # How long to wait until the server has ended the connection that holds a lock.
 _TAKE_OVER_S: Final = 5
+# The server's locks are common to all its databases. So the name of a lock includes a hash of the
+# name of its database. MySQL has had no SHA1 since version 9.6.
+_HASH: Final = "SHA2(DATABASE(), 256)"
 
 
 @contextmanager
@@ -25,9 +28,7 @@ def named_lock(connection: Connection, name: str, wait_s: int) -> Iterator[bool]
     Args:
       name: the name of the lock; each database has its own lock of that name.
     """
-    # The server's locks are common to all its databases. So the lock's name includes a hash of the
-    # name of this database.
-    lock = f"CONCAT('escapement.{name}', SHA1(DATABASE()))"
+    lock = f"CONCAT('escapement.{name}', LEFT({_HASH}, 40))"
     got = connection.execute(f"SELECT GET_LOCK({lock}, {wait_s})").rows[0][0] == 1
     try:
         yield got
