@@ -6,6 +6,8 @@ The programs of the guides are tested in tests/integration/cli/test_guides.py.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ import sqlalchemy.orm
 import trio
 
 import escapement
+import escapement.sync
 from escapement.testing import arrived
 from support.code_blocks import DOCS, blocks
+from support.database.servers import MysqlServer
 from support.outbox.drivers import (
     ASYNC_DRIVERS,
     django_connection,
@@ -26,6 +30,7 @@ from support.outbox.drivers import (
 )
 from support.outbox.outboxes import Application, serving
 from support.processes.broker import broker_process
+from support.tables.shops import Shop, comment
 
 MockClock = trio.testing.MockClock
 
@@ -125,3 +130,51 @@ def test_consumer_with_aiomysql_processes_a_message_once(
     with broker_process(tmp_path / "data") as broker:
         asyncio.run(run(broker.url))
     assert application.run("SELECT COUNT(*) FROM escapement_acks") == ((1,),)
+
+
+@contextmanager
+def shop_with_consumer(
+    url: str, data: Path
+) -> Iterator[tuple[Shop, escapement.sync.Broker, escapement.sync.Inbox]]:
+    """Create the table of the guide in the database ``shop``, with a broker and a consumer."""
+    shop = Shop(url)
+    topic = shop.create(comment=comment(poller_interval=600))
+    with broker_process(data, None, "--tables", url) as process:
+        with escapement.sync.connect(process.url) as broker:
+            with broker.consumer(topic, "table") as inbox:
+                yield shop, broker, inbox
+
+
+def test_hint_of_django_makes_a_row_come(mysql_to_break: MysqlServer, tmp_path: Path) -> None:
+    send = code_of("message-tables", "hint with Django only")["send"]
+    with database_shop(mysql_to_break) as url:
+        with shop_with_consumer(url, tmp_path / "data") as (shop, broker, inbox):
+            with django_connection(shop.address):
+                send(broker, '{"a": 1}')
+            message = inbox.receive(timeout_s=60)
+            assert message is not None
+            assert message.row["message"] == {"a": 1}
+
+
+def test_hint_of_sqlalchemy_makes_a_row_come(mysql_to_break: MysqlServer, tmp_path: Path) -> None:
+    sessions = code_of("message-tables", "hint with SQLAlchemy only")["sessions"]
+    with database_shop(mysql_to_break) as url:
+        with shop_with_consumer(url, tmp_path / "data") as (shop, broker, inbox):
+            with sqlalchemy_engine(shop.address, "pymysql", autocommit=False) as engine:
+                with sessions(engine, broker)() as session:
+                    insert = "INSERT INTO mails (message) VALUES ('[1]')"
+                    session.execute(sqlalchemy.text(insert))
+                    session.commit()
+            message = inbox.receive(timeout_s=60)
+            assert message is not None
+            assert message.row["message"] == [1]
+
+
+@contextmanager
+def database_shop(server: MysqlServer) -> Iterator[str]:
+    """Create the database ``shop`` of the guides; provide its URL."""
+    server.admin("CREATE DATABASE shop")
+    try:
+        yield server.url("shop")
+    finally:
+        server.admin("DROP DATABASE shop")
