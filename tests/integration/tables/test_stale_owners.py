@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from escapement.testing import World
 from escapement.testing.clock import VirtualClock
 from random_workloads.owners import LEASE_S, Owner
 from support.database.outages import Outage
-from support.faults.hanging_calls import HangingCalls
+from support.faults.hanging_calls import HangingCalls, nth
 from support.storage.commit_pipelines import FaultyEngine
 from support.tables.shops import Shop, comment, taken
 
@@ -89,18 +89,6 @@ async def succession(shop: Shop, **directives: object) -> AsyncIterator[Successi
             finally:
                 calls.release()
             nursery.cancel_scope.cancel()
-
-
-def nth(number: int, *beginnings: str) -> Callable[[str], bool]:
-    """Return a function that accepts the step of this number among those that begin so."""
-    left = number
-
-    def accepts(step: str) -> bool:
-        nonlocal left
-        left -= step.startswith(beginnings)
-        return not left
-
-    return accepts
 
 
 async def test_row_that_a_hanging_broker_acknowledges_is_sent_by_its_successor(

@@ -94,3 +94,15 @@ class HangingCalls:
             call.go_on()
             assert call.is_over
             call.ended.set()
+
+
+def nth(number: int, *beginnings: str) -> Callable[[str], bool]:
+    """Return a function that accepts the step of this number among those that begin so."""
+    left = number
+
+    def accepts(step: str) -> bool:
+        nonlocal left
+        left -= step.startswith(beginnings)
+        return not left
+
+    return accepts
