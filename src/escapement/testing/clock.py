@@ -48,7 +48,9 @@ class VirtualClock:
 
         The broker uses this clock for the lease of its database.
         """
-        return int((trio.current_time() - self._began_s) * 1000 + _ROUNDING_MS)
+        # Threads may read this clock, and trio.current_time() works in no thread but its own.
+        now_s = self._trio_clock.current_time()
+        return int((now_s - self._began_s) * 1000 + _ROUNDING_MS)
 
     def set_back(self, ms: int) -> None:
         """Set the wall clock back by ``ms`` milliseconds, or ahead if ``ms`` is negative."""

@@ -5,8 +5,9 @@ A life draws random steps on the virtual clock, with a real server:
 - the application inserts, reschedules, acknowledges, locks and deletes rows by SQL, and alters the
   table;
 - consumers join, leave, acknowledge, nack, release and extend;
-- the database fails, connections break, brokers stop and crash, and an owner whose lease has
-  expired goes on.
+- the database fails, connections break, brokers stop and crash;
+- an owner whose lease has expired goes on, or hangs in a statement and then goes on;
+- a broker with another log serves the table too.
 
 The model (``tests/random_tables``) checks each delivery and, at the end, that no row is lost.
 
@@ -52,6 +53,7 @@ WEIGHTED = {
     "crash": 1,
     "restart": 1,
     "overtaken": 1,
+    "served_twice": 1,
 }
 
 
@@ -77,6 +79,7 @@ async def test_random_life_of_a_table(
         ):
             life = Troubles(world, shop, log, nursery, rng)
             await life.begin()
-            await play(seed, rng, life, WEIGHTED, STEPS)
+            await play(seed, rng, life, WEIGHTED, STEPS, life.check)
             await life.drain()
+            await life.check()
             nursery.cancel_scope.cancel()

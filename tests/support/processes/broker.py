@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,15 +47,21 @@ class BrokerProcess:
         log_url: str | None = None,
         *options: str,
         limits: dict[str, Any] | None = None,
+        tables: Sequence[str] = (),
     ) -> None:
-        """Choose ``options`` of `escapement serve`, or ``limits`` that ``runner`` sets."""
+        """Choose ``options`` of `escapement serve`, or ``limits`` that ``runner`` sets.
+
+        ``tables`` are the databases with message tables of a broker with limits.
+        """
         assert not (options and limits)
+        assert limits or not tables
         self.data = data
         self.port = free_port()
         self.starts = 0
         self._log_url = log_url
         self._options = options
         self._limits = limits
+        self._tables = tables
         self._process: subprocess.Popen[bytes] | None = None
         data.mkdir(parents=True, exist_ok=True)
         self._said = data.with_name(data.name + ".out")
@@ -93,6 +99,7 @@ class BrokerProcess:
                 "log_url": self._log_url,
                 "port": self.port,
                 "limits": self._limits,
+                "tables": self._tables,
             }
             command = [sys.executable, str(self.runner), json.dumps(asked)]
         self.starts += 1
@@ -155,10 +162,14 @@ class BrokerProcess:
 
 @contextlib.contextmanager
 def broker_process(
-    data: Path, log_url: str | None = None, *options: str, limits: dict[str, Any] | None = None
+    data: Path,
+    log_url: str | None = None,
+    *options: str,
+    limits: dict[str, Any] | None = None,
+    tables: Sequence[str] = (),
 ) -> Iterator[BrokerProcess]:
     """Start a broker, and end its process afterwards."""
-    broker = BrokerProcess(data, log_url, *options, limits=limits)
+    broker = BrokerProcess(data, log_url, *options, limits=limits, tables=tables)
     try:
         broker.start()
         yield broker

@@ -15,6 +15,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS
 from escapement.broker.server import ServerConfig, serve
 from escapement.errors import EscapementError
+from escapement.storage.engine.address import MysqlAddress
 
 
 def main() -> None:
@@ -25,7 +26,10 @@ def main() -> None:
         Path(asked["data"]),
         asked["log_url"],
         port=asked["port"],
-        broker=BrokerConfig(limits=replace(DEFAULT_LIMITS, **asked["limits"])),
+        broker=BrokerConfig(
+            limits=replace(DEFAULT_LIMITS, **asked["limits"]),
+            tables=tuple(map(MysqlAddress.parse, asked["tables"])),
+        ),
     )
     try:
         trio.run(partial(serve, config, lambda at: print(f"ready on {at}", flush=True)))

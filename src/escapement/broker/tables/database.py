@@ -1,9 +1,10 @@
 """Serves the message tables of one database of an application.
 
-Three connections are used, by one thread each: one for polls and discovery, one for claims, one
-for acknowledgements and retries. The last two hold named locks of the server. A broker that takes
-over ends the connections of an earlier broker that hangs, so that its statements change nothing any
-more. A broker connects only while it holds the lease of its log.
+Three connections are used, by one thread each: one for polls, discovery and purges, one for
+claims, one for acknowledgements and retries. Each holds a named lock of the server. A broker that
+takes over opens all three at once, and ends the connections of an earlier broker that hangs. So the
+statements of the earlier broker change nothing any more, and its locks are released. A broker
+connects only while it holds the lease of its log.
 
 Tasks: the pump and the row writer, and one that polls and discovers tables. If the database fails,
 no message of its tables is sent for a moment, and everything that waits to be written is kept.
@@ -132,7 +133,7 @@ class Database:
         self._tables: dict[str, ServedTable] = {}
         self._by_id: dict[int, ServedTable] = {}
         self._rejected: dict[str, str] = {}
-        self._polls = KeptConnection(engine, opened=_wait_little)
+        self._polls = KeptConnection(engine, opened=lambda one: self._own(one, "polls"))
         self._for_claims = KeptConnection(engine, opened=lambda one: self._own(one, "claims"))
         self._for_writes = KeptConnection(engine, opened=lambda one: self._own(one, "writes"))
         self._claims = Claims(self._for_claims, run, lambda id: self._by_id[id], self._claim_ended)
@@ -291,6 +292,8 @@ class Database:
         now_s = trio.current_time()
         if self._trouble.has_paused(now_s):
             self._wake_all()
+        if self._found is None:
+            await self._take_over()
         if now_s >= self._look_s:
             await self._look()
         await self._poll_due()
@@ -307,6 +310,19 @@ class Database:
         if self.problem is not None:
             due_s.append(self._trouble.ends_s)
         return max(min([self._look_s, self._purge_s, *due_s]) - trio.current_time(), 0.0)
+
+    async def _take_over(self) -> None:
+        """Open all connections, before a table is known and other tasks use them.
+
+        An earlier broker that hangs may have locked rows or tables. This ends its connections.
+        """
+
+        def opened(_: Connection) -> None:
+            for kept in (self._for_claims, self._for_writes):
+                with kept.use():
+                    pass
+
+        await self._ask(opened)
 
     # -- discovery -------------------------------------------------------------------------
 
@@ -491,12 +507,18 @@ class Database:
 
     def _own(self, connection: Connection, purpose: str) -> None:
         """End the connection of an earlier broker with this purpose, and hinder it from more."""
-        if not self._delivery.holds_lease():
-            raise StorageUnavailable(f"{self.location}: the lease has expired")
+        self._check_lease()
         _wait_little(connection)
         # Locks are common to all databases of the server.
         whose = sha1(f"{self._log}/{self.database}".encode()).hexdigest()[:32]
         take_over(self._engine, connection, f"tables.{purpose}.{whose}")
+        # If this broker has hung since the first check, it has ended the connection of its
+        # successor. If it still has its lease, a successor ends this connection.
+        self._check_lease()
+
+    def _check_lease(self) -> None:
+        if not self._delivery.holds_lease():
+            raise StorageUnavailable(f"{self.location}: the lease has expired")
 
     def _failed(self, error: StorageError) -> None:
         """Note an error. If the database cannot be used, send nothing for a while."""
