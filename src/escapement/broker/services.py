@@ -218,6 +218,7 @@ class Services:
             self.reader,
             self._drop_oldest,
             self._may_dispatch,
+            self._may_dispatch,
             self.recorder.sent,
             self.reschedule,
             self.hasten,
@@ -518,7 +519,7 @@ class Services:
         else:
             self.pipeline.check_acks(count)
 
-    def _table_pump(self, index: TableIndex, run: Run, may_send: Callable[[], bool]) -> Pump:
+    def _table_pump(self, index: TableIndex, run: Run, may_dispatch: Callable[[], bool]) -> Pump:
         """Return a pump for the tables of one database."""
         return Pump(
             index,
@@ -528,7 +529,8 @@ class Services:
             run,
             self.reader,
             self._drop_oldest,
-            may_send,
+            may_dispatch,
+            lambda: self._keeper.held,  # a claim must not wait for the end of an outage
             lambda subscription: None,  # claims record the sent rows
             self.reschedule,
             self.hasten,

@@ -61,7 +61,8 @@ class Pump:
     Args:
       frame_bytes: takes a number of frames that are queued now, and returns how large each of them
         may be.
-      may_dispatch: returns whether messages may be delivered now.
+      may_dispatch: returns whether further messages may be delivered now.
+      may_send: returns whether messages may be sent that were read, or claimed, before.
       sent: called with a subscription when some of its messages are sent.
       reschedule: called with a topic whose next wake-up time may have changed.
       hasten: called with a subscription whose next wake-up time may have become earlier.
@@ -77,6 +78,7 @@ class Pump:
         log: LogReader,
         drop_oldest: DropOldest,
         may_dispatch: Callable[[], bool],
+        may_send: Callable[[], bool],
         sent: Callable[[Subscription], None],
         reschedule: Callable[[Topic], None],
         hasten: Callable[[Topic, Subscription], None],
@@ -103,7 +105,7 @@ class Pump:
         self._reading: set[SharedSubscription] = set()
         self._dropping: set[Subscription] = set()
         self._stager = Stager(index, limits, run)
-        self._sender = Sender(index, clock, limits, run, log, may_dispatch, sent, hasten)
+        self._sender = Sender(index, clock, limits, run, log, may_send, sent, hasten)
 
     def wake(self, topic: Topic) -> None:
         """Queue a topic that wants a window, and its subscriptions, for the workers."""

@@ -50,7 +50,7 @@ class Sender:
     """Fetches and sends runs that are in flight.
 
     Args:
-      may_dispatch: returns whether messages may be delivered now.
+      may_send: returns whether messages may be sent now.
       sent: called with a subscription when some of its messages are sent.
       hasten: called with a subscription whose next wake-up time may have become earlier.
     """
@@ -62,7 +62,7 @@ class Sender:
         limits: BrokerLimits,
         run: Run,
         log: LogReader,
-        may_dispatch: Callable[[], bool],
+        may_send: Callable[[], bool],
         sent: Callable[[Subscription], None],
         hasten: Callable[[Topic, Subscription], None],
     ) -> None:
@@ -71,7 +71,7 @@ class Sender:
         self._limits = limits
         self._run = run
         self._log = log
-        self._may_dispatch = may_dispatch
+        self._may_send = may_send
         self._sent = sent
         self._hasten = hasten
 
@@ -134,9 +134,9 @@ class Sender:
         (hand, rows), waited = part, False
         consumer = hand.consumer
         # A run that was put in flight earlier must not be sent after the lease has expired.
-        if not fresh and not self._may_dispatch():
+        if not fresh and not self._may_send():
             self._hasten(topic, subscription)
-        while not fresh and not self._may_dispatch() and not consumer.closed:
+        while not fresh and not self._may_send() and not consumer.closed:
             waited = True
             await trio.sleep(_PAUSE_S)
         # When a consumer leaves, its subscription takes back unsent messages without an attempt.

@@ -145,7 +145,7 @@ class Database:
         self._poll = 0  # the number of the last poll
         self._soon = trio.Event()
         self.index = TableIndex(lambda id: self._by_id[id].cached, self._claims.begin)
-        self.pump = delivery.make_pump(self.index, self._claims.run_one, self._may_send)
+        self.pump = delivery.make_pump(self.index, self._claims.run_one, self._may_dispatch)
         self.writer = RowWriter(
             clock,
             self._write,
@@ -502,7 +502,7 @@ class Database:
 
     # -- trouble ---------------------------------------------------------------------------------
 
-    def _may_send(self) -> bool:
+    def _may_dispatch(self) -> bool:
         return self.problem is None and self._delivery.holds_lease()
 
     def _own(self, connection: Connection, purpose: str) -> None:
