@@ -70,6 +70,8 @@ _log = logging.getLogger(__name__)
 
 # The id under which the timekeeper wakes the scheduler. Topic ids are positive.
 _SCHEDULES: Final = 0
+# The claims of so many message tables can share a transaction.
+_TABLE_WORKERS: Final = 32
 
 
 class Services:
@@ -534,6 +536,7 @@ class Services:
             lambda subscription: None,  # claims record the sent rows
             self.reschedule,
             self.hasten,
+            _TABLE_WORKERS,
         )
 
     def _activated(self, topic: Topic) -> None:

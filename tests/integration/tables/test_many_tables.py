@@ -8,7 +8,8 @@ import trio
 
 from escapement.testing import arrived
 from support.database.servers import private_server
-from support.tables.shops import Shop, comment, serving_tables
+from support.storage.commit_pipelines import FaultyEngine
+from support.tables.shops import Shop, comment, serving_tables, taken
 
 MockClock = trio.testing.MockClock
 
@@ -47,3 +48,56 @@ async def test_idle_tables_share_connections_and_polls(mock_clock: MockClock) ->
                 assert status("Questions") - before <= 5 * SECONDS
                 # One more asks for the status, and others may be about to end.
                 assert min(status("Threads_connected") for _ in range(50)) <= 3 + 1
+
+
+async def test_claims_of_many_tables_share_a_transaction(shop: Shop, mock_clock: MockClock) -> None:
+    """V9: rows of many tables that are due at the same time are not sent one table at a time."""
+    topics = [shop.create(f"mails{n}", comment(poller_interval=1)) for n in range(TABLES)]
+    async with serving_tables(shop) as world, world.connect() as broker, AsyncExitStack() as stack:
+        consumers = [
+            await stack.enter_async_context(broker.consumer(topic, "table")) for topic in topics
+        ]
+        await world.clock.advance(seconds=2)
+        due_ns = (world.clock.now_ms() + 10_000) * 1_000_000
+        for number in range(TABLES):
+            shop.insert(f"mails{number}", time_next=due_ns)
+        await world.clock.advance(seconds=9)
+        commits: list[str] = []
+        (database,) = world.server.services.tables.databases.values()
+        database._for_claims.close()
+        database._for_claims._engine = FaultyEngine(
+            shop.engine, lambda step: commits.append(step) if step == "commit" else None
+        )
+        await world.clock.advance(seconds=2)
+        for consumer in consumers:
+            assert len(await arrived(consumer)) == 1
+        assert len(commits) <= 3
+
+
+async def test_locked_table_delays_no_rows_of_others(shop: Shop, mock_clock: MockClock) -> None:
+    """V9: claims and acknowledgements of other tables go on while a table is being altered."""
+    locked, other = [shop.create(name, comment(poller_interval=1)) for name in ("mails", "letters")]
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(locked, "table", permits=9) as first,
+        broker.consumer(other, "table", permits=9) as second,
+    ):
+        await world.clock.advance(seconds=2)
+        sent = shop.insert()
+        messages = await taken(world, first, seconds=2)
+        due_ns = (world.clock.now_ms() + 3_000) * 1_000_000
+        waiting = shop.insert(time_next=due_ns)
+        await world.clock.advance(seconds=2)
+        with shop.session() as session:
+            session.execute("LOCK TABLES mails WRITE")
+            await first.ack(messages)
+            await world.clock.advance(seconds=2)
+            shop.insert("letters")
+            (message,) = await taken(world, second, seconds=2)
+            assert await second.ack([message], durable=True) == 1
+            session.execute("UNLOCK TABLES")
+        assert shop.row(sent, "time_acked") == (None,)
+        (message,) = await taken(world, first, seconds=10)
+        assert message.row["id"] == waiting
+        assert shop.row(sent, "time_acked") != (None,)

@@ -1,4 +1,4 @@
-"""A broker hangs in a statement, and another broker with the same log takes over."""
+"""A broker hangs in a statement. Mostly another broker with the same log takes over."""
 
 from __future__ import annotations
 
@@ -159,3 +159,32 @@ async def test_broker_that_hangs_while_it_connects_claims_nothing(
         before = one.rows()
         one.calls.release()
         assert one.rows() == before
+
+
+async def test_claimed_row_is_sent_although_the_claim_before_has_failed(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: if the row waited, SQL could acknowledge it before it is sent."""
+    other = shop.create("letters", comment(poller_interval=1))
+    async with (
+        succession(shop) as one,
+        one.stale.connect(settings=IMPATIENT) as client,
+        client.consumer(other, "table"),
+        client.consumer(one.topic, "table") as inbox,
+    ):
+        clock = one.stale.clock
+        await clock.advance(seconds=2)
+        due_ms = clock.now_ms() + 5_000
+        shop.insert("letters", time_next=(due_ms - 100) * 1_000_000)
+        id = shop.insert(time_next=due_ms * 1_000_000)
+        one.calls.hang_at(nth(1, "commit"))
+        await clock.advance(ms=4_950)
+        assert one.calls.is_hanging
+        await clock.advance(ms=70)  # the second claim has begun, and waits
+        (database,) = one.stale.server.services.tables.databases.values()
+        connection = database._for_claims._connection
+        assert connection is not None
+        shop.run(f"KILL CONNECTION {connection.id}")
+        one.calls.release()
+        (message,) = await taken(one.stale, inbox, ms=20)
+        assert message.row["id"] == id

@@ -11,7 +11,6 @@ import trio
 
 from escapement import StorageReadOnly
 from escapement.testing import World, arrived
-from support.database.outages import Outage
 from support.database.servers import MysqlServer
 from support.tables.shops import Shop, comment, serving_tables, taken
 
@@ -182,33 +181,6 @@ async def test_row_that_is_extended_and_then_nacked_is_sent_after_the_delay(
             (again,) = await taken(world, consumer, ms=1_200)
             assert again.row["id"] == id
             assert shop.row(id, "epoch") == (2,)
-
-
-async def test_claimed_row_is_sent_although_another_claim_fails(
-    shop: Shop, mock_clock: MockClock
-) -> None:
-    """V9: if the row waited, SQL could acknowledge it before it is sent."""
-    topic = shop.create(comment=comment(poller_interval=1))
-    outage = Outage(shop.engine)
-    async with serving_tables(shop) as world, world.connect() as broker:
-        (database,) = world.server.services.tables.databases.values()
-        async with broker.consumer(topic, "table", permits=10) as consumer:
-            shop.insert()
-            messages = await taken(world, consumer, seconds=2)
-            await consumer.nack(messages, timedelta(seconds=5))
-            await world.clock.advance(ms=20)
-            ((time_next,),) = shop.rows("time_next")
-            shop.insert(time_next=time_next)
-            await world.clock.advance(seconds=4)
-            database._for_claims.close()
-            database._for_claims._engine = outage.engine
-            outage.lose_reply(1)
-            # Rows of a back-off and others are claimed apart.
-            (message,) = await taken(world, consumer, ms=1_000)
-            ((time_acked, time_next),) = shop.run(
-                "SELECT time_acked, time_next FROM mails WHERE id = %s", message.row["id"]
-            )
-            assert (time_acked, time_next > world.clock.now_ms() * NS) == (None, True)
 
 
 async def test_retries_of_a_row_do_not_pile_up_during_an_outage(

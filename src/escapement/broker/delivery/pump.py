@@ -66,6 +66,7 @@ class Pump:
       sent: called with a subscription when some of its messages are sent.
       reschedule: called with a topic whose next wake-up time may have changed.
       hasten: called with a subscription whose next wake-up time may have become earlier.
+      workers: how many topics and subscriptions are served at the same time.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Pump:
         sent: Callable[[Subscription], None],
         reschedule: Callable[[Topic], None],
         hasten: Callable[[Topic, Subscription], None],
+        workers: int = WORKERS,
     ) -> None:
+        self._workers = workers
         self._index = index
         self._clock = clock
         self._limits = limits
@@ -128,8 +131,9 @@ class Pump:
     async def run(self) -> None:
         """Run the workers, the readers and the collector forever."""
         async with trio.open_nursery() as nursery:
-            for _ in range(WORKERS):
+            for _ in range(self._workers):
                 nursery.start_soon(self._worker)
+            for _ in range(WORKERS):
                 nursery.start_soon(self._reader)
             nursery.start_soon(self._collector)
 

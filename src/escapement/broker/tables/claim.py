@@ -1,13 +1,14 @@
 """A claim: records in the database that messages are sent, right before they are sent.
 
 To the sender a claim is the read of messages from an index (``storage/index/plan.py``). It has
-three steps:
+four steps. All but the second are in the event loop.
 
-1. ``__init__``, in the event loop: note the rows, the version that the broker knows of each, and
-   the version that each will have. The rows are in flight, so they do not change here.
-2. ``read_there``, in a thread: one transaction locks the rows that still have the known version,
-   writes the new one, and reads their values.
-3. ``settle``, in the event loop: note the outcome, before the sender continues.
+1. ``__init__``: note the rows, the version that the broker knows of each, and the version that each
+   will have. The rows are in flight, so they do not change here.
+2. ``make``, in a thread: lock the rows that still have the known version, write the new one, and
+   read their values. Claims that wait are made in one transaction (``claims.py``).
+3. ``settle``: note the outcome, before the sender continues.
+4. ``read_there``: return the messages.
 
 A row that has another version, or is gone, was changed by SQL. The subscription forgets it, and a
 poll finds it if it is still to be sent. A row that another session has locked, or that could not be
@@ -16,15 +17,14 @@ claimed because the database failed, is *busy*: the subscription tries it again 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from escapement.broker.tables.cached_rows import CachedRows
-from escapement.errors import StorageError
 from escapement.message import MAX_PRIORITY, Blobs, Int64s, MessageBatch
 from escapement.storage.encoding.attempts import MOST_ATTEMPTS
+from escapement.storage.engine.base import Connection
 from escapement.tables.row_statements import Claimed, RowStatements, Versions
 
 NANOSECONDS: Final = 1_000_000
@@ -45,17 +45,16 @@ class Outcome(NamedTuple):
     """The outcome of a claim: which of the rows were not claimed.
 
     ``lost`` are the offsets of rows that were changed by SQL. The others are tried again.
-    ``is_stuck`` says that no row was claimed, although some are not lost.
+    ``is_stuck`` says that no row was claimed, although some are not lost. ``took_s`` is the time
+    that the database took for the claim.
     """
 
     lost: Int64s
     is_stuck: bool
+    took_s: float
 
 
-class RunClaim(Protocol):
-    """Makes a claim in a transaction on the connection for claims; blocking."""
-
-    def __call__(self, claim: Claim) -> Claimed: ...
+_NOTHING: Final = Claimed(np.zeros(0, np.int64), np.zeros(0, np.int64), [])
 
 
 class Claim:
@@ -64,8 +63,6 @@ class Claim:
     Args:
       offsets: the rows, which are in flight.
       claimed: rows with a claim that is not settled yet. They are busy.
-      make: makes the claim in the database.
-      on_ended: called in the thread when the claim has ended; then ``settle`` must follow.
     """
 
     in_memory: Final = False
@@ -77,8 +74,6 @@ class Claim:
         offsets: Int64s,
         sending: Sending,
         claimed: Int64s,
-        make: RunClaim,
-        on_ended: Callable[[Claim], None],
     ) -> None:
         self.statements = statements
         self.offsets = offsets
@@ -97,27 +92,32 @@ class Claim:
         after = np.minimum(self.known.epochs, statements.table.layout.most_epoch - 1) + 1
         self.epochs = np.where(counts < MOST_ATTEMPTS, counts, after)
         self.times_ns = sending.deadline_ms[self._here] * NANOSECONDS
-        self._make = make
-        self._on_ended = on_ended
         self._claimed: Claimed | None = None
-        self.error: StorageError | None = None
+        self.took_s = 0.0  # how long the database took for it
 
     def read(self) -> MessageBatch:
         raise AssertionError("rows of tables are not read ahead")
 
+    def make(self, connection: Connection) -> None:
+        """Claim the rows in a transaction of the caller; blocking.
+
+        If the transaction fails, the caller must call ``failed``.
+        """
+        if self.ids:
+            self._claimed = self.statements.claim(
+                connection, self.ids, self.known, self.epochs, self.times_ns
+            )
+
+    def failed(self) -> None:
+        """Note that no row was claimed, as far as is known. All rows are busy."""
+        self._claimed = None
+
     def read_there(self, low: int, high: int) -> tuple[Int64s | None, MessageBatch]:
-        """Claim the rows. Return the positions of the claimed ones, and a batch of these; blocking.
+        """Return the positions of the claimed rows, and a batch of these.
 
         The positions are None if all rows were claimed. The arguments have no meaning here.
         """
-        claimed = Claimed(np.zeros(0, np.int64), np.arange(len(self.ids)), [])
-        try:
-            if self.ids:
-                claimed = self._claimed = self._make(self)
-        except StorageError as error:
-            self.error = error  # and the rows are busy
-        finally:
-            self._on_ended(self)
+        claimed = self._claimed or _NOTHING
         taken = claimed.taken
         at = self._here[taken]
         priorities = np.clip(self.known.priorities[taken], 0, MAX_PRIORITY).astype(np.uint8)
@@ -141,4 +141,5 @@ class Claim:
             left[self._here[taken]] = False
             busy[self._here] = False
             busy[self._here[self._claimed.busy]] = True
-        return Outcome(self.offsets[left & ~busy], bool(left.all() and (left & busy).any()))
+        is_stuck = bool(left.all() and (left & busy).any())
+        return Outcome(self.offsets[left & ~busy], is_stuck, self.took_s)

@@ -1,22 +1,32 @@
-"""The claims of the tables of one database, made one by one on a connection of their own."""
+"""The claims of the tables of one database, made in group commits on a connection of their own.
+
+A claim begins when the sender wants its messages. While a transaction is being committed, the
+claims that begin wait, and the next transaction makes them together. So many tables whose rows are
+due at the same time share a commit.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 import trio
 
 from escapement.broker.tables.claim import Claim
 from escapement.broker.tables.served_table import ServedTable
+from escapement.errors import StorageError, StorageUnavailable
 from escapement.message import Int64s
 from escapement.storage.blocking import Run
 from escapement.storage.engine.kept_connection import KeptConnection
-from escapement.tables.row_statements import Claimed, values_of
+from escapement.tables.row_statements import values_of
 
 T = TypeVar("T")
+
+# The most rows of one transaction, unless one claim has more.
+_MOST_ROWS: Final = 8_192
 
 
 class Claims:
@@ -26,7 +36,8 @@ class Claims:
       connection: the connection for claims.
       run: makes blocking calls in a thread.
       find: returns the table with a topic id.
-      on_ended: called in the event loop with each claim that has ended, before it is sent.
+      on_made: called in the event loop with each claim that was made, before it is sent.
+      on_trouble: called in the event loop with each error.
     """
 
     def __init__(
@@ -34,15 +45,19 @@ class Claims:
         connection: KeptConnection,
         run: Run,
         find: Callable[[int], ServedTable],
-        on_ended: Callable[[ServedTable, Claim], None],
+        on_made: Callable[[ServedTable, Claim], None],
+        on_trouble: Callable[[StorageError], None],
     ) -> None:
         self._connection = connection
         self._run = run
         self._find = find
-        self._on_ended = on_ended
-        self._one = trio.Lock()
-        self._ended: deque[Claim] = deque()  # filled by threads
+        self._on_made = on_made
+        self._on_trouble = on_trouble
+        self._waiting: deque[Claim] = deque()
+        self._begun = trio.Event()
         self._tables: dict[Claim, ServedTable] = {}  # of claims that are not settled
+        # The claims that are not settled, by the calls that the sender makes for them.
+        self._made: dict[Callable[..., object], tuple[Claim, trio.Event]] = {}
 
     def begin(self, topic_id: int, offsets: Int64s) -> Claim:
         """Return a claim of some rows, which are in flight."""
@@ -53,10 +68,11 @@ class Claims:
             offsets,
             table.subscription.sending(offsets),
             self.offsets(table),
-            self._make,
-            self._ended.append,
         )
         self._tables[claim] = table
+        self._made[claim.read_there] = claim, trio.Event()
+        self._waiting.append(claim)
+        self._begun.set()
         return claim
 
     def offsets(self, table: ServedTable) -> Int64s:
@@ -64,23 +80,62 @@ class Claims:
         claims = [claim.offsets for claim, of in self._tables.items() if of is table]
         return np.concatenate([np.zeros(0, np.int64), *claims])
 
-    async def run_one(self, function: Callable[..., T], /, *arguments: object) -> T:
-        """Make a blocking call of the pump, which is a claim, and settle claims that have ended."""
-        async with self._one:
-            try:
-                return await self._run(function, *arguments)
-            finally:
-                while self._ended:
-                    claim = self._ended.popleft()
-                    self._on_ended(self._tables.pop(claim), claim)
+    async def wait(self, function: Callable[..., T], /, *arguments: object) -> T:
+        """Wait until a claim is made, settle it, and return its messages.
 
-    def _make(self, claim: Claim) -> Claimed:
-        """Make a claim in the database. Runs in a thread."""
-        name = claim.statements.table.name
-        with values_of(name), self._connection.use() as connection:
-            connection.begin()
-            claimed = claim.statements.claim(
-                connection, claim.ids, claim.known, claim.epochs, claim.times_ns
-            )
-            connection.commit()
-            return claimed
+        To the pump, this is the runner of blocking calls.
+
+        Args:
+          function: the method ``read_there`` of a claim that has begun.
+        """
+        claim, made = self._made[function]
+        await made.wait()
+        del self._made[function]
+        self._on_made(self._tables.pop(claim), claim)
+        return function(*arguments)
+
+    # -- the task ------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Make claims until cancelled."""
+        while True:
+            while not self._waiting:
+                self._begun = trio.Event()
+                await self._begun.wait()
+            group = self._next()
+            for error in await self._run(self._make, group):
+                self._on_trouble(error)
+            for claim in group:
+                _, made = self._made[claim.read_there]
+                made.set()
+
+    def _next(self) -> list[Claim]:
+        """Return the claims of the next transaction."""
+        group = [self._waiting.popleft()]
+        rows = len(group[0].ids)
+        while self._waiting and rows + len(self._waiting[0].ids) <= _MOST_ROWS:
+            group.append(self._waiting.popleft())
+            rows += len(group[-1].ids)
+        return group
+
+    def _make(self, group: Sequence[Claim]) -> list[StorageError]:
+        """Make claims in one transaction, and return the errors. Runs in a thread.
+
+        After an error that may concern one table only, each claim is made alone.
+        """
+        began_s = time.monotonic()
+        try:
+            with self._connection.use() as connection:
+                connection.begin()
+                for claim in group:
+                    with values_of(claim.statements.table.name):
+                        claim.make(connection)
+                connection.commit()
+        except StorageError as error:
+            for claim in group:
+                claim.failed()
+            if len(group) > 1 and not isinstance(error, StorageUnavailable):
+                return [one for claim in group for one in self._make([claim])]
+            group[0].took_s = time.monotonic() - began_s
+            return [error]
+        return []

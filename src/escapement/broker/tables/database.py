@@ -136,7 +136,9 @@ class Database:
         self._polls = KeptConnection(engine, opened=lambda one: self._own(one, "polls"))
         self._for_claims = KeptConnection(engine, opened=lambda one: self._own(one, "claims"))
         self._for_writes = KeptConnection(engine, opened=lambda one: self._own(one, "writes"))
-        self._claims = Claims(self._for_claims, run, lambda id: self._by_id[id], self._claim_ended)
+        self._claims = Claims(
+            self._for_claims, run, lambda id: self._by_id[id], self._claimed, self._failed
+        )
         self._trouble = Trouble()
         self._discovery = Discovery()
         self._found: MessageTables | None = None
@@ -145,7 +147,7 @@ class Database:
         self._poll = 0  # the number of the last poll
         self._soon = trio.Event()
         self.index = TableIndex(lambda id: self._by_id[id].cached, self._claims.begin)
-        self.pump = delivery.make_pump(self.index, self._claims.run_one, self._may_dispatch)
+        self.pump = delivery.make_pump(self.index, self._claims.wait, self._may_dispatch)
         self.writer = RowWriter(
             clock,
             self._write,
@@ -260,6 +262,7 @@ class Database:
         """Serve the tables until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.pump.run)
+            nursery.start_soon(self._claims.run)
             nursery.start_soon(self.writer.run)
             nursery.start_soon(self._watch)
 
@@ -484,10 +487,8 @@ class Database:
 
     # -- claims and writes ---------------------------------------------------------------------
 
-    def _claim_ended(self, table: ServedTable, claim: Claim) -> None:
+    def _claimed(self, table: ServedTable, claim: Claim) -> None:
         table.subscription.claimed(claim.settle(table.cached, self._poll))
-        if claim.error is not None:
-            self._failed(claim.error)
         if table.wants_refill:
             self.hasten(table)
 
@@ -508,7 +509,7 @@ class Database:
     def _own(self, connection: Connection, purpose: str) -> None:
         """End the connection of an earlier broker with this purpose, and hinder it from more."""
         self._check_lease()
-        _wait_little(connection)
+        _wait_little(connection, purpose)
         # Locks are common to all databases of the server.
         whose = sha1(f"{self._log}/{self.database}".encode()).hexdigest()[:32]
         take_over(self._engine, connection, f"tables.{purpose}.{whose}")
@@ -553,9 +554,13 @@ def _is_of_a_table(error: StorageUnavailable) -> bool:
     return isinstance(error.__cause__, StorageError)
 
 
-def _wait_little(connection: Connection) -> None:
+def _wait_little(connection: Connection, purpose: str) -> None:
     """Let statements wait a short time only for the lock of a whole table.
 
-    One table that is being altered would otherwise hold up all others for long.
+    One table that is being altered would otherwise hold up all others for long. A purge that drops
+    partitions waits for other statements, on the connection for polls.
     """
-    connection.execute("SET lock_wait_timeout = 1")
+    if purpose == "polls":
+        connection.execute("SET lock_wait_timeout = 1")
+    else:  # MySQL cannot do without any wait, and MariaDB can
+        connection.execute("SET lock_wait_timeout = /*M! 0 */ /*!80000 1 */")

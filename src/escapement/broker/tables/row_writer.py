@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Final
 
 import numpy as np
 import trio
 
-from escapement.broker.outage import PASSING
 from escapement.broker.tables.claim import NANOSECONDS
 from escapement.broker.tables.served_table import ServedTable
 from escapement.clock import Clock
@@ -33,7 +33,7 @@ from escapement.errors import StorageError, StorageReadOnly, StorageUnavailable
 from escapement.message import Bools, Int64s
 from escapement.storage.blocking import Run
 from escapement.storage.commit.items import Acks, Attempts
-from escapement.storage.engine.base import Connection
+from escapement.storage.engine.base import Connection, TransactionAborted
 from escapement.tables.row_ids import RowId
 from escapement.tables.row_statements import Versions, values_of
 
@@ -46,11 +46,17 @@ _LONGEST_LOCKED_S: Final = 1.0
 # The shortest pause after an error, and the longest after several.
 _FIRST_RETRY_S: Final = 0.1
 _LAST_RETRY_S: Final = 2.0
+# After an item has failed alone, the pause before the next such item is at least this many times as
+# long as that took. A statement that waits for the lock of a whole table may take a second.
+_SLOW_FAILURE: Final = 4
 
 
 @dataclass(slots=True, eq=False)
 class _Ack:
-    """Rows to acknowledge. ``offsets`` is None for rows that are not in memory."""
+    """Rows to acknowledge. ``offsets`` is None for rows that are not in memory.
+
+    Like a retry, it is a suspect from the time that it has failed until it is written.
+    """
 
     table: ServedTable
     ids: list[RowId]
@@ -60,6 +66,7 @@ class _Ack:
     acked: int = 0  # how many rows were acknowledged
     found: set[RowId] = field(default_factory=set)
     locked: set[RowId] = field(default_factory=set)
+    is_suspect: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +81,7 @@ class _Retry:
     known: Versions | None = None  # the versions of the rows when they are written
     written: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     locked: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    is_suspect: bool = False
 
 
 _Item = _Ack | _Retry
@@ -112,7 +120,9 @@ class RowWriter:
         self._most_acks = most_acks
         self._items: deque[_Item] = deque()
         # Items that have failed, and parts of them. Each is written alone.
-        self._suspects: set[_Item] = set()
+        self._aside: deque[_Item] = deque()
+        self._aside_s = 0.0  # not before this time of the event loop's clock
+        self._aside_pause_s = 0.0
         self._waiting = 0  # rows of all items, including those being written
         self._added = trio.Event()
         self._idle = trio.Event()
@@ -160,12 +170,11 @@ class RowWriter:
 
     def _replace(self, table: ServedTable, offsets: Int64s) -> None:
         """Leave rows out of the retries that wait, because they get newer ones."""
-        for item in self._items:
+        for item in self._waiting_items:
             if isinstance(item, _Retry) and item.table is table:
                 self._keep(item, ~np.isin(item.offsets, offsets))
-        left = [item for item in self._items if item.ids or isinstance(item, _Ack)]
-        self._items = deque(left)
-        self._suspects.intersection_update(left)
+        self._items = deque(item for item in self._items if item.ids or isinstance(item, _Ack))
+        self._aside = deque(item for item in self._aside if item.ids or isinstance(item, _Ack))
 
     def acknowledge(
         self, table: ServedTable, ids: list[RowId], done: Callable[[int], None]
@@ -194,26 +203,30 @@ class RowWriter:
         """Write until cancelled."""
         pause_s = 0.0
         while True:
-            if not self._items:
-                self._idle.set()
-                self._added = trio.Event()
-                await self._added.wait()
             items, tried = self._next(), list[_Item]()
+            if not items:
+                await self._wait()
+                continue
+            began_s = trio.current_time()
             try:
                 await self._run(self._write, partial(_write_all, items, tried))
             except StorageError as error:
-                suspect = tried[-1] if tried and not isinstance(error, PASSING) else None
-                self._put_back([one for one in items if one is not suspect])
-                if suspect is not None:
-                    self._put_aside(suspect)
                 self._on_trouble(error)
-                pause_s = min(max(2 * pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+                if isinstance(error, StorageUnavailable) or not tried:
+                    self._put_back(items)
+                    pause_s = min(max(2 * pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+                else:
+                    self._put_back(items[: len(tried) - 1] + items[len(tried) :])
+                    self._put_aside(tried[-1], error, trio.current_time() - began_s)
+                    pause_s = 0.0
             else:
                 self._on_written()
-                self._suspects.difference_update(items)
+                for item in items:
+                    if item.is_suspect:
+                        item.is_suspect, self._aside_pause_s = False, 0.0
                 left = [one for item in items if (one := self._finish(item)) is not None]
                 self._put_back(left)
-                for item in self._items:
+                for item in self._waiting_items:
                     if isinstance(item, _Retry):  # maybe a newer one of the same rows
                         item.table.cached.set_writing(item.offsets, True)
                 if len(left) == len(items):
@@ -222,30 +235,39 @@ class RowWriter:
                     pause_s = 0.0
             await trio.sleep(pause_s)
 
+    @property
+    def _waiting_items(self) -> list[_Item]:
+        return [*self._items, *self._aside]
+
     def _next(self) -> list[_Item]:
         """Return the items of the next transaction."""
+        if self._aside and trio.current_time() >= self._aside_s:
+            return [self._prepared(self._aside.popleft())]
         items: list[_Item] = []
         count = 0
         while self._items and (not items or count + len(self._items[0].ids) <= _MOST_ROWS):
-            if items and self._items[0] in self._suspects:
-                break
-            item = self._items.popleft()
-            if isinstance(item, _Retry):
-                self._prepare(item)
-            items.append(item)
-            count += len(item.ids)
-            if item in self._suspects:
-                break
+            items.append(self._prepared(self._items.popleft()))
+            count += len(items[-1].ids)
         return items
+
+    async def _wait(self) -> None:
+        """Wait until there is something to write."""
+        self._added = trio.Event()
+        if not self._aside:
+            self._idle.set()
+        with trio.move_on_at(self._aside_s if self._aside else inf):
+            await self._added.wait()
 
     def _put_back(self, items: Sequence[_Item]) -> None:
         """Write items before all others, because their transaction has not written them."""
-        self._items.extendleft(reversed(self._without_replaced(items)))
+        left = self._without_replaced(items)
+        self._aside.extendleft(reversed([item for item in left if item.is_suspect]))
+        self._items.extendleft(reversed([item for item in left if not item.is_suspect]))
 
     def _without_replaced(self, items: Sequence[_Item]) -> list[_Item]:
         """Leave rows out of retries if a newer one waits. Return the items that are left."""
         newer: dict[ServedTable, set[int]] = {}
-        for item in self._items:
+        for item in self._waiting_items:
             if isinstance(item, _Retry):
                 newer.setdefault(item.table, set()).update(item.offsets.tolist())
         for item in items:
@@ -255,25 +277,32 @@ class RowWriter:
                 self._keep(item, np.array(kept, bool))
         return [item for item in items if item.ids or isinstance(item, _Ack)]
 
-    def _put_aside(self, item: _Item) -> None:
-        """Write an item that has failed after all others, and alone.
+    def _put_aside(self, item: _Item, error: StorageError, took_s: float) -> None:
+        """Write an item that has failed later, and alone. Others do not wait for it.
 
         If it has failed alone, its halves are written one by one. So in the end only the rows that
-        cannot be written wait.
-        """
-        parts = [item]
-        if item in self._suspects and len(item.ids) > 1:
-            self._suspects.discard(item)
-            parts = _halves(item)
-        parts = self._without_replaced(parts)
-        self._suspects.update(parts)
-        self._items.extend(parts)
+        cannot be written wait. If a lock of the whole table was the reason, it is not divided.
 
-    def _prepare(self, item: _Retry) -> None:
-        """Leave out rows that were forgotten, and note the versions of the others."""
-        cached = item.table.cached
-        self._keep(item, cached.contains(item.offsets))
-        item.known = cached.versions(item.offsets)
+        Args:
+          took_s: how long the failed transaction took.
+        """
+        divides = item.is_suspect and not isinstance(error, TransactionAborted)
+        parts = _halves(item) if divides and len(item.ids) > 1 else [item]
+        parts = self._without_replaced(parts)
+        for part in parts:
+            part.is_suspect = True
+        self._aside.extend(parts)
+        longer_s = min(max(2 * self._aside_pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+        self._aside_pause_s = max(longer_s, _SLOW_FAILURE * took_s)
+        self._aside_s = trio.current_time() + self._aside_pause_s
+
+    def _prepared(self, item: _Item) -> _Item:
+        """Leave rows out of a retry that were forgotten, and note the versions of the others."""
+        if isinstance(item, _Retry):
+            cached = item.table.cached
+            self._keep(item, cached.contains(item.offsets))
+            item.known = cached.versions(item.offsets)
+        return item
 
     def _keep(self, item: _Retry, kept: Bools) -> None:
         """Leave rows out of a retry that are not ``kept``; bool[n]."""
@@ -334,7 +363,9 @@ class RowWriter:
     def _are_retried(self, table: ServedTable, offsets: Int64s) -> Bools:
         """Return which rows have a retry that waits to be written; bool[n]."""
         waiting = [
-            one.offsets for one in self._items if isinstance(one, _Retry) and one.table is table
+            one.offsets
+            for one in self._waiting_items
+            if isinstance(one, _Retry) and one.table is table
         ]
         return np.isin(offsets, np.concatenate([np.zeros(0, np.int64), *waiting]))
 

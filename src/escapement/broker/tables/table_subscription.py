@@ -35,6 +35,9 @@ SUBSCRIPTION: Final = "table"
 # When a message that could not be claimed is tried again, the first time and after many times.
 _BUSY_MS: Final = 50
 _LONGEST_BUSY_MS: Final = 1_000
+# A claim that fails because a whole table is locked may take a second. The pause after it is this
+# many times as long, so that such claims leave the connection to other tables most of the time.
+_SLOW_FAILURE: Final = 4
 
 
 class TableSubscription(SharedSubscription):
@@ -87,7 +90,11 @@ class TableSubscription(SharedSubscription):
         if len(outcome.lost):
             self._lost.add(outcome.lost)
         # A long transaction of an application may have locked all rows that are left.
-        self._busy_ms = min(2 * self._busy_ms, _LONGEST_BUSY_MS) if outcome.is_stuck else _BUSY_MS
+        if outcome.is_stuck:
+            longer_ms = min(2 * self._busy_ms, _LONGEST_BUSY_MS)
+            self._busy_ms = max(longer_ms, int(1000 * _SLOW_FAILURE * outcome.took_s))
+        else:
+            self._busy_ms = _BUSY_MS
 
     def await_fill(self, offsets: Int64s) -> None:
         """Take back messages that were put in flight and were not claimed."""
