@@ -56,3 +56,39 @@ def test_rows_are_printed_as_they_arrive(mysql_url: str, tmp_path: Path) -> None
         _, errors = wrong.communicate(timeout=START_TIMEOUT_S)
         assert wrong.returncode == 1
         assert "Write the database of table letters" in errors
+
+
+def test_column_that_is_not_sent_ends_the_command_before_the_first_row(
+    mysql_url: str, tmp_path: Path
+) -> None:
+    """V19."""
+    shop = Shop(mysql_url)
+    shop.create()
+    with broker_process(tmp_path / "data", None, "--tables", mysql_url) as broker:
+        rows = stream(broker, "STREAM id, priority FROM mails")
+        _, errors = rows.communicate(timeout=START_TIMEOUT_S)
+        assert rows.returncode == 1
+        assert "Table mails has no column priority. It has id, tenant_id, message." in errors
+
+
+def test_rows_are_acknowledged_by_the_name_of_their_table(mysql_url: str, tmp_path: Path) -> None:
+    """V17: as ``stream`` finds the table."""
+    shop = Shop(mysql_url)
+    shop.create()
+    id = shop.insert()
+    with broker_process(tmp_path / "data", None, "--tables", mysql_url) as broker:
+
+        def ack(table: str, *ids: str) -> tuple[int, str]:
+            words = [sys.executable, "-m", "escapement", "tables", "ack", table, *ids]
+            words += ["--broker", f"127.0.0.1:{broker.port}"]
+            said = subprocess.run(words, capture_output=True, text=True, check=False)
+            return said.returncode, said.stdout + said.stderr
+
+        code, said = ack("mails", "abc")
+        assert code == 1
+        assert "'abc' cannot be an id, because the column has the type bigint" in said
+        assert f"ids of table://{shop.address.database}/mails" in said
+        assert ack("mails", str(id)) == (0, "acknowledged 1 row\n")
+        code, said = ack("letters", "1")
+        assert code == 1
+        assert "Write the database of table letters" in said

@@ -11,6 +11,7 @@ import numpy as np
 
 from escapement.cli.input.remote import broker_option, until_interrupted, with_broker
 from escapement.cli.input.stream_statement import StreamStatement, stream_statement
+from escapement.cli.input.table_topics import topic_of_table
 from escapement.cli.output.rows import RowForm, RowPrinter
 from escapement.client.broker import Broker
 from escapement.client.consuming.inbox import Inbox
@@ -76,22 +77,9 @@ def stream(
 
 
 async def _topic_of(broker: Broker, statement: StreamStatement) -> str:
-    """Return the topic of the table that the statement names.
-
-    Raises:
-      InvalidRequest: if the statement names no database, and not exactly one has the table.
-    """
     if statement.database is not None:
         return f"table://{statement.database}/{statement.table}"
-    served = [row["table"] for row in await broker.admin("tables.list")]
-    found = [topic for topic in served if topic.rpartition("/")[2] == statement.table]
-    if len(found) == 1:
-        return str(found[0])
-    why = f"several have one: {', '.join(found)}" if found else "none of them has one"
-    raise InvalidRequest(
-        f"Write the database of table {statement.table}, such as shop.{statement.table}. Of the"
-        f" databases that the broker serves, {why}."
-    )
+    return await topic_of_table(broker, statement.table)
 
 
 async def print_rows(inbox: Inbox, printer: RowPrinter, count: int | None, ack: bool) -> None:
@@ -99,10 +87,14 @@ async def print_rows(inbox: Inbox, printer: RowPrinter, count: int | None, ack: 
 
     Raises:
       InvalidRequest: if the messages are not rows of a message table.
+      NotFound: if the table has no column of a name to print.
     """
     held: deque[int] = deque(maxlen=_MOST_RELEASED)
     left = count
     try:
+        # The broker tells the columns before it answers the subscription.
+        if inbox.fields is not None:
+            printer.check(inbox.fields)
         async for batch in inbox.batches():
             held.extend(batch.offsets.tolist())
             fields = batch.messages.fields

@@ -17,8 +17,10 @@ from escapement.cli.input.log_url import log_url
 from escapement.cli.input.options import output_option
 from escapement.cli.input.parameters import duration_ms, positive_duration_ms
 from escapement.cli.input.remote import broker_option, with_broker
+from escapement.cli.input.table_topics import topic_of_table
 from escapement.cli.output.line import print_json
 from escapement.cli.output.table import counted, print_rows
+from escapement.client.broker import Broker
 from escapement.errors import StorageError, StorageUnavailable
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
@@ -29,12 +31,15 @@ from escapement.tables.discovery import Discovery, MessageTable
 from escapement.tables.poll import index_warning
 
 _PASSWORD: Final = "ESCAPEMENT_PASSWORD"
+# The URLs of the databases that brokers serve.
+_TABLES: Final = "ESCAPEMENT_TABLES"
+_URL: Final = "mysql://USER:PASSWORD@HOST/DB"
 # The directives that the table shows. JSON has all.
 _DIRECTIVES: Final = tuple(
     name for name in Directives.__dataclass_fields__ if name not in ("message_cols", "key_column")
 )
 
-_database = click.argument("url", type=log_url, metavar="mysql://USER:PASSWORD@HOST/DB")
+_database = click.argument("url", type=log_url, metavar=_URL)
 
 
 @click.group(
@@ -51,8 +56,7 @@ def tables() -> None:
     """Check and create message tables in MySQL, and acknowledge their rows.
 
     A message table is an ordinary table with directives in its COMMENT, such as
-    escapement_message,ack_wait=30, or vitess_message,vt_ack_wait=30. Brokers do not serve message
-    tables yet.
+    escapement_message,ack_wait=30, or vitess_message,vt_ack_wait=30.
     """
 
 
@@ -92,13 +96,14 @@ def list_tables(url: str, output: str) -> None:
     Examples:
       escapement tables create mysql://app:secret@db.example/shop my_message
       escapement tables create mysql://app@db.example/shop mails --ack-wait 5m --purge-after 7d
-      escapement tables create mysql://app@db.example/shop mails --print
+      escapement tables create shop.mails
+      escapement tables create shop.mails --print
 
+    Without a URL, ESCAPEMENT_TABLES must have the URL of the database, as it does for a broker.
     The database must exist. You may add columns to the table, and change the type of message.
     """,
 )
-@_database
-@click.argument("table")
+@click.argument("place", nargs=-1, required=True, metavar=f"{_URL} TABLE | DB.TABLE")
 @click.option(
     "--ack-wait",
     "ack_wait_ms",
@@ -168,15 +173,15 @@ def list_tables(url: str, output: str) -> None:
     help="Print the CREATE TABLE and do not connect to the database.",
 )
 def create(
-    url: str,
-    table: str,
+    place: tuple[str, ...],
     ack_wait_ms: int,
     min_backoff_ms: int | None,
     spelling: Spelling,
     only_print: bool,
     **others: Any,
 ) -> None:
-    """Create the message table TABLE."""
+    """Create the message table TABLE in the database DB."""
+    url, table = _place(place, needs_url=not only_print)
     directives = Directives(
         ack_wait_ms=ack_wait_ms,
         min_backoff_ms=ack_wait_ms if min_backoff_ms is None else min_backoff_ms,
@@ -185,9 +190,37 @@ def create(
     if only_print:
         click.echo(create_statement(table, directives, spelling) + ";")
         return
+    assert url is not None
     with _connected(url) as connection:
         create_table(connection, table, directives, spelling)
     click.echo(f"created the message table {table} in {MysqlAddress.parse(url)}")
+
+
+def _place(words: tuple[str, ...], *, needs_url: bool) -> tuple[str | None, str]:
+    """Return the URL of a database and the name of a table, which are given in one of two forms.
+
+    Raises:
+      UsageError: if they are in neither form, or the URL of the database is needed and not known.
+    """
+    if len(words) == 2:
+        return log_url(words[0]), words[1]
+    database, dot, table = words[0].partition(".")
+    if len(words) > 2 or "/" in words[0] or not (dot and database and table):
+        raise click.UsageError(
+            "Write the table like shop.my_message, or after the URL of its database:"
+            f" {_URL} my_message."
+        )
+    if not needs_url:
+        return None, table
+    urls = dict.fromkeys(os.environ.get(_TABLES, "").split())
+    found = [url for url in urls if MysqlAddress.parse(url).database == database]
+    if len(found) != 1:
+        raise click.UsageError(
+            f"{_TABLES} has {'several URLs' if found else 'no URL'} of the database {database}."
+            f" Write escapement tables create {_URL.replace('DB', database)} {table}, or write one"
+            f" URL of the database into {_TABLES} for {database}.{table}."
+        )
+    return found[0], table
 
 
 @tables.command(
@@ -209,10 +242,17 @@ def create(
 def ack(table: str, ids: tuple[str, ...], are_hex: bool, at_broker: tuple[str, int]) -> None:
     """Acknowledge the rows of TABLE with these IDs, and print how many took effect.
 
-    A broker must serve TABLE, such as shop.mails or table://shop/mails.
+    A broker must serve TABLE, such as shop.mails or table://shop/mails. The name alone is enough if
+    only one database has such a table.
     """
     given = list(map(_bytes_of, ids)) if are_hex else ids
-    count = with_broker(at_broker, lambda broker: broker.ack_rows(table, given))
+
+    async def work(broker: Broker) -> int:
+        is_full = "." in table or "/" in table
+        topic = table if is_full else await topic_of_table(broker, table)
+        return await broker.ack_rows(topic, given)
+
+    count = with_broker(at_broker, work)
     click.echo(f"acknowledged {counted(count, 'row')}")
 
 

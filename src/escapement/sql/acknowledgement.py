@@ -1,14 +1,19 @@
 """The statements that acknowledge messages in the transaction of an application.
 
-A row of a message table is acknowledged by an UPDATE of the row itself. For messages of a topic, an
-INSERT notes them. The table ``escapement_acks`` has at most one row for each message of a
-subscription. So of two consumers that hold the same message, only one can commit. The other waits
-for the first at this INSERT, and learns whether the first has committed.
+A row of a message table is acknowledged by an UPDATE of the row itself. Several rows are locked
+first. So if one of them cannot be acknowledged, or its lock times out, no row has changed. Each
+statement finds one row by its id, because a server may scan a table for a list of ids. A scan waits
+for locks on other rows.
+
+For messages of a topic, an INSERT notes them. The table ``escapement_acks`` has at most one row for
+each message of a subscription. So of two consumers that hold the same message, only one can commit.
+The other waits for the first at this INSERT, and learns whether the first has committed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -25,6 +30,7 @@ from escapement.storage.outbox.ack_table import (
     MAX_AGE_MS,
     AckKey,
 )
+from escapement.tables.fields import time_text
 from escapement.tables.identifier import quoted
 
 _CLOCK: Final = SystemClock()
@@ -41,7 +47,8 @@ _ROW: Final = f"({binary.PLACEHOLDER}, {binary.PLACEHOLDER}, %s, %s, %s, UTC_TIM
 def ack(cursor: Any, messages: DeliveredRow | Iterable[DeliveredRow]) -> None:
     """Acknowledge messages if and when the transaction of ``cursor`` commits.
 
-    Executes one INSERT, or for rows of message tables one UPDATE for each row.
+    Executes one INSERT. For rows of message tables, it executes one UPDATE for each row, and before
+    that one locking SELECT for each if there are several.
 
     Call it before the other statements of the transaction. If another transaction has inserted the
     same messages and is open, this call waits for its end. If the transaction of ``cursor`` rolls
@@ -135,18 +142,29 @@ def _ack_rows(execute: Execute, messages: Sequence[DeliveredRow]) -> None:
                 f"{message.id} has no id, because message_cols of {table.full} leaves it out"
             )
         named[table.full, repr(row["id"])] = table, row["id"]
+    rows = [row for _, row in sorted(named.items())]
+    if len(rows) > 1:
+        for table, id in rows:
+            _run_for_row(execute, "SELECT 1 FROM {} WHERE {} FOR UPDATE", (), table, id)
     at_ns = _CLOCK.now_ms() * 1_000_000
-    for _, (table, id) in sorted(named.items()):
-        where = f"{quoted(table.database)}.{quoted(table.name)}"
-        statement = (
-            f"UPDATE {where} SET time_acked = %s, time_next = NULL"
-            " WHERE id = %s AND time_acked IS NULL"
+    for table, id in rows:
+        update = "UPDATE {} SET time_acked = %s, time_next = NULL WHERE {}"
+        _run_for_row(execute, update, (at_ns,), table, id)
+
+
+def _run_for_row(
+    execute: Execute, statement: str, parameters: tuple[Any, ...], table: TableName, id: Any
+) -> None:
+    """Execute a statement for a row that is not acknowledged. Raises AlreadyProcessed if it is."""
+    name = f"{quoted(table.database)}.{quoted(table.name)}"
+    sql = statement.format(name, "id = %s AND time_acked IS NULL")
+    # Some drivers write a negative timedelta as another time.
+    text = time_text(id) if isinstance(id, timedelta) else id
+    if execute(sql, (*parameters, text)) == 0:
+        raise AlreadyProcessed(
+            f"row {id!r} of {table.full} was processed before, or deleted: roll the transaction"
+            " back, and acknowledge the message with its method ack()"
         )
-        if execute(statement, (at_ns, id)) == 0:
-            raise AlreadyProcessed(
-                f"row {id!r} of {table.full} was processed before, or deleted: roll the"
-                " transaction back, and acknowledge the message with its method ack()"
-            )
 
 
 def _values(row: DeliveredRow, now_ms: int) -> tuple[bytes, bytes, str, str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from escapement.errors import InvalidRequest
 
-# Executes a statement, and returns how many rows it has changed.
+# Executes a statement, and returns how many rows it has changed, or how many rows a SELECT has.
 Execute = Callable[[str, tuple[Any, ...]], int]
 
 
@@ -43,6 +43,9 @@ def executor(cursor: Any, statement_of: str) -> Execute:
             if inspect.iscoroutine(result):
                 result.close()  # it has not begun, so nothing was executed
             raise asynchronous
+        if statement.startswith("SELECT"):
+            # An unbuffered cursor knows the number of rows only when all of them are read.
+            return len((result if hasattr(result, "fetchall") else cursor).fetchall())
         return int(getattr(result, "rowcount", getattr(cursor, "rowcount", -1)))
 
     return run

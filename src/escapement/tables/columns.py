@@ -3,7 +3,7 @@
 ======================  ==================================  =====================================
 column                  current edition                     first edition
 ======================  ==================================  =====================================
-``id``                  unique, of any type                 unique, of any type
+``id``                  unique, of an exact type            unique, of an exact type
 ``priority``            lower numbers are sent first        absent: counts as 50
 ``epoch``               how often the message was sent      the same
 ``time_next``           when the message is sent next       the same; NULL in a new row
@@ -15,6 +15,9 @@ column                  current edition                     first edition
 All times are nanoseconds since 1970. A table with ``time_scheduled`` and without ``priority`` is of
 the first edition. Every other column is a *further* column, which belongs to the application. MySQL
 compares names of columns without case, and so does this module.
+
+A message is found by the text of its id. So an id has a type whose values can be read back from
+their texts exactly, in every session.
 """
 
 from __future__ import annotations
@@ -88,6 +91,21 @@ DUE_INDEXES: Final[Mapping[Edition, tuple[tuple[str, ...], ...]]] = {
     "first": (("time_acked", "time_next"), ("time_next", "epoch")),
 }
 
+# The types that ids cannot have, with the reason and the definition to use instead.
+_NO_IDS: Final = {
+    **dict.fromkeys(
+        ("float", "double"),
+        (
+            "so its values cannot be compared exactly",
+            "BIGINT NOT NULL, or DECIMAL(40, 10) NOT NULL if ids have fractions",
+        ),
+    ),
+    "timestamp": (
+        "so its values depend on the time zone of the session",
+        "DATETIME(6) NOT NULL",
+    ),
+}
+
 _EPOCH: Final = _Need(_COUNTER, "BIGINT NOT NULL DEFAULT 0", is_written=True)
 _TIME: Final = _Need(_NANOSECONDS, "BIGINT NULL", is_written=True, can_be_null=True)
 _NEEDS: Final[Mapping[Edition, Mapping[str, _Need]]] = {
@@ -140,6 +158,7 @@ def check_columns(
             )
         _check_column(table, by_name[name], need)
     id = by_name["id"]
+    _check_id_type(table, id)
     id_index = _check_unique(table, id, indexes, is_partitioned)
     return Layout(
         edition=edition,
@@ -174,6 +193,15 @@ def _check_column(table: str, column: Column, need: _Need) -> None:
         raise TableRejected(
             f"Column {column.name} of table {table} {problem}. ALTER TABLE {quoted(table)} MODIFY"
             f" COLUMN {quoted(column.name)} {need.definition}."
+        )
+
+
+def _check_id_type(table: str, id: Column) -> None:
+    if id.data_type in _NO_IDS:
+        why, definition = _NO_IDS[id.data_type]
+        raise TableRejected(
+            f"Column {id.name} of table {table} has the type {id.data_type}, {why}. ALTER TABLE"
+            f" {quoted(table)} MODIFY COLUMN {quoted(id.name)} {definition}."
         )
 
 

@@ -53,6 +53,7 @@ __all__ = [
     "fields_of",
     "read_row",
     "read_values",
+    "time_text",
 ]
 
 _UNSIGNED: Final = " unsigned"
@@ -213,6 +214,14 @@ def _time(value: bytes) -> timedelta:
         microseconds=int(fraction.ljust(6, "0")),
     )
     return -time if sign else time
+
+
+def time_text(time: timedelta) -> str:
+    """Return the text that MySQL reads as this value of a TIME, such as "-10:11:12.000000"."""
+    minutes, rest = divmod(abs(time), timedelta(minutes=1))
+    seconds, fraction = divmod(rest, timedelta(seconds=1))
+    sign = "-" if time < timedelta() else ""
+    return f"{sign}{minutes // 60:02}:{minutes % 60:02}:{seconds:02}.{fraction.microseconds:06}"
 
 
 _DECODERS: Final[Mapping[str, Callable[[bytes], Any]]] = {

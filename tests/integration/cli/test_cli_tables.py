@@ -121,6 +121,37 @@ def test_created_table_is_listed(say: Say, mysql_url: str) -> None:
     assert said.count("\n") == 1
 
 
+def test_table_is_created_in_a_database_that_brokers_serve(
+    say: Say, mysql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V8: the URL of the database is the one that the broker is configured with."""
+    database = MysqlAddress.parse(mysql_url).database
+    monkeypatch.setenv("ESCAPEMENT_TABLES", f"mysql://app@db.example/other {mysql_url}")
+    said = say("tables", "create", f"{database}.mails", "--ack-wait", "1m")
+    assert "created the message table mails in" in said
+    (mails,) = json.loads(say("tables", "list", mysql_url, "-o", "json"))
+    assert (mails["state"], mails["directives"]["ack_wait_ms"]) == ("ok", 60_000)
+
+
+def test_table_without_the_url_of_its_database_is_refused_with_both_forms(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = "Write escapement tables create mysql://USER:PASSWORD@HOST/shop mails, or write one URL"
+    for urls, count in (
+        (None, "no URL"),
+        ("mysql://a:hidden@one/other", "no URL"),
+        ("mysql://a:hidden@one/shop mysql://a:hidden@two/shop", "several URLs"),
+    ):
+        if urls is not None:
+            monkeypatch.setenv("ESCAPEMENT_TABLES", urls)
+        said = " ".join(say("tables", "create", "shop.mails", fails=2).split())
+        assert f"ESCAPEMENT_TABLES has {count} of the database shop. {both}" in said
+        assert "hidden" not in said
+    for words in (["mails"], [SHOP], ["shop."], [SHOP, "mails", "texts"]):
+        assert "Write the table like shop.my_message" in say("tables", "create", *words, fails=2)
+    assert say("tables", "create", "shop.mails", "--print").startswith("CREATE TABLE `mails`")
+
+
 @pytest.mark.parametrize("spelling", ["escapement", "vitess"])
 def test_printed_statement_creates_the_table_in_a_migration(
     say: Say, sql: Sql, mysql_url: str, spelling: str
@@ -189,6 +220,7 @@ def test_index_that_cannot_be_checked_is_a_warning(
 
 def test_commands_and_statements_of_the_guide_succeed(say: Say, sql: Sql, mysql_url: str) -> None:
     ran = 0
+    sql(FIRST)
     for block in blocks(GUIDE):
         if block.kind == "shell":
             for words in block.commands():

@@ -38,6 +38,7 @@ IDS: Final[dict[str, object]] = {
     "VARCHAR(80)": TEXT,
     "DECIMAL(40,3)": Decimal("12345678901234567890123456789.125"),
     "DATETIME(6)": datetime(2026, 12, 24, 18, 0, 0, 1),
+    "TIME(3)": timedelta(hours=100, milliseconds=5),
 }
 ROW: Final = "topic, action, `key`, payload, headers, dedup_key, priority"
 
@@ -217,6 +218,50 @@ async def test_row_of_a_message_table_is_acknowledged_once(
             with pytest.raises(AlreadyProcessed):
                 sql.ack(session.cursor(), message)
             session.rollback()
+
+
+async def test_failed_acknowledgement_of_rows_changes_none_of_them(
+    driver: str, mysql_url: str, mock_clock: MockClock
+) -> None:
+    """V7, V17: an application that commits after the error loses no message."""
+    shop = Shop(mysql_url)
+    topics = [shop.create(name) for name in ("mails", "texts")]
+    for _ in range(3):
+        shop.insert()
+    shop.insert("texts")
+    async with serving_tables(shop) as world, world.connect() as broker:
+        messages = []
+        for topic in topics:
+            async with broker.consumer(topic, "table") as consumer:
+                await world.clock.advance(seconds=1)
+                messages += await arrived(consumer)
+        assert len(messages) == 4
+    shop.run("UPDATE texts SET time_acked = 7, time_next = NULL")
+    with session_of(driver, shop) as session:
+        with pytest.raises(AlreadyProcessed, match=r"row 1 of table://.*/texts"):
+            sql.ack(session.cursor(), messages)
+        session.commit()
+        assert shop.rows("time_acked") == ((None,),) * 3
+        sql.ack(session.cursor(), messages[:3])
+        session.commit()
+        assert shop.rows("time_next IS NULL AND time_acked IS NOT NULL") == ((1,),) * 3
+
+
+async def test_failed_acknowledgement_of_messages_notes_none_of_them(
+    driver: str, application: Application, mock_clock: MockClock
+) -> None:
+    """V7, V17: an application that commits after the error loses no message."""
+    async with delivered(application) as (_, messages):
+        with session_of(driver, application) as session:
+            for acked in messages:
+                application.run("DELETE FROM escapement_acks")
+                sql.ack(session.cursor(), acked)
+                session.commit()
+                with pytest.raises(AlreadyProcessed):
+                    sql.ack(session.cursor(), messages)
+                session.commit()
+                ((offset,),) = application.run("SELECT message_offset FROM escapement_acks")
+                assert offset == acked.offset
 
 
 # -- asynchronous drivers ----------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pymysql
 import pytest
 import trio
 
@@ -61,3 +62,48 @@ async def test_row_that_is_not_acknowledged_otherwise_is_forgotten(
         async with broker.consumer(topic, "table") as consumer:
             await world.clock.advance(hours=2)
             assert await arrived(consumer) == []
+
+
+async def test_only_the_rows_of_an_acknowledgement_are_locked(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V8: other consumers acknowledge, and producers insert, although the session locks ranges."""
+    topic = shop.create()
+    shop.fill(20, message="1")
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table") as consumer,
+    ):
+        await world.clock.advance(seconds=1)
+        messages = await arrived(consumer)
+        mine = [message for message in messages if message.row["id"] % 2]
+        with shop.session() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            sql.ack(cursor, mine)
+            free = shop.run("SELECT id FROM mails FOR UPDATE SKIP LOCKED")
+            assert sorted(id for (id,) in free) == list(range(2, 21, 2))
+            shop.run("INSERT INTO mails (id) VALUES (-5), (100)")
+            cursor.connection.rollback()
+
+
+async def test_acknowledgement_that_waits_too_long_for_a_row_changes_none(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V17: the transaction goes on after the error, as in MySQL."""
+    topic = shop.create()
+    shop.fill(3, message="1")
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table") as consumer,
+    ):
+        await world.clock.advance(seconds=1)
+        messages = await arrived(consumer)
+        with shop.session() as other, shop.session() as cursor:
+            other.execute("SELECT * FROM mails WHERE id = 3 FOR UPDATE")
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+            with pytest.raises(pymysql.err.OperationalError, match="Lock wait timeout"):
+                sql.ack(cursor, messages)
+            cursor.connection.commit()
+            assert shop.rows("time_acked") == ((None,),) * 3

@@ -251,6 +251,66 @@ async def test_locked_row_waits_for_the_application_and_delays_no_other(
         assert shop.row(ids[1], "epoch") == (1,)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        "SELECT * FROM mails WHERE id = 2",
+        "SELECT * FROM mails WHERE id BETWEEN 2 AND 2",
+    ],
+)
+async def test_serializable_reads_delay_only_the_rows_that_they_lock(
+    shop: Shop, mock_clock: MockClock, read: str
+) -> None:
+    """V8: rows of other tables, and other rows of this one, are sent and acknowledged."""
+    topics = [shop.create(name) for name in ("mails", "texts")]
+    for name in ("mails", "texts"):
+        for priority in (50, 7, 50):
+            shop.insert(name, priority=priority)
+    with shop.session() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        cursor.execute(read)
+        assert len(cursor.fetchall()) == 1
+        async with (
+            serving_tables(shop) as world,
+            world.connect() as broker,
+            broker.consumer(topics[0], "table") as mails,
+            broker.consumer(topics[1], "table") as texts,
+        ):
+            others = await taken(world, texts, seconds=5)
+            assert {message.row["id"] for message in others} == {1, 2, 3}
+            assert await texts.ack(others, durable=True) == 3
+            found = await arrived(mails)
+            assert sorted(message.row["id"] for message in found) == [1, 3]
+            assert await mails.ack(found, durable=True) == 2
+            cursor.connection.commit()
+            (last,) = await taken(world, mails, seconds=2)
+            assert last.row["id"] == 2
+
+
+async def test_locks_on_a_range_of_the_index_delay_no_other_table(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V8: a serializable read locks no row, but the index in which the broker moves rows."""
+    topics = [shop.create(name) for name in ("mails", "texts")]
+    for name in ("mails", "texts"):
+        shop.fill(3, name, tenant_id=1)
+    with shop.session() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        cursor.execute("SELECT id FROM mails FORCE INDEX (poller_idx) WHERE time_acked IS NULL")
+        async with (
+            serving_tables(shop) as world,
+            world.connect() as broker,
+            broker.consumer(topics[0], "table") as mails,
+            broker.consumer(topics[1], "table") as texts,
+        ):
+            others = await taken(world, texts, seconds=10)
+            assert len(others) == 3
+            assert await texts.ack(others, durable=True) == 3
+            cursor.connection.commit()
+            await world.clock.advance(seconds=30)
+            assert len(await arrived(mails)) == 3
+
+
 async def test_locked_row_is_acknowledged_and_retried_when_it_is_unlocked(
     shop: Shop, mock_clock: MockClock
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from typing import Any
+
 import pytest
 import trio
 
@@ -72,13 +75,32 @@ async def test_table_that_cannot_be_polled_holds_up_no_other(
         assert await arrived(other) != []
 
 
-async def test_ids_out_of_range_are_refused(shop: Shop, mock_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    ("type", "bad", "good"),
+    [
+        ("BIGINT", [1 << 63, "abc", "1_0", 1.7, b"1"], [7, "8"]),
+        ("BIGINT UNSIGNED", [-1, 1 << 64, "abc"], [(1 << 64) - 1, "8"]),
+        ("DECIMAL(9,2)", ["abc", "1.234", "1e3"], [Decimal("1.5"), 2]),
+        ("VARBINARY(9)", [7], [b"\xff", "a"]),
+        ("VARCHAR(9)", [b"a"], ["a", 7]),
+    ],
+)
+async def test_values_that_cannot_be_ids_are_named_with_the_type(
+    shop: Shop, mock_clock: MockClock, type: str, bad: list[Any], good: list[Any]
+) -> None:
     topic = shop.create()
+    shop.run(f"ALTER TABLE mails MODIFY id {type} NOT NULL")
+    for id in good:
+        shop.insert(id=id)
     async with serving_tables(shop) as world, world.connect() as broker:
-        for id in (1 << 63, "no number"):
-            with pytest.raises(InvalidRequest, match="ids of table://"):
+        for id in bad:
+            with pytest.raises(InvalidRequest) as caught:
                 await broker.ack_rows(topic, [id])
-        assert await broker.ack_rows(topic, [shop.insert()]) == 1
+            said = str(caught.value)
+            assert said.startswith(f"ids of {topic}: "), said
+            assert f"{id!s}" in said
+            assert f"the column has the type {type.lower()[:6]}" in said
+        assert await broker.ack_rows(topic, good) == 2
 
 
 async def test_dropped_database_ends_nothing(

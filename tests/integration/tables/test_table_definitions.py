@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from escapement import NotFound
+from escapement import NotFound, sql
 from escapement.errors import TableRejected
 from escapement.tables.identifier import quoted
 from escapement.testing import arrived
@@ -73,6 +73,17 @@ async def test_added_and_dropped_columns_are_told_with_the_next_rows(
             shop.run("ALTER TABLE mails DROP COLUMN tenant_id, MODIFY COLUMN message VARCHAR(99)")
             await world.clock.advance(seconds=SEEN_S)
             assert await columns(message="no JSON") == ["id", "tag", "message"]
+
+
+async def test_consumer_knows_the_columns_of_a_table_without_rows(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V11: before it waits for a row."""
+    topic = shop.create()
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            names = [field.name for field in consumer.fields or ()]
+            assert names == ["id", "tenant_id", "message"]
 
 
 async def test_dropped_column_delays_rows_that_wait_in_memory_until_it_is_seen(
@@ -198,7 +209,7 @@ IDS: list[tuple[str, list[Any]]] = [
     ("BIGINT", [-(1 << 63), -1, (1 << 63) - 1]),
     ("DECIMAL(40,3)", [Decimal("12345678901234567890123456789.125"), Decimal("-0.001")]),
     ("DATETIME(6)", ["2026-12-24 18:00:00.000001"]),
-    ("DOUBLE", [0.1, 1e300]),
+    ("DECIMAL(40,0)", ["9" * 40, 7]),
     ("CHAR(36)", ["123e4567-e89b-12d3-a456-426655440000"]),
 ]
 
@@ -232,6 +243,84 @@ async def test_ids_of_any_type_are_delivered_retried_and_acknowledged(
             acked = shop.rows("time_next IS NULL AND time_acked IS NOT NULL", "my_message")
             assert acked == ((1,),) * len(ids)
             assert await taken(world, consumer, hours=1) == []
+
+
+LITERALS: dict[str, str] = {
+    "TINYINT": "-5",
+    "INT(8) ZEROFILL": "7",
+    "BIGINT(12) UNSIGNED ZEROFILL": "7",
+    "BIGINT UNSIGNED": "18446744073709551615",
+    "BIT(64)": "b'1000000000000000000000000000000000000000000000000000000000000001'",
+    "YEAR": "2026",
+    "DECIMAL(20,5)": "-12345.67890",
+    "DECIMAL(9,2) UNSIGNED ZEROFILL": "1.5",
+    "DATE": "'2026-01-02'",
+    "DATETIME": "'2026-01-02 03:04:05'",
+    "DATETIME(3)": "'2026-01-02 03:04:05.120'",
+    "TIME": "'-10:11:12'",
+    "TIME(6)": "'838:59:58.999999'",
+    "ENUM('a','b,c')": "'b,c'",
+    "SET('a','b')": "'a,b'",
+    "VARCHAR(50)": "'ÄbC '",
+    "VARCHAR(50) CHARACTER SET latin1": "'é'",
+    "VARCHAR(20) CHARACTER SET utf16": "'x'",
+    "BINARY(4)": "x'00ff0000'",
+}
+MARIADB_LITERALS: dict[str, str] = {
+    "UUID": "'123e4567-e89b-12d3-a456-426655440000'",
+    "INET6": "'::1'",
+    "DECIMAL(60,38)": "'0.12345678901234567890123456789012345678'",
+}
+
+
+async def test_ids_of_received_rows_acknowledge_them(shop: Shop, mock_clock: MockClock) -> None:
+    """V7, V8, V17: by ``ack_rows`` and ``sql.ack``, in a session of any time zone."""
+    literals = LITERALS | (MARIADB_LITERALS if shop.on_mariadb else {})
+    database = shop.address.database
+    for number, (type, literal) in enumerate(literals.items()):
+        definition = CURRENT.replace("id bigint NOT NULL", f"id {type} NOT NULL")
+        shop.run(named(definition, f"t{number}"))
+        shop.run(f"INSERT INTO t{number} (id) VALUES ({literal})")
+    async with serving_tables(shop) as world, world.connect() as broker:
+        for number, type in enumerate(literals):
+            name = f"t{number}"
+            async with broker.consumer(topic_of(shop, name), "table") as consumer:
+                (message,) = await taken(world, consumer, seconds=1)
+                with shop.session() as cursor:
+                    cursor.execute("SET time_zone = '-07:00'")
+                    sql.ack(cursor, message)
+                    assert cursor.rowcount == 1, type
+                    cursor.connection.rollback()
+                assert await broker.ack_rows(f"{database}.{name}", [message.row["id"]]) == 1, type
+                assert await broker.ack_rows(f"{database}.{name}", [message.row["id"]]) == 0, type
+                assert shop.rows("time_acked IS NULL", name) == ((0,),), type
+
+
+@pytest.mark.parametrize(
+    ("type", "better"),
+    [
+        ("FLOAT", "BIGINT NOT NULL, or DECIMAL(40, 10) NOT NULL if ids have fractions."),
+        ("DOUBLE", "BIGINT NOT NULL, or DECIMAL(40, 10) NOT NULL if ids have fractions."),
+        ("TIMESTAMP(3)", "DATETIME(6) NOT NULL."),
+    ],
+)
+async def test_id_of_an_inexact_type_is_rejected_until_it_is_corrected(
+    shop: Shop, mock_clock: MockClock, type: str, better: str
+) -> None:
+    topic = shop.create()
+    default = " DEFAULT '2026-01-01'" if type.startswith("TIME") else ""
+    shop.run(f"ALTER TABLE mails MODIFY id {type} NOT NULL{default}")
+    async with serving_tables(shop) as world, world.connect() as broker:
+        with pytest.raises(TableRejected) as caught:
+            async with broker.consumer(topic, "table"):
+                pass
+        said = str(caught.value)
+        assert f"Column id of table mails has the type {type.lower().partition('(')[0]}" in said
+        assert said.endswith(better)
+        shop.run(said[said.index("ALTER TABLE") :].partition(", or")[0].rstrip("."))
+        await world.clock.advance(seconds=SEEN_S)
+        async with broker.consumer(topic, "table"):
+            pass
 
 
 async def test_table_without_the_index_is_delivered(shop: Shop, mock_clock: MockClock) -> None:

@@ -109,6 +109,33 @@ async def test_row_that_is_not_acknowledged_is_sent_again_at_its_time_next(
             assert shop.row(id, "epoch") == (epoch + 2,)
 
 
+@pytest.mark.parametrize("type", ["BIGINT", "INT", "MEDIUMINT UNSIGNED", "BIGINT UNSIGNED"])
+async def test_highest_epochs_get_times_that_fit_without_a_longest_wait(
+    shop: Shop, mock_clock: MockClock, type: str
+) -> None:
+    """V4: the wait would double 60 times and more."""
+    topic = shop.create(comment=comment())
+    shop.run(f"ALTER TABLE mails MODIFY epoch {type} NOT NULL DEFAULT 0")
+    kind = type.partition(" ")[0]
+    most = (1 << ({"BIGINT": 64, "INT": 32, "MEDIUMINT": 24}[kind] - 1)) - 1
+    for epoch in (60, most - 1, most):
+        shop.insert(epoch=epoch)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            messages = await taken(world, consumer, ms=20)
+            assert len(messages) == 3
+            for nacked in (False, True):
+                if nacked:
+                    await consumer.nack(messages)
+                    await world.clock.advance(seconds=1)
+                now_ns = world.clock.now_ms() * NS
+                for epoch, time_next in shop.rows("epoch, time_next"):
+                    assert epoch <= most
+                    assert now_ns < time_next < now_ns + 3651 * 86_400_000 * NS
+            assert await taken(world, consumer, days=1) == []
+            assert len(await taken(world, consumer, days=3652)) == 3
+
+
 async def test_jitter_spreads_the_retries_of_rows_that_were_sent_together(
     shop: Shop, mock_clock: MockClock
 ) -> None:

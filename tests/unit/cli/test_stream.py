@@ -9,7 +9,7 @@ import pytest
 import escapement
 from escapement.cli.output.rows import RowPrinter
 from escapement.cli.stream import print_rows
-from escapement.errors import InvalidRequest, NotFound
+from escapement.errors import InvalidRequest, NotFound, RemoteProtocolError
 from escapement.field import Field
 from escapement.protocol import commands as wire
 from support.client_peer import Peer, connect, on_both
@@ -83,11 +83,23 @@ def test_rows_are_printed_as_they_arrive(capsys: pytest.CaptureFixture[str]) -> 
 async def test_rows_that_could_not_be_printed_are_released() -> None:
     async with Peer.running() as peer, connect(peer) as broker:
         async with broker.consumer("t", "table") as inbox:
-            await deliver_rows(peer, inbox, 1, 2)
-            with pytest.raises(NotFound, match="no column nope"):
-                await print_rows(inbox, printer("nope"), None, True)
+            await peer.sessions[-1].say(wire.Fields.of(inbox._id, FIELDS))
+            await peer.deliver([b"no row", b"no row"], [1, 2])
+            with pytest.raises(RemoteProtocolError):
+                await print_rows(inbox, printer(), None, True)
         assert peer.acked == []
         assert released(peer) == [1, 2]
+
+
+@on_both
+async def test_column_that_is_not_sent_ends_the_command_before_the_first_row() -> None:
+    """V19."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "table") as inbox:
+            await peer.sessions[-1].say(wire.Fields.of(inbox._id, FIELDS))
+            await anyio.sleep(1)
+            with pytest.raises(NotFound, match=r"no column nope\. It has id, message"):
+                await print_rows(inbox, printer("nope"), None, True)
 
 
 @on_both

@@ -80,6 +80,9 @@ class Consumers(RequestHandler):
             if self._outbound.finished or self._broker.stopping:
                 return  # it has not joined, so there is nothing to leave
             self._handles.enter(command.consumer_id, handle)
+        fields = self._broker.services.tables.fields(handle.topic)
+        if fields is not None:
+            self._tell(command.consumer_id, fields)
         self._outbound.send(
             wire.ConsumerReady(
                 command.request_id,

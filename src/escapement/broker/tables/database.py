@@ -43,6 +43,7 @@ from escapement.errors import (
     StorageUnavailable,
     TableRejected,
 )
+from escapement.field import Field
 from escapement.names import TableName
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
@@ -179,6 +180,11 @@ class Database:
         table = self._by_id.get(id)
         return None if table is None else table.topic
 
+    def fields(self, id: int) -> tuple[Field, ...] | None:
+        """Return the fields of the rows of the topic with this id; None if there is none."""
+        table = self._by_id.get(id)
+        return None if table is None else table.statements.fields
+
     def find(self, name: TableName) -> ServedTable:
         """Return a table.
 
@@ -237,7 +243,7 @@ class Database:
         """
         try:
             ids = list(dict.fromkeys(table.statements.ids.read(one) for one in given))
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise InvalidRequest(f"ids of {table.topic.name.full}: {error}") from None
         total, waiting, ended = 0, 2, trio.Event()
 

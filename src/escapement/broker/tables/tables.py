@@ -20,6 +20,7 @@ from escapement.broker.tables.table_subscription import SUBSCRIPTION
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import InvalidRequest, NotFound
+from escapement.field import Field
 from escapement.names import TableName
 from escapement.storage.blocking import Run
 from escapement.storage.engine.address import MysqlAddress
@@ -112,6 +113,11 @@ class Tables:
                 f"of its messages goes to one consumer; {subscription!r} was given"
             )
         return table.topic
+
+    def fields(self, topic: Topic) -> tuple[Field, ...] | None:
+        """Return the fields of a table's rows; None for another topic, or a dropped table."""
+        database = self._of(topic.id)
+        return None if database is None else database.fields(topic.id)
 
     def check_acks(self, topic: Topic) -> None:
         """Raise if acknowledgements of the table cannot be accepted now.

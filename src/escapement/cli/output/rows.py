@@ -55,6 +55,10 @@ class RowPrinter:
         self._chosen: list[int] = []  # the indexes of the fields to print
         self._widths: list[int] = []  # of the columns of a table
 
+    def check(self, fields: tuple[Field, ...]) -> None:
+        """Raise NotFound if the table has no column of a name that was chosen."""
+        self._choose(fields)
+
     def print(self, fields: tuple[Field, ...], payloads: Iterable[bytes]) -> None:
         """Print rows at once, after the names of their fields if these are new.
 

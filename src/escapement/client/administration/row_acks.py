@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from operator import index
 from typing import Any, Final
@@ -12,6 +12,7 @@ from uuid import UUID
 from escapement.client.connection.retried_request import Ask
 from escapement.client.content import several
 from escapement.errors import InvalidRequest
+from escapement.tables.fields import time_text
 
 # The types of an id in a request. The broker converts it to the type of the column.
 RowId = int | str | bytes
@@ -59,7 +60,9 @@ def _checked(id: Any) -> RowId:
     if isinstance(id, bytearray | memoryview):
         return bytes(id)
     if isinstance(id, Decimal | float | date | UUID):
-        return str(id)
+        return format(id, "f") if isinstance(id, Decimal) else str(id)
+    if isinstance(id, timedelta):
+        return time_text(id)
     try:
         if isinstance(id, bool):
             raise TypeError

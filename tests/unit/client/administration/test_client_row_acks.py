@@ -112,8 +112,8 @@ def test_command_prints_how_many_rows_it_acknowledged(capsys: pytest.CaptureFixt
             assert capsys.readouterr().out == said
         assert run(["tables", "ack", "shop.mails", "--hex", "xy", *at]) == 2
         assert "'xy' is not hexadecimal" in capsys.readouterr().err
-        assert run(["tables", "ack", "mails", "1", *at]) == 1
-        assert "'mails' does not name a message table" in capsys.readouterr().err
+        assert run(["tables", "ack", "shop.", "1", *at]) == 1
+        assert "'shop.' does not name a message table" in capsys.readouterr().err
 
 
 def test_ids_cannot_be_a_mapping() -> None:
