@@ -17,7 +17,7 @@ Invariant: no row is in two retries that wait.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -84,8 +84,9 @@ class RowWriter:
 
     Args:
       write: calls a function with an open connection, in a thread.
-      on_trouble: called with each error.
-      on_written: called after each transaction.
+      on_trouble: called with each error, and the table whose row caused it, if that is known.
+      on_written: called after each transaction with the tables that have rows which cannot be
+        written.
       on_change: called with a table whose subscription may have work.
       last_poll: returns the number of the last poll that has begun.
       most_acks: refuse acknowledgements while this many wait.
@@ -96,8 +97,8 @@ class RowWriter:
         clock: Clock,
         write: Callable[[Callable[[Connection], None]], None],
         run: Run,
-        on_trouble: Callable[[StorageError], None],
-        on_written: Callable[[], None],
+        on_trouble: Callable[[StorageError, ServedTable | None], None],
+        on_written: Callable[[Collection[ServedTable]], None],
         on_change: Callable[[ServedTable], None],
         last_poll: Callable[[], int],
         most_acks: int,
@@ -206,11 +207,11 @@ class RowWriter:
                 self._put_back([one for one in items if one is not suspect])
                 if suspect is not None:
                     self._put_aside(suspect)
-                self._on_trouble(error)
+                self._on_trouble(error, None if suspect is None else suspect.table)
                 pause_s = min(max(2 * pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
             else:
-                self._on_written()
                 self._suspects.difference_update(items)
+                self._on_written({item.table for item in self._suspects})
                 left = [one for item in items if (one := self._finish(item)) is not None]
                 self._put_back(left)
                 for item in self._items:
