@@ -393,7 +393,7 @@ class Database:
         """Stop serving a table, because it was dropped or cannot be served any more."""
         table = self._tables.pop(name)
         self._problems.unused([name])
-        error: EscapementError = NotFound(f"table {table.topic.name.full} was dropped")
+        error: EscapementError = NotFound(f"table {table.topic.name.full} was dropped or renamed")
         if name in self._rejected:
             error = TableRejected(self._rejected[name])
         table.end(error)
