@@ -62,6 +62,18 @@ def check_name(kind: str, text: str) -> str:
     return text
 
 
+def check_table_name(text: str) -> str:
+    """Return ``text`` if a message table may have this name.
+
+    Raises:
+      InvalidRequest: if the name is not valid for a topic.
+    """
+    try:
+        return check_name("topic", text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"A message table is a topic, but {error}. Rename it.") from None
+
+
 def anonymous_name() -> str:
     """Return a new unique name for a producer that the application gave no name."""
     return _ANONYMOUS + uuid4().hex
@@ -182,6 +194,7 @@ class TableName(TopicName):
     def of(cls, database: str, table: str) -> TableName:
         """Return the name of a table. Raises ``InvalidRequest`` if it cannot be a topic."""
         check_name("database", database)
+        check_table_name(table)
         return cls(_TABLES, database, table)
 
     @staticmethod

@@ -1,6 +1,6 @@
 """`escapement tables`: the message tables of a MySQL database.
 
-``list`` and ``create`` connect to the database itself, and ``ack`` to a broker.
+``create`` connects to the database itself, ``ack`` to a broker, and ``list`` to either.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _DIRECTIVES: Final = tuple(
     name for name in Directives.__dataclass_fields__ if name not in ("message_cols", "key_column")
 )
 
-_database = click.argument("url", type=log_url, metavar=_URL)
+# The columns of tables that a broker serves.
+_SERVED: Final = ("table", "state", "consumers", "waiting", "in_flight", "acknowledged")
 
 
 @click.group(
@@ -47,6 +48,7 @@ _database = click.argument("url", type=log_url, metavar=_URL)
     Examples:
       escapement tables create mysql://app@db.example/shop my_message --ack-wait 1m
       escapement tables list mysql://app@db.example/shop
+      escapement tables list --broker broker.example:7650
 
     Without a password in the URL, it is read from ESCAPEMENT_PASSWORD. Every user of a machine can
     see its command lines.
@@ -56,7 +58,8 @@ def tables() -> None:
     """Check and create message tables in MySQL, and acknowledge their rows.
 
     A message table is an ordinary table with directives in its COMMENT, such as
-    escapement_message,ack_wait=30, or vitess_message,vt_ack_wait=30.
+    escapement_message,ack_wait=30, or vitess_message,vt_ack_wait=30. A broker that runs with
+    --tables sends its rows to consumers.
     """
 
 
@@ -64,16 +67,53 @@ def tables() -> None:
     "list",
     epilog="""\b
     Examples:
+      escapement tables list
+      escapement tables list --broker broker.example:7650 -o json
       escapement tables list mysql://app:secret@db.example/shop
-      escapement tables list mysql://app@db.example:3306/shop -o json
 
-    The state of a table is ok, or the reason why it cannot be served. Warnings follow the table.
+    A table is rejected if it cannot be served, and waiting if the broker cannot read or write it
+    now. The reasons follow the list, and warnings too. With -o json, the state is the reason.
     """,
 )
-@_database
+@click.argument("url", type=log_url, metavar=f"[{_URL}]", required=False)
 @output_option("table", "How to print the tables.")
-def list_tables(url: str, output: str) -> None:
-    """List the message tables of a database, with their state and directives."""
+@broker_option
+def list_tables(url: str | None, output: str, at_broker: tuple[str, int]) -> None:
+    """List message tables with their state.
+
+    Without a URL, asks the broker for the tables that it serves. With the URL of a database, reads
+    the tables of this database, and lists their directives too.
+    """
+    if url is None:
+        _list_served(at_broker, output)
+    else:
+        _list_database(url, output)
+
+
+def _list_served(at_broker: tuple[str, int], output: str) -> None:
+    async def ask(broker: Broker) -> tuple[list[dict[str, Any]], list[str]]:
+        stats = await broker.admin("broker.stats")
+        return await broker.admin("tables.list"), stats["tables_waiting"]
+
+    records, waiting = with_broker(at_broker, ask)
+    if output == "json":
+        print_json(records)
+        return
+    lines, reasons = [], []
+    for record in records:
+        state = record["state"]
+        if "consumers" not in record:
+            state = "rejected"
+            reasons.append(f"{record['table']} is rejected: {record['state']}")
+        elif state != "ok":
+            state = "waiting"
+        lines.append(dict.fromkeys(_SERVED) | record | {"state": state})
+    print_rows(lines, _SERVED, "the broker serves no message tables")
+    for line in (*reasons, *(f"Messages wait: {one}" for one in waiting)):
+        click.echo(line)
+
+
+def _list_database(url: str, output: str) -> None:
     with _connected(url) as connection:
         found = Discovery().look(connection)
         good = {name: _record(connection, table) for name, table in found.good.items()}
@@ -82,9 +122,16 @@ def list_tables(url: str, output: str) -> None:
     if output == "json":
         print_json(records)
         return
-    lines = [record | (record["directives"] or dict.fromkeys(_DIRECTIVES)) for record in records]
+    lines = [
+        record
+        | (record["directives"] or dict.fromkeys(_DIRECTIVES))
+        | {"state": "rejected" if record["table"] in rejected else "ok"}
+        for record in records
+    ]
     columns = ("table", "edition", *_DIRECTIVES, "state")
     print_rows(lines, columns, "no message tables")
+    for name, table in sorted(found.rejected.items()):
+        click.echo(f"{name} is rejected: {table.reason}")
     for record in records:
         for warning in record["warnings"]:
             click.echo(f"Warning for {record['table']}: {warning}")

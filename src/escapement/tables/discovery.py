@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from escapement.errors import InvalidRequest, TableRejected
-from escapement.names import check_name
+from escapement.names import check_table_name
 from escapement.storage.engine.base import Connection
 from escapement.tables.columns import Column, Index, Layout, check_columns
 from escapement.tables.directives import (
@@ -182,9 +182,9 @@ def _checked(name: str, definition: _Definition) -> MessageTable:
       TableRejected: if it cannot be.
     """
     try:
-        check_name("topic", name)
+        check_table_name(name)
     except InvalidRequest as error:
-        raise TableRejected(f"A message table is a topic, but {error}. Rename it.") from None
+        raise TableRejected(str(error)) from None
     if (definition.engine or "").lower() != "innodb":
         raise TableRejected(
             f"Table {name} uses {definition.engine}, which has no transactions. ALTER TABLE"

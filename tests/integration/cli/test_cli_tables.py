@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,11 +17,14 @@ from escapement.cli.main import run
 from escapement.storage.engine.address import MysqlAddress
 from support.code_blocks import DOCS, blocks
 from support.database.message_tables import CURRENT, FIRST, named
-from support.database.servers import SqlServer
+from support.database.servers import MysqlServer, SqlServer
+from support.processes.broker import broker_process
+from support.tables.shops import Shop
 
 GUIDE: Final = DOCS / "guides" / "message-tables.md"
 # The database in the guide.
 SHOP: Final = "mysql://app:secret@db.example/shop"
+TIMEOUT_S: Final = 60
 Say = Callable[..., str]
 Sql = Callable[[str], tuple[Any, ...]]
 
@@ -85,16 +90,61 @@ def test_tables_are_listed_with_state_directives_and_warnings(
 
     lines = say("tables", "list", mysql_url).splitlines()
     assert lines[0].split()[:2] == ["table", "edition"]
-    assert lines[1].split()[:2] == ["broken", "-"]
-    assert "has no directives vt_purge_after" in lines[1]
+    # A long reason would pad every line of the table.
+    assert lines[1].split() == ["broken", *"-" * 8, "rejected"]
+    assert max(map(len, lines[:4])) < 160
     assert " ".join(lines[2].split()) == "my_message current 30s 30s 1h 1d 10 10000 30s ok"
-    assert lines[4] == f"Warning for older: {warning}"
-    assert len(lines) == 5
+    assert lines[4] == f"broken is rejected: {broken['state']}"
+    assert lines[5] == f"Warning for older: {warning}"
+    assert len(lines) == 6
 
 
 def test_database_without_message_tables_has_an_empty_list(say: Say, mysql_url: str) -> None:
     assert json.loads(say("tables", "list", mysql_url, "-o", "json")) == []
     assert say("tables", "list", mysql_url) == "no message tables\n"
+
+
+def test_broker_lists_the_tables_that_it_serves_with_their_state(
+    say: Say, mysql_to_break: MysqlServer, tmp_path: Path
+) -> None:
+    """Without a URL, the command asks the broker."""
+    server = mysql_to_break
+    server.admin("CREATE DATABASE listed")
+    shop = Shop(server.url("listed"))
+    try:
+        with broker_process(tmp_path / "data", None, "--tables", shop.url) as broker:
+            at = ("--broker", f"127.0.0.1:{broker.port}")
+
+            def listed_until(expected: str) -> list[str]:
+                deadline_s = time.monotonic() + TIMEOUT_S
+                while expected not in (said := say("tables", "list", *at)):
+                    assert time.monotonic() < deadline_s, said
+                return said.splitlines()
+
+            assert say("tables", "list", *at) == "the broker serves no message tables\n"
+            assert say("tables", "list", *at, "-o", "json") == "[]\n"
+            shop.create()
+            shop.run("CREATE TABLE broken (id INT) COMMENT 'vitess_message,vt_ack_wait=30'")
+            listed_until("table://listed/mails")
+            names, broken, mails, why = listed_until("table://listed/broken")
+            assert names.split() == (
+                ["table", "state", "consumers", "waiting", "in", "flight", "acknowledged"]
+            )
+            assert broken.split() == ["table://listed/broken", "rejected", "-", "-", "-", "-"]
+            assert mails.split() == ["table://listed/mails", "ok", "0", "0", "0", "0"]
+            assert why.startswith("table://listed/broken is rejected: Table broken has no ")
+            found = json.loads(say("tables", "list", *at, "-o", "json"))
+            assert [table["state"] for table in found] == [why.partition(": ")[2], "ok"]
+
+            server.pause()
+            *_, mails, _, why = listed_until("has not answered for")
+            assert mails.split()[:2] == ["table://listed/mails", "waiting"]
+            assert why.startswith("Messages wait: ")
+            server.resume()
+            listed_until("ok")
+    finally:
+        server.restore()
+        server.admin("DROP DATABASE listed")
 
 
 def test_created_table_is_listed(say: Say, mysql_url: str) -> None:

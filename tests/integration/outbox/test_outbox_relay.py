@@ -13,6 +13,7 @@ from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
 from escapement.clock import moment
 from escapement.sql import schedule
+from escapement.storage.engine.mysql import MysqlConnection, MysqlEngine
 from escapement.storage.outbox.application import MAX_TOPICS, OutboxInApplication
 from escapement.storage.outbox.tables import RESET
 from escapement.testing import arrived
@@ -265,6 +266,26 @@ async def test_missing_outbox_is_named_and_served_once_it_exists(
         stats = world.server.stats()
         assert stats["outboxes_waiting"] == []
         assert (stats["outbox_moved"], stats["outbox_refused"]) == (1, 0)
+
+
+async def test_relays_of_a_missing_outbox_connect_at_most_every_five_seconds(
+    mysql_url: str, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outbox relay and the ack relay do, and the task that reads the mappings."""
+    application, connect = Application(mysql_url), MysqlEngine.connect
+    connections: list[float] = []
+
+    def counted(engine: MysqlEngine) -> MysqlConnection:
+        connections.append(trio.current_time())
+        return connect(engine)
+
+    monkeypatch.setattr(MysqlEngine, "connect", counted)
+    async with serving(application) as world:
+        for second in range(120):
+            if second == 20:
+                connections.clear()
+            await world.clock.advance(seconds=1)
+        assert 40 <= len(connections) <= 62
 
 
 async def test_batch_is_bounded_unless_a_single_row_is_larger(application: Application) -> None:

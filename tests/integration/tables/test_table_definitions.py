@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from escapement import NotFound, sql
-from escapement.errors import TableRejected
+from escapement.errors import InvalidRequest, TableRejected
 from escapement.tables.identifier import quoted
 from escapement.testing import arrived
 from escapement.testing.clock import START_MS
@@ -113,7 +113,7 @@ async def test_dropped_table_ends_its_consumers(shop: Shop, mock_clock: MockCloc
             (message,) = await taken(world, consumer, seconds=1)
             shop.run("DROP TABLE mails")
             await world.clock.advance(seconds=SEEN_S)
-            with pytest.raises(NotFound, match=rf"{topic} was dropped"):
+            with pytest.raises(NotFound, match=rf"{topic} was dropped or renamed"):
                 await consumer.receive()
             id = shop.insert("texts")
             (message,) = await taken(world, texts, seconds=31)
@@ -128,6 +128,26 @@ async def test_dropped_table_ends_its_consumers(shop: Shop, mock_clock: MockCloc
         async with broker.consumer(topic, "table") as consumer:
             (message,) = await taken(world, consumer, seconds=1)
             assert message.row["id"] == id
+
+
+async def test_table_with_the_name_of_no_topic_refuses_consumers_with_the_listed_reason(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """The client and the broker say the same as the list."""
+    shop.create()
+    shop.run("RENAME TABLE mails TO `mails$x`")
+    async with serving_tables(shop) as world, world.connect() as broker:
+        await world.clock.advance(seconds=SEEN_S)
+        (listed,) = world.server.services.tables.listed()
+        assert listed["state"].startswith("A message table is a topic, but 'mails$x' cannot be")
+        assert listed["state"].endswith("Rename it.")
+        with pytest.raises(InvalidRequest) as caught:
+            async with broker.consumer(listed["table"], "table"):
+                pass
+        assert str(caught.value) == listed["state"]
+        with pytest.raises(InvalidRequest) as caught:
+            await world.server.services.tables.find(listed["table"])
+        assert str(caught.value) == listed["state"]
 
 
 async def test_rejected_table_refuses_consumers_with_its_reason(

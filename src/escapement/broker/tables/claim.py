@@ -93,6 +93,7 @@ class Claim:
         self.epochs = np.where(counts < MOST_ATTEMPTS, counts, after)
         self.times_ns = sending.deadline_ms[self._here] * NANOSECONDS
         self._claimed: Claimed | None = None
+        self.has_failed = False
         self.took_s = 0.0  # how long the database took for it
 
     def read(self) -> MessageBatch:
@@ -107,10 +108,11 @@ class Claim:
             self._claimed = self.statements.claim(
                 connection, self.ids, self.known, self.epochs, self.times_ns
             )
+        self.has_failed = False
 
     def failed(self) -> None:
         """Note that no row was claimed, as far as is known. All rows are busy."""
-        self._claimed = None
+        self._claimed, self.has_failed = None, True
 
     def read_there(self, low: int, high: int) -> tuple[Int64s | None, MessageBatch]:
         """Return the positions of the claimed rows, and a batch of these.

@@ -37,7 +37,8 @@ class Claims:
       run: makes blocking calls in a thread.
       find: returns the table with a topic id.
       on_made: called in the event loop with each claim that was made, before it is sent.
-      on_trouble: called in the event loop with each error.
+      on_trouble: called in the event loop with each error, and the table that it concerns; None
+        for the whole database.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Claims:
         run: Run,
         find: Callable[[int], ServedTable],
         on_made: Callable[[ServedTable, Claim], None],
-        on_trouble: Callable[[StorageError], None],
+        on_trouble: Callable[[StorageError, ServedTable | None], None],
     ) -> None:
         self._connection = connection
         self._run = run
@@ -103,8 +104,8 @@ class Claims:
                 self._begun = trio.Event()
                 await self._begun.wait()
             group = self._next()
-            for error in await self._run(self._make, group):
-                self._on_trouble(error)
+            for error, claim in await self._run(self._make, group):
+                self._on_trouble(error, None if claim is None else self._tables[claim])
             for claim in group:
                 _, made = self._made[claim.read_there]
                 made.set()
@@ -118,10 +119,13 @@ class Claims:
             rows += len(group[-1].ids)
         return group
 
-    def _make(self, group: Sequence[Claim]) -> list[StorageError]:
-        """Make claims in one transaction, and return the errors. Runs in a thread.
+    def _make(self, group: Sequence[Claim]) -> list[tuple[StorageError, Claim | None]]:
+        """Make claims in one transaction. Runs in a thread.
 
         After an error that may concern one table only, each claim is made alone.
+
+        Returns:
+          The errors, each with the claim of the table that it concerns, or None.
         """
         began_s = time.monotonic()
         try:
@@ -134,8 +138,10 @@ class Claims:
         except StorageError as error:
             for claim in group:
                 claim.failed()
-            if len(group) > 1 and not isinstance(error, StorageUnavailable):
+            if isinstance(error, StorageUnavailable):
+                return [(error, None)]
+            if len(group) > 1:
                 return [one for claim in group for one in self._make([claim])]
             group[0].took_s = time.monotonic() - began_s
-            return [error]
+            return [(error, group[0])]
         return []

@@ -13,10 +13,11 @@ no message of its tables is sent for a moment, and everything that waits to be w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha1
+from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,14 +25,13 @@ import trio
 
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.outage import Outage
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.tables.claim import NANOSECONDS, Claim
 from escapement.broker.tables.claims import Claims
 from escapement.broker.tables.row_writer import RowWriter
 from escapement.broker.tables.served_table import ServedTable
 from escapement.broker.tables.table_index import TableIndex
-from escapement.broker.tables.trouble import Trouble
+from escapement.broker.tables.trouble import Pause, Problems, Work
 from escapement.broker.topic.topic import Topic
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.clock import Clock
@@ -48,8 +48,10 @@ from escapement.names import TableName
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.kept_connection import KeptConnection
+from escapement.storage.engine.mysql_errors import lacks_right
 from escapement.storage.engine.named_lock import take_over
 from escapement.tables.discovery import Discovery, MessageTables
+from escapement.tables.identifier import quoted
 from escapement.tables.poll import Polled, Target, index_warning, poll
 from escapement.tables.purge import purge, to_purge
 from escapement.tables.row_statements import values_of
@@ -75,6 +77,10 @@ _LONGEST_PURGE_S: Final = 30.0
 _TOGETHER_S: Final = 0.1
 # The pause after polls or discovery have failed.
 _FAILED_S: Final = 0.25
+# A database that does not answer for this time is shown as a problem.
+_SILENT_S: Final = 2.0
+# The most problems of tables that are shown for the whole database.
+_MOST_PROBLEMS: Final = 10
 # How long a stop of the broker waits until everything is written.
 _STOP_S: Final = 2.0
 
@@ -138,9 +144,15 @@ class Database:
         self._for_claims = KeptConnection(engine, opened=lambda one: self._own(one, "claims"))
         self._for_writes = KeptConnection(engine, opened=lambda one: self._own(one, "writes"))
         self._claims = Claims(
-            self._for_claims, run, lambda id: self._by_id[id], self._claimed, self._failed
+            self._for_claims,
+            run,
+            lambda id: self._by_id[id],
+            self._claimed,
+            lambda error, table: self._failed("claim", error, table),
         )
-        self._trouble = Trouble()
+        self._problems = Problems()
+        self._pause = Pause()
+        self._asked_s = inf  # since when a poll, look or purge waits for its answer
         self._discovery = Discovery()
         self._found: MessageTables | None = None
         self._look_s = 0.0  # when to look for tables next
@@ -153,7 +165,7 @@ class Database:
             clock,
             self._write,
             run,
-            self._failed,
+            partial(self._failed, "write"),
             self._works,
             self._changed,
             lambda: self._poll,
@@ -165,9 +177,20 @@ class Database:
         return self._engine.location
 
     @property
-    def problem(self) -> StorageError | None:
-        """Why nothing is sent; None if all is well."""
-        return self._trouble.problem
+    def pause(self) -> StorageError | None:
+        """Why no message is sent for a moment; None if deliveries do not pause."""
+        return self._pause.cause
+
+    @property
+    def problems(self) -> list[str]:
+        """Why messages wait: the problem of the whole database, or those of some tables."""
+        problem = self._problem_of("")
+        if problem is not None:
+            return [f"{self.location}: {problem}"]
+        return [
+            f"{self.location}, table {table}: {self._problem_of(table)}"
+            for table in self._problems.tables[:_MOST_PROBLEMS]
+        ]
 
     # -- finding -----------------------------------------------------------------------
 
@@ -199,7 +222,8 @@ class Database:
         if name.name in self._rejected:
             raise TableRejected(self._rejected[name.name])
         if self._found is None:
-            raise StorageUnavailable(f"{self.location}: the tables are not known yet")
+            problem = self._problem_of("") or "the tables are not known yet"
+            raise StorageUnavailable(f"{self.location}: {problem}")
         raise NotFound(
             f"{self.location} has no message table {name.name}; `escapement tables list` shows all"
         )
@@ -209,7 +233,7 @@ class Database:
         rows: list[dict[str, Any]] = [
             {
                 "table": TableName.of(self.database, name).full,
-                "state": "ok",
+                "state": self._problem_of(name) or "ok",
                 "consumers": len(table.subscription.consumers),
                 "waiting": table.waiting,
                 "in_flight": len(table.subscription.in_flight),
@@ -285,11 +309,10 @@ class Database:
             connection.close()
 
     async def _watch(self) -> None:
-        outage = Outage("messages of tables wait")
         while True:
             self._soon = trio.Event()
             failed = True
-            with outage:
+            with suppress(StorageError):
                 await self._turn()
                 failed = False
             self.has_looked.set()
@@ -299,10 +322,8 @@ class Database:
     async def _turn(self) -> None:
         """Look for tables and poll, as far as it is time to."""
         now_s = trio.current_time()
-        if self._trouble.has_paused(now_s):
+        if self._pause.has_passed(now_s):
             self._wake_all()
-        if self._found is None:
-            await self._take_over()
         if now_s >= self._look_s:
             await self._look()
         await self._poll_due()
@@ -316,8 +337,8 @@ class Database:
             for table in self._tables.values()
             if table.is_used and not table.is_cramped
         ]
-        if self.problem is not None:
-            due_s.append(self._trouble.ends_s)
+        if self._pause.cause is not None:
+            due_s.append(self._pause.ends_s)
         return max(min([self._look_s, self._purge_s, *due_s]) - trio.current_time(), 0.0)
 
     async def _take_over(self) -> None:
@@ -338,11 +359,15 @@ class Database:
     async def _look(self) -> None:
         began_s = trio.current_time()
         try:
-            found = await self._ask(self._discovery.look)
+            with self._trying("look"):
+                if self._found is None:
+                    await self._take_over()
+                found = await self._ask(self._discovery.look)
         finally:
             took_s = trio.current_time() - began_s
             pause_s = min(max(_LOOK_S, _LOOK_SHARE * took_s), _LONGEST_LOOK_S)
             self._look_s = trio.current_time() + pause_s
+        self._problems.unused([name for name, one in self._tables.items() if not one.is_used])
         if found is self._found:
             return
         before, self._found = self._found, found
@@ -380,7 +405,8 @@ class Database:
     def _drop(self, name: str) -> None:
         """Stop serving a table, because it was dropped or cannot be served any more."""
         table = self._tables.pop(name)
-        error: EscapementError = NotFound(f"table {table.topic.name.full} was dropped")
+        self._problems.unused([name])
+        error: EscapementError = NotFound(f"table {table.topic.name.full} was dropped or renamed")
         if name in self._rejected:
             error = TableRejected(self._rejected[name])
         table.end(error)
@@ -398,21 +424,17 @@ class Database:
             _logger.warning("%s, table %s: %s", self.location, name, warning)
 
     async def _ask(self, call: Callable[[Connection], T]) -> T:
-        """Call a function with the connection for polls.
-
-        Its errors must not end the broker, so each counts as an outage.
-        """
+        """Call a function with the connection for polls."""
 
         def made() -> T:
             with values_of(self.database), self._polls.use() as connection:
                 return call(connection)
 
+        self._asked_s = trio.current_time()
         try:
             return await self._run(made)
-        except StorageUnavailable:
-            raise
-        except StorageError as error:
-            raise StorageUnavailable(str(error)) from error
+        finally:
+            self._asked_s = inf
 
     async def _purge(self) -> None:
         """Delete a portion of the old acknowledged rows of each table."""
@@ -423,11 +445,18 @@ class Database:
         ]
         shortest_s = min([one.directives.purge_after_ms for one, _ in tables], default=0) / 1000
         self._purge_s = trio.current_time() + min(max(shortest_s / 4, _PURGE_S), _LONGEST_PURGE_S)
+        if self._problems.is_outage:
+            return
         before_ns = dict(tables)
-        for table in await self._ask(lambda connection: to_purge(connection, tables)):
+        try:
+            wanted = await self._ask(lambda connection: to_purge(connection, tables))
+        except StorageError as error:
+            _logger.warning("%s: tables are not purged: %s", self.location, error)
+            return
+        for table in wanted:
             try:
                 deleted = await self._ask(partial(purge, table=table, before_ns=before_ns[table]))
-            except StorageUnavailable as error:
+            except StorageError as error:
                 _logger.warning("%s: table %s is not purged: %s", self.location, table.name, error)
                 continue
             if deleted:
@@ -448,30 +477,32 @@ class Database:
         self._poll += 1
         now_ms = self._clock.now_ms()
         targets = [table.target(now_ms) for table in due]
-        try:
-            found = await self._ask(lambda connection: poll(connection, targets))
-        except StorageUnavailable as error:
-            self._look_s = 0.0  # a table may have been altered or dropped
-            if not _is_of_a_table(error):
+        with self._trying("poll"):
+            try:
+                found = await self._ask(lambda connection: poll(connection, targets))
+            except StorageUnavailable:
                 raise
-            await self._poll_one_by_one(due, targets)
-        else:
-            self._take(due, targets, found, now_s)
+            except StorageError:
+                await self._look()  # a table may have been altered or dropped
+                await self._poll_one_by_one(due, targets)
+            else:
+                self._take(due, targets, found, now_s)
 
     async def _poll_one_by_one(
         self, tables: Sequence[ServedTable], targets: Sequence[Target]
     ) -> None:
         """Poll each table alone, because one of them cannot be polled."""
         for table, target in zip(tables, targets, strict=True):
+            if table.is_gone or table.table is not target.table:
+                continue
             now_s, alone = trio.current_time(), [target]
             try:
-                found = await self._ask(partial(poll, targets=alone))
-            except StorageUnavailable as error:
-                if not _is_of_a_table(error):
-                    raise
+                with self._trying("poll", table.topic.name.name):
+                    found = await self._ask(partial(poll, targets=alone))
+            except StorageUnavailable:
+                raise
+            except StorageError:
                 table.pace.next_s = now_s + _BAD_TABLE_S
-                if self._trouble.note(error, now_s, pauses=False):
-                    _logger.warning("table %s: %s", table.topic.name.full, error)
             else:
                 self._take([table], alone, found, now_s)
 
@@ -486,6 +517,7 @@ class Database:
         for table, target, polled in zip(tables, targets, found, strict=True):
             if table.is_gone or table.table is not target.table:
                 continue  # altered or dropped meanwhile
+            self._problems.end("poll", table.topic.name.name)
             new = table.take(polled, self._poll, self._claims.offsets(table), now_ms)
             table.pace.polled(now_s, now_s - began_s, new, table.overflows)
             if new:
@@ -495,6 +527,9 @@ class Database:
 
     def _claimed(self, table: ServedTable, claim: Claim) -> None:
         table.subscription.claimed(claim.settle(table.cached, self._poll))
+        if claim.ids and not claim.has_failed:
+            self._problems.end("claim")
+            self._problems.end("claim", table.topic.name.name)
         if table.wants_refill:
             self.hasten(table)
 
@@ -510,7 +545,7 @@ class Database:
     # -- trouble ---------------------------------------------------------------------------------
 
     def _may_dispatch(self) -> bool:
-        return self.problem is None and self._delivery.holds_lease()
+        return self._pause.cause is None and self._delivery.holds_lease()
 
     def _own(self, connection: Connection, purpose: str) -> None:
         """End the connection of an earlier broker with this purpose, and hinder it from more."""
@@ -527,17 +562,48 @@ class Database:
         if not self._delivery.holds_lease():
             raise StorageUnavailable(f"{self.location}: the lease has expired")
 
-    def _failed(self, error: StorageError) -> None:
+    @contextmanager
+    def _trying(self, work: Work, table: str = "") -> Iterator[None]:
+        """Note whether work in the ``with`` block succeeds."""
+        try:
+            yield
+        except StorageError as error:
+            self._note(work, error, table)
+            raise
+        self._problems.end(work, table)
+
+    def _note(self, work: Work, error: StorageError, table: str = "") -> None:
+        """Note an error of the whole database, or of one table."""
+        if lacks_right(error):
+            error = StorageError(
+                f"{error}. The broker's user lacks a right. GRANT SELECT, UPDATE, DELETE ON"
+                f" {quoted(self.database)}.* TO this user."
+            )
+        if self._problems.begin(work, error, table):
+            whose = f" of table {table}" if table else " of tables"
+            _logger.warning("messages%s wait: %s", whose, error)
+
+    def _failed(self, work: Work, error: StorageError, table: ServedTable | None = None) -> None:
         """Note an error. If the database cannot be used, send nothing for a while."""
         self._look_s = 0.0  # a table may have been altered or dropped
-        if self._trouble.note(error, trio.current_time()):
-            _logger.warning("%s: messages of tables wait: %s", self.location, error)
+        if isinstance(error, StorageUnavailable):
+            self._pause.begin(error, trio.current_time())
+        self._note(work, error, "" if table is None else table.topic.name.name)
         self._soon.set()
 
-    def _works(self) -> None:
-        """Note that the database accepts writes."""
-        if self._trouble.is_over():
+    def _works(self, stuck: Collection[ServedTable]) -> None:
+        """Note that the database accepts writes, but those of some rows of ``stuck`` tables."""
+        self._problems.end_all("write", [table.topic.name.name for table in stuck])
+        if self._pause.end():
             self._wake_all()
+
+    def _problem_of(self, table: str) -> str | None:
+        """Return why messages of a table wait, or of all tables for ``""``; None if they do not."""
+        silent_s = trio.current_time() - self._asked_s
+        if silent_s > _SILENT_S:
+            return f"the database has not answered for {silent_s:.0f} s"
+        problem = self._problems.of(table)
+        return None if problem is None else str(problem).removeprefix(f"{self.location}: ")
 
     def _wake_all(self) -> None:
         for table in self._tables.values():
@@ -553,11 +619,6 @@ class Database:
             self.pump.wake(topic)
         else:
             self.pump.wake_subscription(topic, subscription)
-
-
-def _is_of_a_table(error: StorageUnavailable) -> bool:
-    """Return whether an error of ``_ask`` is about a statement, and not about the database."""
-    return isinstance(error.__cause__, StorageError)
 
 
 def _wait_little(connection: Connection, purpose: str) -> None:

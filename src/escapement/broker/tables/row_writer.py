@@ -17,7 +17,7 @@ Invariant: no row is in two retries that wait.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -92,8 +92,9 @@ class RowWriter:
 
     Args:
       write: calls a function with an open connection, in a thread.
-      on_trouble: called with each error.
-      on_written: called after each transaction.
+      on_trouble: called with each error, and the table whose row caused it, if that is known.
+      on_written: called after each transaction with the tables that have rows which cannot be
+        written.
       on_change: called with a table whose subscription may have work.
       last_poll: returns the number of the last poll that has begun.
       most_acks: refuse acknowledgements while this many wait.
@@ -104,8 +105,8 @@ class RowWriter:
         clock: Clock,
         write: Callable[[Callable[[Connection], None]], None],
         run: Run,
-        on_trouble: Callable[[StorageError], None],
-        on_written: Callable[[], None],
+        on_trouble: Callable[[StorageError, ServedTable | None], None],
+        on_written: Callable[[Collection[ServedTable]], None],
         on_change: Callable[[ServedTable], None],
         last_poll: Callable[[], int],
         most_acks: int,
@@ -211,19 +212,20 @@ class RowWriter:
             try:
                 await self._run(self._write, partial(_write_all, items, tried))
             except StorageError as error:
-                self._on_trouble(error)
                 if isinstance(error, StorageUnavailable) or not tried:
                     self._put_back(items)
+                    self._on_trouble(error, None)
                     pause_s = min(max(2 * pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
                 else:
                     self._put_back(items[: len(tried) - 1] + items[len(tried) :])
                     self._put_aside(tried[-1], error, trio.current_time() - began_s)
+                    self._on_trouble(error, tried[-1].table)
                     pause_s = 0.0
             else:
-                self._on_written()
                 for item in items:
                     if item.is_suspect:
                         item.is_suspect, self._aside_pause_s = False, 0.0
+                self._on_written({item.table for item in self._aside})
                 left = [one for item in items if (one := self._finish(item)) is not None]
                 self._put_back(left)
                 for item in self._waiting_items:

@@ -128,7 +128,7 @@ class Tables:
         """
         database = self._of(topic.id)
         if database is not None:
-            database.writer.check_acks(database.problem)
+            database.writer.check_acks(database.pause)
 
     def wake(self, topic: Topic, subscription: Subscription | None = None) -> None:
         """Wake the pump of a table's topic, for one subscription or for the whole topic."""
@@ -170,12 +170,8 @@ class Tables:
 
     @property
     def problems(self) -> list[str]:
-        """Why messages of a database wait, for each database that has a problem."""
-        return [
-            f"{database.location}: {database.problem}"
-            for database in self.databases.values()
-            if database.problem is not None
-        ]
+        """Why messages wait, for each database that has a problem, or whose tables have some."""
+        return [one for database in self.databases.values() for one in database.problems]
 
     # -- the tasks -------------------------------------------------------------------
 

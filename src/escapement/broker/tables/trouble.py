@@ -1,53 +1,101 @@
-"""The pause of deliveries after errors of a database.
+"""The problems of a database with message tables, and the pauses of its deliveries.
 
-Nothing is sent for a moment after an error. If the next attempt fails too, the moment is twice as
-long. Pure: ``now_s`` is a time of the event loop's clock.
+A *problem* says why messages wait. It lasts from an error until the same kind of work succeeds. A
+*pause* stops deliveries for a moment after an error of the whole database. If the next attempt
+fails too, the moment is twice as long. Pure: ``now_s`` is a time of the event loop's clock.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Collection
+from typing import Final, Literal
 
 from escapement.errors import StorageError, StorageUnavailable
 
 _FIRST_PAUSE_S: Final = 0.25
 _LAST_PAUSE_S: Final = 2.0
 
+# The kinds of work that may fail.
+Work = Literal["look", "poll", "claim", "write"]
 
-class Trouble:
-    """Whether a database can be used, as far as the last attempts tell."""
+
+class Problems:
+    """Why messages of the tables of one database wait.
+
+    A problem concerns one table, or the whole database, which is the table ``""``.
+    """
 
     def __init__(self) -> None:
-        self.problem: StorageError | None = None  # why nothing is sent; None if all is well
-        self.ends_s = 0.0  # when to try again, if there is a problem
-        self._pause_s = 0.0
-        self._told = ""
+        self._by_table: dict[str, dict[Work, StorageError]] = {}
 
-    def note(self, error: StorageError, now_s: float, *, pauses: bool = True) -> bool:
-        """Note an error. Return whether it is another one than before, and should be logged.
+    @property
+    def is_outage(self) -> bool:
+        """Whether an error concerns the whole database."""
+        return "" in self._by_table or any(
+            isinstance(error, StorageUnavailable)
+            for errors in self._by_table.values()
+            for error in errors.values()
+        )
 
-        An error that concerns one table or statement does not stop deliveries.
+    def begin(self, work: Work, error: StorageError, table: str = "") -> bool:
+        """Note an error. Return whether to log it, which is once for each outage."""
+        is_outage = self.is_outage
+        errors = self._by_table.setdefault(table, {})
+        is_new = work not in errors
+        errors[work] = error
+        return is_new and not is_outage
 
-        Args:
-          pauses: whether the error may concern the whole database.
-        """
-        if pauses and isinstance(error, StorageUnavailable):
-            self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LAST_PAUSE_S)
-            self.ends_s = now_s + self._pause_s
-            self.problem = error
-        is_new = str(error) != self._told
-        self._told = str(error)
-        return is_new
+    def end(self, work: Work, table: str = "") -> None:
+        """Note that work has succeeded."""
+        errors = self._by_table.get(table)
+        if errors is not None and errors.pop(work, None) is not None and not errors:
+            del self._by_table[table]
 
-    def has_paused(self, now_s: float) -> bool:
+    def end_all(self, work: Work, but: Collection[str]) -> None:
+        """Note that work has succeeded for the database, and for all tables except some."""
+        for table in self._by_table.keys() - set(but):
+            self.end(work, table)
+
+    def unused(self, tables: Collection[str]) -> None:
+        """Note that tables are not used, so nothing of them is polled or claimed."""
+        for table in self._by_table.keys() & set(tables):
+            self.end("poll", table)
+            self.end("claim", table)
+
+    def of(self, table: str) -> StorageError | None:
+        """Return why messages of a table wait: first the reason that concerns all tables."""
+        errors = [*self._by_table.get("", {}).values(), *self._by_table.get(table, {}).values()]
+        return errors[0] if errors else None
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables that have a problem."""
+        return sorted(self._by_table.keys() - {""})
+
+
+class Pause:
+    """The pause of deliveries after an error of the whole database."""
+
+    def __init__(self) -> None:
+        self.cause: StorageError | None = None  # None if there is no pause
+        self.ends_s = 0.0  # when to try again, if there is a pause
+        self._length_s = 0.0
+
+    def begin(self, error: StorageError, now_s: float) -> None:
+        """Begin a pause, twice as long as the last one if the database has not worked since."""
+        self._length_s = min(max(2 * self._length_s, _FIRST_PAUSE_S), _LAST_PAUSE_S)
+        self.ends_s = now_s + self._length_s
+        self.cause = error
+
+    def has_passed(self, now_s: float) -> bool:
         """End the pause if it is over. Return whether deliveries are to be tried again."""
-        if self.problem is None or now_s < self.ends_s:
+        if self.cause is None or now_s < self.ends_s:
             return False
-        self.problem = None
+        self.cause = None
         return True
 
-    def is_over(self) -> bool:
-        """Note that the database works. Return whether there was a problem."""
-        was = self.problem is not None
-        self.problem, self._pause_s, self._told = None, 0.0, ""
+    def end(self) -> bool:
+        """Note that the database works. Return whether there was a pause."""
+        was = self.cause is not None
+        self.cause, self._length_s = None, 0.0
         return was

@@ -45,7 +45,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        number = isinstance(rows[0][name], int | float) and not isinstance(rows[0][name], bool)
+        values = [row[name] for row in rows if row[name] is not None]
+        number = bool(values) and type(values[0]) in (int, float)
         table.add_column(_title(name), justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(name, row[name])) for name in columns))

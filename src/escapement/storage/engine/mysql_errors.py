@@ -19,6 +19,7 @@ NO_SUCH_THREAD: Final = 1094
 KILL_DENIED: Final = 1095
 DATABASE_DENIED: Final = 1044
 ACCESS_DENIED: Final = frozenset({1045, 1130, 1251, 1275, 1698, 3118, 4151})
+RIGHT_DENIED: Final = frozenset({1142, 1143})  # on a table, or on a column
 REPLICATION_DENIED: Final = 1227  # or another right for all databases
 
 _ABORTED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1213})  # 1213 is a deadlock
@@ -74,6 +75,11 @@ def translated(error: Exception, location: str) -> StorageError:
     said = str(error.args[1]) if len(error.args) > 1 else str(error)
     text = f"{location}: {said or 'connection closed'}" + (f" ({number})" if number else "")
     return _kind(error, number)(text)
+
+
+def lacks_right(error: StorageError) -> bool:
+    """Return whether the user lacks a right to a table or column."""
+    return isinstance(error.__cause__, Exception) and number_of(error.__cause__) in RIGHT_DENIED
 
 
 def _kind(error: Exception, number: int) -> type[StorageError]:
