@@ -51,7 +51,11 @@ class Changes(Lives):
     def change(self, what: str, id: int, *values: object) -> bool:
         """Change a row unless it is acknowledged; return whether it was changed."""
         with self.shop.session() as cursor:
-            sql = f"UPDATE mails SET {what} WHERE id = %s AND time_acked IS NULL"
+            # By another index, the server may scan the table, and wait for rows that are locked.
+            sql = (
+                f"UPDATE mails FORCE INDEX (PRIMARY) SET {what}"
+                " WHERE id = %s AND time_acked IS NULL"
+            )
             changed = cursor.execute(sql, (*values, id))
             cursor.connection.commit()
         self.rows[id].changed_ms = self.now_ms
