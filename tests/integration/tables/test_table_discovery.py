@@ -374,6 +374,45 @@ def test_missing_index_is_a_warning_until_the_advice_is_followed(
     assert index_warning(connection, the_table(connection)) is None
 
 
+@pytest.mark.parametrize(
+    ("ddl", "index", "warns"),
+    [
+        (CURRENT, "priority", True),
+        (CURRENT, "time_next", True),
+        (CURRENT, "priority, time_next", True),
+        (CURRENT, "time_acked", True),  # all waiting messages are sorted
+        (CURRENT, "time_acked, priority, time_next", False),
+        (CURRENT, "time_acked, priority, time_next, id", False),
+        (FIRST, "time_scheduled", True),
+        (FIRST, "time_acked, time_next", False),
+        (FIRST, "time_next, epoch", False),
+    ],
+)
+@pytest.mark.parametrize("rows", [0, 3000])
+def test_index_that_does_not_find_due_rows_is_a_warning(
+    connection: Connection, ddl: str, index: str, warns: bool, rows: int
+) -> None:
+    """V3: although the index has a column of the condition, or the table has few rows."""
+    connection.execute(ddl)
+    edition = the_table(connection).layout.edition
+    old = {"current": "poller_idx", "first": "next_idx"}[edition]
+    connection.execute(f"ALTER TABLE my_message DROP INDEX {old}, ADD INDEX other ({index})")
+    names = ["id", "time_acked", *(["time_scheduled"] if edition == "first" else [])]
+    marks = ", ".join("?" * len(names))
+    connection.begin()
+    connection.execute_many(
+        f"INSERT INTO my_message ({', '.join(names)}) VALUES ({marks})",
+        [(number,) * len(names) for number in range(rows)],
+    )
+    connection.commit()
+    connection.execute("ANALYZE TABLE my_message")
+    warning = index_warning(connection, the_table(connection))
+    assert (warning is not None) == warns
+    if warning is not None:
+        connection.execute(advised(warning))
+        assert index_warning(connection, the_table(connection)) is None
+
+
 @pytest.mark.parametrize("type", ["INT", "INT UNSIGNED", "BIGINT"])
 def test_few_statements_find_all_priorities_without_reading_their_rows(
     connection: Connection, type: str
