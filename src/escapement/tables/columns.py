@@ -67,6 +67,7 @@ class Layout:
     primary_key: tuple[str, ...]  # the names of its columns, in the order of the index
     id_index: str  # the name of the index by which a message is found by its id
     due_index: Index | None  # the index by which due messages are found
+    unacked_indexes: frozenset[str]  # the names of indexes that begin with ``time_acked``
     most_epoch: int  # the highest value of the column ``epoch``
     is_partitioned: bool
 
@@ -167,6 +168,9 @@ def check_columns(
         primary_key=next((index.columns for index in indexes if index.is_primary), ()),
         id_index=id_index,
         due_index=_due_index(edition, indexes),
+        unacked_indexes=frozenset(
+            index.name for index in indexes if index.columns[0].lower() == "time_acked"
+        ),
         # Parameters of statements are signed, so the highest epoch of an unsigned column is too.
         most_epoch=(1 << (_BITS[by_name["epoch"].data_type] - 1)) - 1,
         is_partitioned=is_partitioned,

@@ -8,8 +8,8 @@ of a low priority are found too. The index has equal times in the order of the p
 messages have the default of 0. A range of several times is read backward, and would return the
 newest of them first. So NULL and 0 have branches of their own, which read forward.
 
-One more branch returns a priority that is not known yet, if there is one. Then the table is polled
-again at once.
+One more branch looks for a priority that is not known yet. If there is one, the poll finds all that
+are in use (``priorities.py``), and polls the table again.
 
 A table of the first edition has two branches. Messages that were sent have a ``time_next``. New
 messages have none, and are found by ``time_scheduled``. Acknowledged messages have no ``time_next``
@@ -22,7 +22,7 @@ NULL in ``time_next`` of a message that is not acknowledged means that it is due
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -30,6 +30,7 @@ from escapement.storage.engine.base import Connection, Row
 from escapement.tables.columns import DEFAULT_PRIORITY
 from escapement.tables.discovery import MessageTable
 from escapement.tables.identifier import quoted
+from escapement.tables.priorities import MOST_BRANCHES, InUse, Wanted, priorities_in_use
 from escapement.tables.row_ids import RowId, RowIds
 
 # The definition of the index that serves all branches of an edition.
@@ -40,13 +41,11 @@ _INDEXES: Final = {
 # With more branches than this, the values are a part of the text. The server would otherwise keep a
 # large prepared statement for each set of tables that are polled together.
 _FEW_BRANCHES: Final = 16
-# The most branches of one statement, some hundred bytes each. 2,000 take a server some 90 ms.
-_MOST_BRANCHES: Final = 2_000
-# The number of priorities up to which each has a branch.
+# The most priorities of a table in one poll.
 MOST_PRIORITIES: Final = 256
-# The column ``possible_keys`` in a row of EXPLAIN, by the length of the row. The longer row is
-# MySQL's, which has a column for partitions before it.
-_POSSIBLE_KEYS: Final = {10: 4, 12: 5}
+# The column ``key`` in a row of EXPLAIN, by the length of the row. The longer row is MySQL's, which
+# has a column for partitions before it.
+_KEY: Final = {10: 5, 12: 6}
 # A time after all others.
 LAST_NS: Final = (1 << 63) - 1
 
@@ -55,15 +54,36 @@ class Target(NamedTuple):
     """A table to poll.
 
     Attributes:
-      priorities: the priorities known to be in use; None for NULL.
+      priorities: the priorities to poll; None for NULL.
       until_ns: find messages due by this time, in nanoseconds since 1970.
-      most: the most rows of each branch.
+      waiting: the number of messages that are known already. They may be found again.
+      room: the number of further messages that are wanted. All priorities have the same share.
+      known: all priorities known to be in use. If another one is in use, the poll asks for them.
+        None if more are in use than can be known.
+      learns: whether to ask for the priorities in use in any case.
+      after: ask for the priorities above this one; None for all.
     """
 
     table: MessageTable
     priorities: tuple[int | None, ...]
     until_ns: int
-    most: int
+    waiting: int
+    room: int
+    known: tuple[int | None, ...] | None
+    learns: bool = False
+    after: int | None = None
+
+    @property
+    def most(self) -> int:
+        """The most rows of each branch.
+
+        A branch returns the oldest rows first, so those that are known already are among them.
+        """
+        return self.waiting + max(self.room // max(len(self.priorities), 1), 1)
+
+    def taught(self, in_use: InUse) -> Target:
+        """Return the target with the first of the priorities that were found."""
+        return self._replace(priorities=in_use.values[:MOST_PRIORITIES], known=None)
 
 
 class FoundRow(NamedTuple):
@@ -84,8 +104,9 @@ class Polled:
     """The result of a poll for one table."""
 
     rows: list[FoundRow] = field(default_factory=list)
-    priorities: list[int | None] = field(default_factory=list)  # that were not known
     is_full: bool = False  # whether more messages may be due
+    in_use: InUse | None = None  # set if it was asked for; the first priorities were polled
+    has_unknown: bool = False  # whether a priority was not known
 
 
 # The place of a parameter in a branch. No name of a column has this character, unlike "?".
@@ -105,22 +126,28 @@ def poll(connection: Connection, targets: Sequence[Target]) -> list[Polled]:
     Raises:
       StorageError: if a table does not exist any more, or the database cannot be reached.
     """
-    found = [Polled() for _ in targets]
     wanted = dict(enumerate(targets))
-    while wanted:
-        again: dict[int, Target] = {}
-        for at, polled in _poll_once(connection, wanted).items():
-            # A message of another priority may be more urgent than all that were found.
-            if polled.priorities:
-                known = (*wanted[at].priorities, *polled.priorities)
-                again[at] = wanted[at]._replace(priorities=known)
-            polled.priorities = found[at].priorities + polled.priorities
-            found[at] = polled
-        wanted = again
-    for polled in found:
+    learned: dict[int, InUse] = {}
+
+    def learn(numbers: Iterable[int]) -> None:
+        asked = {number: Wanted(wanted[number].table, wanted[number].after) for number in numbers}
+        for number, in_use in priorities_in_use(connection, asked).items():
+            learned[number] = in_use
+            wanted[number] = wanted[number].taught(in_use)
+
+    learn([number for number, target in wanted.items() if target.learns])
+    found = _poll_once(connection, wanted)
+    unknown = [number for number, polled in found.items() if polled.has_unknown]
+    if unknown:
+        # A message of an unknown priority may be more urgent than all that were found.
+        learn(unknown)
+        found |= _poll_once(connection, {number: wanted[number] for number in unknown})
+    for number, in_use in learned.items():
+        found[number].in_use = in_use
+    for polled in found.values():
         # The database returns messages of the same time in any order.
         polled.rows.sort(key=lambda row: (row.priority, row.time_ns or 0, row.id))
-    return found
+    return list(found.values())
 
 
 def _poll_once(connection: Connection, targets: Mapping[int, Target]) -> dict[int, Polled]:
@@ -131,7 +158,7 @@ def _poll_once(connection: Connection, targets: Mapping[int, Target]) -> dict[in
     for row in _rows(connection, targets):
         number, priority, as_number, as_bytes, epoch, time_ns, key = row
         if epoch is None:
-            found[number].priorities.append(priority)
+            found[number].has_unknown = True
             continue
         id = ids[number].of(as_bytes if as_number is None else as_number)
         found[number].rows.append(
@@ -144,25 +171,30 @@ def _poll_once(connection: Connection, targets: Mapping[int, Target]) -> dict[in
 
 
 def index_warning(connection: Connection, table: MessageTable) -> str | None:
-    """Return which index to add to a table whose due rows are found only by a scan; else None.
+    """Return which index to add to a table, if looking for due rows reads many others; else None.
 
-    Asks the database by EXPLAIN whether any index applies. Even if one does, a database may prefer
-    a scan, while the table is small or nearly all of its rows are due. Such a scan needs no other
-    index.
+    Polls use a best index if the table has it, so nothing else matters then. EXPLAIN would show a
+    scan while the table is small. Otherwise, EXPLAIN must show an index that leaves out
+    acknowledged messages and returns the others in order.
 
     Raises:
       StorageError: if the statements cannot be explained, for example for lack of a privilege.
     """
-    target = Target(table, (DEFAULT_PRIORITY,), LAST_NS, 1000)
+    if table.layout.due_index is not None:
+        return None
+    priorities = (DEFAULT_PRIORITY,)
+    target = Target(table, priorities, LAST_NS, waiting=0, room=1000, known=priorities)
     for sql, params in _branches(0, target):
         explain = f"EXPLAIN FORMAT=TRADITIONAL {sql.replace(_HERE, '?')}"
-        rows = connection.execute(explain, params).rows
-        if any(row[_POSSIBLE_KEYS[len(row)]] is None for row in rows if row[1] == "SIMPLE"):
-            edition = table.layout.edition
-            return (
-                "Each look for due messages scans the whole table. ALTER TABLE"
-                f" {quoted(table.name)} ADD INDEX {_INDEXES[edition]}."
-            )
+        for row in connection.execute(explain, params).rows:
+            is_sorted = "filesort" not in str(row[-1])
+            if row[1] == "SIMPLE" and not (
+                is_sorted and row[_KEY[len(row)]] in table.layout.unacked_indexes
+            ):
+                return (
+                    "Looking for due messages reads many other messages too. ALTER TABLE"
+                    f" {quoted(table.name)} ADD INDEX {_INDEXES[table.layout.edition]}."
+                )
     return None
 
 
@@ -170,7 +202,7 @@ def _rows(connection: Connection, targets: Mapping[int, Target]) -> Iterator[Row
     branches: list[_Branch] = []
     for number, target in targets.items():
         own = _branches(number, target)
-        if branches and len(branches) + len(own) > _MOST_BRANCHES:
+        if branches and len(branches) + len(own) > MOST_BRANCHES:
             yield from _union(connection, branches)
             branches = []
         branches += own
@@ -194,7 +226,7 @@ def _union(connection: Connection, branches: Sequence[_Branch]) -> list[Row]:
 
 def _branches(number: int, target: Target) -> list[_Branch]:
     """Return the branches of a table. Each row has the columns that ``poll`` reads."""
-    table, priorities, until_ns, most = target
+    table, until_ns, most = target.table, target.until_ns, target.most
     layout = table.layout
     ids = RowIds(layout.id)
     none = "CAST(NULL AS SIGNED)", "CAST(NULL AS BINARY)"
@@ -232,11 +264,8 @@ def _branches(number: int, target: Target) -> list[_Branch]:
             ),
         ]
     priority = f"CAST(COALESCE(priority, {DEFAULT_PRIORITY}) AS SIGNED)"
-    if len(priorities) > MOST_PRIORITIES:
-        due = f"(time_next <= {_HERE} OR time_next IS NULL)"
-        return [select(priority, "time_next", due, f"priority, time_next, {keys}")]
     branches = []
-    for one in priorities:
+    for one in target.priorities:
         same = "priority IS NULL" if one is None else f"priority = {one:d}"
         branches += [
             select(priority, "time_next", f"{same} AND time_next IS NULL", keys, timed=False),
@@ -248,13 +277,15 @@ def _branches(number: int, target: Target) -> list[_Branch]:
                 "time_next",
             ),
         ]
-    known = ", ".join(str(one) for one in priorities if one is not None)
+    if target.known is None:
+        return branches
+    known = ", ".join(str(one) for one in target.known if one is not None)
     others = [f"priority NOT IN ({known})"] if known else ["priority IS NOT NULL"]
-    others += [] if None in priorities else ["priority IS NULL"]
+    others += [] if None in target.known else ["priority IS NULL"]
     branches.append(
         _Branch(
-            f"(SELECT {number}, CAST(priority AS SIGNED), {none[0]}, {none[1]}, {none[0]},"
-            f" {none[0]}, {none[1]} {source} AND ({' OR '.join(others)}) LIMIT 1)",
+            f"(SELECT {number}, {none[0]}, {none[0]}, {none[1]}, {none[0]}, {none[0]}, {none[1]}"
+            f" {source} AND ({' OR '.join(others)}) LIMIT 1)",
             (),
         )
     )

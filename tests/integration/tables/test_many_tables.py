@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import trio
 
+from escapement.tables.poll import LAST_NS
 from escapement.testing import arrived
 from support.database.servers import private_server
 from support.storage.commit_pipelines import FaultyEngine
@@ -37,6 +38,8 @@ async def test_idle_tables_share_connections_and_polls(mock_clock: MockClock) ->
                 await world.clock.advance(seconds=2)
                 for name in names:
                     shop.insert(name, tenant_id=1)
+                    for priority in range(20):  # which are in use, but not due
+                        shop.insert(name, priority=priority, time_next=LAST_NS)
                 await world.clock.advance(seconds=2)
                 for consumer in consumers:
                     await consumer.ack(await arrived(consumer), durable=True)

@@ -17,6 +17,7 @@ from escapement.tables.ddl import create_table
 from escapement.tables.directives import Directives
 from escapement.tables.discovery import Discovery, MessageTable
 from escapement.tables.poll import Target, index_warning, poll
+from escapement.tables.priorities import MOST_KNOWN, InUse, Wanted, priorities_in_use
 from support.database.message_tables import CURRENT, FIRST, comment_of, named
 
 DIRECTIVES: Final = Directives(
@@ -340,6 +341,11 @@ def test_look_at_a_database_without_message_tables_has_one_statement(
 # -- due rows ------------------------------------------------------------------
 
 
+def target(table: MessageTable, *priorities: int | None, most: int = 10) -> Target:
+    """Return a target with these known priorities, rows until 30 and ``most`` rows of each."""
+    return Target(table, priorities, 30, 0, most * len(priorities), priorities)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 5, 1000])
 @pytest.mark.parametrize(
     ("ddl", "index"), [(CURRENT, "poller_idx"), (FIRST, "next_idx")], ids=["current", "first"]
@@ -368,6 +374,115 @@ def test_missing_index_is_a_warning_until_the_advice_is_followed(
     assert index_warning(connection, the_table(connection)) is None
 
 
+@pytest.mark.parametrize(
+    ("ddl", "index", "warns"),
+    [
+        (CURRENT, "priority", True),
+        (CURRENT, "time_next", True),
+        (CURRENT, "priority, time_next", True),
+        (CURRENT, "time_acked", True),  # all waiting messages are sorted
+        (CURRENT, "time_acked, priority, time_next", False),
+        (CURRENT, "time_acked, priority, time_next, id", False),
+        (FIRST, "time_scheduled", True),
+        (FIRST, "time_acked, time_next", False),
+        (FIRST, "time_next, epoch", False),
+    ],
+)
+@pytest.mark.parametrize("rows", [0, 3000])
+def test_index_that_does_not_find_due_rows_is_a_warning(
+    connection: Connection, ddl: str, index: str, warns: bool, rows: int
+) -> None:
+    """V3: although the index has a column of the condition, or the table has few rows."""
+    connection.execute(ddl)
+    edition = the_table(connection).layout.edition
+    old = {"current": "poller_idx", "first": "next_idx"}[edition]
+    connection.execute(f"ALTER TABLE my_message DROP INDEX {old}, ADD INDEX other ({index})")
+    names = ["id", "time_acked", *(["time_scheduled"] if edition == "first" else [])]
+    marks = ", ".join("?" * len(names))
+    connection.begin()
+    connection.execute_many(
+        f"INSERT INTO my_message ({', '.join(names)}) VALUES ({marks})",
+        [(number,) * len(names) for number in range(rows)],
+    )
+    connection.commit()
+    connection.execute("ANALYZE TABLE my_message")
+    warning = index_warning(connection, the_table(connection))
+    assert (warning is not None) == warns
+    if warning is not None:
+        connection.execute(advised(warning))
+        assert index_warning(connection, the_table(connection)) is None
+
+
+@pytest.mark.parametrize("type", ["INT", "INT UNSIGNED", "BIGINT"])
+def test_few_statements_find_all_priorities_without_reading_their_rows(
+    connection: Connection, type: str
+) -> None:
+    """V9: also if very many rows have the same priority."""
+    connection.execute(CURRENT)
+    connection.execute(f"ALTER TABLE my_message MODIFY COLUMN priority {type} NULL")
+    table = the_table(connection)
+    priorities = [*range(300), 5_000, 1_000_000, 2_000_000_000]
+    rows = [50] * 20_000 + priorities
+    connection.begin()
+    connection.execute_many(
+        "INSERT INTO my_message (id, priority) VALUES (?, ?)", list(enumerate(rows))
+    )
+    connection.execute("INSERT INTO my_message (id, priority, time_acked) VALUES (-1, 777, 5)")
+    connection.commit()
+
+    def reads() -> int:
+        return sum(int(n) for _, n in connection.execute("SHOW STATUS LIKE 'Handler_read%'").rows)
+
+    reads_before, before = reads(), questions(connection)
+    in_use = priorities_in_use(connection, {7: Wanted(table, None)})
+    assert questions(connection) - before <= 40
+    assert reads() - reads_before < 2_000
+    assert in_use == {7: InUse(tuple(priorities), ends=True)}
+    connection.execute("INSERT INTO my_message (id, priority) VALUES (-2, NULL)")
+    reads_before = reads()
+    in_use = priorities_in_use(connection, {7: Wanted(table, 298)})
+    assert reads() - reads_before < 1_000
+    assert in_use == {7: InUse((299, *priorities[300:], None), ends=True)}
+    before = questions(connection)
+    (polled,) = poll(connection, [target(table, 50)])
+    assert questions(connection) - before <= 40
+    assert polled.in_use == InUse((*priorities, None), ends=True)
+    assert {row.priority for row in polled.rows} == set(priorities[:256])
+
+
+def test_more_priorities_than_can_be_known_are_found_in_parts(connection: Connection) -> None:
+    connection.execute(CURRENT)
+    connection.execute("ALTER TABLE my_message MODIFY COLUMN priority INT NULL")
+    table = the_table(connection)
+    priorities: list[int | None] = [number * number for number in range(2 * MOST_KNOWN + 100)]
+    priorities.append(None)
+    connection.begin()
+    connection.execute_many(
+        "INSERT INTO my_message (id, priority) VALUES (?, ?)", list(enumerate(priorities))
+    )
+    connection.commit()
+    found: list[int | None] = []
+    ends = []
+    for _ in range(3):
+        after = found[-1] if found else None
+        (in_use,) = priorities_in_use(connection, {0: Wanted(table, after)}).values()
+        found += in_use.values
+        ends.append(in_use.ends)
+    assert found == priorities
+    assert ends == [False, False, True]
+
+
+def test_priorities_of_tables_are_found_without_an_index(connection: Connection) -> None:
+    connection.execute(CURRENT)
+    connection.execute("ALTER TABLE my_message DROP INDEX poller_idx")
+    table = the_table(connection)
+    connection.execute("INSERT INTO my_message (id, priority) VALUES (1, 7), (2, 9), (3, 100)")
+    assert priorities_in_use(connection, {0: Wanted(table, None), 1: Wanted(table, 7)}) == {
+        0: InUse((7, 9, 100), ends=True),
+        1: InUse((9, 100), ends=True),
+    }
+
+
 def test_poll_finds_the_oldest_due_rows_of_each_priority(connection: Connection) -> None:
     """V5: NULL in time_next means now, and old rows of a low priority are found too."""
     connection.execute(CURRENT)
@@ -378,22 +493,17 @@ def test_poll_finds_the_oldest_due_rows_of_each_priority(connection: Connection)
     )
     table = the_table(connection)
 
-    def found(
-        *priorities: int, most: int = 10
-    ) -> tuple[list[tuple[object, ...]], list[int | None], bool]:
-        (polled,) = poll(connection, [Target(table, priorities, 30, most)])
-        return [row[:4] for row in polled.rows], polled.priorities, polled.is_full
+    def found(*priorities: int, most: int = 10) -> tuple[list[tuple[object, ...]], object, bool]:
+        (polled,) = poll(connection, [target(table, *priorities, most=most)])
+        return [row[:4] for row in polled.rows], polled.in_use, polled.is_full
 
     in_50 = [(6, 50, 0, None), (1, 50, 0, 10), (2, 50, 3, 20)]
     more_urgent = [(7, -3, 0, 0), (3, 7, 0, 30)]
-    assert found(50, 7, -3) == ([*more_urgent, *in_50], [], False)
+    assert found(50, 7, -3) == ([*more_urgent, *in_50], None, False)
     assert found(50, 7, -3, most=1)[0] == [*more_urgent, *in_50[:2]]  # without and with a time
     assert found(50, 7, -3, most=1)[2]
-    rows, others, _ = found(50)
-    assert rows == [*more_urgent, *in_50]
-    assert sorted(map(str, others)) == ["-3", "7"]
-    everything = found(*range(1000))[0]
-    assert everything == [*more_urgent, *in_50]
+    assert found(50)[:2] == ([*more_urgent, *in_50], InUse((-3, 7, 50), ends=True))
+    assert found(*range(1000))[:2] == ([*more_urgent, *in_50], InUse((-3, 7, 50), ends=True))
 
 
 def test_poll_finds_rows_of_the_same_time_in_the_order_of_their_ids(connection: Connection) -> None:
@@ -403,7 +513,7 @@ def test_poll_finds_rows_of_the_same_time_in_the_order_of_their_ids(connection: 
         connection.execute(f"INSERT INTO my_message (id) VALUES ({id})")
         connection.execute(f"INSERT INTO my_message (id, time_next) VALUES ({id + 10}, NULL)")
         connection.execute(f"INSERT INTO my_message (id, time_next) VALUES ({id + 20}, 9)")
-    (polled,) = poll(connection, [Target(the_table(connection), (50,), 30, 5)])
+    (polled,) = poll(connection, [target(the_table(connection), 50, most=5)])
     ids = [row.id for row in polled.rows]
     assert ids[:10] == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
     assert ids[10:] == sorted(ids[10:])
@@ -415,9 +525,9 @@ def test_poll_finds_rows_whose_priority_is_null(connection: Connection) -> None:
     connection.execute("ALTER TABLE my_message MODIFY COLUMN priority INT NULL")
     connection.execute("INSERT INTO my_message (id, priority) VALUES (1, NULL), (2, 50)")
     table = the_table(connection)
-    for known, others in (((50,), [None]), ((50, None), [])):
-        (polled,) = poll(connection, [Target(table, known, 30, 5)])
-        assert polled.priorities == others
+    for known, found in (((50,), InUse((50, None), ends=True)), ((50, None), None)):
+        (polled,) = poll(connection, [target(table, *known, most=5)])
+        assert polled.in_use == found
         assert [row[:2] for row in polled.rows] == [(1, 50), (2, 50)]
 
 
@@ -429,7 +539,7 @@ def test_new_row_of_the_first_edition_is_due_at_time_scheduled(connection: Conne
         " (1, 1, NULL, NULL, NULL), (2, 2, 20, 1, NULL), (3, 3, NULL, 1, 9),"
         " (40, 4, NULL, NULL, NULL), (5, 5, 50, 2, NULL)"
     )
-    (polled,) = poll(connection, [Target(the_table(connection), (50,), 30, 10)])
+    (polled,) = poll(connection, [target(the_table(connection), 50)])
     assert [row[:4] for row in polled.rows] == [(1, 50, 0, 1), (2, 50, 1, 20)]
 
 
@@ -447,7 +557,7 @@ def test_one_statement_polls_tables_with_ids_of_different_types(connection: Conn
         connection.execute(ddl)
         connection.execute(f"INSERT INTO t{number} (id) VALUES ({literal})")
     tables = Discovery().look(connection).good
-    targets = [Target(table, (50,), 30, 10) for _, table in sorted(tables.items())]
+    targets = [target(table, 50) for _, table in sorted(tables.items())]
     for some in (targets[:3], targets[3:], targets * 4):
         polled = poll(connection, some)
         assert [one.rows[0].id for one in polled] == [

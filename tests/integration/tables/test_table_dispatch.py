@@ -158,6 +158,63 @@ async def test_high_priorities_do_not_starve_a_low_one(shop: Shop, mock_clock: M
             raise AssertionError("the row of a low priority starves")
 
 
+@pytest.mark.parametrize("time_next", [0, (START_MS - 3_600_000) * 1_000_000], ids=["now", "old"])
+@pytest.mark.parametrize(("priorities", "cache_size", "rate"), [(20, 5, 4), (300, 10_000, 1_000)])
+async def test_old_row_of_the_lowest_of_many_priorities_does_not_starve(
+    shop: Shop, mock_clock: MockClock, priorities: int, cache_size: int, rate: int, time_next: int
+) -> None:
+    """V5: more priorities are in use than the cache has room for, or a poll looks for."""
+    topic = shop.create(comment=comment(cache_size=cache_size, poller_interval=1))
+    shop.run("ALTER TABLE mails MODIFY COLUMN priority INT NOT NULL")
+    urgent = range(1, priorities)
+
+    def refill() -> None:
+        """Add a due row of each other priority."""
+        due_ns = time_next and world.clock.now_ms() * 1_000_000
+        marks = ", ".join(["(%s, %s)"] * len(urgent))
+        values = [value for priority in urgent for value in (priority, due_ns)]
+        shop.run(f"INSERT INTO mails (priority, time_next) VALUES {marks}", *values)
+
+    async with serving_tables(shop) as world, world.connect() as broker:
+        refill()
+        async with broker.consumer(topic, "table", permits=rate) as consumer:
+            await world.clock.advance(ms=500)
+            patient = shop.insert(priority=priorities, time_next=time_next)
+            for _ in range(300):
+                refill()
+                await world.clock.advance(seconds=1)
+                received = [await consumer.receive(0) for _ in range(rate)]
+                found = [message for message in received if message is not None]
+                await consumer.ack(found, durable=True)
+                if any(message.row["id"] == patient for message in found):
+                    return
+            raise AssertionError("the row of the lowest priority starves")
+
+
+async def test_priorities_that_are_not_in_use_any_more_are_forgotten(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: polls have branches for priorities in use only."""
+    topic = shop.create(comment=comment(poller_interval=1))
+    for priority in range(40):
+        shop.insert(priority=priority)
+    later = shop.insert(priority=90, time_next=(START_MS + 10_000_000) * 1_000_000)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            found = await taken(world, consumer, seconds=2)
+            assert len(found) == 40
+            (database,) = world.server.services.tables.databases.values()
+            (table,) = database._tables.values()
+            assert table.priorities.all == (*range(40), 90)
+            await consumer.ack(found, durable=True)
+            await world.clock.advance(seconds=40)
+            assert table.priorities.all == (90,)
+            shop.run("UPDATE mails SET time_next = 0 WHERE id = %s", later)
+            new = shop.insert(priority=3)
+            messages = await taken(world, consumer, seconds=2)
+            assert [message.row["id"] for message in messages] == [new, later]
+
+
 async def test_two_consumers_take_turns(shop: Shop, mock_clock: MockClock) -> None:
     """V6: each row goes to one of them."""
     topic = shop.create(comment=comment(poller_interval=1))

@@ -1,8 +1,8 @@
 """When the broker polls a message table, and how far ahead a poll looks.
 
 After a poll that found new messages, the next one follows soon. While polls find none, the
-interval doubles, up to the ``poller_interval`` of the table. Polls take at most a part of the time,
-however short the interval is.
+interval doubles, up to the ``poller_interval`` of the table or ``IDLE_S``, if that is longer. Polls
+take at most a part of the time, however short the interval is.
 
 A poll looks ahead until after the next one. So a message that was inserted before a poll, and is
 due before the next, is in memory when it is due. Only a message that is inserted to be due sooner

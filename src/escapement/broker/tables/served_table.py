@@ -13,13 +13,15 @@ from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.subscription import Environment
 from escapement.broker.tables.cached_rows import CachedRows
 from escapement.broker.tables.claim import NANOSECONDS
+from escapement.broker.tables.known_priorities import KnownPriorities
 from escapement.broker.tables.polling import Pace
+from escapement.broker.tables.ranking import Ranking, priority_traits
 from escapement.broker.tables.table_subscription import SUBSCRIPTION, TableSubscription
 from escapement.broker.topic.dedup_keys import DedupKeys, KeyBudget
 from escapement.broker.topic.topic import Topic
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.errors import EscapementError
-from escapement.message import DEFAULT_PRIORITY, MAX_PRIORITY, Blobs, Bools, Int64s
+from escapement.message import Blobs, Bools, Int64s
 from escapement.names import TableName
 from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord
 from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
@@ -28,10 +30,10 @@ from escapement.storage.encoding.attempts import MOST_ATTEMPTS
 from escapement.storage.index.delivery_order import DeliveryOrder
 from escapement.tables.directives import Directives
 from escapement.tables.discovery import MessageTable
-from escapement.tables.poll import MOST_PRIORITIES, FoundRow, Polled, Target
+from escapement.tables.poll import FoundRow, Polled, Target
 from escapement.tables.row_ids import as_key
 from escapement.tables.row_statements import NO_TIME_NS, RowStatements, Versions
-from escapement.traits import PRIORITY_SHIFT, traits_of_keys
+from escapement.traits import traits_of_keys
 
 # The resolution of deliveries, and the span of time that the wheel loads at once.
 _TICK_MS: Final = 10
@@ -70,7 +72,9 @@ class ServedTable:
         self.statements = RowStatements(table)
         self.cached = CachedRows(first_offset)
         self.pace = Pace(table.directives.poll_interval_ms / 1000)
-        self.priorities: set[int | None] = {DEFAULT_PRIORITY}  # None stands for NULL
+        self.priorities = KnownPriorities()
+        self._fruitless = 0  # how many polls in a row found no new messages
+        self._ranking = Ranking()
         # Whether the last poll left messages in the table for lack of room: any, and due ones.
         self.overflows = self.is_full = False
         self.is_gone = False  # whether the table was dropped, or cannot be served any more
@@ -105,7 +109,7 @@ class ServedTable:
         self.pace.longest_s = table.directives.poll_interval_ms / 1000
         self.topic.frame_messages = table.directives.batch_size
         self.topic.set_subscription_policy(SUBSCRIPTION, _policy(table.directives), now_ms)
-        self.priorities = {DEFAULT_PRIORITY}
+        self.priorities = KnownPriorities()
 
     def end(self, error: EscapementError) -> None:
         """Close the consumers with an error."""
@@ -157,14 +161,19 @@ class ServedTable:
     def target(self, now_ms: int) -> Target:
         """Return what the next poll is to find, and begin to note which rows are removed."""
         self._removed.clear()
-        waiting = self.waiting
-        room = max(self.table.directives.cache_size - (waiting - self._later), 0)
-        share = max(room // max(min(len(self.priorities), MOST_PRIORITIES), 1), 1)
+        room = max(self.table.directives.cache_size - (self.waiting - self._later), 0)
         until_ms = now_ms + int(self.pace.ahead_s * 1000)
-        # A branch returns the oldest rows first, so those in memory are among them.
-        most = waiting + share
-        known = sorted(self.priorities, key=lambda one: (one is None, one))
-        return Target(self.table, tuple(known), until_ms * NANOSECONDS, most)
+        priorities = self.priorities
+        return Target(
+            self.table,
+            priorities.turn,
+            until_ms * NANOSECONDS,
+            self.waiting,
+            room,
+            priorities.all,
+            priorities.wants_new(now_ms),
+            priorities.after,
+        )
 
     def take(self, polled: Polled, poll: int, claimed: Int64s, now_ms: int) -> bool:
         """Take the messages that a poll has found; return whether some were new.
@@ -173,7 +182,9 @@ class ServedTable:
           poll: the number of the poll.
           claimed: the offsets of rows whose claims have begun and are not settled.
         """
-        self.priorities.update(polled.priorities)
+        self.priorities.polled(polled.in_use, now_ms)
+        if polled.in_use is not None and self.priorities.all is not None:
+            self._ranking.forget_others(self.priorities.all)
         # A row whose priority was changed during the poll may have been found twice.
         by_id = {row.id: row for row in polled.rows}
         rows = [row for id, row in by_id.items() if id not in self._removed]
@@ -182,13 +193,21 @@ class ServedTable:
         due, later = self._by_time(fresh, now_ms)
         most = self.table.directives.cache_size
         room, later_room = most - (self.waiting - self._later), most - self._later
-        fresh = due[: max(room, 0)] + later[: max(later_room, 0)]
+        ageing_ms = self.subscription.record.policy.priority_ageing_ms
+        kept = self._ranking.first(due, room, ageing_ms, now_ms)
+        fresh = [*kept, *self._ranking.first(later, later_room, ageing_ms, now_ms)]
+        self._fruitless = 0 if fresh else self._fruitless + 1
+        # If polls take turns, others may find more, until all have found nothing.
+        takes_turns = self.priorities.turns > 1
+        may_find = self._fruitless < self.priorities.turns
         # A poll returns the due rows first. So more are due only if it has found some.
         self.is_full = len(due) > room or (polled.is_full and bool(due))
-        self.overflows = polled.is_full or len(fresh) < len(due) + len(later)
+        self.is_full |= takes_turns and may_find
+        self.overflows = polled.is_full or len(fresh) < len(due) + len(later) or takes_turns
         if fresh:
             self._enter(fresh, now_ms)
-        return bool(fresh or polled.priorities)
+        self._ranking.kept(kept, due, now_ms)
+        return may_find
 
     def _by_time(
         self, rows: Sequence[FoundRow], now_ms: int
@@ -228,11 +247,8 @@ class ServedTable:
         """Add rows that are not in memory, and offer the messages that are due."""
         versions = _versions(rows)
         keys = [as_key(row.id) if row.key is None else row.key for row in rows]
-        # A row without a time, or with the default of 0, is due now.
-        timed = versions.times_ns > 0
-        due_ms = np.where(timed, -(-versions.times_ns // NANOSECONDS), now_ms)
-        steps = (np.clip(versions.priorities, 0, MAX_PRIORITY) ^ DEFAULT_PRIORITY).astype(np.uint32)
-        traits = traits_of_keys(Blobs.of(keys)) | (steps << np.uint32(PRIORITY_SHIFT))
+        due_ms = self._ranking.due_ms(rows, now_ms)
+        traits = traits_of_keys(Blobs.of(keys)) | priority_traits(rows)
         offsets = self.cached.add([row.id for row in rows], keys, due_ms, traits, versions)
         self.topic.next_offset = self.cached.next_offset
         tried = versions.epochs > 0
