@@ -252,6 +252,7 @@ def test_index_that_cannot_be_checked_is_a_warning(
     say: Say, sql: Sql, mysql_server: SqlServer, mysql_url: str
 ) -> None:
     sql(CURRENT)
+    sql("ALTER TABLE my_message DROP INDEX poller_idx")
     at = MysqlAddress.parse(mysql_url)
     user = f"dba_{at.database}"[:32]
     mysql_server.admin(f"CREATE USER '{user}'@'%' IDENTIFIED BY 'secret'")
