@@ -100,7 +100,11 @@ class Lives:
         """Let a broker reach the database through ``engine``, or through ``outage``."""
         server = (world or self.world).server
         for database in server.services.tables.databases.values():
-            for kept in (database._polls, database._for_claims, database._for_writes):
+            for kept in (
+                database._connections.polls,
+                database._connections.claims,
+                database._connections.writes,
+            ):
                 kept.close()
                 kept._engine = engine or self.outage.engine
 

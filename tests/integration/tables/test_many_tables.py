@@ -67,8 +67,8 @@ async def test_claims_of_many_tables_share_a_transaction(shop: Shop, mock_clock:
         await world.clock.advance(seconds=9)
         commits: list[str] = []
         (database,) = world.server.services.tables.databases.values()
-        database._for_claims.close()
-        database._for_claims._engine = FaultyEngine(
+        database._connections.claims.close()
+        database._connections.claims._engine = FaultyEngine(
             shop.engine, lambda step: commits.append(step) if step == "commit" else None
         )
         await world.clock.advance(seconds=2)

@@ -41,7 +41,11 @@ class Succession:
     def reconnect(self) -> None:
         """Let the first broker open its connections again, so that they may hang."""
         for database in self.stale.server.services.tables.databases.values():
-            for kept in (database._polls, database._for_claims, database._for_writes):
+            for kept in (
+                database._connections.polls,
+                database._connections.claims,
+                database._connections.writes,
+            ):
                 kept.close()
                 kept._engine = FaultyEngine(self.shop.engine, self.calls.before)
 
@@ -182,7 +186,7 @@ async def test_claimed_row_is_sent_although_the_claim_before_has_failed(
         assert one.calls.is_hanging
         await clock.advance(ms=70)  # the second claim has begun, and waits
         (database,) = one.stale.server.services.tables.databases.values()
-        connection = database._for_claims._connection
+        connection = database._connections.claims._connection
         assert connection is not None
         shop.run(f"KILL CONNECTION {connection.id}")
         one.calls.release()

@@ -1,22 +1,16 @@
 """Serves the message tables of one database of an application.
 
-Three connections are used, by one thread each: one for polls, discovery and purges, one for
-claims, one for acknowledgements and retries. Each holds a named lock of the server. A broker that
-takes over opens all three at once, and ends the connections of an earlier broker that hangs. So the
-statements of the earlier broker change nothing any more, and its locks are released. A broker
-connects only while it holds the lease of its log.
-
-Tasks: the pump and the row writer, and one that polls and discovers tables. If the database fails,
-no message of its tables is sent for a moment, and everything that waits to be written is kept.
+Tasks: the pump, the claims and the row writer, and one that polls, discovers and purges tables. If
+the database fails, no message of its tables is sent for a moment, and everything that waits to be
+written is kept.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
-from hashlib import sha1
 from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -26,8 +20,10 @@ import trio
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.subscription.subscription import Subscription
-from escapement.broker.tables.claim import NANOSECONDS, Claim
+from escapement.broker.tables.claim import Claim
 from escapement.broker.tables.claims import Claims
+from escapement.broker.tables.connections import Connections
+from escapement.broker.tables.purging import Purging
 from escapement.broker.tables.row_writer import RowWriter
 from escapement.broker.tables.served_table import ServedTable
 from escapement.broker.tables.table_index import TableIndex
@@ -47,13 +43,8 @@ from escapement.field import Field
 from escapement.names import TableName
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
-from escapement.storage.engine.kept_connection import KeptConnection
-from escapement.storage.engine.mysql_errors import lacks_right
-from escapement.storage.engine.named_lock import take_over
 from escapement.tables.discovery import Discovery, MessageTables
-from escapement.tables.identifier import quoted
 from escapement.tables.poll import Polled, Target, index_warning, poll
-from escapement.tables.purge import purge, to_purge
 from escapement.tables.row_statements import values_of
 
 T = TypeVar("T")
@@ -70,9 +61,6 @@ _LONGEST_LOOK_S: Final = 10.0
 _LOOK_SHARE: Final = 20
 # A table that cannot be polled is tried again after this time.
 _BAD_TABLE_S: Final = 5.0
-# The shortest and the longest interval between two purges.
-_PURGE_S: Final = 2.0
-_LONGEST_PURGE_S: Final = 30.0
 # Tables that are to be polled within this time are polled together.
 _TOGETHER_S: Final = 0.1
 # The pause after polls or discovery have failed.
@@ -128,7 +116,6 @@ class Database:
         self.database = database
         self.has_looked = trio.Event()  # set when the tables are known
         self._engine = engine
-        self._log = log
         self._lease_epoch = lease_epoch
         self._next_id = next_id
         self._delivery = delivery
@@ -140,23 +127,21 @@ class Database:
         self._tables: dict[str, ServedTable] = {}
         self._by_id: dict[int, ServedTable] = {}
         self._rejected: dict[str, str] = {}
-        self._polls = KeptConnection(engine, opened=lambda one: self._own(one, "polls"))
-        self._for_claims = KeptConnection(engine, opened=lambda one: self._own(one, "claims"))
-        self._for_writes = KeptConnection(engine, opened=lambda one: self._own(one, "writes"))
+        self._connections = Connections(engine, database, log, delivery.holds_lease)
         self._claims = Claims(
-            self._for_claims,
+            self._connections.claims,
             run,
             lambda id: self._by_id[id],
             self._claimed,
             lambda error, table: self._failed("claim", error, table),
         )
-        self._problems = Problems()
+        self._problems = Problems(database)
         self._pause = Pause()
         self._asked_s = inf  # since when a poll, look or purge waits for its answer
         self._discovery = Discovery()
         self._found: MessageTables | None = None
         self._look_s = 0.0  # when to look for tables next
-        self._purge_s = 0.0  # when to purge tables next
+        self._purging = Purging(self.location, self._ask)
         self._poll = 0  # the number of the last poll
         self._soon = trio.Event()
         self.index = TableIndex(lambda id: self._by_id[id].cached, self._claims.begin)
@@ -305,8 +290,7 @@ class Database:
 
     def close(self) -> None:
         """Close the connections."""
-        for connection in (self._polls, self._for_claims, self._for_writes):
-            connection.close()
+        self._connections.close()
 
     async def _watch(self) -> None:
         while True:
@@ -327,7 +311,7 @@ class Database:
         if now_s >= self._look_s:
             await self._look()
         await self._poll_due()
-        if now_s >= self._purge_s:
+        if now_s >= self._purging.next_s:
             await self._purge()
 
     def _wait_s(self) -> float:
@@ -339,29 +323,16 @@ class Database:
         ]
         if self._pause.cause is not None:
             due_s.append(self._pause.ends_s)
-        return max(min([self._look_s, self._purge_s, *due_s]) - trio.current_time(), 0.0)
-
-    async def _take_over(self) -> None:
-        """Open all connections, before a table is known and other tasks use them.
-
-        An earlier broker that hangs may have locked rows or tables. This ends its connections.
-        """
-
-        def opened(_: Connection) -> None:
-            for kept in (self._for_claims, self._for_writes):
-                with kept.use():
-                    pass
-
-        await self._ask(opened)
+        return max(min([self._look_s, self._purging.next_s, *due_s]) - trio.current_time(), 0.0)
 
     # -- discovery -------------------------------------------------------------------------
 
     async def _look(self) -> None:
         began_s = trio.current_time()
         try:
-            with self._trying("look"):
-                if self._found is None:
-                    await self._take_over()
+            with self._problems.trying("look"):
+                if self._found is None:  # before a table is known and other tasks use it
+                    await self._ask(lambda connection: self._connections.open())
                 found = await self._ask(self._discovery.look)
         finally:
             took_s = trio.current_time() - began_s
@@ -427,7 +398,7 @@ class Database:
         """Call a function with the connection for polls."""
 
         def made() -> T:
-            with values_of(self.database), self._polls.use() as connection:
+            with values_of(self.database), self._connections.polls.use() as connection:
                 return call(connection)
 
         self._asked_s = trio.current_time()
@@ -437,30 +408,11 @@ class Database:
             self._asked_s = inf
 
     async def _purge(self) -> None:
-        """Delete a portion of the old acknowledged rows of each table."""
-        now_ms = self._clock.now_ms()
-        tables = [
-            (table.table, (now_ms - table.table.directives.purge_after_ms) * NANOSECONDS)
-            for table in self._tables.values()
-        ]
-        shortest_s = min([one.directives.purge_after_ms for one, _ in tables], default=0) / 1000
-        self._purge_s = trio.current_time() + min(max(shortest_s / 4, _PURGE_S), _LONGEST_PURGE_S)
+        tables = [table.table for table in self._tables.values()]
         if self._problems.is_outage:
-            return
-        before_ns = dict(tables)
-        try:
-            wanted = await self._ask(lambda connection: to_purge(connection, tables))
-        except StorageError as error:
-            _logger.warning("%s: tables are not purged: %s", self.location, error)
-            return
-        for table in wanted:
-            try:
-                deleted = await self._ask(partial(purge, table=table, before_ns=before_ns[table]))
-            except StorageError as error:
-                _logger.warning("%s: table %s is not purged: %s", self.location, table.name, error)
-                continue
-            if deleted:
-                self._purge_s = trio.current_time()  # there may be more
+            self._purging.put_off(tables)
+        else:
+            await self._purging.purge(tables, self._clock.now_ms())
 
     # -- polls -------------------------------------------------------------------------------
 
@@ -477,7 +429,7 @@ class Database:
         self._poll += 1
         now_ms = self._clock.now_ms()
         targets = [table.target(now_ms) for table in due]
-        with self._trying("poll"):
+        with self._problems.trying("poll"):
             try:
                 found = await self._ask(lambda connection: poll(connection, targets))
             except StorageUnavailable:
@@ -497,7 +449,7 @@ class Database:
                 continue
             now_s, alone = trio.current_time(), [target]
             try:
-                with self._trying("poll", table.topic.name.name):
+                with self._problems.trying("poll", table.topic.name.name):
                     found = await self._ask(partial(poll, targets=alone))
             except StorageUnavailable:
                 raise
@@ -534,7 +486,7 @@ class Database:
             self.hasten(table)
 
     def _write(self, call: Callable[[Connection], None]) -> None:
-        with self._for_writes.use() as connection:
+        with self._connections.writes.use() as connection:
             call(connection)
 
     def _changed(self, table: ServedTable) -> None:
@@ -547,48 +499,12 @@ class Database:
     def _may_dispatch(self) -> bool:
         return self._pause.cause is None and self._delivery.holds_lease()
 
-    def _own(self, connection: Connection, purpose: str) -> None:
-        """End the connection of an earlier broker with this purpose, and hinder it from more."""
-        self._check_lease()
-        _wait_little(connection, purpose)
-        # Locks are common to all databases of the server.
-        whose = sha1(f"{self._log}/{self.database}".encode()).hexdigest()[:32]
-        take_over(self._engine, connection, f"tables.{purpose}.{whose}")
-        # If this broker has hung since the first check, it has ended the connection of its
-        # successor. If it still has its lease, a successor ends this connection.
-        self._check_lease()
-
-    def _check_lease(self) -> None:
-        if not self._delivery.holds_lease():
-            raise StorageUnavailable(f"{self.location}: the lease has expired")
-
-    @contextmanager
-    def _trying(self, work: Work, table: str = "") -> Iterator[None]:
-        """Note whether work in the ``with`` block succeeds."""
-        try:
-            yield
-        except StorageError as error:
-            self._note(work, error, table)
-            raise
-        self._problems.end(work, table)
-
-    def _note(self, work: Work, error: StorageError, table: str = "") -> None:
-        """Note an error of the whole database, or of one table."""
-        if lacks_right(error):
-            error = StorageError(
-                f"{error}. The broker's user lacks a right. GRANT SELECT, UPDATE, DELETE ON"
-                f" {quoted(self.database)}.* TO this user."
-            )
-        if self._problems.begin(work, error, table):
-            whose = f" of table {table}" if table else " of tables"
-            _logger.warning("messages%s wait: %s", whose, error)
-
     def _failed(self, work: Work, error: StorageError, table: ServedTable | None = None) -> None:
         """Note an error. If the database cannot be used, send nothing for a while."""
         self._look_s = 0.0  # a table may have been altered or dropped
         if isinstance(error, StorageUnavailable):
             self._pause.begin(error, trio.current_time())
-        self._note(work, error, "" if table is None else table.topic.name.name)
+        self._problems.note(work, error, "" if table is None else table.topic.name.name)
         self._soon.set()
 
     def _works(self, stuck: Collection[ServedTable]) -> None:
@@ -619,15 +535,3 @@ class Database:
             self.pump.wake(topic)
         else:
             self.pump.wake_subscription(topic, subscription)
-
-
-def _wait_little(connection: Connection, purpose: str) -> None:
-    """Let statements wait a short time only for the lock of a whole table.
-
-    One table that is being altered would otherwise hold up all others for long. A purge that drops
-    partitions waits for other statements, on the connection for polls.
-    """
-    if purpose == "polls":
-        connection.execute("SET lock_wait_timeout = 1")
-    else:  # MySQL cannot do without any wait, and MariaDB can
-        connection.execute("SET lock_wait_timeout = /*M! 0 */ /*!80000 1 */")

@@ -2,15 +2,21 @@
 
 A *problem* says why messages wait. It lasts from an error until the same kind of work succeeds. A
 *pause* stops deliveries for a moment after an error of the whole database. If the next attempt
-fails too, the moment is twice as long. Pure: ``now_s`` is a time of the event loop's clock.
+fails too, the moment is twice as long. ``now_s`` is a time of the event loop's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Final, Literal
 
 from escapement.errors import StorageError, StorageUnavailable
+from escapement.storage.engine.mysql_errors import lacks_right
+from escapement.tables.identifier import quoted
+
+_logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.25
 _LAST_PAUSE_S: Final = 2.0
@@ -22,10 +28,12 @@ Work = Literal["look", "poll", "claim", "write"]
 class Problems:
     """Why messages of the tables of one database wait.
 
-    A problem concerns one table, or the whole database, which is the table ``""``.
+    A problem concerns one table, or the whole database, which is the table ``""``. It is logged
+    once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, database: str) -> None:
+        self._database = database
         self._by_table: dict[str, dict[Work, StorageError]] = {}
 
     @property
@@ -37,13 +45,30 @@ class Problems:
             for error in errors.values()
         )
 
-    def begin(self, work: Work, error: StorageError, table: str = "") -> bool:
-        """Note an error. Return whether to log it, which is once for each outage."""
-        is_outage = self.is_outage
+    @contextmanager
+    def trying(self, work: Work, table: str = "") -> Iterator[None]:
+        """Note whether work in the ``with`` block succeeds."""
+        try:
+            yield
+        except StorageError as error:
+            self.note(work, error, table)
+            raise
+        self.end(work, table)
+
+    def note(self, work: Work, error: StorageError, table: str = "") -> None:
+        """Note an error."""
+        if lacks_right(error):
+            error = StorageError(
+                f"{error}. The broker's user lacks a right. GRANT SELECT, UPDATE, DELETE ON"
+                f" {quoted(self._database)}.* TO this user."
+            )
+        was_outage = self.is_outage
         errors = self._by_table.setdefault(table, {})
         is_new = work not in errors
         errors[work] = error
-        return is_new and not is_outage
+        if is_new and not was_outage:
+            whose = f" of table {table}" if table else " of tables"
+            _logger.warning("messages%s wait: %s", whose, error)
 
     def end(self, work: Work, table: str = "") -> None:
         """Note that work has succeeded."""
