@@ -203,7 +203,10 @@ class Inbox(Attached):
         """
         if not self._buffer.empty:
             await anyio.lowlevel.checkpoint()
-        elif timeout_s is None:
+            if not self._buffer.empty:
+                return
+            # The connection was lost during the checkpoint. The broker sends the messages again.
+        if timeout_s is None:
             await self._arrival()
         else:
             with anyio.move_on_after(timeout_s):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from types import coroutine
+from typing import Any, TypeVar
 
 import anyio
 import msgpack
@@ -25,6 +27,7 @@ from escapement.protocol import commands as wire
 from support.client_peer import Peer, connect, on_both
 
 TOPIC = "public/default/t"
+T = TypeVar("T")
 
 
 async def take(inbox: escapement.Inbox, count: int) -> list[escapement.Message]:
@@ -357,6 +360,47 @@ async def test_consumer_resubscribes_after_reconnecting_and_old_acks_count() -> 
             await peer.deliver([b"waiting"], [1], redelivered=[1])
             again = await anext(inbox)
             assert (again.payload, again.redelivered) == (b"waiting", True)
+
+
+@coroutine
+def interrupted(call: Coroutine[Any, Any, T], act: Callable[[], None]) -> Generator[Any, Any, T]:
+    """Run a call, and ``act`` while it waits for the first time."""
+    sent: Any = None
+    while True:
+        try:
+            trap = call.send(sent)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        act()
+        act = _nothing
+        sent = yield trap
+
+
+def _nothing() -> None:
+    pass
+
+
+@on_both
+async def test_iteration_goes_on_if_the_connection_is_lost_while_messages_are_taken() -> None:
+    """P6: messages that had arrived are dropped, and the broker sends them again."""
+    async with Peer.running() as peer, connect(peer) as broker:
+        async with broker.consumer("t", "s") as inbox:
+            await peer.deliver([b"first"], [0])
+            await anyio.sleep(0.1)
+
+            def lose() -> None:
+                inbox._unlinked()
+                inbox._linked()
+
+            async def deliver_again() -> None:
+                await anyio.sleep(1)
+                await peer.deliver([b"again"], [0], redelivered=[1])
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(deliver_again)
+                batch = await interrupted(inbox.next_batch(), lose)
+            assert batch is not None
+            assert list(batch.values()) == [b"again"]
 
 
 @on_both
