@@ -70,7 +70,8 @@ _log = logging.getLogger(__name__)
 
 # The id under which the timekeeper wakes the scheduler. Topic ids are positive.
 _SCHEDULES: Final = 0
-# The claims of so many message tables can share a transaction.
+# The most message tables of a database that are served at the same time. Their claims share a
+# transaction.
 _TABLE_WORKERS: Final = 32
 
 

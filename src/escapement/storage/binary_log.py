@@ -31,8 +31,6 @@ from escapement.storage.engine.mysql_wire import TlsIfOffered, wire_settings
 if TYPE_CHECKING:
     from pymysqlreplication import BinLogStreamReader
 
-_logger = logging.getLogger(__name__)
-
 _PACKAGE: Final = "pymysqlreplication"
 # The server sends a sign of life after this time without a transaction.
 _HEARTBEAT_S: Final = 10
@@ -166,10 +164,6 @@ def _check_settings(connection: Connection, location: str) -> None:
     names = ", ".join(f"'{name}'" for name in _NEEDED)
     found = connection.execute(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
     for name, value in found.rows:
-        needed, remedy = _NEEDED[_text(name)]
-        if _text(value).upper() != needed:
-            raise StorageUnavailable(f"{location}: {_text(name)} is not {needed}; {remedy}")
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+        needed, remedy = _NEEDED[name]
+        if value.upper() != needed:
+            raise StorageUnavailable(f"{location}: {name} is not {needed}; {remedy}")

@@ -30,7 +30,13 @@ from escapement.storage.engine.base import Connection, Row
 from escapement.tables.columns import DEFAULT_PRIORITY
 from escapement.tables.discovery import MessageTable
 from escapement.tables.identifier import quoted
-from escapement.tables.priorities import MOST_BRANCHES, InUse, Wanted, priorities_in_use
+from escapement.tables.priorities import (
+    MOST_BRANCHES,
+    InUse,
+    Wanted,
+    open_messages,
+    priorities_in_use,
+)
 from escapement.tables.row_ids import RowId, RowIds
 
 # The definition of the index that serves all branches of an edition.
@@ -232,8 +238,7 @@ def _branches(number: int, target: Target) -> list[_Branch]:
     none = "CAST(NULL AS SIGNED)", "CAST(NULL AS BINARY)"
     id = (ids.selected, none[1]) if ids.are_numbers else (none[0], ids.selected)
     index = layout.due_index
-    hint = f" FORCE INDEX ({quoted(index.name)})" if index is not None else ""
-    source = f"FROM {quoted(table.name)}{hint} WHERE time_acked IS NULL"
+    source = open_messages(table)
     key = "CAST(NULL AS BINARY)"
     if table.directives.key_column is not None:
         key = f"CAST(CAST({quoted(table.directives.key_column)} AS CHAR) AS BINARY)"

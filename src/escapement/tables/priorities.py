@@ -56,7 +56,7 @@ def priorities_in_use(connection: Connection, wanted: Mapping[int, Wanted]) -> d
         for (number,) in _union(
             connection,
             (
-                f"SELECT {number} {_source(one.table)} AND priority IS NULL LIMIT 1"
+                f"SELECT {number} {open_messages(one.table)} AND priority IS NULL LIMIT 1"
                 for number, one in wanted.items()
             ),
         )
@@ -68,7 +68,7 @@ def priorities_in_use(connection: Connection, wanted: Mapping[int, Wanted]) -> d
     ]
     while ranges:
         selects = (
-            f"SELECT {number}, MIN(priority), MAX(priority) {_source(wanted[number].table)}"
+            f"SELECT {number}, MIN(priority), MAX(priority) {open_messages(wanted[number].table)}"
             f"{condition}"
             for number, condition in ranges
         )
@@ -100,7 +100,8 @@ def _in_use(found: set[int], has_null: bool) -> InUse:
     return InUse(tuple(values[:MOST_KNOWN]), len(values) <= MOST_KNOWN)
 
 
-def _source(table: MessageTable) -> str:
+def open_messages(table: MessageTable) -> str:
+    """Return the end of a SELECT of messages that are not acknowledged, by the best index."""
     index = table.layout.due_index
     hint = f" FORCE INDEX ({quoted(index.name)})" if index is not None else ""
     return f"FROM {quoted(table.name)}{hint} WHERE time_acked IS NULL"

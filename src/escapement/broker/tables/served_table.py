@@ -145,8 +145,9 @@ class ServedTable:
     @property
     def wants_refill(self) -> bool:
         """Whether there is room again for due messages that the last poll left in the table."""
-        due = self.waiting - self._later
-        return self.is_full and _REFILL * due <= self.table.directives.cache_size
+        if not self.is_full:
+            return False
+        return _REFILL * (self.waiting - self._later) <= self.table.directives.cache_size
 
     @property
     def is_cramped(self) -> bool:
@@ -191,8 +192,8 @@ class ServedTable:
         are_new = self._are_new(rows, poll, claimed, now_ms)
         fresh = [row for row, new in zip(rows, are_new, strict=True) if new]
         due, later = self._by_time(fresh, now_ms)
-        most = self.table.directives.cache_size
-        room, later_room = most - (self.waiting - self._later), most - self._later
+        most, known_later = self.table.directives.cache_size, self._later
+        room, later_room = most - (self.waiting - known_later), most - known_later
         ageing_ms = self.subscription.record.policy.priority_ageing_ms
         kept = self._ranking.first(due, room, ageing_ms, now_ms)
         fresh = [*kept, *self._ranking.first(later, later_room, ageing_ms, now_ms)]

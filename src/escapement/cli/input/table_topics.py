@@ -16,8 +16,8 @@ async def topic_of_table(broker: Broker, table: str) -> str:
     found = [topic for topic in served if topic.rpartition("/")[2] == table]
     if len(found) == 1:
         return str(found[0])
-    why = f"several have one: {', '.join(found)}" if found else "none of them has one"
+    why = f"have several: {', '.join(found)}" if found else "have none"
     raise InvalidRequest(
-        f"Write the database of table {table}, such as shop.{table}. Of the databases that the"
-        f" broker serves, {why}."
+        f"Write the database of table {table}, such as shop.{table}. The databases that the broker"
+        f" serves {why}."
     )

@@ -73,8 +73,8 @@ class Inbox(Attached):
       name: the name of this consumer, or "".
       active: whether this consumer is the one that a failover subscription delivers to. Always
         True for other subscriptions.
-      fields: the names and types of the columns of a message table, which the broker tells when
-        this consumer joins and whenever they have changed. None for ordinary topics.
+      fields: the names and types of the columns of a message table. They arrive when this consumer
+        joins, and whenever they have changed. None for ordinary topics.
     """
 
     @internal
