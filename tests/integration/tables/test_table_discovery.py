@@ -29,7 +29,7 @@ DIRECTIVES: Final = Directives(
     cache_size=10_000,
     poll_interval_ms=250,
 )
-# The statements that a look sends: for tables, columns and indexes.
+# The statements that a look in full sends: for tables, columns and indexes.
 LOOK: Final = 3
 # The statements that drop a column of the first edition, if it is more than DROP COLUMN.
 DROPS: Final = {
@@ -66,6 +66,11 @@ def advised(message: str) -> str:
     found = re.search(r"ALTER TABLE .*(?=\.$)", message)
     assert found is not None, message
     return found[0]
+
+
+def let_tables_be_old(connection: Connection) -> None:
+    """Let the server believe that no table was created or altered lately."""
+    connection.execute("SET timestamp = UNIX_TIMESTAMP() + 100")
 
 
 def questions(connection: Connection) -> int:
@@ -318,15 +323,49 @@ def test_dropped_and_renamed_tables_are_seen(connection: Connection) -> None:
     assert list(discovery.look(connection).good) == ["another"]
 
 
-def test_look_at_many_tables_has_three_statements(connection: Connection) -> None:
+def test_look_at_many_unchanged_tables_has_one_statement(connection: Connection) -> None:
     for number in range(300):
         connection.execute(named(CURRENT if number % 2 else FIRST, f"m{number}"))
+    let_tables_be_old(connection)
     discovery = Discovery()
-    for _ in range(2):
+    for in_full, statements in [(False, LOOK), (False, 1), (True, LOOK), (False, 1)]:
         before = questions(connection)
-        found = discovery.look(connection)
-        assert questions(connection) - before - 1 == LOOK
+        found = discovery.look(connection, in_full=in_full)
+        assert questions(connection) - before - 1 == statements
         assert (len(found.good), len(found.rejected)) == (300, 0)
+
+
+def test_each_alter_table_is_seen_by_the_first_statement_of_a_look(
+    connection: Connection,
+) -> None:
+    """V13: so a broker with many tables need not read all their definitions often."""
+    alters = [
+        "COMMENT 'vitess_message'",
+        "ADD COLUMN note TEXT",
+        "DROP COLUMN tenant_id",
+        "CHANGE COLUMN tenant_id customer_id BIGINT",
+        "MODIFY COLUMN message VARCHAR(99)",
+        "MODIFY COLUMN message VARCHAR(99), ALGORITHM=COPY",
+        "DROP INDEX poller_idx",
+        "ADD UNIQUE INDEX (id, tenant_id)",
+    ]
+    daily = " PARTITION BY RANGE (id) (PARTITION p1 VALUES LESS THAN (9))"
+    names = [f"m{number}" for number in range(2 * len(alters))]
+    for name in names:
+        options = daily if int(name[1:]) >= len(alters) else ""
+        connection.execute(named(CURRENT, name) + options)
+    connection.execute("DO SLEEP(1.1)")  # CREATE_TIME has whole seconds
+    let_tables_be_old(connection)
+    discovery = Discovery()
+    found = discovery.look(connection)
+    assert sorted(found.good) == sorted(names)
+    for name, alter in zip(names, 2 * alters, strict=True):
+        connection.execute(f"ALTER TABLE {name} {alter}")
+        before, found = found, discovery.look(connection)
+        kept = [one for one in names if found.good.get(one) is before.good.get(one, 0)]
+        assert found is not before, (name, alter)
+        assert name not in kept, (name, alter)
+    assert discovery.look(connection) is found
 
 
 def test_look_at_a_database_without_message_tables_has_one_statement(

@@ -54,11 +54,10 @@ _logger = logging.getLogger(__name__)
 # The offsets of rows begin with the epoch of the lease, so each broker has its own. A broker can
 # have this many bits of rows of each table.
 _OFFSET_BITS: Final = 40
-# How often the definitions of the tables are read, and the longest interval if that takes long.
-_LOOK_S: Final = 1.5
-_LONGEST_LOOK_S: Final = 10.0
-# A look takes at most this part of the time.
-_LOOK_SHARE: Final = 20
+# How often to look for created, altered and dropped tables.
+_LOOK_S: Final = 1.0
+# How often to read the definitions of all tables, even if none seems to be altered.
+_FULL_LOOK_S: Final = 10.0
 # A table that cannot be polled is tried again after this time.
 _BAD_TABLE_S: Final = 5.0
 # Tables that are to be polled within this time are polled together.
@@ -141,6 +140,7 @@ class Database:
         self._discovery = Discovery()
         self._found: MessageTables | None = None
         self._look_s = 0.0  # when to look for tables next
+        self._full_look_s = 0.0  # from when on a look reads all definitions
         self._purging = Purging(self.location, self._ask)
         self._poll = 0  # the number of the last poll
         self._soon = trio.Event()
@@ -328,16 +328,16 @@ class Database:
     # -- discovery -------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        began_s = trio.current_time()
+        in_full = trio.current_time() >= self._full_look_s
         try:
             with self._problems.trying("look"):
                 if self._found is None:  # before a table is known and other tasks use it
                     await self._ask(lambda connection: self._connections.open())
-                found = await self._ask(self._discovery.look)
+                found = await self._ask(partial(self._discovery.look, in_full=in_full))
         finally:
-            took_s = trio.current_time() - began_s
-            pause_s = min(max(_LOOK_S, _LOOK_SHARE * took_s), _LONGEST_LOOK_S)
-            self._look_s = trio.current_time() + pause_s
+            self._look_s = trio.current_time() + _LOOK_S
+        if in_full:
+            self._full_look_s = trio.current_time() + _FULL_LOOK_S
         self._problems.unused([name for name, one in self._tables.items() if not one.is_used])
         if found is self._found:
             return
