@@ -42,6 +42,8 @@ MARKERS: Final[Mapping[Spelling, str]] = {
     "vitess": "vitess_message",
 }
 _PREFIXES: Final[Mapping[Spelling, str]] = {"escapement": "", "vitess": "vt_"}
+# The begin of an item that only message tables have.
+SIGNS: Final = tuple(f"{prefix}ack_wait=" for prefix in _PREFIXES.values())
 
 # The longest time in a directive. Times of messages are nanoseconds in 64 bits, which end in the
 # year 2262, and the longest time from now must be before that.
@@ -110,8 +112,11 @@ _KEY_COLUMN: Final = "key_column"
 
 
 def is_message_table(comment: str) -> bool:
-    """Return whether a table with this COMMENT is meant to be a message table."""
-    return any(item in MARKERS.values() for item in _items(comment))
+    """Return whether a table with this COMMENT is meant to be a message table.
+
+    A table with the first directive of either spelling is, too: its marker may be misspelt.
+    """
+    return any(item in MARKERS.values() or item.startswith(SIGNS) for item in _items(comment))
 
 
 def parse_comment(comment: str, table: str) -> TableComment:
@@ -187,8 +192,10 @@ def _items(comment: str) -> list[str]:
 def _spelling(items: list[str], table: str) -> Spelling:
     found = [spelling for spelling, marker in MARKERS.items() for i in items if i == marker]
     if not found:
+        instead = f" instead of {_quoted(items[0])}" if items else ""
         raise TableRejected(
-            f"Table {table} is not a message table. Begin its COMMENT with {MARKERS['escapement']}."
+            f"Table {table} is not a message table. Begin its COMMENT with"
+            f" {MARKERS['escapement']}{instead}."
         )
     if len(found) > 1:
         markers = " and ".join(MARKERS[spelling] for spelling in found)

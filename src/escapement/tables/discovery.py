@@ -10,8 +10,10 @@ CREATE_TIME tells that a table was altered. It has whole seconds, so a table tha
 the last two counts as altered in each look. Whether each ALTER TABLE sets it depends on the server.
 So a caller looks in full from time to time.
 
-The three statements see the database at different moments. A table that is altered or dropped
-between them may be rejected once, or missing, and the next look finds it as it is then.
+The statements see the database at different moments, so the first is sent once more at the end. If
+a table was altered meanwhile, nothing is known. MariaDB also leaves a table out while another
+session alters or renames it, with a warning, if the asking session holds a named lock. A look that
+met such a table has no result either: the tables that were found before are kept until the next.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from escapement.errors import InvalidRequest, TableRejected
+from escapement.errors import InvalidRequest, StorageError, TableRejected
 from escapement.names import check_table_name
 from escapement.storage.engine.base import Connection
 from escapement.tables.columns import Column, Index, Layout, check_columns
 from escapement.tables.directives import (
     MARKERS,
+    SIGNS,
     Directives,
     Spelling,
     is_message_table,
@@ -35,8 +38,10 @@ from escapement.tables.identifier import quoted
 
 # Tables whose COMMENT may have a marker. ``is_message_table`` decides.
 _CANDIDATES: Final = "TABLE_SCHEMA = DATABASE() AND ({})".format(
-    " OR ".join(f"TABLE_COMMENT LIKE '%{marker}%'" for marker in MARKERS.values())
+    " OR ".join(f"TABLE_COMMENT LIKE '%{text}%'" for text in (*MARKERS.values(), *SIGNS))
 )
+# MariaDB's warning that it left out a table, because another session changes its definition.
+_SKIPPED: Final = 1684
 # MySQL has some of these texts in columns of other types. CAST gives all of them the same type.
 _TABLES: Final = (
     "SELECT CAST(TABLE_NAME AS CHAR), CAST(TABLE_COMMENT AS CHAR), CAST(ENGINE AS CHAR),"
@@ -107,6 +112,12 @@ class _Outline(NamedTuple):
     is_fresh: bool  # created or altered within the last two seconds
 
 
+class _BeingAltered(StorageError):
+    """Raised when the database cannot describe its tables, because another session alters one."""
+
+    retryable = True
+
+
 class _Definition(NamedTuple):
     """All that decides whether a table can be served, as the database describes it."""
 
@@ -121,7 +132,7 @@ class Discovery:
     """Repeated looks at the message tables of one database."""
 
     def __init__(self) -> None:
-        self._outlines: list[_Outline] = []
+        self._outlines: list[_Outline] | None = None  # of the last look
         self._definitions: dict[str, _Definition] = {}
         self._found = MessageTables({}, {})
 
@@ -129,19 +140,27 @@ class Discovery:
         """Return the message tables of the connection's database; blocking.
 
         Returns the same object as the last look if no message table was created, altered or
-        dropped since. A table that was not altered is the same object in both results.
+        dropped since, or if one is being altered. A table that was not altered is the same object
+        in both results.
 
         Args:
           in_full: read all definitions, even if no table seems to be altered.
 
         Raises:
-          StorageError: if the database cannot be asked. The next look may succeed.
+          StorageError: if the database cannot be asked, or a table was being altered during the
+            first look. The next look may succeed.
         """
         outlines = _outlines(connection)
         is_known = outlines == self._outlines and not any(one.is_fresh for one in outlines)
         if is_known and not in_full:
             return self._found
-        definitions = _definitions(connection, outlines)
+        try:
+            _check_complete(connection)
+            definitions = _definitions(connection, outlines)
+        except _BeingAltered:
+            if self._outlines is None:
+                raise
+            return self._found
         if definitions != self._definitions:
             before, was = self._found, self._definitions
             good: dict[str, MessageTable] = {}
@@ -169,17 +188,26 @@ def _outlines(connection: Connection) -> list[_Outline]:
 
 
 def _definitions(connection: Connection, outlines: Sequence[_Outline]) -> dict[str, _Definition]:
-    """Return the definitions of the tables with these outlines, by name."""
+    """Return the definitions of the tables with these outlines, by name.
+
+    Raises:
+      _BeingAltered: if a table was altered meanwhile.
+    """
     if not outlines:
         return {}
     columns: dict[str, list[Column]] = {}
     for table, *rest in connection.execute(_COLUMNS).rows:
         columns.setdefault(table, []).append(_column(rest))
+    _check_complete(connection)
     parts: dict[str, dict[tuple[str, bool], list[str]]] = {}
     for table, index, non_unique, column in connection.execute(_INDEXES).rows:
         # An index on an expression has no name of a column for it.
         key = (index, not non_unique)
         parts.setdefault(table, {}).setdefault(key, []).append(column or "")
+    _check_complete(connection)
+    after = [one._replace(is_fresh=False) for one in _outlines(connection)]
+    if after != [one._replace(is_fresh=False) for one in outlines]:
+        raise _BeingAltered("message tables were altered while their definitions were read")
     return {
         one.name: _Definition(
             one.comment,
@@ -189,8 +217,18 @@ def _definitions(connection: Connection, outlines: Sequence[_Outline]) -> dict[s
             tuple(Index(*key, tuple(names)) for key, names in parts.get(one.name, {}).items()),
         )
         for one in outlines
-        if one.name in columns  # otherwise it was dropped since the first statement
     }
+
+
+def _check_complete(connection: Connection) -> None:
+    """Check that the last statement has left out no table.
+
+    Raises:
+      _BeingAltered: if it has.
+    """
+    for _, number, text in connection.execute("SHOW WARNINGS").rows:
+        if number == _SKIPPED:
+            raise _BeingAltered(str(text))
 
 
 def _column(row: Sequence[object]) -> Column:

@@ -250,7 +250,8 @@ def _branches(number: int, target: Target) -> list[_Branch]:
     ) -> _Branch:
         sql = (
             f"(SELECT {number}, {priority}, {id[0]}, {id[1]}, CAST(COALESCE(epoch, 0) AS SIGNED),"
-            f" {time}, {key} {source} AND {condition} ORDER BY {order} LIMIT {_HERE})"
+            f" CAST({time} AS SIGNED), {key} {source} AND {condition} ORDER BY {order}"
+            f" LIMIT {_HERE})"
         )
         return _Branch(sql, (until_ns, most) if timed else (most,))
 

@@ -56,10 +56,20 @@ class RowIds:
         else:
             self.selected = f"CAST(CAST({name} AS CHAR) AS BINARY)"
 
-    def of(self, value: int | bytes) -> RowId:
-        """Return the id of a row, given the value of the expression ``selected``."""
-        if isinstance(value, int):
+    def has_form_of(self, other: RowIds) -> bool:
+        """Return whether the ids of both are held and compared in the same way."""
+        return (self.selected, self.placeholder) == (other.selected, other.placeholder)
+
+    def of(self, value: object) -> RowId:
+        """Return the id of a row, given the value of the expression ``selected``.
+
+        Raises:
+          ValueError: if the column has another type now.
+        """
+        if self.are_numbers and isinstance(value, int):
             return value
+        if self.are_numbers or not isinstance(value, bytes | bytearray | memoryview):
+            raise ValueError(f"the ids do not have the type {self._type} any more")
         return bytes(value) if self._are_bytes else bytes(value).decode()
 
     def in_list(self, count: int) -> str:

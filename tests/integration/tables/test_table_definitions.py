@@ -265,6 +265,73 @@ async def test_ids_of_any_type_are_delivered_retried_and_acknowledged(
             assert await taken(world, consumer, hours=1) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "id"),
+    [
+        ("BIGINT", "VARCHAR(40)", "abc"),
+        ("BIGINT", "DECIMAL(20,2)", Decimal("8.50")),
+        ("BIGINT", "BIGINT UNSIGNED", 1 << 63),
+        ("VARCHAR(40)", "BIGINT", 8),
+        ("VARCHAR(40)", "VARBINARY(40)", b"\xff\xfe"),
+    ],
+)
+@pytest.mark.parametrize("looks", [False, True])
+async def test_changed_type_of_ids_ends_the_consumers(
+    shop: Shop, mock_clock: MockClock, before: str, after: str, id: Any, looks: bool
+) -> None:
+    """V13: a poll that finds ids of the new type before the broker knows it stops nothing."""
+    shop.run(CURRENT.replace("id bigint NOT NULL", f"id {before} NOT NULL"))
+    topic = topic_of(shop, "my_message")
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            shop.insert("my_message", id=1)
+            assert len(await taken(world, consumer, seconds=2)) == 1
+            shop.run(f"ALTER TABLE my_message MODIFY id {after} NOT NULL")
+            shop.insert("my_message", id=id)
+            if not looks:
+                broker.hint(f"{shop.address.database}.my_message")
+            await world.clock.advance(seconds=SEEN_S)
+            with pytest.raises(NotFound, match="type of the ids"):
+                await consumer.receive()
+        async with broker.consumer(topic, "table") as consumer:
+            (message,) = await taken(world, consumer, seconds=1)
+            assert message.row["id"] == id
+            await consumer.ack([message], durable=True)
+            (again,) = await taken(world, consumer, seconds=60)
+            assert again.redelivered
+            assert again.row["id"] != id
+
+
+async def test_wider_ids_keep_the_consumers(shop: Shop, mock_clock: MockClock) -> None:
+    """V13."""
+    shop.run(CURRENT.replace("id bigint NOT NULL", "id INT NOT NULL"))
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic_of(shop, "my_message"), "table") as consumer:
+            shop.insert("my_message", id=1)
+            (message,) = await taken(world, consumer, seconds=2)
+            shop.run("ALTER TABLE my_message MODIFY id BIGINT NOT NULL")
+            await world.clock.advance(seconds=SEEN_S)
+            assert await consumer.ack([message], durable=True) == 1
+            shop.insert("my_message", id=1 << 40)
+            (message,) = await taken(world, consumer, seconds=31)
+            assert message.row["id"] == 1 << 40
+
+
+async def test_rejected_and_dropped_tables_are_logged_once(
+    shop: Shop, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """V8."""
+    shop.create()
+    shop.create("texts", comment(ack_wait=None))
+    async with serving_tables(shop) as world:
+        await world.clock.advance(seconds=20)
+        shop.run("DROP TABLE mails")
+        await world.clock.advance(seconds=20)
+    said = [record.getMessage() for record in caplog.records]
+    assert len([one for one in said if "texts is not served: Table texts has no" in one]) == 1
+    assert len([one for one in said if "mails was dropped or renamed" in one]) == 1
+
+
 LITERALS: dict[str, str] = {
     "TINYINT": "-5",
     "INT(8) ZEROFILL": "7",

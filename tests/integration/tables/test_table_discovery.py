@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Final
+from typing import Final, cast
 
 import pytest
 
-from escapement.errors import AlreadyExists
+from escapement.errors import AlreadyExists, StorageError
 from escapement.storage.engine.address import MysqlAddress
-from escapement.storage.engine.base import Connection
+from escapement.storage.engine.base import Connection, Result
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.tables.ddl import create_table
 from escapement.tables.directives import Directives
@@ -29,8 +30,8 @@ DIRECTIVES: Final = Directives(
     cache_size=10_000,
     poll_interval_ms=250,
 )
-# The statements that a look in full sends: for tables, columns and indexes.
-LOOK: Final = 3
+# The statements of a look in full: tables, columns and indexes, warnings of each, tables once more.
+LOOK: Final = 7
 # The statements that drop a column of the first edition, if it is more than DROP COLUMN.
 DROPS: Final = {
     "id": "ALTER TABLE my_message DROP PRIMARY KEY, ADD PRIMARY KEY (time_scheduled),"
@@ -126,7 +127,7 @@ def test_created_table_is_found_with_its_directives(connection: Connection) -> N
 
 def test_other_tables_are_ignored(connection: Connection) -> None:
     connection.execute("CREATE TABLE a (id INT) COMMENT 'not a vitess_message'")
-    connection.execute("CREATE TABLE b (id INT) COMMENT 'vitess-message,vt_ack_wait=30'")
+    connection.execute("CREATE TABLE b (id INT) COMMENT 'vitess-message,ack wait 30'")
     connection.execute("CREATE TABLE c (id INT)")
     connection.execute("CREATE VIEW d AS SELECT id FROM c")
     found = Discovery().look(connection)
@@ -144,6 +145,16 @@ def test_tables_of_other_databases_are_ignored(connection: Connection) -> None:
 
 
 # -- rejected tables -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("marker", ["vitess_mesage", "escapement-message", "tasks"])
+def test_misspelt_marker_rejects_the_table(connection: Connection, marker: str) -> None:
+    """V8: a table with a directive is not taken for an ordinary one."""
+    connection.execute(CURRENT.replace("vitess_message", marker))
+    assert reason(connection) == (
+        "Table my_message is not a message table. Begin its COMMENT with escapement_message"
+        f" instead of '{marker}'."
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,6 +334,77 @@ def test_dropped_and_renamed_tables_are_seen(connection: Connection) -> None:
     assert list(discovery.look(connection).good) == ["another"]
 
 
+class _Altering:
+    """A connection before whose statement with a text another session alters a table."""
+
+    def __init__(self, connection: Connection, text: str, alter: Callable[[], object]) -> None:
+        self._connection = connection
+        self._text = text
+        self._alter = alter
+
+    def execute(self, sql: str) -> Result:
+        if self._text in sql:
+            self._alter()
+        return self._connection.execute(sql)
+
+
+@pytest.mark.parametrize("before", ["information_schema.COLUMNS", "information_schema.STATISTICS"])
+def test_look_that_meets_an_alter_table_changes_nothing(
+    connection: Connection, before: str
+) -> None:
+    """V13: the columns of the next definition do not reject the table with the COMMENT of now."""
+    connection.execute(CURRENT)
+    discovery = Discovery()
+    found = discovery.look(connection)
+
+    def alter() -> None:
+        connection.execute(
+            "ALTER TABLE my_message DROP COLUMN tenant_id, DROP INDEX poller_idx,"
+            f" COMMENT '{comment_of(CURRENT)},vt_message_cols=id'"
+        )
+
+    altering = cast(Connection, _Altering(connection, before, alter))
+    assert discovery.look(altering, in_full=True) is found
+    after = discovery.look(connection)
+    assert after.good["my_message"].directives.message_cols == ("id",)
+
+
+def test_first_look_that_meets_an_alter_table_fails(connection: Connection) -> None:
+    """V13: it must not say that there are no tables."""
+    connection.execute(CURRENT)
+    altering = _Altering(
+        connection,
+        "information_schema.COLUMNS",
+        lambda: connection.execute("RENAME TABLE my_message TO mine"),
+    )
+    with pytest.raises(StorageError, match="altered while") as caught:
+        Discovery().look(cast(Connection, altering))
+    assert caught.value.retryable
+
+
+def test_table_that_is_being_renamed_is_kept(connection: Connection, mysql_url: str) -> None:
+    """V13: MariaDB leaves the table out for sessions with a named lock, which brokers have."""
+    connection.execute(CURRENT)
+    connection.execute("CREATE TABLE other (id INT)")
+    connection.execute("DO GET_LOCK(CONCAT(DATABASE(), '.a'), 0)")
+    discovery = Discovery()
+    found = discovery.look(connection)
+    engine = MysqlEngine(MysqlAddress.parse(mysql_url))
+    with closing(engine.connect()) as reader, closing(engine.connect()) as writer:
+        reader.snapshot()
+        reader.execute("SELECT * FROM other")
+        rename = "RENAME TABLE my_message TO mine, other TO another"
+        with ThreadPoolExecutor(1) as pool:
+            renaming = pool.submit(writer.execute, rename)
+            waiting = f"SELECT STATE FROM information_schema.PROCESSLIST WHERE ID = {writer.id}"
+            while "metadata lock" not in str(connection.execute(waiting).rows):
+                pass
+            assert [discovery.look(connection) is found for _ in range(3)] == [True] * 3
+            reader.rollback()
+            renaming.result()
+    assert list(discovery.look(connection).good) == ["mine"]
+
+
 def test_look_at_many_unchanged_tables_has_one_statement(connection: Connection) -> None:
     for number in range(300):
         connection.execute(named(CURRENT if number % 2 else FIRST, f"m{number}"))
@@ -368,13 +450,13 @@ def test_each_alter_table_is_seen_by_the_first_statement_of_a_look(
     assert discovery.look(connection) is found
 
 
-def test_look_at_a_database_without_message_tables_has_one_statement(
+def test_look_at_a_database_without_message_tables_has_two_statements(
     connection: Connection,
 ) -> None:
     connection.execute("CREATE TABLE other (id INT)")
     before = questions(connection)
     Discovery().look(connection)
-    assert questions(connection) - before - 1 == 1
+    assert questions(connection) - before - 1 == 2
 
 
 # -- due rows ------------------------------------------------------------------

@@ -45,6 +45,7 @@ from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
 from escapement.tables.discovery import Discovery, MessageTables
 from escapement.tables.poll import Polled, Target, index_warning, poll
+from escapement.tables.row_ids import RowIds
 from escapement.tables.row_statements import values_of
 
 T = TypeVar("T")
@@ -343,18 +344,26 @@ class Database:
             return
         before, self._found = self._found, found
         now_ms = self._clock.now_ms()
-        self._rejected = {name: one.reason for name, one in found.rejected.items()}
-        for name in [name for name in self._tables if name not in found.good]:
-            self._drop(name)
+        self._reject({name: one.reason for name, one in found.rejected.items()})
+        for name, known in list(self._tables.items()):
+            table = found.good.get(name)
+            if table is None or not known.statements.ids.has_form_of(RowIds(table.layout.id)):
+                self._drop(name)
         for name, table in found.good.items():
-            known = self._tables.get(name)
-            if known is None:
+            if name not in self._tables:
                 self._serve(name, now_ms)
-            elif known.table is not table:
-                known.redefine(table, now_ms)
-                self.hasten(known)
+            elif self._tables[name].table is not table:
+                self._tables[name].redefine(table, now_ms)
+                self.hasten(self._tables[name])
             if before is None or before.good.get(name) is not table:
                 await self._warn(name)
+
+    def _reject(self, reasons: dict[str, str]) -> None:
+        """Remember why tables cannot be served, and log what is new."""
+        for name, reason in reasons.items():
+            if self._rejected.get(name) != reason:
+                _logger.warning("%s, table %s is not served: %s", self.location, name, reason)
+        self._rejected = reasons
 
     def _serve(self, name: str, now_ms: int) -> None:
         assert self._found is not None
@@ -374,12 +383,19 @@ class Database:
         table.begin(now_ms)
 
     def _drop(self, name: str) -> None:
-        """Stop serving a table, because it was dropped or cannot be served any more."""
+        """End the consumers of a table that was dropped, or cannot be served as it was."""
+        assert self._found is not None
         table = self._tables.pop(name)
         self._problems.unused([name])
-        error: EscapementError = NotFound(f"table {table.topic.name.full} was dropped or renamed")
+        full = table.topic.name.full
+        error: EscapementError
         if name in self._rejected:
             error = TableRejected(self._rejected[name])
+        elif name in self._found.good:
+            error = NotFound(f"the type of the ids of {full} was changed; consume it again")
+        else:
+            error = NotFound(f"table {full} was dropped or renamed")
+            _logger.warning("%s, table %s was dropped or renamed", self.location, name)
         table.end(error)
         self._delivery.unschedule(table.topic.id)
 
