@@ -14,13 +14,16 @@ from escapement.broker.limits import BrokerLimits
 from escapement.clock import moment
 from escapement.sql import schedule
 from escapement.storage.engine.mysql import MysqlConnection, MysqlEngine
-from escapement.storage.outbox.application import MAX_TOPICS, OutboxInApplication
+from escapement.storage.outbox.application import MAX_BYTES, MAX_TOPICS, OutboxInApplication
+from escapement.storage.outbox.statements import MAX_ROWS
 from escapement.storage.outbox.tables import RESET
 from escapement.testing import arrived
 from support.outbox.outboxes import Application, moved, serving
 
 MockClock = trio.testing.MockClock
 INSERT = "INSERT INTO escapement_outbox (topic, payload) VALUES ('t', %s)"
+# Locks the first rows, up to a number.
+LOCK_FIRST = "SELECT id FROM escapement_outbox ORDER BY id LIMIT %s FOR UPDATE"
 
 
 async def test_committed_rows_become_messages_and_rolled_back_rows_do_not(
@@ -173,6 +176,55 @@ async def test_rows_of_a_key_keep_their_order_when_another_session_locks_one(
             assert await moved(world) == [b"b1", b"none"]
             holder.connection.rollback()
         assert await moved(world) == [b"b1", b"none", b"a1", b"a2"]
+
+
+async def test_large_locked_rows_do_not_delay_the_rows_of_other_keys(
+    application: Application, mock_clock: MockClock
+) -> None:
+    large = bytes(MAX_BYTES)
+    async with serving(application) as world:
+        application.send(large, key="a")
+        application.send(large, key="c")
+        application.send(b"a2", key="a")
+        application.send(b"b1", key="b")
+        with application.session() as holder:
+            holder.execute(LOCK_FIRST, (2,))
+            assert await moved(world) == [b"b1"]
+            holder.connection.rollback()
+        assert await moved(world) == [b"b1", large, large, b"a2"]
+
+
+async def test_many_rows_behind_a_locked_row_do_not_delay_the_rows_of_other_keys(
+    application: Application, mock_clock: MockClock
+) -> None:
+    many = [b"%d" % n for n in range(MAX_ROWS + 1)]
+    async with serving(application) as world:
+        application.send(*many, key="a")
+        application.send(b"b", key="b")
+        with application.session() as holder:
+            holder.execute(LOCK_FIRST, (1,))
+            assert await moved(world) == [b"b"]
+            assert application.left == len(many)
+            holder.connection.rollback()
+        assert await moved(world) == [b"b", *many]
+
+
+async def test_rows_of_later_slices_wait_for_related_rows_of_earlier_ones(
+    application: Application, mock_clock: MockClock
+) -> None:
+    large = bytes(MAX_BYTES)
+    async with serving(application) as world:
+        application.send(large, key="a")
+        application.send(b"2", key="a", dedup="d")
+        application.send(b"3", key="c", dedup="d")
+        application.send(b"4", key="c")
+        application.send(b"5", key="b")
+        with application.session() as holder:
+            holder.execute(LOCK_FIRST, (1,))
+            assert await moved(world) == [b"5"]
+            assert application.left == 4
+            holder.connection.rollback()
+        assert await moved(world) == [b"5", large, b"2", b"4"]
 
 
 async def test_rows_that_can_never_be_delivered_are_kept_with_their_reasons(
