@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from datetime import UTC, datetime, timedelta
 
 import pymysql
@@ -303,7 +304,7 @@ async def test_missing_outbox_is_named_and_served_once_it_exists(
     async with serving(application) as world:
         assert await moved(world) == []
         assert "escapement sql install" in caplog.text
-        assert caplog.text.count("rows of an outbox wait") == 1
+        assert caplog.text.count("rows of the outbox escapement_outbox wait") == 1
         assert caplog.text.count("acknowledgements in a database wait") == 1
         location = application.engine.location
         assert [
@@ -314,10 +315,24 @@ async def test_missing_outbox_is_named_and_served_once_it_exists(
         ]
         application.install()
         application.send(b"now")
-        assert await moved(world) == [b"now"]
+        with caplog.at_level(logging.INFO):
+            assert await moved(world) == [b"now"]
+        again = f"rows of the outbox escapement_outbox are moved again from {location}"
+        assert caplog.messages.count(again) == 1
+        assert caplog.messages.count(f"acknowledgements are read again from {location}") == 1
         stats = world.server.stats()
         assert stats["outboxes_waiting"] == []
         assert (stats["outbox_moved"], stats["outbox_refused"]) == (1, 0)
+
+
+async def test_problem_of_a_whole_database_is_listed_once(mock_clock: MockClock) -> None:
+    """It has two relays, an outbox and acknowledgements."""
+    application = Application("mysql://shop:secret@127.0.0.1:1/shop")
+    async with serving(application) as world:
+        await world.clock.advance(seconds=10)
+        (waiting,) = world.server.stats()["outboxes_waiting"]
+    assert waiting.startswith("mysql://shop@127.0.0.1:1/shop: Can't connect")
+    assert waiting.count("mysql://") == 1
 
 
 async def test_relays_of_a_missing_outbox_connect_at_most_every_five_seconds(
