@@ -1,12 +1,7 @@
-"""Cancels the orders that were not paid in time.
+"""Cancels the orders that were not paid in time."""
 
-Usage: worker.py [COUNT]
-
-Ends after COUNT messages; without COUNT, never.
-"""
-
+import argparse
 import os
-import sys
 from contextlib import closing
 from itertools import count
 
@@ -45,4 +40,6 @@ def work(most):
 
 
 if __name__ == "__main__":
-    work(int(sys.argv[1]) if len(sys.argv) > 1 else None)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int, nargs="?", help="end after this many messages")
+    work(parser.parse_args().count)

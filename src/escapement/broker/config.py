@@ -7,6 +7,8 @@ from typing import Final
 
 from escapement.broker.limits import DEFAULT_LIMITS, BrokerLimits
 from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
+from escapement.errors import InvalidRequest
+from escapement.names import TableName
 from escapement.storage.engine.address import MysqlAddress
 
 # The number of tables in the first generation of a new log.
@@ -33,3 +35,20 @@ class BrokerConfig:
     # Whether to read the binary logs of their servers, so that new rows are found at once.
     binary_logs: bool = False
     seed: int | None = None  # the seed of the random retry jitter, for tests that replay
+
+    def __post_init__(self) -> None:
+        """Check that the databases with message tables have different names, valid in topics.
+
+        Raises:
+          InvalidRequest: if they do not.
+        """
+        first: dict[str, MysqlAddress] = {}
+        for address in self.tables:
+            name = address.database
+            TableName.of(name, "table")
+            if (other := first.setdefault(name, address)) is not address:
+                raise InvalidRequest(
+                    f"Two databases with message tables have the name {name}: {other} and"
+                    f" {address}. Their topics would have the same names. Serve one of them with"
+                    " another broker."
+                )

@@ -35,6 +35,8 @@ LOOKS_PER_RENEWAL: Final = 12
 # How far the wall clock and the lease clock may drift apart between two renewals, because time
 # synchronisation adjusts one of them. A larger difference means that the wall clock was set.
 DRIFT_MS: Final = 20
+# A renewal that keeps failing with the same error is logged this often.
+_WARN_EVERY_S: Final = 60.0
 
 
 class LeaseKeeper:
@@ -65,6 +67,8 @@ class LeaseKeeper:
         self._connection = KeptConnection(engine)
         # The wall clock and the lease clock at the last renewal.
         self._noted = clock.now_ms(), clock.lease_ms()
+        self._warned = ""  # the error that was logged last; "" after a renewal
+        self._warn_again_s = 0.0
 
     @property
     def held(self) -> bool:
@@ -83,13 +87,21 @@ class LeaseKeeper:
                 renewed = await self._run(self._renew)
                 # Check only now: the lease may have expired while the database did not answer.
                 was_held, self.lease = self.held, renewed
+                self._warned = ""
                 if not was_held:
                     _log.warning("the expired lease is renewed; no other broker had taken it")
                     self._on_renewed()
             except (StorageUnavailable, TransactionAborted) as error:
-                _log.warning("cannot renew the lease: %s", error)
+                self._warn(str(error))
                 if isinstance(error, StorageReadOnly):
                     self._on_read_only(error)
+
+    def _warn(self, reason: str) -> None:
+        now_s = trio.current_time()
+        again = reason == self._warned and now_s < self._warn_again_s
+        _log.log(logging.DEBUG if again else logging.WARNING, "cannot renew the lease: %s", reason)
+        if not again:
+            self._warned, self._warn_again_s = reason, now_s + _WARN_EVERY_S
 
     async def _until_renewal(self) -> None:
         """Sleep until the next renewal is due or the wall clock was set back."""

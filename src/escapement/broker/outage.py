@@ -1,7 +1,7 @@
 """Handles outages of the database in background tasks.
 
 A task that cannot work because of an outage tries again later. It logs one warning for each outage,
-however often it tries.
+however often it tries. It may log the end of the outage too.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ class Outage(AbstractContextManager[None]):
 
     Args:
       effect: the consequence of the outage, with which the warning begins.
+      end: what to log when an attempt succeeds again; nothing if "".
     """
 
-    def __init__(self, effect: str) -> None:
+    def __init__(self, effect: str, end: str = "") -> None:
         self._effect = effect
+        self._end = end
         self.goes_on = False  # whether the last attempt failed
 
     def __exit__(
@@ -40,6 +42,8 @@ class Outage(AbstractContextManager[None]):
         trace: TracebackType | None,
     ) -> bool:
         if not isinstance(error, PASSING):
+            if self.goes_on and error is None and self._end:
+                _log.info(self._end)
             self.goes_on = False
             return False
         _log.log(logging.DEBUG if self.goes_on else logging.WARNING, "%s: %s", self._effect, error)

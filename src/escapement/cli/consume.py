@@ -121,7 +121,7 @@ def consume(
                     return
 
     async def work(broker: Broker) -> None:
-        is_new = position == "latest" and await _is_new(broker, topic, subscription)
+        created = await _created(broker, topic, subscription, position, kind)
         permits = _PERMITS if count is None else min(count, _PERMITS)
         async with broker.consumer(
             topic,
@@ -131,27 +131,31 @@ def consume(
             permits=permits,
             key_range=key_range,
         ) as inbox:
-            if is_new:
-                click.echo(_hint(subscription, kind), err=True)
+            if created:
+                click.echo(created, err=True)
             # After Ctrl-C the inbox is closed normally, which releases its messages at once.
             await until_interrupted(partial(print_all, inbox))
 
     with_broker(at_broker, work)
 
 
-async def _is_new(broker: Broker, topic: str, subscription: str) -> bool:
-    """Return whether the topic exists, and may have messages, but the subscription does not."""
+async def _created(
+    broker: Broker, topic: str, subscription: str, position: Where, kind: str
+) -> str:
+    """Return what the command creates, perhaps by mistake, in words, or "".
+
+    A new topic may be a typo. A new subscription may lack the messages that the user waits for.
+    """
+    named = f"subscription {subscription}"
     try:
         rows = await broker.admin("subscriptions.list", topic=topic)
     except NotFound:
-        return False
-    return all(row["subscription"] != subscription for row in rows)
-
-
-def _hint(subscription: str, kind: str) -> str:
+        return f"created topic {topic} and {named}"
+    if position != "latest" or any(row["subscription"] == subscription for row in rows):
+        return ""
     left_out = "due" if kind == "shared" else "published"
     return (
-        f"created subscription {subscription}, without messages that were {left_out} before. To "
+        f"created {named}, without messages that were {left_out} before. To "
         "receive them too, use another subscription with --from earliest"
     )
 

@@ -13,7 +13,8 @@ import click
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.outbox.messages import read_rows
-from escapement.cli.input.log_url import log_url
+from escapement.cli.input.confirm import confirm
+from escapement.cli.input.database import DATABASE, OUTBOXES, PLACE, database, database_of, place
 from escapement.cli.input.options import Command, output_option
 from escapement.cli.output.line import print_json
 from escapement.cli.output.table import counted, print_record, print_rows
@@ -48,10 +49,21 @@ _RESERVED: Final = OUTBOX.partition("_")[0] + "_"
 # The most characters of a payload that ``--check`` shows.
 _SHOWN_CHARS: Final = 60
 
-_database = click.argument("url", type=log_url, envvar="ESCAPEMENT_OUTBOX")
+_table = click.argument("words", nargs=-1, required=True, metavar=PLACE)
 
 
-@click.group()
+@click.group(
+    epilog="""\b
+    Examples:
+      escapement outbox add mysql://app@db.example/shop outbox --profile debezium --check
+      escapement outbox add shop.outbox --profile debezium
+      escapement outbox list shop
+
+    Without a URL, ESCAPEMENT_OUTBOX must have the URL of the database, as it does for a broker.
+    Without a password in the URL, it is read from ESCAPEMENT_PASSWORD. Every user of a machine can
+    see its command lines.
+    """
+)
 def outbox() -> None:
     """Serve tables that an application has already as outboxes.
 
@@ -70,18 +82,17 @@ def _column(option: str, meaning: str) -> Callable[[Command], Command]:
     epilog="""\b
     Examples:
       escapement outbox add mysql://root@db/shop outbox --profile debezium --check
+      escapement outbox add shop.outbox --profile debezium
       escapement outbox add mysql://root@db/shop message --profile eventuate
       escapement outbox add mysql://root@db/shop watermill_orders --profile watermill --topic orders
       escapement outbox add mysql://root@db/shop OutboxMessage --profile masstransit --topic events
       escapement outbox add mysql://root@db/shop events --topic events --row-as-json --done sent=1
 
     An option overrides the column of the profile. An empty COLUMN ('') leaves the column out.
-    Creates the tables of `escapement sql install`, unless they exist. Give a password in the
-    variable ESCAPEMENT_OUTBOX rather than on the command line.
+    Creates the tables of `escapement sql install`, unless they exist.
     """
 )
-@_database
-@click.argument("table")
+@_table
 @click.option(
     "--profile",
     type=click.Choice(list(PROFILES)),
@@ -128,11 +139,13 @@ def _column(option: str, meaning: str) -> Callable[[Command], Command]:
 @_column("--not-null-column", "Rows that have NULL here are not moved.")
 @click.option("--check", is_flag=True, help="Show the mapping and the first rows, change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask whether to send the rows that wait.")
-def add(url: str, table: str, check: bool, yes: bool, **options: Any) -> None:
-    """Map the table TABLE in the database URL, so that brokers move its rows."""
+def add(words: tuple[str, ...], check: bool, yes: bool, **options: Any) -> None:
+    """Map the table TABLE in the database DB, so that brokers move its rows."""
+    where = place(words)
+    table = where.table
     if table.lower().startswith(_RESERVED):
         raise InvalidRequest(f"{table} is a table of escapement itself; brokers serve {OUTBOX}")
-    engine = _engine(url)
+    engine = _engine(database_of(where, OUTBOXES))
     mapping = _mapping(table, **options)
     with closing(engine.connect()) as connection:
         made = checked(connection, mapping)
@@ -144,7 +157,7 @@ def add(url: str, table: str, check: bool, yes: bool, **options: Any) -> None:
             return
         if waiting and not yes:
             more = "at least " if waiting == _MAX_COUNTED else ""
-            click.confirm(f"Send {more}{counted(waiting, 'row')} of table {table}?", abort=True)
+            confirm(f"Send {more}{counted(waiting, 'row')} of table {table}?")
         install(connection)
         add_mapping(connection, mapping)
     click.echo(f"Brokers that serve {engine.location} move the rows of {table} within ten seconds.")
@@ -155,17 +168,17 @@ def add(url: str, table: str, check: bool, yes: bool, **options: Any) -> None:
     epilog="""\b
     Examples:
       escapement outbox list mysql://root@db/shop
-      escapement outbox list mysql://root@db/shop -o json
+      escapement outbox list shop -o json
 
     The state of a table is ok, or the reason why its rows are not moved. The rows that wait are
     counted up to 100,000. The table of `escapement sql install` is not listed.
     """,
 )
-@_database
+@click.argument("url", metavar=f"[{DATABASE}]", required=False)
 @output_option("table", "How to print the outboxes.")
-def list_outboxes(url: str, output: str) -> None:
-    """List the mapped tables of the database URL, with their state."""
-    with closing(_engine(url).connect()) as connection:
+def list_outboxes(url: str | None, output: str) -> None:
+    """List the mapped tables of the database DB, with their state."""
+    with closing(_engine(database(url, OUTBOXES)).connect()) as connection:
         records = [
             _record(connection, table, text) for table, text in read_mappings(connection).items()
         ]
@@ -177,24 +190,24 @@ def list_outboxes(url: str, output: str) -> None:
 
 @outbox.command(
     epilog="""\b
-    Example:
+    Examples:
       escapement outbox remove mysql://root@db/shop message
+      escapement outbox remove shop.message
 
     Rows that wait stay in the table. If you map the table again, they are moved.
     """
 )
-@_database
-@click.argument("table")
-def remove(url: str, table: str) -> None:
-    """Stop moving rows of the mapped table TABLE in the database URL."""
-    engine = _engine(url)
-    with closing(engine.connect()) as connection:
-        remove_mapping(connection, table)
-    click.echo(f"Brokers stop moving the rows of {table} within ten seconds.")
+@_table
+def remove(words: tuple[str, ...]) -> None:
+    """Stop moving rows of the mapped table TABLE in the database DB."""
+    where = place(words)
+    with closing(_engine(database_of(where, OUTBOXES)).connect()) as connection:
+        remove_mapping(connection, where.table)
+    click.echo(f"Brokers stop moving the rows of {where.table} within ten seconds.")
 
 
-def _engine(url: str) -> MysqlEngine:
-    return MysqlEngine(MysqlAddress.parse(url), creates=False)
+def _engine(address: MysqlAddress) -> MysqlEngine:
+    return MysqlEngine(address, creates=False)
 
 
 def _mapping(

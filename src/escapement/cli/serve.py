@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,8 +32,6 @@ from escapement.cli.input.parameters import (
     size_bytes,
 )
 from escapement.durations import format as duration_text
-from escapement.errors import InvalidRequest
-from escapement.names import TableName
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.binary_log import check_package
 from escapement.storage.engine.address import MysqlAddress
@@ -189,8 +186,6 @@ def serve(
     its tables in the database. After a crash it continues where it was.
     """
     logging.basicConfig(level=log_level.upper(), format=_LOG_FORMAT)
-    tables = [MysqlAddress.parse(url) for url in dict.fromkeys(table_urls)]
-    _check_databases(tables)
     if binary_logs:
         check_package()
     limits = replace(
@@ -206,7 +201,7 @@ def serve(
         max_commits_per_second=max_commits_per_second,
         ack_wait_ms=ack_wait_ms,
         outboxes=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(outbox_urls)),
-        tables=tuple(tables),
+        tables=tuple(MysqlAddress.parse(url) for url in dict.fromkeys(table_urls)),
         binary_logs=binary_logs,
     )
     host, port = listen
@@ -219,21 +214,6 @@ def serve(
     gc.collect()
     gc.freeze()
     trio.run(partial(serve_until_stopped, config, _Announcement(_where(config))))
-
-
-def _check_databases(addresses: Sequence[MysqlAddress]) -> None:
-    """Check that the databases with message tables have different names, valid in topics.
-
-    Raises:
-      InvalidRequest: if they do not.
-    """
-    names = [address.database for address in addresses]
-    for name in names:
-        TableName.of(name, "table")
-        if names.count(name) > 1:
-            raise InvalidRequest(
-                f"--tables names two databases {name}; their topics would have the same names"
-            )
 
 
 class _Announcement:

@@ -6,17 +6,27 @@ from contextlib import closing
 
 import click
 
-from escapement.cli.input.log_url import log_url
+from escapement.cli.input.confirm import confirm
+from escapement.cli.input.database import DATABASE, OUTBOXES, database
 from escapement.cli.sql_query import query
-from escapement.errors import InvalidRequest
-from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.mysql import MysqlEngine
 from escapement.storage.outbox.mapping_table import INSTALLED
 from escapement.storage.outbox.mapping_table import install as install_tables
 from escapement.storage.outbox.tables import RESET
 
 
-@click.group()
+@click.group(
+    epilog="""\b
+    Examples:
+      escapement sql install mysql://shop@db.example/shop
+      escapement sql install shop
+      escapement sql query "SELECT topic, count(*) FROM messages GROUP BY 1"
+
+    Without a URL, ESCAPEMENT_OUTBOX must have the URL of the application's database, as it does for
+    a broker. Without a password in the URL, it is read from ESCAPEMENT_PASSWORD. Every user of a
+    machine can see its command lines.
+    """
+)
 def sql() -> None:
     """Send and acknowledge messages in an application's own transactions, and query messages.
 
@@ -30,16 +40,16 @@ def sql() -> None:
     epilog="""\b
     Examples:
       escapement sql install mysql://shop@db/shop
+      escapement sql install shop
       escapement sql install --print
 
-    Creates only what does not exist yet. Give a password in the variable ESCAPEMENT_OUTBOX rather
-    than on the command line.
+    Creates only what does not exist yet.
     """
 )
-@click.argument("url", type=log_url, required=False, envvar="ESCAPEMENT_OUTBOX")
+@click.argument("url", metavar=f"[{DATABASE}]", required=False)
 @click.option("--print", "prints", is_flag=True, help="Print the SQL, and change nothing.")
 def install(url: str | None, prints: bool) -> None:
-    """Create the outbox, and the table of acknowledgements, in the database URL."""
+    """Create the outbox, and the table of acknowledgements, in the database DB."""
     if prints:
         click.echo("\n\n".join(f"{statement};" for statement in INSTALLED))
         return
@@ -60,13 +70,13 @@ def install(url: str | None, prints: bool) -> None:
     tables that are mapped with `escapement outbox add` are outboxes too.
     """
 )
-@click.argument("url", type=log_url, envvar="ESCAPEMENT_OUTBOX")
+@click.argument("url", metavar=f"[{DATABASE}]", required=False)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def reset(url: str, yes: bool) -> None:
-    """Let any log serve the outboxes in the database URL as new ones."""
+def reset(url: str | None, yes: bool) -> None:
+    """Let any log serve the outboxes in the database DB as new ones."""
     engine = _engine(url)
     if not yes:
-        click.confirm(f"Send all rows of the outboxes of {engine.location} anew?", abort=True)
+        confirm(f"Send all rows of the outboxes of {engine.location} anew?")
     with closing(engine.connect()) as connection:
         connection.execute(RESET)
     click.echo(f"The next broker that serves {engine.location} takes its outboxes over.")
@@ -76,6 +86,4 @@ sql.add_command(query)
 
 
 def _engine(url: str | None) -> MysqlEngine:
-    if url is None:
-        raise InvalidRequest("give the URL of the database, such as mysql://shop@db/shop")
-    return MysqlEngine(MysqlAddress.parse(url), creates=False)
+    return MysqlEngine(database(url, OUTBOXES), creates=False)

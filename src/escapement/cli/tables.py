@@ -5,15 +5,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Final
 
 import click
 
-from escapement.cli.input.log_url import log_url
+from escapement.cli.input.database import (
+    DATABASE,
+    PLACE,
+    TABLES,
+    database,
+    database_of,
+    place,
+)
 from escapement.cli.input.options import output_option
 from escapement.cli.input.parameters import duration_ms, positive_duration_ms
 from escapement.cli.input.remote import broker_option, with_broker
@@ -21,7 +27,7 @@ from escapement.cli.input.table_topics import topic_of_table
 from escapement.cli.output.line import print_json
 from escapement.cli.output.table import counted, print_rows
 from escapement.client.broker import Broker
-from escapement.errors import StorageError, StorageUnavailable
+from escapement.errors import AlreadyExists, StorageError, StorageUnavailable
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.mysql import MysqlEngine
@@ -30,10 +36,6 @@ from escapement.tables.directives import MAX_COUNT, Directives, Spelling
 from escapement.tables.discovery import Discovery, MessageTable
 from escapement.tables.poll import index_warning
 
-_PASSWORD: Final = "ESCAPEMENT_PASSWORD"
-# The URLs of the databases that brokers serve.
-_TABLES: Final = "ESCAPEMENT_TABLES"
-_URL: Final = "mysql://USER:PASSWORD@HOST/DB"
 # The directives that the table shows. JSON has all.
 _DIRECTIVES: Final = tuple(
     name for name in Directives.__dataclass_fields__ if name not in ("message_cols", "key_column")
@@ -50,8 +52,9 @@ _SERVED: Final = ("table", "state", "consumers", "waiting", "in_flight", "acknow
       escapement tables list mysql://app@db.example/shop
       escapement tables list --broker broker.example:7650
 
-    Without a password in the URL, it is read from ESCAPEMENT_PASSWORD. Every user of a machine can
-    see its command lines.
+    With DB instead of a URL, ESCAPEMENT_TABLES must have the URL of the database, as it does for a
+    broker. Without a password in the URL, it is read from ESCAPEMENT_PASSWORD. Every user of a
+    machine can see its command lines.
     """
 )
 def tables() -> None:
@@ -70,24 +73,25 @@ def tables() -> None:
       escapement tables list
       escapement tables list --broker broker.example:7650 -o json
       escapement tables list mysql://app:secret@db.example/shop
+      escapement tables list shop
 
     A table is rejected if it cannot be served, and waiting if the broker cannot read or write it
     now. The reasons follow the list, and warnings too. With -o json, the state is the reason.
     """,
 )
-@click.argument("url", type=log_url, metavar=f"[{_URL}]", required=False)
+@click.argument("url", metavar=f"[{DATABASE}]", required=False)
 @output_option("table", "How to print the tables.")
 @broker_option
 def list_tables(url: str | None, output: str, at_broker: tuple[str, int]) -> None:
     """List message tables with their state.
 
-    Without a URL, asks the broker for the tables that it serves. With the URL of a database, reads
-    the tables of this database, and lists their directives too.
+    Without an argument, asks the broker for the tables that it serves. With a database, reads the
+    tables of this database, and lists their directives too.
     """
     if url is None:
         _list_served(at_broker, output)
     else:
-        _list_database(url, output)
+        _list_database(database(url, TABLES), output)
 
 
 def _list_served(at_broker: tuple[str, int], output: str) -> None:
@@ -113,8 +117,8 @@ def _list_served(at_broker: tuple[str, int], output: str) -> None:
         click.echo(line)
 
 
-def _list_database(url: str, output: str) -> None:
-    with _connected(url) as connection:
+def _list_database(address: MysqlAddress, output: str) -> None:
+    with _connected(address) as connection:
         found = Discovery().look(connection)
         good = {name: _record(connection, table) for name, table in found.good.items()}
     rejected = {name: _rejection(name, table.reason) for name, table in found.rejected.items()}
@@ -150,7 +154,7 @@ def _list_database(url: str, output: str) -> None:
     The database must exist. You may add columns to the table, and change the type of message.
     """,
 )
-@click.argument("place", nargs=-1, required=True, metavar=f"{_URL} TABLE | DB.TABLE")
+@click.argument("words", nargs=-1, required=True, metavar=PLACE)
 @click.option(
     "--ack-wait",
     "ack_wait_ms",
@@ -220,7 +224,7 @@ def _list_database(url: str, output: str) -> None:
     help="Print the CREATE TABLE and do not connect to the database.",
 )
 def create(
-    place: tuple[str, ...],
+    words: tuple[str, ...],
     ack_wait_ms: int,
     min_backoff_ms: int | None,
     spelling: Spelling,
@@ -228,46 +232,32 @@ def create(
     **others: Any,
 ) -> None:
     """Create the message table TABLE in the database DB."""
-    url, table = _place(place, needs_url=not only_print)
+    where = place(words)
     directives = Directives(
         ack_wait_ms=ack_wait_ms,
         min_backoff_ms=ack_wait_ms if min_backoff_ms is None else min_backoff_ms,
         **others,
     )
     if only_print:
-        click.echo(create_statement(table, directives, spelling) + ";")
+        click.echo(create_statement(where.table, directives, spelling) + ";")
         return
-    assert url is not None
-    with _connected(url) as connection:
-        create_table(connection, table, directives, spelling)
-    click.echo(f"created the message table {table} in {MysqlAddress.parse(url)}")
+    address = database_of(where, TABLES)
+    with _connected(address) as connection:
+        _check_new(connection, where.table)
+        create_table(connection, where.table, directives, spelling)
+    click.echo(f"created the message table {where.table} in {address}")
 
 
-def _place(words: tuple[str, ...], *, needs_url: bool) -> tuple[str | None, str]:
-    """Return the URL of a database and the name of a table, which are given in one of two forms.
-
-    Raises:
-      UsageError: if they are in neither form, or the URL of the database is needed and not known.
-    """
-    if len(words) == 2:
-        return log_url(words[0]), words[1]
-    database, dot, table = words[0].partition(".")
-    if len(words) > 2 or "/" in words[0] or not (dot and database and table):
-        raise click.UsageError(
-            "Write the table like shop.my_message, or after the URL of its database:"
-            f" {_URL} my_message."
+def _check_new(connection: Connection, table: str) -> None:
+    """Raise ``AlreadyExists`` if the database has a message table of this name."""
+    found = Discovery().look(connection)
+    if table in found.good:
+        raise AlreadyExists(f"Table {table} is a message table already. Nothing was changed.")
+    if table in found.rejected:
+        raise AlreadyExists(
+            f"Table {table} exists already, and is rejected as a message table:"
+            f" {found.rejected[table].reason}"
         )
-    if not needs_url:
-        return None, table
-    urls = dict.fromkeys(os.environ.get(_TABLES, "").split())
-    found = [url for url in urls if MysqlAddress.parse(url).database == database]
-    if len(found) != 1:
-        raise click.UsageError(
-            f"{_TABLES} has {'several URLs' if found else 'no URL'} of the database {database}."
-            f" Write escapement tables create {_URL.replace('DB', database)} {table}, or write one"
-            f" URL of the database into {_TABLES} for {database}.{table}."
-        )
-    return found[0], table
 
 
 @tables.command(
@@ -311,11 +301,8 @@ def _bytes_of(text: str) -> bytes:
 
 
 @contextmanager
-def _connected(url: str) -> Iterator[Connection]:
+def _connected(address: MysqlAddress) -> Iterator[Connection]:
     """Yield a connection to the database, which is not created."""
-    address = MysqlAddress.parse(url)
-    if not address.password:
-        address = replace(address, password=os.environ.get(_PASSWORD, ""))
     with closing(MysqlEngine(address, creates=False).connect()) as connection:
         yield connection
 

@@ -143,6 +143,9 @@ class BinaryLog:
             settings["database"] = settings.pop("db")
         wire = TlsIfOffered(**settings)
         self._wires = [one for one in self._wires if one.open] + [wire]
+        if self._closed:  # meanwhile, when ``close`` could not find this connection
+            self._hang_up()
+            raise StorageUnavailable(f"{self.location}: the reader was closed")
         return wire
 
     def _reason(self, error: Exception) -> str:

@@ -106,6 +106,15 @@ def test_new_subscription_at_latest_says_which_messages_it_lacks(
     assert say(*words) == "newer\n"  # without the hint
 
 
+def test_consume_says_that_it_creates_the_topic(broker: BrokerProcess) -> None:
+    """A topic with a typo would be silent for ever."""
+    with process(broker, "consume", "shop-typo", "phone") as consumer:
+        assert consumer.stderr is not None
+        hint = consumer.stderr.readline().decode()
+        consumer.terminate()
+    assert hint == "created topic shop-typo and subscription phone\n"
+
+
 def test_subscription_begins_at_and_seeks_to_offsets_and_times(say: Say) -> None:
     """N1, N3: also to the earliest and the latest message."""
     say("produce", "seek", "a", "b", "c", "d")

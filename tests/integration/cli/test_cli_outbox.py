@@ -74,6 +74,9 @@ def test_outboxes_are_added_listed_and_removed(
     assert run(add) == 130
     assert "Send 2 rows of table events?" in capsys.readouterr().out
     assert events.run(TABLES) == (("events",),)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert run(add) == 2
+    assert "To go on, add --yes." in capsys.readouterr().err
     assert run([*add, "--yes"]) == 0
     assert "within ten seconds" in capsys.readouterr().out
     identity = events.run("SELECT identity FROM escapement_outbox_identity WHERE outbox = 'events'")

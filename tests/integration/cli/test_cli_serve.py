@@ -182,6 +182,12 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     assert f"cannot listen on {at}: Address already in use" in said
 
 
+def test_a_port_without_a_host_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The port alone would be read as the number of a host."""
+    assert run(["serve", "--listen", "7650"]) == 2
+    assert "Write HOST:PORT, such as 127.0.0.1:7650." in capsys.readouterr().err
+
+
 def test_an_unreachable_database_is_refused_without_its_password(tmp_path: Path) -> None:
     url = f"mysql://broker:{SECRET}@127.0.0.1:1/escapement"
     said = refused("--data", tmp_path / "data", "--listen", "127.0.0.1:0", ESCAPEMENT_LOG=url)

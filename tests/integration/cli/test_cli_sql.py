@@ -11,6 +11,7 @@ import escapement
 from escapement.cli.main import run
 from escapement.storage.outbox.mapping_table import INSTALLED
 from support.database.servers import MysqlServer
+from support.outbox.existing_tables import EVENTS
 from support.outbox.outboxes import Application
 from support.processes.broker import broker_process
 
@@ -56,9 +57,49 @@ def test_commands_without_a_database_say_what_to_give(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ESCAPEMENT_OUTBOX", raising=False)
-    assert run(["sql", "install"]) == 1
-    assert "give the URL" in capsys.readouterr().err
+    for command in (["sql", "install"], ["sql", "reset"], ["outbox", "list"]):
+        assert run(command) == 2
+        assert "ESCAPEMENT_OUTBOX has no URL. Write mysql://" in capsys.readouterr().err
     assert run(["sql", "install", "postgres://x/y"]) == 2
+    monkeypatch.setenv("ESCAPEMENT_OUTBOX", "mysql://a:hidden@one/shop?x=1")
+    capsys.readouterr()
+    assert run(["sql", "install"]) == 2
+    said = capsys.readouterr().err
+    assert "Invalid value for the environment variable ESCAPEMENT_OUTBOX" in said
+    assert "hidden" not in said
+
+
+def test_database_and_password_may_come_from_the_environment(
+    private_mysql: MysqlServer,
+    mysql_url: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All commands for the database of an application find it in the same way."""
+    application = Application(mysql_url)
+    application.run(EVENTS)
+    name = application.address.database
+    private_mysql.admin("CREATE USER IF NOT EXISTS app@'127.0.0.1' IDENTIFIED BY 'p w'")
+    private_mysql.admin(f"GRANT ALL ON {name}.* TO app@'127.0.0.1'")
+    url = private_mysql.url(name, "app", "")
+    map_events = ["--topic", "t", "--payload-column", "body", "--yes"]
+    for database, table in ((url, [url, "events"]), (name, [f"{name}.events"])):
+        for command in (
+            ["sql", "install", database],
+            ["sql", "reset", "--yes", database],
+            ["outbox", "list", database],
+            ["outbox", "add", *table, *map_events],
+            ["outbox", "remove", *table],
+            ["tables", "list", database],
+        ):
+            monkeypatch.setenv("ESCAPEMENT_OUTBOX", f"mysql://app@db.example/other {url}")
+            monkeypatch.setenv("ESCAPEMENT_TABLES", url)
+            monkeypatch.delenv("ESCAPEMENT_PASSWORD", raising=False)
+            assert run(command) == 1, command
+            assert "refuses this user" in capsys.readouterr().err
+            monkeypatch.setenv("ESCAPEMENT_PASSWORD", "p w")
+            assert run(command) == 0, command
+    capsys.readouterr()
 
 
 async def test_served_outboxes_show_no_password(

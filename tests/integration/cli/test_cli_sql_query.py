@@ -216,6 +216,17 @@ def test_wrong_queries_are_refused_in_one_line(
     assert len(ask(everything)) == len(log.expected)
 
 
+def test_password_in_the_url_is_refused_with_the_options_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["sql", "query", "SELECT 1", "--log", "mysql://a:hidden@db.example/log"]) == 1
+    said = capsys.readouterr().err
+    assert "the URL of --log must have no password" in said
+    assert "--password-file" in said
+    assert "Spark" not in said
+    assert "hidden" not in said
+
+
 def test_rows_are_printed_as_table_json_or_csv(
     log: FilledLog, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,7 +147,7 @@ def test_broker_lists_the_tables_that_it_serves_with_their_state(
         server.admin("DROP DATABASE listed")
 
 
-def test_created_table_is_listed(say: Say, mysql_url: str) -> None:
+def test_created_table_is_listed(say: Say, sql: Sql, mysql_url: str) -> None:
     words = ["--ack-wait", "1m", "--max-backoff", "1h", "--purge-after", "7d"]
     words += ["--batch-size", "3", "--cache-size", "99", "--poller-interval", "500ms"]
     assert "created the message table mails in" in say(
@@ -167,8 +167,14 @@ def test_created_table_is_listed(say: Say, mysql_url: str) -> None:
         "key_column": None,
     }
     said = say("tables", "create", mysql_url, "mails", fails=1)
-    assert said.startswith("escapement: Table mails exists already.")
+    assert said == "escapement: Table mails is a message table already. Nothing was changed.\n"
+    sql("CREATE TABLE plain (x INT) COMMENT 'no message table'")
+    said = say("tables", "create", mysql_url, "plain", fails=1)
+    assert said.startswith("escapement: Table plain exists already. Choose another name, or make")
     assert said.count("\n") == 1
+    sql("CREATE TABLE broken (x INT) COMMENT 'escapement_message,ack_wait=30'")
+    said = say("tables", "create", mysql_url, "broken", fails=1)
+    assert "Table broken exists already, and is rejected as a message table: " in said
 
 
 def test_table_is_created_in_a_database_that_brokers_serve(

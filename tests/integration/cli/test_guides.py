@@ -350,8 +350,10 @@ class Terminals:
                 self._broker = self._start(words)
                 assert self._broker.stdout is not None
                 self._output = self._broker.stdout.readline()
-            case ["pkill", "-9", *_]:
+            case ["kill", "-9", "$(cat", file]:
                 assert self._broker is not None
+                lock = self._directory / file.removesuffix(")")
+                assert int(lock.read_text()) == self._broker.pid
                 self._broker.kill()
                 self._broker.communicate()
             case ["python", "receive.py"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 
 import pytest
 import trio
@@ -17,8 +18,16 @@ from escapement.broker.limits import BrokerLimits
 from escapement.clock import moment, unix_ms
 from escapement.errors import OutcomeUnknown, StorageUnavailable
 from escapement.sql import cancel, reschedule, schedule
+from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.sqlite import SqliteEngine
-from escapement.storage.inbox.amend_request import NOT_BEGUN, decode_amend_requests
+from escapement.storage.inbox import inbox
+from escapement.storage.inbox.amend_request import (
+    NOT_BEGUN,
+    AmendRequest,
+    amend_entry,
+    decode_amend_requests,
+)
+from escapement.storage.inbox.entry import InboxEntry
 from escapement.testing import World
 from support.outbox.outboxes import Application, serving
 from support.storage.commit_pipelines import AtStep, FaultyEngine, Once
@@ -28,6 +37,8 @@ HOUR_MS = 3_600_000
 # More scheduler steps than the relays need to carry a request out, and more steps of the log.
 SCHEDULER_STEPS = 90
 LOG_STEPS = 45
+# More scheduler steps than a request takes from its search to its end.
+RUN_STEPS = 20
 BROKEN = StorageUnavailable("broken, says the test")
 
 
@@ -154,6 +165,45 @@ def has_begun(engine: FaultyEngine) -> bool:
         rows = connection.execute("SELECT data FROM inbox").rows
     found = [decode_amend_requests(data) for (data,) in rows]
     return any(one is not None and one.bound != NOT_BEGUN for one in found)
+
+
+async def test_request_that_ends_while_the_relay_begins_another_is_not_repeated(
+    application: Application, mock_clock: MockClock
+) -> None:
+    """A repetition would undo a reschedule by a client that came meanwhile.
+
+    The relay reads both requests at each step of the first one's run, and begins the other one.
+    """
+    engine = SqliteEngine.in_memory()
+    async with serving(application, engine=engine) as world, world.connect() as broker:
+        services = world.server.services
+        searching = services.amender._searching
+        producer = await broker.producer("t")
+        for steps in range(RUN_STEPS):
+            receipt = await producer.send(b"x", key="k", delay="9h")
+            other = amend_entry("public/default/t", "other", [AmendRequest(key=b"none")])
+            async with searching, searching:  # the first request waits for its search
+                with application.session() as cursor:
+                    reschedule(cursor, "t", key="k", at=moment(world.clock.now_ms() + HOUR_MS))
+                    cursor.connection.commit()
+                await world.clock.advance(seconds=2)
+                await services.pipeline.transact(partial(insert_entry, engine, other))
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+            services.inbox_relay.wake()
+            async with searching, searching:  # a repetition would wait for its search
+                await world.clock.settle()
+                until = moment(world.clock.now_ms() + 2 * HOUR_MS)
+                await broker.reschedule(receipt.id, at=until)
+            await world.clock.advance(seconds=5)
+            (left,) = [m async for m in broker.peek("t", count=9)]
+            assert left.due_at == until, steps
+            await broker.cancel(receipt.id)
+
+
+def insert_entry(engine: Engine, entry: InboxEntry, connection: Connection) -> None:
+    """Write an inbox entry without a hint to the relay."""
+    inbox.insert(engine, connection, [entry], 0)
 
 
 async def test_topic_that_is_created_again_during_a_request_keeps_its_messages(

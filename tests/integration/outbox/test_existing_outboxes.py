@@ -266,7 +266,7 @@ def test_look_reads_no_rows_that_are_done(waiting: int, application: Application
     connection = application.engine.connect()
     look = checked(connection, KEPT)
     connection.execute("FLUSH STATUS")
-    found = [row[0] for row in connection.execute(look.look).rows]
+    found = [row[0] for row in connection.execute(look.look, (look.look_rows,)).rows]
     read = connection.execute("SHOW SESSION STATUS LIKE 'Handler_read%'").rows
     connection.close()
     assert len(found) == min(waiting, look.look_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from datetime import UTC, datetime, timedelta
 
 import pymysql
@@ -14,13 +15,16 @@ from escapement.broker.limits import BrokerLimits
 from escapement.clock import moment
 from escapement.sql import schedule
 from escapement.storage.engine.mysql import MysqlConnection, MysqlEngine
-from escapement.storage.outbox.application import MAX_TOPICS, OutboxInApplication
+from escapement.storage.outbox.application import MAX_BYTES, MAX_TOPICS, OutboxInApplication
+from escapement.storage.outbox.statements import MAX_ROWS
 from escapement.storage.outbox.tables import RESET
 from escapement.testing import arrived
 from support.outbox.outboxes import Application, moved, serving
 
 MockClock = trio.testing.MockClock
 INSERT = "INSERT INTO escapement_outbox (topic, payload) VALUES ('t', %s)"
+# Locks the first rows, up to a number.
+LOCK_FIRST = "SELECT id FROM escapement_outbox ORDER BY id LIMIT %s FOR UPDATE"
 
 
 async def test_committed_rows_become_messages_and_rolled_back_rows_do_not(
@@ -175,6 +179,55 @@ async def test_rows_of_a_key_keep_their_order_when_another_session_locks_one(
         assert await moved(world) == [b"b1", b"none", b"a1", b"a2"]
 
 
+async def test_large_locked_rows_do_not_delay_the_rows_of_other_keys(
+    application: Application, mock_clock: MockClock
+) -> None:
+    large = bytes(MAX_BYTES)
+    async with serving(application) as world:
+        application.send(large, key="a")
+        application.send(large, key="c")
+        application.send(b"a2", key="a")
+        application.send(b"b1", key="b")
+        with application.session() as holder:
+            holder.execute(LOCK_FIRST, (2,))
+            assert await moved(world) == [b"b1"]
+            holder.connection.rollback()
+        assert await moved(world) == [b"b1", large, large, b"a2"]
+
+
+async def test_many_rows_behind_a_locked_row_do_not_delay_the_rows_of_other_keys(
+    application: Application, mock_clock: MockClock
+) -> None:
+    many = [b"%d" % n for n in range(MAX_ROWS + 1)]
+    async with serving(application) as world:
+        application.send(*many, key="a")
+        application.send(b"b", key="b")
+        with application.session() as holder:
+            holder.execute(LOCK_FIRST, (1,))
+            assert await moved(world) == [b"b"]
+            assert application.left == len(many)
+            holder.connection.rollback()
+        assert await moved(world) == [b"b", *many]
+
+
+async def test_rows_of_later_slices_wait_for_related_rows_of_earlier_ones(
+    application: Application, mock_clock: MockClock
+) -> None:
+    large = bytes(MAX_BYTES)
+    async with serving(application) as world:
+        application.send(large, key="a")
+        application.send(b"2", key="a", dedup="d")
+        application.send(b"3", key="c", dedup="d")
+        application.send(b"4", key="c")
+        application.send(b"5", key="b")
+        with application.session() as holder:
+            holder.execute(LOCK_FIRST, (1,))
+            assert await moved(world) == [b"5"]
+            assert application.left == 4
+            holder.connection.rollback()
+        assert await moved(world) == [b"5", large, b"2", b"4"]
+
+
 async def test_rows_that_can_never_be_delivered_are_kept_with_their_reasons(
     application: Application, mock_clock: MockClock
 ) -> None:
@@ -251,7 +304,7 @@ async def test_missing_outbox_is_named_and_served_once_it_exists(
     async with serving(application) as world:
         assert await moved(world) == []
         assert "escapement sql install" in caplog.text
-        assert caplog.text.count("rows of an outbox wait") == 1
+        assert caplog.text.count("rows of the outbox escapement_outbox wait") == 1
         assert caplog.text.count("acknowledgements in a database wait") == 1
         location = application.engine.location
         assert [
@@ -262,10 +315,24 @@ async def test_missing_outbox_is_named_and_served_once_it_exists(
         ]
         application.install()
         application.send(b"now")
-        assert await moved(world) == [b"now"]
+        with caplog.at_level(logging.INFO):
+            assert await moved(world) == [b"now"]
+        again = f"rows of the outbox escapement_outbox are moved again from {location}"
+        assert caplog.messages.count(again) == 1
+        assert caplog.messages.count(f"acknowledgements are read again from {location}") == 1
         stats = world.server.stats()
         assert stats["outboxes_waiting"] == []
         assert (stats["outbox_moved"], stats["outbox_refused"]) == (1, 0)
+
+
+async def test_problem_of_a_whole_database_is_listed_once(mock_clock: MockClock) -> None:
+    """It has two relays, an outbox and acknowledgements."""
+    application = Application("mysql://shop:secret@127.0.0.1:1/shop")
+    async with serving(application) as world:
+        await world.clock.advance(seconds=10)
+        (waiting,) = world.server.stats()["outboxes_waiting"]
+    assert waiting.startswith("mysql://shop@127.0.0.1:1/shop: Can't connect")
+    assert waiting.count("mysql://") == 1
 
 
 async def test_relays_of_a_missing_outbox_connect_at_most_every_five_seconds(

@@ -18,7 +18,7 @@ from escapement.storage.engine.base import Connection, Engine, TransactionAborte
 from escapement.storage.journal import journal
 from escapement.storage.lease import Identity, Lease, Recorded
 from escapement.testing.clock import VirtualClock
-from support.storage.commit_pipelines import HandClock
+from support.storage.commit_pipelines import FaultyEngine, HandClock
 
 ONE, TWO = Identity("id-1", "one"), Identity("id-2", "two")
 HOUR_MS = 3_600_000
@@ -221,6 +221,32 @@ async def test_clock_set_back_is_recorded_before_the_next_renewal(
     clock.set_back(-60_000)
     once_more = lease.acquire(ready, ONE, 10_000, clock)
     assert once_more.delivered_until_ms(clock.now_ms()) == clock.now_ms()
+
+
+async def test_renewals_that_keep_failing_are_logged_once_a_minute(
+    ready: Engine, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = "read-only"
+
+    def fails(step: str) -> None:
+        if step.startswith("UPDATE leases"):
+            raise StorageUnavailable(reason)
+
+    faulty = FaultyEngine(ready, fails)
+    clock = VirtualClock(2_000_000)
+    held = lease.acquire(ready, ONE, 10_000, clock)
+    keeper = LeaseKeeper(faulty, held, clock, inline, lambda: None, lambda error: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        await trio.sleep(55)
+        reason = "out of reach"
+        await trio.sleep(70)
+        nursery.cancel_scope.cancel()
+    keeper.close()
+    logged = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert logged == [
+        f"cannot renew the lease: {why}" for why in ("read-only", "out of reach", "out of reach")
+    ]
 
 
 def test_deliveries_before_the_clock_was_set_back_are_doubtful(

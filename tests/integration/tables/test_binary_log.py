@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pymysql
 import pytest
 import trio
 
@@ -18,7 +20,9 @@ import escapement.sync
 from escapement import sql
 from escapement.broker.binary_logs import BinaryLogs
 from escapement.errors import StorageUnavailable
+from escapement.storage import binary_log
 from escapement.storage.binary_log import BinaryLog
+from escapement.storage.engine.mysql_wire import TlsIfOffered
 from support.database.servers import MysqlServer, private_server
 from support.processes.broker import broker_process
 from support.tables.shops import Shop, comment
@@ -165,6 +169,77 @@ async def test_error_switches_the_reader_off_with_one_warning(
     (record,) = caplog.records
     assert record.message.startswith("new rows wait for polls; no binary log: mysql://nobody@")
     assert "refuses this user" in record.message
+
+
+async def test_log_says_that_the_reader_works_again(
+    server: MysqlServer,
+    mock_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.admin("CREATE USER later IDENTIFIED BY 'secret'")
+    address = Shop(server.url("shop", "later", "secret")).address
+    before = streams(server)
+    logs = BinaryLogs([address], [])
+    with caplog.at_level(logging.INFO):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(logs.run)
+            mock_clock.autojump_threshold = 0.5
+            await trio.sleep(50)
+            assert "no binary log" in caplog.text
+            server.admin("GRANT SELECT ON shop.* TO later")
+            server.admin("GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO later")
+            await trio.sleep(20)
+            await trio.to_thread.run_sync(another_stream, server, before)
+            await trio.sleep(60)
+            nursery.cancel_scope.cancel()
+    ours = [record for record in caplog.records if record.name == "escapement.broker.binary_logs"]
+    assert [record.levelname for record in ours] == ["WARNING", "INFO"]
+    assert ours[1].message.startswith("the binary log of mysql://later@")
+    assert ours[1].message.endswith(" is read again")
+
+
+async def test_reader_uses_the_user_that_may_read_the_binary_log(
+    server: MysqlServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.admin("CREATE USER plain IDENTIFIED BY 'secret'")
+    server.admin("GRANT SELECT ON shop.* TO plain")
+    plain = Shop(server.url("shop", "plain", "secret")).address
+    events = {("shop", "t"): trio.Event(), ("other", "t"): trio.Event()}
+    before = await trio.to_thread.run_sync(streams, server)
+    logs = BinaryLogs(
+        [plain, Shop(server.url("other")).address], [lambda *where: events[where].set()]
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(logs.run)
+        await trio.to_thread.run_sync(another_stream, server, before)
+        insert(server, "shop.t")
+        insert(server, "other.t")
+        with trio.fail_after(TIMEOUT_S):
+            for event in events.values():
+                await event.wait()
+        nursery.cancel_scope.cancel()
+    assert "no binary log" not in caplog.text
+
+
+def test_connection_that_is_opened_while_the_reader_is_closed_is_closed_too(
+    server: MysqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that opens it is abandoned, and nothing else would end it."""
+    log = BinaryLog(Shop(server.url("shop")).address, ["shop"])
+    opened: list[TlsIfOffered] = []
+
+    class Slow(TlsIfOffered):
+        def connect(self, sock: socket.socket | None = None) -> None:
+            super().connect(sock)
+            opened.append(self)
+            log.close()
+
+    monkeypatch.setattr(binary_log, "TlsIfOffered", Slow)
+    with pytest.raises(StorageUnavailable, match="the reader was closed"):
+        log.read(lambda *where: None)
+    (wire,) = opened
+    with pytest.raises(pymysql.err.OperationalError):
+        wire.ping(reconnect=False)
 
 
 def test_row_is_delivered_soon_after_its_commit_although_polls_are_rare(

@@ -143,7 +143,7 @@ def test_job_without_a_usable_log_is_refused_before_spark_starts(tmp_path: Path)
         env={name: value for name, value in os.environ.items() if name != "ESCAPEMENT_LOG"},
     )
     assert ran.stdout == f"{[1] * len(asked)} True\n", ran.stderr
-    assert ran.stderr.count("would be shown with Spark's plans") == len(jobs)
+    assert ran.stderr.count("the URL of --log must have no password") == len(jobs)
     assert ran.stderr.count(
         "the address of the log is missing. Give url (in a command: --log)"
     ) == len(jobs)

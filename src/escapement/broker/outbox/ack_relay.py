@@ -27,6 +27,7 @@ import numpy as np
 import trio
 
 from escapement.broker.delivery.consuming import Consuming
+from escapement.broker.outage import Outage
 from escapement.broker.outbox.relay import Progress, Relay
 from escapement.broker.registry.registry import Registry
 from escapement.broker.subscription.subscription import Subscription
@@ -53,7 +54,12 @@ class AckRelay(Relay):
         self, application: Engine, log: bytes, registry: Registry, consuming: Consuming, run: Run
     ) -> None:
         self._acks = AcksInApplication(application, log)
-        super().__init__(self._acks, run, "acknowledgements in a database wait")
+        database = application.location
+        outage = Outage(
+            "acknowledgements in a database wait",
+            f"acknowledgements are read again from {database}",
+        )
+        super().__init__(self._acks, database, run, outage)
         self._registry = registry
         self._consuming = consuming
         self._attached = False

@@ -59,6 +59,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from escapement.broker.outage import Outage
 from escapement.broker.outbox.messages import Change, inbox_entries, read_rows
 from escapement.broker.outbox.relay import Progress, Relay
 from escapement.broker.registry.changes import Transact
@@ -119,8 +120,12 @@ class OutboxRelay(Relay):
         mapping: OutboxMapping = OURS,
     ) -> None:
         self._outbox = OutboxInApplication(application, log, served, mapping)
-        super().__init__(self._outbox, run, "rows of an outbox wait")
-        self._database = application.location
+        database, table = application.location, mapping.table
+        outage = Outage(
+            f"rows of the outbox {table} wait",
+            f"rows of the outbox {table} are moved again from {database}",
+        )
+        super().__init__(self._outbox, database, run, outage)
         self._engine = engine
         self._transact = transact
         self._clock = clock
@@ -207,5 +212,5 @@ class OutboxRelay(Relay):
             raise
         except StorageError as error:
             # The error names the database. Only the location names the table too.
-            what = str(error).removeprefix(f"{self._database}: ")
+            what = str(error).removeprefix(f"{self.database}: ")
             raise StorageUnavailable(f"{self.location}: {what}") from error

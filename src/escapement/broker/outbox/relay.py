@@ -56,14 +56,16 @@ class Relay(ABC):
     """A relay.
 
     Args:
-      run: makes blocking calls to the database of the application.
-      effect: the consequence of an outage, with which the warning begins.
+      database: the address of the database of the application.
+      run: makes blocking calls to it.
+      outage: logs that the relay cannot work, and that it works again.
     """
 
-    def __init__(self, source: Source, run: Run, effect: str) -> None:
+    def __init__(self, source: Source, database: str, run: Run, outage: Outage) -> None:
         self._source = source
+        self.database = database
         self._run = run
-        self._effect = effect
+        self._outage = outage
         self._working = trio.Lock()  # held during a step
         self._stopping = False
         self._hinted = trio.Event()
@@ -98,7 +100,7 @@ class Relay(ABC):
 
     async def run(self) -> None:
         """Make steps until the broker stops."""
-        outage = Outage(self._effect)
+        outage = self._outage
         pause_s = _SHORTEST_S
         while not self._stopping:
             self._hinted = trio.Event()
@@ -136,7 +138,8 @@ class Relay(ABC):
             except BaseException as error:
                 self._failed()
                 self._source.close()
-                self.problem = str(error).removeprefix(f"{self.location}: ")
+                said = str(error).removeprefix(f"{self.location}: ")
+                self.problem = said.removeprefix(f"{self.database}: ")
                 raise
         self.problem = ""
         return progress

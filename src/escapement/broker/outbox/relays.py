@@ -62,8 +62,16 @@ class Relays:
 
     @property
     def problems(self) -> list[str]:
-        """Why rows wait, for each relay that has a problem."""
-        return [f"{relay.location}: {relay.problem}" for relay in self if relay.problem]
+        """Why rows wait. A problem that several relays of a database have is one."""
+        waiting: dict[tuple[str, str], list[str]] = {}
+        for relay in self:
+            if relay.problem:
+                having = waiting.setdefault((relay.database, relay.problem), [])
+                having.append(relay.location)
+        return [
+            f"{database if len(having) > 1 else having[0]}: {problem}"
+            for (database, problem), having in waiting.items()
+        ]
 
     def hint(self, database: str, table: str) -> None:
         """Look soon for rows that were inserted into a table; do nothing for an unknown table."""

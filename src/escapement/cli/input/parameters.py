@@ -67,6 +67,10 @@ def size_bytes(*, least: str) -> Callable[[str], int]:
 
 def host_and_port(text: str) -> tuple[str, int]:
     """Parse ``host``, ``host:port`` or ``[address]:port`` into the pair of host and port."""
+    if text.isdecimal():  # would be the address of a host, 0.0.29.226 for 7650
+        raise click.BadParameter(
+            f"{text!r} is only a port. Write HOST:PORT, such as 127.0.0.1:{text}."
+        )
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -70,6 +71,12 @@ def given(topics: Sequence[str], **options: str | None) -> dict[str, str]:
     for topic in topics:
         TopicName.parse(topic)
     found = {name: value for name, value in options.items() if value is not None}
+    if urlsplit(found.get("url", "")).password is not None:
+        raise InvalidRequest(
+            "the URL of --log must have no password, which every user of the machine could see."
+            " Write the password into ESCAPEMENT_PASSWORD or into the file of --password-file, or"
+            " the whole URL into ESCAPEMENT_LOG"
+        )
     LogAddress.of(Options(found)).engine().close()
     return found
 

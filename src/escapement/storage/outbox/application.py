@@ -16,6 +16,11 @@ and then find a row that was inserted after the commit of the first. If a row is
 of the same key behind it are left too, and requests that may name it. The second step also skips
 rows that are done since the first, for example because the application has set the column itself.
 
+The second step takes a *slice* of the rows seen, as many as fit into a batch. If it can use none of
+them, it goes on with the next slice. If it can use no row at all, ``take`` repeats both steps for
+more rows. It never continues behind the last row of another look: rows of a key may have been
+committed in between, the first of them before that row, and the second behind it.
+
 No statement locks a gap between rows, or waits for rows that are not committed. So applications
 never wait to insert, and the relay never waits for an open transaction of an application.
 """
@@ -23,8 +28,9 @@ never wait to insert, and the relay never waits for an open transaction of an ap
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -46,12 +52,21 @@ from escapement.storage.outbox.tables import (
     REFUSED,
 )
 
+T = TypeVar("T")
+
+# Rows with a common mark are related: the name of a column, and its value.
+_Mark = tuple[str, str]
+
 # The highest id of a row. Parameters of statements are signed numbers of 64 bits.
 _MAX_ID: Final = 2**63 - 1
 # The most bytes of one batch, unless a single row is larger.
 MAX_BYTES: Final = 1 << 20
 # The most topics of one batch. Each costs the log some statements, and an append.
 MAX_TOPICS: Final = 200
+# How many times the rows of a usual look the second look has, if the first has found no usable row.
+FAR: Final = 16
+# The most slices of one look. It bounds the time of a look when locked rows are large.
+MAX_SLICES: Final = 100
 # An estimate of the bytes of a row besides its payload, key and headers.
 _ROW_BYTES: Final = 64
 
@@ -230,20 +245,41 @@ class OutboxInApplication:
         Returns:
           The rows, and whether further rows probably follow.
         """
-        seen = self._open.execute(self._sql.look).rows
-        if not seen:
-            return [], False
+        for most in (self._sql.look_rows, FAR * self._sql.look_rows):
+            seen = self._open.execute(self._sql.look, (most,)).rows
+            if not seen:
+                break
+            rows, more = self._lock_first(seen)
+            if rows:
+                return rows, more or len(seen) == most
+            if len(seen) < most:
+                break
+        return [], False
+
+    def _lock_first(self, seen: Sequence[Row]) -> tuple[list[OutboxRow], bool]:
+        """Open a transaction, and lock and return the rows of the first slice that has usable ones.
+
+        If there are none, no transaction is open.
+
+        Args:
+          seen: the rows of a look.
+
+        Returns:
+          The rows, and whether some of the rows seen are left.
+        """
         _check_ids(seen)
         sizes = np.array([_weight(size, key) for _, key, size, *_ in seen], np.int64)
-        _, end = next(cuts(sizes, MAX_BYTES, MAX_ROWS))
+        passed: set[_Mark] = set()
         self._begin()
-        locked = {row.id: row for row in self._read(self._sql, [row[0] for row in seen[:end]])}
-        found = _in_order(seen[:end], locked)
-        rows = _of_few_topics(found)
-        if not rows:
-            self._open.rollback()
-        more = end < len(seen) or end == self._sql.look_rows or len(rows) < len(found)
-        return rows, bool(rows) and more
+        for low, high in islice(cuts(sizes, MAX_BYTES, MAX_ROWS), MAX_SLICES):
+            some = seen[low:high]
+            wanted = _in_order(some, {row[0]: row for row in some}, set(passed))
+            locked = {row.id: row for row in self._read(self._sql, [row[0] for row in wanted])}
+            found = _in_order(some, locked, passed)
+            if rows := _of_few_topics(found):
+                return rows, high < len(seen) or len(rows) < len(found)
+        self._open.rollback()
+        return [], False
 
     def finish(
         self, rows: Sequence[OutboxRow], refused: Sequence[tuple[RowId, str]], batch: int
@@ -332,21 +368,22 @@ def _weight(size_bytes: int, key: str | None) -> int:
     return _ROW_BYTES + len(key or "") + (size_bytes if size_bytes <= MAX_MESSAGE_BYTES else 0)
 
 
-def _in_order(seen: Sequence[Row], locked: dict[RowId, OutboxRow]) -> list[OutboxRow]:
-    """Return the locked rows, but no row behind a related one that is not locked.
+def _in_order(seen: Sequence[Row], usable: Mapping[RowId, T], passed: set[_Mark]) -> list[T]:
+    """Return the usable rows, but no row behind a related one that is not usable.
 
     Rows with the same key are related, and rows with the same dedup key. A request to cancel or
     reschedule is also related to all requests of its topic, because they may name the same message
     in other ways.
 
     Args:
-      seen: id, key, size, dedup key of each row that was to be locked, and the topic if the row is
-        a request; in the order of their ids.
+      seen: id, key, size, dedup key of each row, and the topic if the row is a request; in order.
+      usable: the rows that may be returned, by id.
+      passed: the marks of rows before these that were not returned. Those of further rows are
+        added.
     """
-    rows: list[OutboxRow] = []
-    passed: set[tuple[str, str]] = set()
+    rows: list[T] = []
     for id, key, _, dedup_key, topic in seen:
-        row = locked.get(id)
+        row = usable.get(id)
         if row is not None and not passed:
             rows.append(row)
             continue

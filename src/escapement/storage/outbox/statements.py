@@ -32,9 +32,9 @@ from escapement.storage.outbox.tables import MAX_MESSAGE_BYTES, REFUSED
 # NULL as a text and as a number. A plain NULL has a type that the engine does not read.
 _NO_TEXT: Final = "CAST(NULL AS CHAR)"
 _NO_NUMBER: Final = "CAST(NULL AS SIGNED)"
-# The most rows of one look.
+# The most rows of a usual look.
 MAX_ROWS: Final = 4_096
-# The most rows of one look at a table that does not store the sizes of payloads, because the
+# The most rows of a usual look at a table that does not store the sizes of payloads, because the
 # database then reads each payload for its size.
 MAX_ROWS_UNSIZED: Final = 512
 
@@ -42,9 +42,10 @@ MAX_ROWS_UNSIZED: Final = 512
 class Statements(NamedTuple):
     """The statements of an outbox. ``{ids}`` stands for a list of ids."""
 
-    # Of the first rows that wait: id, key, size, dedup key, and the topic of a request.
+    # Of the first rows that wait, up to a number: id, key, size, dedup key, and the topic of a
+    # request.
     look: str
-    look_rows: int  # the most rows of a look
+    look_rows: int  # the most rows of a usual look
     read: str  # rows with these ids, if they wait
     first: str  # the first rows, up to a number
     waiting: str  # the number of rows that wait, up to a number
@@ -81,7 +82,7 @@ def statements(mapping: OutboxMapping, shape: Shape) -> Statements:
         together = f"UPDATE {joined} SET {parts.done}"
     return Statements(
         look=f"SELECT {parts.id_value}, {parts.key}, {parts.size}, {parts.dedup}, {parts.about}"
-        f" {waiting} ORDER BY {by} LIMIT {look_rows}",
+        f" {waiting} ORDER BY {by} LIMIT ?",
         look_rows=look_rows,
         read=f"SELECT {parts.columns} FROM {table} FORCE INDEX ({quoted(parts.id_index)})"
         f" WHERE {id} {{ids}}{also} ORDER BY {id} FOR UPDATE",
