@@ -22,7 +22,7 @@ NULL in ``time_next`` of a message that is not acknowledged means that it is due
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -113,6 +113,7 @@ class Polled:
     is_full: bool = False  # whether more messages may be due
     in_use: InUse | None = None  # set if it was asked for; the first priorities were polled
     has_unknown: bool = False  # whether a priority was not known
+    statements: int = 1  # of the poll of all targets
 
 
 # The place of a parameter in a branch. No name of a column has this character, unlike "?".
@@ -158,10 +159,11 @@ def poll(connection: Connection, targets: Sequence[Target]) -> list[Polled]:
 
 def _poll_once(connection: Connection, targets: Mapping[int, Target]) -> dict[int, Polled]:
     """Return what each target has, by its number."""
-    found = {number: Polled() for number in targets}
+    portions = _portions(targets)
+    found = {number: Polled(statements=max(len(portions), 1)) for number in targets}
     counts: dict[tuple[int, int], int] = {}
     ids = {number: RowIds(target.table.layout.id) for number, target in targets.items()}
-    for row in _rows(connection, targets):
+    for row in (row for branches in portions for row in _union(connection, branches)):
         number, priority, as_number, as_bytes, epoch, time_ns, key = row
         if epoch is None:
             found[number].has_unknown = True
@@ -204,20 +206,18 @@ def index_warning(connection: Connection, table: MessageTable) -> str | None:
     return None
 
 
-def _rows(connection: Connection, targets: Mapping[int, Target]) -> Iterator[Row]:
-    branches: list[_Branch] = []
+def _portions(targets: Mapping[int, Target]) -> list[list[_Branch]]:
+    """Return the branches of each statement."""
+    portions: list[list[_Branch]] = []
     for number, target in targets.items():
         own = _branches(number, target)
-        if branches and len(branches) + len(own) > MOST_BRANCHES:
-            yield from _union(connection, branches)
-            branches = []
-        branches += own
-    yield from _union(connection, branches)
+        if not portions or len(portions[-1]) + len(own) > MOST_BRANCHES:
+            portions.append([])
+        portions[-1] += own
+    return [branches for branches in portions if branches]
 
 
 def _union(connection: Connection, branches: Sequence[_Branch]) -> list[Row]:
-    if not branches:
-        return []
     if len(branches) <= _FEW_BRANCHES:
         params = [value for branch in branches for value in branch.params]
         text = " UNION ALL ".join([branch.sql for branch in branches])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from random import Random
 
+import pytest
 import trio
 
 from escapement.tables.poll import LAST_NS
@@ -18,8 +20,13 @@ TABLES = 30
 SECONDS = 30
 
 
-async def test_idle_tables_share_connections_and_polls(mock_clock: MockClock) -> None:
-    """V9: fewer than five statements a second, and three connections, for any number of tables."""
+@pytest.mark.parametrize("seed", range(2))
+async def test_idle_tables_share_connections_and_polls(mock_clock: MockClock, seed: int) -> None:
+    """V9: fewer than five statements a second, and three connections, for any number of tables.
+
+    The tables have any intervals, and their consumers join at any times.
+    """
+    rng = Random(seed)
     with private_server() as server:
         server.admin("CREATE DATABASE shop")
         shop = Shop(server.url("shop"))
@@ -28,19 +35,26 @@ async def test_idle_tables_share_connections_and_polls(mock_clock: MockClock) ->
             return int(server.admin(f"SHOW GLOBAL STATUS LIKE '{name}'")[0][1])
 
         names = [f"mails{number}" for number in range(TABLES)]
-        topics = [shop.create(name, comment(poller_interval=0.1)) for name in names]
+        topics = [
+            shop.create(
+                name, comment(poller_interval=rng.choice([0.1, 0.5, round(rng.uniform(0.5, 9), 3)]))
+            )
+            for name in names
+        ]
         async with serving_tables(shop) as world, world.connect() as broker:
             async with AsyncExitStack() as stack:
-                consumers = [
-                    await stack.enter_async_context(broker.consumer(topic, "table"))
-                    for topic in topics
-                ]
+                consumers = []
+                for topic in topics:
+                    consumer = broker.consumer(topic, "table")
+                    consumers.append(await stack.enter_async_context(consumer))
+                    await world.clock.advance(ms=rng.randrange(500))
                 await world.clock.advance(seconds=2)
                 for name in names:
                     shop.insert(name, tenant_id=1)
                     for priority in range(20):  # which are in use, but not due
                         shop.insert(name, priority=priority, time_next=LAST_NS)
-                await world.clock.advance(seconds=2)
+                    await world.clock.advance(ms=rng.randrange(500))
+                await world.clock.advance(seconds=9)
                 for consumer in consumers:
                     await consumer.ack(await arrived(consumer), durable=True)
                 for _ in range(20):  # until the polls are as rare as they become
@@ -48,7 +62,7 @@ async def test_idle_tables_share_connections_and_polls(mock_clock: MockClock) ->
                 before = status("Questions")
                 for _ in range(SECONDS * 10):
                     await world.clock.advance(ms=100)
-                assert status("Questions") - before <= 5 * SECONDS
+                assert status("Questions") - before < 4.5 * SECONDS
                 # One more asks for the status, and others may be about to end.
                 assert min(status("Threads_connected") for _ in range(50)) <= 3 + 1
 

@@ -60,8 +60,6 @@ _LOOK_S: Final = 1.0
 _FULL_LOOK_S: Final = 10.0
 # A table that cannot be polled is tried again after this time.
 _BAD_TABLE_S: Final = 5.0
-# Tables that are to be polled within this time are polled together.
-_TOGETHER_S: Final = 0.1
 # The pause after polls or discovery have failed.
 _FAILED_S: Final = 0.25
 # A database that does not answer for this time is shown as a problem.
@@ -417,17 +415,18 @@ class Database:
     # -- polls -------------------------------------------------------------------------------
 
     async def _poll_due(self) -> None:
-        until_s = trio.current_time() + _TOGETHER_S
-        due = [
-            table
-            for table in self._tables.values()
-            if table.is_used and table.pace.next_s <= until_s and not table.is_cramped
-        ]
-        now_s = trio.current_time()
+        now_s, now_ms = trio.current_time(), self._clock.now_ms()
+        usable = [table for table in self._tables.values() if table.is_used]
+        due = [one for one in usable if now_s >= one.pace.joins_s and not one.is_cramped]
         if not any(table.pace.next_s <= now_s for table in due):
             return
+        if any(table.priorities.are_stale(now_ms) for table in due):
+            # To ask all tables for their priorities costs as many statements as to ask one.
+            several = [one for one in usable if one.priorities.are_several and not one.is_cramped]
+            for table in several:
+                table.priorities.expire()
+            due = list(dict.fromkeys([*due, *several]))
         self._poll += 1
-        now_ms = self._clock.now_ms()
         targets = [table.target(now_ms) for table in due]
         with self._problems.trying("poll"):
             try:
@@ -471,7 +470,8 @@ class Database:
                 continue  # altered or dropped meanwhile
             self._problems.end("poll", table.topic.name.name)
             new = table.take(polled, self._poll, self._claims.offsets(table), now_ms)
-            table.pace.polled(now_s, now_s - began_s, new, table.overflows)
+            took_s = now_s - began_s
+            table.pace.polled(now_s, took_s, new, table.overflows, polled.statements)
             if new:
                 self._delivery.look_at(table.topic)
 
