@@ -62,9 +62,10 @@ class Target(NamedTuple):
     Attributes:
       priorities: the priorities to poll; None for NULL.
       until_ns: find messages due by this time, in nanoseconds since 1970.
-      waiting: the number of messages that are known already. They may be found again.
+      known: the number of messages in memory that are due by then, also those in flight. They may
+        be found again.
       room: the number of further messages that are wanted. All priorities have the same share.
-      known: all priorities known to be in use. If another one is in use, the poll asks for them.
+      in_use: all priorities known to be in use. If another one is in use, the poll asks for them.
         None if more are in use than can be known.
       learns: whether to ask for the priorities in use in any case.
       after: ask for the priorities above this one; None for all.
@@ -73,9 +74,9 @@ class Target(NamedTuple):
     table: MessageTable
     priorities: tuple[int | None, ...]
     until_ns: int
-    waiting: int
+    known: int
     room: int
-    known: tuple[int | None, ...] | None
+    in_use: tuple[int | None, ...] | None
     learns: bool = False
     after: int | None = None
 
@@ -85,11 +86,11 @@ class Target(NamedTuple):
 
         A branch returns the oldest rows first, so those that are known already are among them.
         """
-        return self.waiting + max(self.room // max(len(self.priorities), 1), 1)
+        return self.known + max(self.room // max(len(self.priorities), 1), 1)
 
     def taught(self, in_use: InUse) -> Target:
         """Return the target with the first of the priorities that were found."""
-        return self._replace(priorities=in_use.values[:MOST_PRIORITIES], known=None)
+        return self._replace(priorities=in_use.values[:MOST_PRIORITIES], in_use=None)
 
 
 class FoundRow(NamedTuple):
@@ -191,7 +192,7 @@ def index_warning(connection: Connection, table: MessageTable) -> str | None:
     if table.layout.due_index is not None:
         return None
     priorities = (DEFAULT_PRIORITY,)
-    target = Target(table, priorities, LAST_NS, waiting=0, room=1000, known=priorities)
+    target = Target(table, priorities, LAST_NS, known=0, room=1000, in_use=priorities)
     for sql, params in _branches(0, target):
         explain = f"EXPLAIN FORMAT=TRADITIONAL {sql.replace(_HERE, '?')}"
         for row in connection.execute(explain, params).rows:
@@ -282,11 +283,11 @@ def _branches(number: int, target: Target) -> list[_Branch]:
                 "time_next",
             ),
         ]
-    if target.known is None:
+    if target.in_use is None:
         return branches
-    known = ", ".join(str(one) for one in target.known if one is not None)
+    known = ", ".join(str(one) for one in target.in_use if one is not None)
     others = [f"priority NOT IN ({known})"] if known else ["priority IS NOT NULL"]
-    others += [] if None in target.known else ["priority IS NULL"]
+    others += [] if None in target.in_use else ["priority IS NULL"]
     branches.append(
         _Branch(
             f"(SELECT {number}, {none[0]}, {none[0]}, {none[1]}, {none[0]}, {none[0]}, {none[1]}"
