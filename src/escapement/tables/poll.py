@@ -32,6 +32,7 @@ from escapement.tables.discovery import MessageTable
 from escapement.tables.identifier import quoted
 from escapement.tables.priorities import (
     MOST_BRANCHES,
+    WITHOUT_WAIT,
     InUse,
     Wanted,
     open_messages,
@@ -221,14 +222,14 @@ def _portions(targets: Mapping[int, Target]) -> list[list[_Branch]]:
 def _union(connection: Connection, branches: Sequence[_Branch]) -> list[Row]:
     if len(branches) <= _FEW_BRANCHES:
         params = [value for branch in branches for value in branch.params]
-        text = " UNION ALL ".join([branch.sql for branch in branches])
+        text = WITHOUT_WAIT + " UNION ALL ".join([branch.sql for branch in branches])
         return connection.execute(text.replace(_HERE, "?"), params).rows
     texts = []
     for sql, values in branches:
         pieces = sql.split(_HERE)
         filled = [f"{piece}{value:d}" for piece, value in zip(pieces, values, strict=False)]
         texts.append("".join(filled) + pieces[-1])
-    return connection.execute(" UNION ALL ".join(texts)).rows
+    return connection.execute(WITHOUT_WAIT + " UNION ALL ".join(texts)).rows
 
 
 def _branches(number: int, target: Target) -> list[_Branch]:

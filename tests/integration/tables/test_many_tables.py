@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -118,3 +119,68 @@ async def test_locked_table_delays_no_rows_of_others(shop: Shop, mock_clock: Moc
         (message,) = await taken(world, first, seconds=10)
         assert message.row["id"] == waiting
         assert shop.row(sent, "time_acked") != (None,)
+
+
+async def test_locked_table_is_polled_alone_and_seldom(mock_clock: MockClock) -> None:
+    """V9: polls of the others go on together, and no poll waits for the lock again and again."""
+    with private_server("--general-log", "--log-output=TABLE") as server:
+        server.admin("CREATE DATABASE shop")
+        shop = Shop(server.url("shop"))
+        names = [f"mails{number}" for number in range(40)]
+        topics = [shop.create(name, comment(poller_interval=0.5)) for name in names]
+        async with serving_tables(shop) as world, world.connect() as broker:
+            async with AsyncExitStack() as stack:
+                first, second, *_ = [
+                    await stack.enter_async_context(broker.consumer(topic, "table"))
+                    for topic in topics
+                ]
+                await world.clock.advance(seconds=5)
+                with shop.session() as session:
+                    session.execute("LOCK TABLES mails0 WRITE")
+                    session.execute("INSERT INTO mails0 (tenant_id) VALUES (7)")
+                    session.connection.commit()
+                    server.admin("TRUNCATE mysql.general_log")
+                    for _ in range(SECONDS * 10):
+                        world.server.services.tables.hint("shop", "mails0")
+                        await world.clock.advance(ms=100)
+                    statements = [
+                        statement.decode() if isinstance(statement, bytes) else statement
+                        for (statement,) in server.admin(
+                            "SELECT argument FROM mysql.general_log"
+                            " WHERE command_type IN ('Query', 'Execute')"
+                        )
+                    ]
+                    shop.insert("mails1")
+                    assert len(await taken(world, second, seconds=2)) == 1
+                polls = [one for one in statements if "FROM `mails" in one and "epoch" in one]
+                of_locked = [one for one in polls if "FROM `mails0`" in one]
+                assert len([one for one in of_locked if "FROM `mails1`" in one]) <= 2
+                assert len(of_locked) <= 4 + SECONDS // 2
+                alone = [one for one in polls if len(set(re.findall("FROM `(.*?)`", one))) == 1]
+                assert len(alone) <= len(of_locked) + len(names)
+                assert len(polls) <= 2 * SECONDS + len(of_locked) + len(names) + 4
+                assert len(await taken(world, first, seconds=6)) == 1
+
+
+async def test_table_that_cannot_be_polled_is_tried_again_soon_after_it_can(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: many tables are locked for long, and unlocked together."""
+    names = [f"mails{number}" for number in range(50)]
+    topics = [shop.create(name, comment(poller_interval=1)) for name in names]
+    async with serving_tables(shop) as world, world.connect() as broker, AsyncExitStack() as stack:
+        consumers = [
+            await stack.enter_async_context(broker.consumer(topic, "table")) for topic in topics
+        ]
+        await world.clock.advance(seconds=2)
+        with shop.session() as session:
+            session.execute("LOCK TABLES " + ", ".join(f"{name} WRITE" for name in names))
+            for name in names:
+                session.execute(f"INSERT INTO {name} (tenant_id) VALUES (7)")
+            session.connection.commit()
+            for _ in range(600):
+                await world.clock.advance(ms=100)
+        for _ in range(80):
+            await world.clock.advance(ms=100)
+        for consumer in consumers:
+            assert len(await arrived(consumer)) == 1

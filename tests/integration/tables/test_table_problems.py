@@ -240,6 +240,20 @@ async def test_row_that_cannot_be_written_is_the_state_of_its_table_and_logged_o
             assert states(world)["mails"] == "ok"
 
 
+async def test_locked_table_is_shown_with_the_reason(shop: Shop, mock_clock: MockClock) -> None:
+    """An ALTER TABLE that waits for a transaction locks the table, too."""
+    topic = shop.create(comment=comment(poller_interval=1))
+    async with serving_tables(seen_by(shop)) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table"):
+            await pass_time(world, 1)
+            with shop.session() as session:
+                session.execute("LOCK TABLES mails WRITE")
+                await pass_time(world, 3)
+                assert "Another session locks the table, such as" in states(world)["mails"]
+            await pass_time(world, 6)
+            assert states(world)["mails"] == "ok"
+
+
 async def test_database_that_does_not_answer_is_shown(shop: Shop, mock_clock: MockClock) -> None:
     """A statement of a stopped server ends with an error only after a long time."""
     shop.create()

@@ -26,6 +26,9 @@ IDLE_S: Final = 0.5
 # Tables that are to be polled within this time are polled together, however short their intervals
 # are.
 _TOGETHER_S: Final = 0.1
+# The shortest and the longest time until a table that cannot be polled is tried again.
+_FIRST_RETRY_S: Final = 0.25
+_LAST_RETRY_S: Final = 5.0
 # The interval is at least this many times as long as the last poll took.
 _REST: Final = 3.0
 # A poll looks this much further ahead than the next poll, for delays of all kinds.
@@ -46,6 +49,12 @@ class Pace:
         self._interval_s = SHORTEST_S
         self._took_s = 0.0
         self._statements = 1  # of the last poll
+        self._retry_s = 0.0  # the last pause after a failure; 0 after a success
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the table could not be polled the last time. Then it is polled alone."""
+        return self._retry_s > 0
 
     @property
     def joins_s(self) -> float:
@@ -68,6 +77,7 @@ class Pace:
           overflows: whether it left messages in the table that may be due before the next poll.
           statements: how many statements it needed, for all tables that it polled.
         """
+        self._retry_s = 0.0
         self._took_s = took_s
         self._interval_s = self._following_s(found)  # no longer than this poll has looked ahead
         self._statements = statements
@@ -77,6 +87,15 @@ class Pace:
         self.next_s = now_s + max(self._interval_s, rest_s)
         self._rests_until_s = now_s + max(SHORTEST_S, rest_s)
 
+    def failed(self, now_s: float) -> None:
+        """Note that the table cannot be polled. A later poll tries again, whatever hints come."""
+        self._retry_s = min(max(2 * self._retry_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+        self.next_s = now_s + self._retry_s
+
+    def altered(self) -> None:
+        """Note that the table was altered, so it may be polled again."""
+        self._retry_s = 0.0
+
     def _following_s(self, found: bool) -> float:
         if found:
             return SHORTEST_S
@@ -85,7 +104,8 @@ class Pace:
 
     def hasten(self, now_s: float) -> None:
         """Poll now, because there is room for messages, or a consumer for them."""
-        self.next_s = min(self.next_s, now_s)
+        if not self.is_failing:
+            self.next_s = min(self.next_s, now_s)
         self._interval_s = SHORTEST_S
 
     def hint(self, now_s: float) -> None:
@@ -93,5 +113,6 @@ class Pace:
 
         A hint may come a moment before its rows can be read. So further polls follow soon.
         """
-        self.next_s = min(self.next_s, max(now_s, self._rests_until_s))
+        if not self.is_failing:
+            self.next_s = min(self.next_s, max(now_s, self._rests_until_s))
         self._interval_s = SHORTEST_S

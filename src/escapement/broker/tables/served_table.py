@@ -106,6 +106,7 @@ class ServedTable:
     def redefine(self, table: MessageTable, now_ms: int) -> None:
         """Apply an altered definition of the table from now on."""
         self.table, self.statements = table, RowStatements(table)
+        self.pace.altered()
         self.pace.longest_s = table.directives.poll_interval_ms / 1000
         self.topic.frame_messages = table.directives.batch_size
         self.topic.set_subscription_policy(SUBSCRIPTION, _policy(table.directives), now_ms)

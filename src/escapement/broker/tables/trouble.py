@@ -8,18 +8,23 @@ fails too, the moment is twice as long. ``now_s`` is a time of the event loop's 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from escapement.errors import StorageError, StorageUnavailable
-from escapement.storage.engine.mysql_errors import lacks_right
+from escapement.storage.engine.mysql_errors import lacks_right, waits_for_lock
 from escapement.tables.identifier import quoted
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.25
 _LAST_PAUSE_S: Final = 2.0
+
+# The most things that are tried together after an error that concerns some of them.
+_PART: Final = 32
 
 # The kinds of work that may fail.
 Work = Literal["look", "poll", "claim", "write"]
@@ -57,11 +62,7 @@ class Problems:
 
     def note(self, work: Work, error: StorageError, table: str = "") -> None:
         """Note an error."""
-        if lacks_right(error):
-            error = StorageError(
-                f"{error}. The broker's user lacks a right. GRANT SELECT, UPDATE, DELETE ON"
-                f" {quoted(self._database)}.* TO this user."
-            )
+        error = self._explained(error)
         was_outage = self.is_outage
         errors = self._by_table.setdefault(table, {})
         is_new = work not in errors
@@ -69,6 +70,20 @@ class Problems:
         if is_new and not was_outage:
             whose = f" of table {table}" if table else " of tables"
             _logger.warning("messages%s wait: %s", whose, error)
+
+    def _explained(self, error: StorageError) -> StorageError:
+        """Return an error that also says what to do."""
+        if lacks_right(error):
+            return StorageError(
+                f"{error}. The broker's user lacks a right. GRANT SELECT, UPDATE, DELETE ON"
+                f" {quoted(self._database)}.* TO this user."
+            )
+        if waits_for_lock(error):
+            return StorageError(
+                f"{error}. Another session locks the table, such as LOCK TABLES or an ALTER TABLE that"
+                " waits for an open transaction. End that session or transaction."
+            )
+        return error
 
     def end(self, work: Work, table: str = "") -> None:
         """Note that work has succeeded."""
@@ -96,6 +111,17 @@ class Problems:
     def tables(self) -> list[str]:
         """The tables that have a problem."""
         return sorted(self._by_table.keys() - {""})
+
+
+def divided(things: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Divide things that cannot be used together, in order to find the one that cannot be used.
+
+    A part has at most ``_PART`` things. No more than these are divided into single ones. So few
+    parts fail, each of which may wait for a lock, and few statements are needed.
+    """
+    size = _PART if len(things) > _PART else 1
+    for start in range(0, len(things), size):
+        yield things[start : start + size]
 
 
 class Pause:
