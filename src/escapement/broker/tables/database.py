@@ -134,7 +134,7 @@ class Database:
             self._claimed,
             lambda error, table: self._failed("claim", error, table),
         )
-        self._problems = Problems(database)
+        self._problems = Problems(database, trio.current_time)
         self._pause = Pause()
         self._asked_s = inf  # since when a poll, look or purge waits for its answer
         self._discovery = Discovery()
@@ -309,6 +309,9 @@ class Database:
         now_s = trio.current_time()
         if self._pause.has_passed(now_s):
             self._wake_all()
+        self._problems.forget_claims()
+        if not self.writer.waiting:
+            self._problems.end_all("write", ())
         if now_s >= self._look_s:
             await self._look()
         await self._poll_due()

@@ -1,14 +1,15 @@
 """The problems of a database with message tables, and the pauses of its deliveries.
 
-A *problem* says why messages wait. It lasts from an error until the same kind of work succeeds. A
-*pause* stops deliveries for a moment after an error of the whole database. If the next attempt
-fails too, the moment is twice as long. ``now_s`` is a time of the event loop's clock.
+A *problem* says why messages wait. It lasts from an error until the same kind of work succeeds, or
+until nothing waits for it any more. A *pause* stops deliveries for a moment after an error of the
+whole database. If the next attempt fails too, the moment is twice as long. ``now_s`` is a time of
+the event loop's clock.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal, TypeVar
 
@@ -26,6 +27,10 @@ _LAST_PAUSE_S: Final = 2.0
 # The most things that are tried together after an error that concerns some of them.
 _PART: Final = 32
 
+# While messages wait to be claimed, claims are tried more often than this, even if each one fails
+# only after the longest wait for a connection.
+_CLAIMS_S: Final = 15.0
+
 # The kinds of work that may fail.
 Work = Literal["look", "poll", "claim", "write"]
 
@@ -35,11 +40,16 @@ class Problems:
 
     A problem concerns one table, or the whole database, which is the table ``""``. It is logged
     once.
+
+    Args:
+      clock_s: returns the time of the event loop.
     """
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, clock_s: Callable[[], float]) -> None:
         self._database = database
+        self._clock_s = clock_s
         self._by_table: dict[str, dict[Work, StorageError]] = {}
+        self._last_claim_s: dict[str, float] = {}  # when a claim failed the last time, by table
 
     @property
     def is_outage(self) -> bool:
@@ -67,6 +77,8 @@ class Problems:
         errors = self._by_table.setdefault(table, {})
         is_new = work not in errors
         errors[work] = error
+        if work == "claim":
+            self._last_claim_s[table] = self._clock_s()
         if is_new and not was_outage:
             whose = f" of table {table}" if table else " of tables"
             _logger.warning("messages%s wait: %s", whose, error)
@@ -80,8 +92,8 @@ class Problems:
             )
         if waits_for_lock(error):
             return StorageError(
-                f"{error}. Another session locks the table, such as LOCK TABLES or an ALTER TABLE that"
-                " waits for an open transaction. End that session or transaction."
+                f"{error}. Another session locks the table, such as LOCK TABLES or an ALTER TABLE"
+                " that waits for an open transaction. End that session or transaction."
             )
         return error
 
@@ -100,6 +112,13 @@ class Problems:
         """Note that tables are not used, so nothing of them is polled or claimed."""
         for table in self._by_table.keys() & set(tables):
             self.end("poll", table)
+            self.end("claim", table)
+
+    def forget_claims(self) -> None:
+        """Forget problems of claims that have not failed again: nothing is to be claimed."""
+        since_s = self._clock_s() - _CLAIMS_S
+        for table in [one for one, last_s in self._last_claim_s.items() if last_s <= since_s]:
+            del self._last_claim_s[table]
             self.end("claim", table)
 
     def of(self, table: str) -> StorageError | None:
