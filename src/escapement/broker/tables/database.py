@@ -502,16 +502,21 @@ class Database:
         if claim.ids and not claim.has_failed:
             self._problems.end("claim")
             self._problems.end("claim", table.topic.name.name)
+        self._refill(table)
+
+    def _refill(self, table: ServedTable) -> None:
+        """Poll a table if it has room again for messages."""
         if table.wants_refill:
             self.hasten(table)
+        elif table.pace.next_s <= trio.current_time() and not table.is_cramped:
+            self._soon.set()  # the poll was left out for lack of room
 
     def _write(self, call: Callable[[Connection], None]) -> None:
         with self._connections.writes.use() as connection:
             call(connection)
 
     def _changed(self, table: ServedTable) -> None:
-        if table.wants_refill:
-            self.hasten(table)
+        self._refill(table)
         self._delivery.look_at(table.topic)
 
     # -- trouble ---------------------------------------------------------------------------------
