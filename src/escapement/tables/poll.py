@@ -22,7 +22,7 @@ NULL in ``time_next`` of a message that is not acknowledged means that it is due
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -32,6 +32,7 @@ from escapement.tables.discovery import MessageTable
 from escapement.tables.identifier import quoted
 from escapement.tables.priorities import (
     MOST_BRANCHES,
+    WITHOUT_WAIT,
     InUse,
     Wanted,
     open_messages,
@@ -62,9 +63,10 @@ class Target(NamedTuple):
     Attributes:
       priorities: the priorities to poll; None for NULL.
       until_ns: find messages due by this time, in nanoseconds since 1970.
-      waiting: the number of messages that are known already. They may be found again.
+      known: the number of messages in memory that are due by then, also those in flight. They may
+        be found again.
       room: the number of further messages that are wanted. All priorities have the same share.
-      known: all priorities known to be in use. If another one is in use, the poll asks for them.
+      in_use: all priorities known to be in use. If another one is in use, the poll asks for them.
         None if more are in use than can be known.
       learns: whether to ask for the priorities in use in any case.
       after: ask for the priorities above this one; None for all.
@@ -73,9 +75,9 @@ class Target(NamedTuple):
     table: MessageTable
     priorities: tuple[int | None, ...]
     until_ns: int
-    waiting: int
+    known: int
     room: int
-    known: tuple[int | None, ...] | None
+    in_use: tuple[int | None, ...] | None
     learns: bool = False
     after: int | None = None
 
@@ -85,11 +87,11 @@ class Target(NamedTuple):
 
         A branch returns the oldest rows first, so those that are known already are among them.
         """
-        return self.waiting + max(self.room // max(len(self.priorities), 1), 1)
+        return self.known + max(self.room // max(len(self.priorities), 1), 1)
 
     def taught(self, in_use: InUse) -> Target:
         """Return the target with the first of the priorities that were found."""
-        return self._replace(priorities=in_use.values[:MOST_PRIORITIES], known=None)
+        return self._replace(priorities=in_use.values[:MOST_PRIORITIES], in_use=None)
 
 
 class FoundRow(NamedTuple):
@@ -113,6 +115,7 @@ class Polled:
     is_full: bool = False  # whether more messages may be due
     in_use: InUse | None = None  # set if it was asked for; the first priorities were polled
     has_unknown: bool = False  # whether a priority was not known
+    statements: int = 1  # of the poll of all targets
 
 
 # The place of a parameter in a branch. No name of a column has this character, unlike "?".
@@ -158,10 +161,11 @@ def poll(connection: Connection, targets: Sequence[Target]) -> list[Polled]:
 
 def _poll_once(connection: Connection, targets: Mapping[int, Target]) -> dict[int, Polled]:
     """Return what each target has, by its number."""
-    found = {number: Polled() for number in targets}
+    portions = _portions(targets)
+    found = {number: Polled(statements=max(len(portions), 1)) for number in targets}
     counts: dict[tuple[int, int], int] = {}
     ids = {number: RowIds(target.table.layout.id) for number, target in targets.items()}
-    for row in _rows(connection, targets):
+    for row in (row for branches in portions for row in _union(connection, branches)):
         number, priority, as_number, as_bytes, epoch, time_ns, key = row
         if epoch is None:
             found[number].has_unknown = True
@@ -189,7 +193,7 @@ def index_warning(connection: Connection, table: MessageTable) -> str | None:
     if table.layout.due_index is not None:
         return None
     priorities = (DEFAULT_PRIORITY,)
-    target = Target(table, priorities, LAST_NS, waiting=0, room=1000, known=priorities)
+    target = Target(table, priorities, LAST_NS, known=0, room=1000, in_use=priorities)
     for sql, params in _branches(0, target):
         explain = f"EXPLAIN FORMAT=TRADITIONAL {sql.replace(_HERE, '?')}"
         for row in connection.execute(explain, params).rows:
@@ -204,30 +208,28 @@ def index_warning(connection: Connection, table: MessageTable) -> str | None:
     return None
 
 
-def _rows(connection: Connection, targets: Mapping[int, Target]) -> Iterator[Row]:
-    branches: list[_Branch] = []
+def _portions(targets: Mapping[int, Target]) -> list[list[_Branch]]:
+    """Return the branches of each statement."""
+    portions: list[list[_Branch]] = []
     for number, target in targets.items():
         own = _branches(number, target)
-        if branches and len(branches) + len(own) > MOST_BRANCHES:
-            yield from _union(connection, branches)
-            branches = []
-        branches += own
-    yield from _union(connection, branches)
+        if not portions or len(portions[-1]) + len(own) > MOST_BRANCHES:
+            portions.append([])
+        portions[-1] += own
+    return [branches for branches in portions if branches]
 
 
 def _union(connection: Connection, branches: Sequence[_Branch]) -> list[Row]:
-    if not branches:
-        return []
     if len(branches) <= _FEW_BRANCHES:
         params = [value for branch in branches for value in branch.params]
-        text = " UNION ALL ".join([branch.sql for branch in branches])
+        text = WITHOUT_WAIT + " UNION ALL ".join([branch.sql for branch in branches])
         return connection.execute(text.replace(_HERE, "?"), params).rows
     texts = []
     for sql, values in branches:
         pieces = sql.split(_HERE)
         filled = [f"{piece}{value:d}" for piece, value in zip(pieces, values, strict=False)]
         texts.append("".join(filled) + pieces[-1])
-    return connection.execute(" UNION ALL ".join(texts)).rows
+    return connection.execute(WITHOUT_WAIT + " UNION ALL ".join(texts)).rows
 
 
 def _branches(number: int, target: Target) -> list[_Branch]:
@@ -283,11 +285,11 @@ def _branches(number: int, target: Target) -> list[_Branch]:
                 "time_next",
             ),
         ]
-    if target.known is None:
+    if target.in_use is None:
         return branches
-    known = ", ".join(str(one) for one in target.known if one is not None)
+    known = ", ".join(str(one) for one in target.in_use if one is not None)
     others = [f"priority NOT IN ({known})"] if known else ["priority IS NOT NULL"]
-    others += [] if None in target.known else ["priority IS NULL"]
+    others += [] if None in target.in_use else ["priority IS NULL"]
     branches.append(
         _Branch(
             f"(SELECT {number}, {none[0]}, {none[0]}, {none[1]}, {none[0]}, {none[0]}, {none[1]}"

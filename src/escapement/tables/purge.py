@@ -17,6 +17,7 @@ from typing import Final
 from escapement.storage.engine.base import Connection
 from escapement.tables.discovery import MessageTable
 from escapement.tables.identifier import quoted
+from escapement.tables.priorities import WITHOUT_WAIT
 from escapement.tables.row_ids import RowIds
 
 # The most rows of one portion.
@@ -45,7 +46,7 @@ def to_purge(
         f"(SELECT {number} FROM {quoted(table.name)} WHERE {_old(table)} {before_ns:d} LIMIT 1)"
         for number, (table, before_ns) in enumerate(tables)
     ]
-    found = connection.execute(" UNION ALL ".join(branches)).rows
+    found = connection.execute(WITHOUT_WAIT + " UNION ALL ".join(branches)).rows
     return [tables[row[0]][0] for row in found]
 
 

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 import escapement
+from escapement.client.consuming.batch import Message
 from escapement.testing import arrived
 from escapement.testing.clock import START_MS
 from escapement.traits import SLOTS
@@ -119,6 +120,62 @@ async def test_rows_that_are_due_soon_keep_no_room_from_due_ones(
             for _ in range(6):
                 found += await taken(world, consumer, ms=100)
             assert {message.row["id"] for message in found} == set(range(1, 11))
+
+
+async def test_row_is_sent_at_its_time_while_others_in_flight_have_earlier_deadlines(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: the rows in flight, which the polls find first, are more than the cache has room for."""
+    topic = shop.create(comment=comment(cache_size=10, ack_wait=3, poller_interval=0.7))
+    shop.fill(200, tenant_id=0)
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table", permits=1_000) as consumer:
+            found: list[Message] = []
+            while len(found) < 200:
+                found += await taken(world, consumer, ms=20)
+            sent_ms = world.clock.now_ms()
+            for deadline_ms in range(sent_ms + 3_000, sent_ms + 12_000, 3_000):
+                for due_ms in range(deadline_ms + 50, deadline_ms + 500, 50):
+                    shop.insert(tenant_id=due_ms, time_next=due_ms * 1_000_000)
+            late_ms = []
+            while len(late_ms) < 27:
+                for message in await taken(world, consumer, ms=20):
+                    due_ms = message.row["tenant_id"]
+                    if due_ms:
+                        late_ms.append(world.clock.now_ms() - due_ms)
+                        await consumer.ack([message])
+            assert max(late_ms) <= 100
+
+
+async def test_locked_rows_whose_deadlines_have_passed_keep_no_room_from_due_ones(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V9: acknowledgements of rows that an application has locked wait until it unlocks them."""
+    topic = shop.create(comment=comment(cache_size=10, ack_wait=2, poller_interval=60))
+    async with serving_tables(shop) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table", permits=100) as consumer:
+            shop.fill(10, tenant_id=1)
+            messages = await taken(world, consumer, seconds=1)
+            assert len(messages) == 10
+            with shop.session() as session:
+                session.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                session.execute("SELECT id FROM mails FOR UPDATE")
+                await consumer.ack(messages)
+                for _ in range(12):  # until polls are rare
+                    await world.clock.advance(seconds=30)
+                soon_ms = world.clock.now_ms() + 100_000
+                shop.fill(10, tenant_id=2, time_next=soon_ms * 1_000_000)
+                (database,) = world.server.services.tables.databases.values()
+                (table,) = database._tables.values()
+                while table.waiting < 10 and world.clock.now_ms() < soon_ms:
+                    await world.clock.advance(seconds=1)
+                waiting = table.waiting
+                id = shop.insert()
+                broker.hint(f"{shop.address.database}.mails")
+                found = await taken(world, consumer, seconds=1)
+            await world.clock.advance(seconds=5)
+            assert waiting == 10
+            assert [message.row["id"] for message in found] == [id]
 
 
 async def test_row_of_a_high_priority_is_sent_before_older_ones(

@@ -209,6 +209,25 @@ async def test_outage_is_shown_until_it_ends_and_logged_once(
                 assert (waiting(world), states(world)) == ([], {"mails": "ok"})
 
 
+async def test_outage_is_not_shown_after_the_last_consumer_has_left(
+    shop: Shop, mysql_to_break: MysqlServer, mock_clock: MockClock
+) -> None:
+    """Nothing is claimed after the outage, so no claim can show that it has ended."""
+    topic = shop.create(comment=comment(poller_interval=1))
+    async with serving_tables(seen_by(shop)) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table") as consumer:
+            shop.insert()
+            assert len(await taken(world, consumer, seconds=2)) == 1
+            mysql_to_break.admin("SET GLOBAL read_only = 1")
+            shop.insert()
+            for _ in range(20):
+                await pass_time(world, 1)
+                assert "read-only" in states(world)["mails"]
+        mysql_to_break.admin("SET GLOBAL read_only = 0")
+        await pass_time(world, 16)
+        assert (waiting(world), states(world)) == ([], {"mails": "ok"})
+
+
 async def test_row_that_cannot_be_written_is_the_state_of_its_table_and_logged_once(
     shop: Shop, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,6 +256,20 @@ async def test_row_that_cannot_be_written_is_the_state_of_its_table_and_logged_o
             assert len(warnings(caplog)) == 1
             shop.run("DROP TRIGGER refuse")
             await pass_time(world, 5)
+            assert states(world)["mails"] == "ok"
+
+
+async def test_locked_table_is_shown_with_the_reason(shop: Shop, mock_clock: MockClock) -> None:
+    """An ALTER TABLE that waits for a transaction locks the table, too."""
+    topic = shop.create(comment=comment(poller_interval=1))
+    async with serving_tables(seen_by(shop)) as world, world.connect() as broker:
+        async with broker.consumer(topic, "table"):
+            await pass_time(world, 1)
+            with shop.session() as session:
+                session.execute("LOCK TABLES mails WRITE")
+                await pass_time(world, 3)
+                assert "Another session locks the table, such as" in states(world)["mails"]
+            await pass_time(world, 6)
             assert states(world)["mails"] == "ok"
 
 

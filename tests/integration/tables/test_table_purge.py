@@ -48,6 +48,23 @@ async def test_acknowledged_rows_are_deleted_once_they_are_old_enough(
         assert not shop.rows("id")
 
 
+async def test_locked_table_keeps_no_other_from_its_purge(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """V14: nobody consumes the table, so no poll has found that it is locked."""
+    shop.create()
+    shop.create("letters")
+    async with serving_tables(shop) as world:
+        for name in ("mails", "letters"):
+            shop.insert(name, time_acked=acked_ns(world, DAY_MS + 1), time_next=None)
+        with shop.session() as session:
+            session.execute("LOCK TABLES letters WRITE")
+            await world.clock.advance(seconds=31)
+            assert not shop.rows("id")
+        await world.clock.advance(seconds=91)
+        assert not shop.rows("id", "letters")
+
+
 async def test_whole_partitions_are_dropped(shop: Shop, mock_clock: MockClock) -> None:
     """V14: a table that is partitioned by day."""
     shop.run(

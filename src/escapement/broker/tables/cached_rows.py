@@ -131,9 +131,9 @@ class CachedRows:
         found: list[bytes] = self._keys[self._at(offsets)].tolist()
         return found
 
-    def count_later(self, now_ns: int) -> int:
-        """Return how many rows here have a ``time_next`` after ``now_ns``."""
-        return int(np.count_nonzero(self._alive & (self._numbers["times_ns"] > now_ns)))
+    def later(self, now_ns: int) -> Int64s:
+        """Return the rows here that have a ``time_next`` after ``now_ns``."""
+        return self._numbers["offsets"][self._alive & (self._numbers["times_ns"] > now_ns)]
 
     # -- versions ----------------------------------------------------------------------
 

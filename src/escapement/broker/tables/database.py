@@ -27,7 +27,7 @@ from escapement.broker.tables.purging import Purging
 from escapement.broker.tables.row_writer import RowWriter
 from escapement.broker.tables.served_table import ServedTable
 from escapement.broker.tables.table_index import TableIndex
-from escapement.broker.tables.trouble import Pause, Problems, Work
+from escapement.broker.tables.trouble import Pause, Problems, Work, divided
 from escapement.broker.topic.topic import Topic
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.clock import Clock
@@ -59,10 +59,10 @@ _OFFSET_BITS: Final = 40
 _LOOK_S: Final = 1.0
 # How often to read the definitions of all tables, even if none seems to be altered.
 _FULL_LOOK_S: Final = 10.0
-# A table that cannot be polled is tried again after this time.
-_BAD_TABLE_S: Final = 5.0
-# Tables that are to be polled within this time are polled together.
-_TOGETHER_S: Final = 0.1
+# After a table could not be polled alone, no other such table is tried for this time, nor for this
+# many times as long as that took. On MySQL, a poll of a locked table takes a second.
+_ALONE_S: Final = 0.5
+_SLOW_FAILURE: Final = 4
 # The pause after polls or discovery have failed.
 _FAILED_S: Final = 0.25
 # A database that does not answer for this time is shown as a problem.
@@ -135,7 +135,7 @@ class Database:
             self._claimed,
             lambda error, table: self._failed("claim", error, table),
         )
-        self._problems = Problems(database)
+        self._problems = Problems(database, trio.current_time)
         self._pause = Pause()
         self._asked_s = inf  # since when a poll, look or purge waits for its answer
         self._discovery = Discovery()
@@ -144,6 +144,7 @@ class Database:
         self._full_look_s = 0.0  # from when on a look reads all definitions
         self._purging = Purging(self.location, self._ask)
         self._poll = 0  # the number of the last poll
+        self._alone_s = 0.0  # not before this time is a table that cannot be polled tried again
         self._soon = trio.Event()
         self.index = TableIndex(lambda id: self._by_id[id].cached, self._claims.begin)
         self.pump = delivery.make_pump(self.index, self._claims.wait, self._may_dispatch)
@@ -309,16 +310,20 @@ class Database:
         now_s = trio.current_time()
         if self._pause.has_passed(now_s):
             self._wake_all()
+        self._problems.forget_claims()
+        if not self.writer.waiting:
+            self._problems.end_all("write", ())
         if now_s >= self._look_s:
             await self._look()
         await self._poll_due()
+        await self._poll_failing()
         if now_s >= self._purging.next_s:
             await self._purge()
 
     def _wait_s(self) -> float:
         """Return how long to wait until there is something to do."""
         due_s = [
-            table.pace.next_s
+            max(table.pace.next_s, self._alone_s if table.pace.is_failing else 0.0)
             for table in self._tables.values()
             if table.is_used and not table.is_cramped
         ]
@@ -424,7 +429,7 @@ class Database:
             self._asked_s = inf
 
     async def _purge(self) -> None:
-        tables = [table.table for table in self._tables.values()]
+        tables = [one.table for one in self._tables.values() if not one.pace.is_failing]
         if self._problems.is_outage:
             self._purging.put_off(tables)
         else:
@@ -433,46 +438,60 @@ class Database:
     # -- polls -------------------------------------------------------------------------------
 
     async def _poll_due(self) -> None:
-        until_s = trio.current_time() + _TOGETHER_S
-        due = [
-            table
-            for table in self._tables.values()
-            if table.is_used and table.pace.next_s <= until_s and not table.is_cramped
-        ]
-        now_s = trio.current_time()
+        now_s, now_ms = trio.current_time(), self._clock.now_ms()
+        usable = [one for one in self._tables.values() if one.is_used and not one.pace.is_failing]
+        due = [one for one in usable if now_s >= one.pace.joins_s and not one.is_cramped]
         if not any(table.pace.next_s <= now_s for table in due):
             return
-        self._poll += 1
-        now_ms = self._clock.now_ms()
-        targets = [table.target(now_ms) for table in due]
+        if any(table.priorities.are_stale(now_ms) for table in due):
+            # To ask all tables for their priorities costs as many statements as to ask one.
+            several = [one for one in usable if one.priorities.are_several and not one.is_cramped]
+            for table in several:
+                table.priorities.expire()
+            due = list(dict.fromkeys([*due, *several]))
         with self._problems.trying("poll"):
-            try:
-                found = await self._ask(lambda connection: poll(connection, targets))
-            except StorageUnavailable:
-                raise
-            except StorageError:
-                await self._look()  # a table may have been altered or dropped
-                await self._poll_one_by_one(due, targets)
-            else:
-                self._take(due, targets, found, now_s)
+            await self._poll_tables(due)
 
-    async def _poll_one_by_one(
-        self, tables: Sequence[ServedTable], targets: Sequence[Target]
-    ) -> None:
-        """Poll each table alone, because one of them cannot be polled."""
-        for table, target in zip(tables, targets, strict=True):
-            if table.is_gone or table.table is not target.table:
-                continue
-            now_s, alone = trio.current_time(), [target]
-            try:
-                with self._problems.trying("poll", table.topic.name.name):
-                    found = await self._ask(partial(poll, targets=alone))
-            except StorageUnavailable:
-                raise
-            except StorageError:
-                table.pace.next_s = now_s + _BAD_TABLE_S
-            else:
-                self._take([table], alone, found, now_s)
+    async def _poll_failing(self) -> None:
+        """Poll one of the tables that could not be polled: alone, and after the others."""
+        now_s = trio.current_time()
+        failing = [
+            table
+            for table in self._tables.values()
+            if table.is_used and table.pace.is_failing and not table.is_cramped
+        ]
+        table = min(failing, key=lambda one: one.pace.next_s, default=None)
+        if table is None or now_s < max(table.pace.next_s, self._alone_s):
+            return
+        with self._problems.trying("poll"):
+            await self._poll_tables([table])
+        if table.pace.is_failing:
+            took_s = trio.current_time() - now_s
+            self._alone_s = trio.current_time() + max(_ALONE_S, _SLOW_FAILURE * took_s)
+
+    async def _poll_tables(self, tables: Sequence[ServedTable]) -> None:
+        """Poll tables together. If one of them cannot be polled, find it, and poll the others.
+
+        Raises:
+          StorageError: if the database cannot be used.
+        """
+        self._poll += 1
+        now_s, now_ms = trio.current_time(), self._clock.now_ms()
+        targets = [table.target(now_ms) for table in tables]
+        try:
+            found = await self._ask(lambda connection: poll(connection, targets))
+        except StorageUnavailable:
+            raise
+        except StorageError as error:
+            await self._look()  # a table may have been altered or dropped
+            if len(tables) > 1:
+                for part in divided([table for table in tables if not table.is_gone]):
+                    await self._poll_tables(part)
+            elif not tables[0].is_gone and tables[0].table is targets[0].table:
+                tables[0].pace.failed(trio.current_time())
+                self._problems.note("poll", error, tables[0].topic.name.name)
+        else:
+            self._take(tables, targets, found, now_s)
 
     def _take(
         self,
@@ -487,7 +506,8 @@ class Database:
                 continue  # altered or dropped meanwhile
             self._problems.end("poll", table.topic.name.name)
             new = table.take(polled, self._poll, self._claims.offsets(table), now_ms)
-            table.pace.polled(now_s, now_s - began_s, new, table.overflows)
+            took_s = now_s - began_s
+            table.pace.polled(now_s, took_s, new, table.overflows, polled.statements)
             if new:
                 self._delivery.look_at(table.topic)
 
@@ -498,16 +518,21 @@ class Database:
         if claim.ids and not claim.has_failed:
             self._problems.end("claim")
             self._problems.end("claim", table.topic.name.name)
+        self._refill(table)
+
+    def _refill(self, table: ServedTable) -> None:
+        """Poll a table if it has room again for messages."""
         if table.wants_refill:
             self.hasten(table)
+        elif table.pace.next_s <= trio.current_time() and not table.is_cramped:
+            self._soon.set()  # the poll was left out for lack of room
 
     def _write(self, call: Callable[[Connection], None]) -> None:
         with self._connections.writes.use() as connection:
             call(connection)
 
     def _changed(self, table: ServedTable) -> None:
-        if table.wants_refill:
-            self.hasten(table)
+        self._refill(table)
         self._delivery.look_at(table.topic)
 
     # -- trouble ---------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class KnownPriorities:
     def __init__(self) -> None:
         self._values: tuple[int | None, ...] = (DEFAULT_PRIORITY,)
         self._at = 0  # where the next turn begins
-        self._found_ms = 0  # when the priorities were found
+        self._found_ms: int | None = None  # when the priorities were found
         self._has_all = True  # whether no others were in use then
         # If not, the priority after which those of the next turns begin; None for the lowest.
         self.after: int | None = None
@@ -48,9 +48,22 @@ class KnownPriorities:
 
     def wants_new(self, now_ms: int) -> bool:
         """Return whether the next poll is to ask for the priorities in use, above ``after``."""
-        if not self._has_all:
-            return self._is_over
-        return len(self._values) > 1 and abs(now_ms - self._found_ms) >= _FRESH_MS
+        return self.are_stale(now_ms) if self._has_all else self._is_over
+
+    def are_stale(self, now_ms: int) -> bool:
+        """Return whether some priorities may not be in use any more."""
+        if not self.are_several:
+            return False
+        return self._found_ms is None or abs(now_ms - self._found_ms) >= _FRESH_MS
+
+    @property
+    def are_several(self) -> bool:
+        """Whether more than one priority was in use, and not more than can be known."""
+        return self._has_all and len(self._values) > 1
+
+    def expire(self) -> None:
+        """Let the next poll ask for the priorities in use, if several are known."""
+        self._found_ms = None
 
     def polled(self, in_use: InUse | None, now_ms: int) -> None:
         """Note the end of a poll.

@@ -106,6 +106,7 @@ class ServedTable:
     def redefine(self, table: MessageTable, now_ms: int) -> None:
         """Apply an altered definition of the table from now on."""
         self.table, self.statements = table, RowStatements(table)
+        self.pace.altered()
         self.pace.longest_s = table.directives.poll_interval_ms / 1000
         self.topic.frame_messages = table.directives.batch_size
         self.topic.set_subscription_policy(SUBSCRIPTION, _policy(table.directives), now_ms)
@@ -138,21 +139,27 @@ class ServedTable:
 
         They must not take the room of due rows, which would wait until the others are due.
         """
-        # Rows in flight have their ack deadline as their time.
-        later = self.cached.count_later(self._clock_ms() * NANOSECONDS) - self._sent
-        return min(max(later, 0), self.waiting)
+        later = self.cached.later(self._clock_ms() * NANOSECONDS)
+        if not len(later):
+            return 0
+        # Rows that were sent have their ack deadline as their time.
+        sent = self.subscription.in_flight.offsets.contains(later)
+        sent |= self.subscription.acked.undurable.contains(later)
+        return int(np.count_nonzero(~sent))
 
     @property
     def wants_refill(self) -> bool:
         """Whether there is room again for due messages that the last poll left in the table."""
         if not self.is_full:
             return False
-        return _REFILL * (self.waiting - self._later) <= self.table.directives.cache_size
+        most = self.table.directives.cache_size // _REFILL
+        return self.waiting <= most or self.waiting - self._later <= most
 
     @property
     def is_cramped(self) -> bool:
         """Whether memory has no room for more due rows."""
-        return self.waiting - self._later >= self.table.directives.cache_size
+        most = self.table.directives.cache_size
+        return self.waiting >= most and self.waiting - self._later >= most
 
     @property
     def is_used(self) -> bool:
@@ -163,13 +170,13 @@ class ServedTable:
         """Return what the next poll is to find, and begin to note which rows are removed."""
         self._removed.clear()
         room = max(self.table.directives.cache_size - (self.waiting - self._later), 0)
-        until_ms = now_ms + int(self.pace.ahead_s * 1000)
+        until_ns = (now_ms + int(self.pace.ahead_s * 1000)) * NANOSECONDS
         priorities = self.priorities
         return Target(
             self.table,
             priorities.turn,
-            until_ms * NANOSECONDS,
-            self.waiting,
+            until_ns,
+            len(self.cached) - len(self.cached.later(until_ns)),
             room,
             priorities.all,
             priorities.wants_new(now_ms),

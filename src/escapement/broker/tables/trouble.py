@@ -1,25 +1,35 @@
 """The problems of a database with message tables, and the pauses of its deliveries.
 
-A *problem* says why messages wait. It lasts from an error until the same kind of work succeeds. A
-*pause* stops deliveries for a moment after an error of the whole database. If the next attempt
-fails too, the moment is twice as long. ``now_s`` is a time of the event loop's clock.
+A *problem* says why messages wait. It lasts from an error until the same kind of work succeeds, or
+until nothing waits for it any more. A *pause* stops deliveries for a moment after an error of the
+whole database. If the next attempt fails too, the moment is twice as long. ``now_s`` is a time of
+the event loop's clock.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from escapement.errors import StorageError, StorageUnavailable
-from escapement.storage.engine.mysql_errors import lacks_right
+from escapement.storage.engine.mysql_errors import lacks_right, waits_for_lock
 from escapement.tables.identifier import quoted
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.25
 _LAST_PAUSE_S: Final = 2.0
+
+# The most things that are tried together after an error that concerns some of them.
+_PART: Final = 32
+
+# While messages wait to be claimed, claims are tried more often than this, even if each one fails
+# only after the longest wait for a connection.
+_CLAIMS_S: Final = 15.0
 
 # The kinds of work that may fail.
 Work = Literal["look", "poll", "claim", "write"]
@@ -30,11 +40,16 @@ class Problems:
 
     A problem concerns one table, or the whole database, which is the table ``""``. It is logged
     once.
+
+    Args:
+      clock_s: returns the time of the event loop.
     """
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, clock_s: Callable[[], float]) -> None:
         self._database = database
+        self._clock_s = clock_s
         self._by_table: dict[str, dict[Work, StorageError]] = {}
+        self._last_claim_s: dict[str, float] = {}  # when a claim failed the last time, by table
 
     @property
     def is_outage(self) -> bool:
@@ -57,18 +72,30 @@ class Problems:
 
     def note(self, work: Work, error: StorageError, table: str = "") -> None:
         """Note an error."""
-        if lacks_right(error):
-            error = StorageError(
-                f"{error}. The broker's user lacks a right. GRANT SELECT, UPDATE, DELETE ON"
-                f" {quoted(self._database)}.* TO this user."
-            )
+        error = self._explained(error)
         was_outage = self.is_outage
         errors = self._by_table.setdefault(table, {})
         is_new = work not in errors
         errors[work] = error
+        if work == "claim":
+            self._last_claim_s[table] = self._clock_s()
         if is_new and not was_outage:
             whose = f" of table {table}" if table else " of tables"
             _logger.warning("messages%s wait: %s", whose, error)
+
+    def _explained(self, error: StorageError) -> StorageError:
+        """Return an error that also says what to do."""
+        if lacks_right(error):
+            return StorageError(
+                f"{error}. The broker's user lacks a right. GRANT SELECT, UPDATE, DELETE ON"
+                f" {quoted(self._database)}.* TO this user."
+            )
+        if waits_for_lock(error):
+            return StorageError(
+                f"{error}. Another session locks the table, such as LOCK TABLES or an ALTER TABLE"
+                " that waits for an open transaction. End that session or transaction."
+            )
+        return error
 
     def end(self, work: Work, table: str = "") -> None:
         """Note that work has succeeded."""
@@ -87,6 +114,13 @@ class Problems:
             self.end("poll", table)
             self.end("claim", table)
 
+    def forget_claims(self) -> None:
+        """Forget problems of claims that have not failed again: nothing is to be claimed."""
+        since_s = self._clock_s() - _CLAIMS_S
+        for table in [one for one, last_s in self._last_claim_s.items() if last_s <= since_s]:
+            del self._last_claim_s[table]
+            self.end("claim", table)
+
     def of(self, table: str) -> StorageError | None:
         """Return why messages of a table wait: first the reason that concerns all tables."""
         errors = [*self._by_table.get("", {}).values(), *self._by_table.get(table, {}).values()]
@@ -96,6 +130,17 @@ class Problems:
     def tables(self) -> list[str]:
         """The tables that have a problem."""
         return sorted(self._by_table.keys() - {""})
+
+
+def divided(things: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Divide things that cannot be used together, in order to find the one that cannot be used.
+
+    A part has at most ``_PART`` things. No more than these are divided into single ones. So few
+    parts fail, each of which may wait for a lock, and few statements are needed.
+    """
+    size = _PART if len(things) > _PART else 1
+    for start in range(0, len(things), size):
+        yield things[start : start + size]
 
 
 class Pause:

@@ -82,6 +82,12 @@ def lacks_right(error: StorageError) -> bool:
     return isinstance(error.__cause__, Exception) and number_of(error.__cause__) in RIGHT_DENIED
 
 
+def waits_for_lock(error: StorageError) -> bool:
+    """Return whether another session has kept a lock for too long."""
+    cause = error.__cause__
+    return isinstance(cause, Exception) and number_of(cause) == LOCK_WAIT_TIMEOUT
+
+
 def _kind(error: Exception, number: int) -> type[StorageError]:
     if number in _ABORTED:
         return TransactionAborted
