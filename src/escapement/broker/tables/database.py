@@ -28,6 +28,7 @@ from escapement.broker.tables.row_writer import RowWriter
 from escapement.broker.tables.served_table import ServedTable
 from escapement.broker.tables.table_index import TableIndex
 from escapement.broker.tables.trouble import Pause, Problems, Work
+from escapement.broker.tables.unsendable_rows import UnsendableRows
 from escapement.broker.topic.topic import Topic
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.clock import Clock
@@ -135,6 +136,7 @@ class Database:
             lambda error, table: self._failed("claim", error, table),
         )
         self._problems = Problems(database)
+        self._unsendable = UnsendableRows(self._problems)
         self._pause = Pause()
         self._asked_s = inf  # since when a poll, look or purge waits for its answer
         self._discovery = Discovery()
@@ -466,6 +468,7 @@ class Database:
         began_s: float,
     ) -> None:
         now_s, now_ms = trio.current_time(), self._clock.now_ms()
+        self._unsendable.forget(now_ms)
         for table, target, polled in zip(tables, targets, found, strict=True):
             if table.is_gone or table.table is not target.table:
                 continue  # altered or dropped meanwhile
@@ -478,7 +481,9 @@ class Database:
     # -- claims and writes ---------------------------------------------------------------------
 
     def _claimed(self, table: ServedTable, claim: Claim) -> None:
-        table.subscription.claimed(claim.settle(table.cached, self._poll))
+        outcome = claim.settle(table.cached, self._poll)
+        table.subscription.claimed(outcome)
+        self._unsendable.claimed(table.topic.name.name, claim.ids, outcome.unsendable)
         if claim.ids and not claim.has_failed:
             self._problems.end("claim")
             self._problems.end("claim", table.topic.name.name)
@@ -486,7 +491,7 @@ class Database:
             self.hasten(table)
 
     def _write(self, call: Callable[[Connection], None]) -> None:
-        with self._connections.writes.use() as connection:
+        with self._connections.writes.transaction() as connection:
             call(connection)
 
     def _changed(self, table: ServedTable) -> None:

@@ -91,7 +91,7 @@ class RowWriter:
     """The task that writes into the rows of the tables of one database.
 
     Args:
-      write: calls a function with an open connection, in a thread.
+      write: calls a function with an open connection, in a transaction and in a thread.
       on_trouble: called with each error, and the table whose row caused it, if that is known.
       on_written: called after each transaction with the tables that have rows which cannot be
         written.
@@ -404,17 +404,15 @@ def _halves(item: _Item) -> list[_Item]:
 
 
 def _write_all(items: Sequence[_Item], tried: list[_Item], connection: Connection) -> None:
-    """Write items in one transaction, and note the result in each. Runs in a thread.
+    """Write items in a transaction, and note the result in each. Runs in a thread.
 
     Args:
       tried: gets the items that were tried, so that the last one is known after an error.
     """
-    connection.begin()
     for item in items:
         tried.append(item)
         with values_of(item.table.table.name):
             _write_one(connection, item)
-    connection.commit()
 
 
 def _write_one(connection: Connection, item: _Item) -> None:

@@ -21,8 +21,8 @@ _logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.25
 _LAST_PAUSE_S: Final = 2.0
 
-# The kinds of work that may fail.
-Work = Literal["look", "poll", "claim", "write"]
+# The kinds of work that may fail. "row" is the sending of single rows.
+Work = Literal["look", "poll", "claim", "write", "row"]
 
 
 class Problems:
@@ -86,6 +86,7 @@ class Problems:
         for table in self._by_table.keys() & set(tables):
             self.end("poll", table)
             self.end("claim", table)
+            self.end("row", table)
 
     def of(self, table: str) -> StorageError | None:
         """Return why messages of a table wait: first the reason that concerns all tables."""
