@@ -69,6 +69,8 @@ _FAILED_S: Final = 0.25
 _SILENT_S: Final = 2.0
 # The most problems of tables that are shown for the whole database.
 _MOST_PROBLEMS: Final = 10
+# How long a request to acknowledge rows waits. A client waits for 30 s, and learns the reason so.
+_ACK_S: Final = 20.0
 # How long a stop of the broker waits until everything is written.
 _STOP_S: Final = 2.0
 
@@ -251,6 +253,8 @@ class Database:
 
         Raises:
           InvalidRequest: if a value cannot be an id of the table.
+          StorageUnavailable: if the database does not accept the acknowledgements, or not in time.
+            They still wait, so they may take effect.
         """
         try:
             ids = list(dict.fromkeys(table.statements.ids.read(one) for one in given))
@@ -270,8 +274,14 @@ class Database:
         left = [ids[at] for at in np.flatnonzero(~here).tolist()]
         self.writer.acknowledge(table, left, done)
         self.pump.wake_subscription(table.topic, table.subscription)
-        await ended.wait()
-        return total
+        with trio.move_on_after(_ACK_S):
+            await self.writer.written(ended)
+            return total
+        reason = self._problem_of(table.topic.name.name) or "other sessions have locked rows"
+        raise StorageUnavailable(
+            f"{self.location}: the rows are not acknowledged after {_ACK_S:g} s, because {reason}."
+            " They may still be acknowledged."
+        )
 
     # -- the tasks -----------------------------------------------------------------------
 
