@@ -211,6 +211,8 @@ class Broker:
         Raises:
           InvalidRequest: if an argument is not valid.
           NotFound: if the broker does not serve the table.
+          StorageUnavailable: if the database does not accept the acknowledgement now. Rows may be
+            acknowledged later. Call it again to be sure.
           Disconnected: if no answer arrives. Some rows may be acknowledged; call it again.
           EscapementError: if the broker refuses. More than 10,000 ids are sent in several requests,
             so some rows may be acknowledged then.

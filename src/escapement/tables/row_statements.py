@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -24,7 +24,7 @@ from escapement.errors import StorageError
 from escapement.message import Int64s
 from escapement.storage.engine.base import Connection, Row
 from escapement.storage.engine.value_lists import padded
-from escapement.tables.columns import DEFAULT_PRIORITY
+from escapement.tables.columns import DEFAULT_PRIORITY, Column
 from escapement.tables.discovery import MessageTable
 from escapement.tables.fields import column_expression, fields_of
 from escapement.tables.identifier import quoted
@@ -35,8 +35,18 @@ NO_TIME_NS: Final = -(1 << 63)
 # An UPDATE for all rows with the same new values costs a round trip. If there are more different
 # values than this, one UPDATE for each row is faster, because these are sent together.
 _FEW_VALUES: Final = 16
-# The columns of a claim before those of the payload.
+# The columns of a version, with the id before them.
 _VERSION_COLUMNS: Final = 4
+# A claim reads the values of small rows together with their versions, and those of larger rows when
+# it knows their sizes. So the values of a statement have a bounded size.
+_SMALL_BYTES: Final = 16 * 1024
+# The types whose values may be long.
+_LONG_TYPES: Final = frozenset(
+    {"varchar", "varbinary", "text", "mediumtext", "longtext", "json"}
+    | {"blob", "mediumblob", "longblob", "vector"}
+    | {"geometry", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon"}
+    | {"geometrycollection", "geomcollection"}
+)
 
 
 @contextmanager
@@ -61,13 +71,17 @@ class Claimed(NamedTuple):
 
     Attributes:
       taken: the positions of the rows that were claimed; ascending.
-      busy: the positions of the rows that another session has locked.
+      busy: the positions of the rows that another session has locked, and of those that would make
+        the claim too large.
       payloads: the encoded values of each row of ``taken``.
+      large: the rows that are too large for a message: the size of each, by its position. They were
+        recorded as sent, so their next attempt comes after the usual back-off.
     """
 
     taken: Int64s
     busy: Int64s
     payloads: list[bytes]
+    large: dict[int, int]
 
 
 class RowStatements:
@@ -88,8 +102,10 @@ class RowStatements:
             str(DEFAULT_PRIORITY) if first else f"CAST({priority} AS SIGNED)",
         )
         # A time that is not NULL has its own value, so "due now" and "due then" differ.
-        columns = ", ".join([*version, *map(column_expression, table.sent)])
+        columns = ", ".join([*version, _size(table.sent), *map(_if_small, table.sent)])
         self._claimed = f"SELECT {columns} FROM {self._name} WHERE id"
+        columns = ", ".join([self.ids.selected, *map(column_expression, table.sent)])
+        self._values = f"SELECT {columns} FROM {self._name} WHERE id"
         self._versions = f"SELECT {', '.join(version)} FROM {self._name} WHERE id"
         self._open = f"SELECT {self.ids.selected} FROM {self._name} WHERE id"
 
@@ -102,6 +118,8 @@ class RowStatements:
         known: Versions,
         epochs: Int64s,
         times_ns: Int64s,
+        most_row_bytes: int,
+        most_bytes: int,
     ) -> Claimed:
         """Record that rows are sent, and return their values. The caller commits.
 
@@ -109,27 +127,50 @@ class RowStatements:
           ids: the rows, each once.
           known: the version that each row must still have.
           epochs, times_ns: the new values of ``epoch`` and ``time_next``.
+          most_row_bytes: the size of the largest row that can be sent.
+          most_bytes: the size of the values of all rows together. Further rows are not claimed.
         """
-        found, taken, busy = self._change(connection, self._claimed, ids, known, epochs, times_ns)
+        found, same, missing = self._unchanged(connection, self._claimed, ids, known)
+        values = {id: row[_VERSION_COLUMNS + 1 :] for id, row in found.items()}
+        sizes = np.array([found[ids[at]][_VERSION_COLUMNS] for at in same.tolist()], np.int64)
+        is_large = sizes > most_row_bytes
+        fits = np.cumsum(np.where(is_large, 0, sizes)) <= most_bytes
+        whole = same[fits & ~is_large & (sizes > _SMALL_BYTES)]
+        values |= self._read(connection, [ids[at] for at in whole.tolist()])
+        self._set(connection, ids, same[fits], epochs, times_ns)
+        large = dict(zip(same[is_large].tolist(), sizes[is_large].tolist(), strict=True))
+        taken = same[fits & ~is_large]
         pack = msgpack.Packer().pack
-        return Claimed(taken, busy, [pack(_values(found[ids[at]])) for at in taken.tolist()])
+        payloads = [pack(_bytes_of(values[ids[at]])) for at in taken.tolist()]
+        # The values may be longer than in the table, where the characters may have another code.
+        lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
+        for row in np.flatnonzero(lengths > most_row_bytes)[::-1].tolist():
+            large[int(taken[row])] = len(payloads.pop(row))
+        taken = taken[lengths <= most_row_bytes]
+        busy = np.concatenate([self._busy(connection, ids, missing), same[~fits]])
+        return Claimed(taken, busy, payloads, large)
 
-    def _change(
-        self,
-        connection: Connection,
-        select: str,
-        ids: Sequence[RowId],
-        known: Versions,
-        epochs: Int64s,
-        times_ns: Int64s,
-    ) -> tuple[dict[RowId, Row], Int64s, Int64s]:
-        """Set epoch and ``time_next`` of rows that still have the known version.
+    def _read(self, connection: Connection, ids: Sequence[RowId]) -> dict[RowId, Row]:
+        """Return the values of locked rows."""
+        return {
+            self.ids.of(row[0]): row[1:]
+            for some in padded(ids)
+            for row in connection.execute(
+                f"{self._values} {self.ids.in_list(len(some))}", some
+            ).rows
+        }
+
+    def _unchanged(
+        self, connection: Connection, select: str, ids: Sequence[RowId], known: Versions
+    ) -> tuple[dict[RowId, Row], Int64s, list[int]]:
+        """Lock rows, and find those that still have the known version.
 
         Args:
           select: the statement that reads the rows. Its columns begin with those of a version.
 
         Returns:
-          The rows that it has read, the positions of the changed rows, and those of busy ones.
+          The rows that it has read, the positions of the unchanged ones, and those of the rows that
+          it has not read.
         """
         rows = self._locked(connection, select, ids)
         found = {self.ids.of(row[0]): row for row in rows}
@@ -139,10 +180,7 @@ class RowStatements:
         same = np.ones(len(there), bool)
         for before, after in zip(known, now, strict=True):
             same &= before[positions] == after
-        taken = positions[same]
-        self._set(connection, ids, taken, epochs, times_ns)
-        missing = [at for at, id in enumerate(ids) if id not in found]
-        return found, taken, self._busy(connection, ids, missing)
+        return found, positions[same], [at for at, id in enumerate(ids) if id not in found]
 
     def _set(
         self,
@@ -204,8 +242,9 @@ class RowStatements:
         Returns:
           The positions of these rows, and those of the rows that another session has locked.
         """
-        _, taken, busy = self._change(connection, self._versions, ids, known, epochs, times_ns)
-        return taken, busy
+        _, taken, missing = self._unchanged(connection, self._versions, ids, known)
+        self._set(connection, ids, taken, epochs, times_ns)
+        return taken, self._busy(connection, ids, missing)
 
     # -- rows ----------------------------------------------------------------------
 
@@ -244,6 +283,24 @@ def _columns(rows: Sequence[Row]) -> Iterator[Int64s]:
         yield np.array(values, np.int64)
 
 
-def _values(row: Row) -> list[bytes | None]:
+def _size(columns: Sequence[Column]) -> str:
+    """Return the SQL expression for the size of the long values of a row."""
+    lengths = [
+        f"COALESCE(LENGTH({quoted(column.name)}), 0)"
+        for column in columns
+        if column.data_type in _LONG_TYPES
+    ]
+    return f"CAST({' + '.join(lengths) or '0'} AS SIGNED)"
+
+
+def _if_small(column: Column) -> str:
+    """Return the SQL expression for a value, which may be NULL instead if it is long."""
+    expression = column_expression(column)
+    if column.data_type not in _LONG_TYPES:
+        return expression
+    return f"IF(LENGTH({quoted(column.name)}) <= {_SMALL_BYTES}, {expression}, NULL)"
+
+
+def _bytes_of(values: Sequence[Any]) -> list[bytes | None]:
     """Return the values of a row for its payload."""
-    return [value.encode() if isinstance(value, str) else value for value in row[_VERSION_COLUMNS:]]
+    return [value.encode() if isinstance(value, str) else value for value in values]

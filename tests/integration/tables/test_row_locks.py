@@ -39,7 +39,7 @@ def test_only_the_given_rows_are_locked(
     if what == "claim":
         zeros = np.zeros_like(some)
         known = Versions(zeros, zeros + 5, zeros + 50)
-        claimed = statements.claim(connection, ids, known, some, some)
+        claimed = statements.claim(connection, ids, known, some, some, 1 << 20, 1 << 20)
         assert claimed.taken.tolist() == some.tolist()
     else:
         assert statements.acknowledge(connection, ids, 7) == (set(ids), set())

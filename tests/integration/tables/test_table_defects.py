@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import trio
 
 from escapement.errors import InvalidRequest
+from escapement.storage.engine.base import Connection
 from escapement.testing import arrived
 from support.database.servers import MysqlServer
 from support.tables.shops import Shop, serving_tables
@@ -45,6 +47,54 @@ async def test_row_that_cannot_be_acknowledged_holds_up_no_other(
         shop.run("DROP TRIGGER refuse")
         await world.clock.advance(seconds=10)
         assert shop.row(refused, "time_acked IS NULL") == (0,)
+
+
+async def test_acknowledgements_that_fail_hold_up_no_other_table(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """Many acknowledgements of one table are refused. Those of the other are written at once."""
+    topic, bad = shop.create(), shop.create("letters")
+    shop.run(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON letters FOR EACH ROW"
+        " IF NEW.time_acked IS NOT NULL AND NEW.tenant_id = 7"
+        " THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"
+    )
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table") as consumer,
+        broker.consumer(bad, "table") as other,
+    ):
+        shop.fill(60, "letters", tenant_id=7)
+        shop.fill(60, "letters", tenant_id=8)
+        shop.insert()
+        await world.clock.advance(seconds=31)
+        letters, (message,) = await arrived(other), await arrived(consumer)
+        (database,) = world.server.services.tables.databases.values()
+        connections = shop.run("SHOW GLOBAL STATUS LIKE 'Connections'")[0][1]
+        written: list[int] = []
+        write = database.writer._write
+
+        def count(call: Callable[[Connection], None]) -> None:
+            written.append(1)
+            write(call)
+
+        database.writer._write = count
+        for letter in letters:
+            await other.ack(letter)
+        await consumer.ack(message, durable=True)
+        assert len(letters) == 120
+        assert len(written) < 10
+        for _ in range(60):
+            await world.clock.advance(seconds=1)
+        acked = shop.run("SELECT tenant_id, COUNT(time_acked) FROM letters GROUP BY 1 ORDER BY 1")
+        assert acked == ((7, 0), (8, 60))
+        # The refused statements ended no connection. This test has opened three.
+        assert int(shop.run("SHOW GLOBAL STATUS LIKE 'Connections'")[0][1]) <= int(connections) + 3
+        shop.run("DROP TRIGGER refuse")
+        for _ in range(20):
+            await world.clock.advance(seconds=1)
+        assert shop.run("SELECT COUNT(*) FROM letters WHERE time_acked IS NULL") == ((0,),)
 
 
 async def test_table_that_cannot_be_polled_holds_up_no_other(

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import trio
 
-from escapement import StorageReadOnly
+from escapement import StorageReadOnly, StorageUnavailable
 from escapement.testing import World, arrived
 from support.database.servers import MysqlServer
 from support.tables.shops import Shop, comment, serving_tables, taken
@@ -76,6 +76,65 @@ async def test_read_only_database_stops_deliveries_and_refuses_acknowledgements(
             assert acks == [2]
             (message,) = await arrived(consumer)
             assert message.row["id"] == later
+
+
+async def test_first_acknowledgement_by_ids_on_a_read_only_server_is_refused(
+    shop_to_break: Shop, mysql_to_break: MysqlServer, mock_clock: MockClock
+) -> None:
+    """The broker learns only from this acknowledgement that the server accepts no writes."""
+    shop = shop_to_break
+    shop.create()
+    ids = [shop.insert() for _ in range(2)]
+    async with serving_tables(as_broker(shop)) as world, world.connect() as broker:
+        await world.clock.advance(seconds=2)
+        mysql_to_break.admin("SET GLOBAL read_only = 1")
+        errors: list[StorageReadOnly] = []
+
+        async def ack() -> None:
+            with pytest.raises(StorageReadOnly) as caught:
+                await broker.ack_rows("breaking.mails", ids)
+            errors.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ack)
+            await world.clock.advance(seconds=2)
+            nursery.cancel_scope.cancel()
+        assert [error.retryable for error in errors] == [True]
+        assert set(shop.rows("time_acked")) == {(None,)}
+        mysql_to_break.admin("SET GLOBAL read_only = 0")
+        for _ in range(50):
+            await world.clock.advance(ms=100)
+        assert await broker.ack_rows("breaking.mails", ids) == 0
+        assert None not in {acked for (acked,) in shop.rows("time_acked")}
+
+
+async def test_acknowledgement_of_a_locked_row_is_answered_in_time_with_the_reason(
+    shop_to_break: Shop, mock_clock: MockClock
+) -> None:
+    shop = shop_to_break
+    shop.create()
+    id = shop.insert()
+    errors: list[StorageUnavailable] = []
+    async with serving_tables(as_broker(shop)) as world, world.connect() as broker:
+        await world.clock.advance(seconds=2)
+
+        async def ack() -> None:
+            with pytest.raises(StorageUnavailable) as caught:
+                await broker.ack_rows("breaking.mails", [id])
+            errors.append(caught.value)
+
+        with shop.session() as cursor:
+            cursor.execute("SELECT 1 FROM mails WHERE id = %s FOR UPDATE", (id,))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ack)
+                for _ in range(29):
+                    await world.clock.advance(seconds=1)
+                (error,) = errors
+            assert "other sessions have locked rows" in str(error)
+            assert "may still be acknowledged" in str(error)
+        for _ in range(5):
+            await world.clock.advance(seconds=1)
+        assert shop.row(id, "time_acked IS NULL") == (0,)
 
 
 @pytest.mark.parametrize("kind", ["kill", "stop"])

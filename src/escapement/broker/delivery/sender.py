@@ -11,7 +11,6 @@ Reads that touch the disk or the database run through ``run``; reads from memory
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
 from escapement.errors import IndexDamaged, StorageUnavailable
-from escapement.message import Blobs, Int64s, MessageBatch
+from escapement.message import Blobs, Int64s, MessageBatch, cuts
 from escapement.storage.blocking import Run
 from escapement.storage.index.delivery_order import DeliveryOrder
 
@@ -37,6 +36,9 @@ _SCATTERED_ROWS: Final = 1024
 _RETRY_S: Final = 1.0
 # How often the task that sends a run checks whether deliveries are allowed again. It rarely waits.
 _PAUSE_S: Final = 0.05
+# The bytes of a message in a frame besides its strings: their lengths, the priority, the offset,
+# the due time, the attempts and a flag.
+_ROW_BYTES: Final = 36
 
 
 class _Part(NamedTuple):
@@ -165,16 +167,16 @@ class Sender:
     def _frames(
         self, rows: Rows, batch: MessageBatch, most: int
     ) -> Iterator[tuple[Rows, MessageBatch]]:
-        """Divide a run into frames of at most ``most`` rows: yield rows and messages of each."""
-        frames = -(-rows.height // most)
-        if batch.size_bytes > 2 * self._limits.deliver_bytes:
-            frames = max(frames, -(-batch.size_bytes // self._limits.deliver_bytes))
-        frames = min(frames, rows.height)
-        if frames == 1:
+        """Divide a run into frames, and yield the rows and messages of each.
+
+        A frame has at most ``most`` rows. It is larger than ``deliver_bytes`` only if it has one
+        message, or the whole run is at most twice as large.
+        """
+        most_bytes = self._limits.deliver_bytes
+        if rows.height <= most and batch.size_bytes <= 2 * most_bytes:
             yield rows, batch
             return
-        bounds = [rows.height * number // frames for number in range(frames + 1)]
-        for low, high in pairwise(bounds):
+        for low, high in cuts(batch.string_sizes() + _ROW_BYTES, most_bytes, most):
             yield rows.pick(slice(low, high)), batch.part(low, high)
 
     async def _payloads(

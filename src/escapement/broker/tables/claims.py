@@ -3,6 +3,10 @@
 A claim begins when the sender wants its messages. While a transaction is being committed, the
 claims that begin wait, and the next transaction makes them together. So many tables whose rows are
 due at the same time share a commit.
+
+If a transaction fails for a reason that may concern one table only, each of its claims is made
+alone. A claim that fails alone is divided into halves, and these again, until each row that the
+database refuses to update is alone. So the other rows are sent.
 """
 
 from __future__ import annotations
@@ -19,14 +23,25 @@ from escapement.broker.tables.claim import Claim
 from escapement.broker.tables.served_table import ServedTable
 from escapement.errors import StorageError, StorageUnavailable
 from escapement.message import Int64s
+from escapement.protocol.limits import MAX_FRAME_BYTES
 from escapement.storage.blocking import Run
+from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.engine.kept_connection import KeptConnection
-from escapement.tables.row_statements import values_of
+from escapement.storage.engine.mysql_errors import concerns_table
+from escapement.tables.row_statements import Claimed, values_of
 
 T = TypeVar("T")
 
 # The most rows of one transaction, unless one claim has more.
 _MOST_ROWS: Final = 8_192
+# The most bytes of the values that one transaction reads, besides rows of up to 16 KiB. It has room
+# for at least one row of any size.
+_MOST_BYTES: Final = MAX_FRAME_BYTES
+# The most failures of a claim that is divided. The rows that are left are tried again later. Three
+# refused rows among 4,096 need fewer.
+_MOST_FAILURES: Final = 40
+# A claim, and which of its rows.
+_Part = tuple[Claim, slice]
 
 
 class Claims:
@@ -120,28 +135,69 @@ class Claims:
         return group
 
     def _make(self, group: Sequence[Claim]) -> list[tuple[StorageError, Claim | None]]:
-        """Make claims in one transaction. Runs in a thread.
-
-        After an error that may concern one table only, each claim is made alone.
+        """Make claims, in one transaction if it does not fail. Runs in a thread.
 
         Returns:
           The errors, each with the claim of the table that it concerns, or None.
         """
-        began_s = time.monotonic()
+        error = self._try([(claim, _whole(claim)) for claim in group])
+        if error is None:
+            return []
+        errors: list[tuple[StorageError, Claim | None]] = []
+        for claim in group:
+            if isinstance(error, StorageUnavailable):  # the others would fail in the same way
+                claim.has_failed = True
+                continue
+            began_s = time.monotonic()
+            error = self._divide(claim, error if len(group) == 1 else None)
+            claim.took_s = time.monotonic() - began_s
+            claim.has_failed = error is not None
+            if error is not None and not isinstance(error, StorageUnavailable):
+                errors.append((error, claim))
+        if isinstance(error, StorageUnavailable):
+            errors.append((error, None))
+        return errors
+
+    def _divide(self, claim: Claim, error: StorageError | None) -> StorageError | None:
+        """Make a claim alone, and in parts if it fails. Return an error of more than one row.
+
+        Args:
+          error: the error of the whole claim alone; None if it was not made alone yet.
+        """
+        parts, failures = [_whole(claim)], 0
+        while parts:
+            part = parts.pop()
+            error = error or self._try([(claim, part)])
+            if error is None:
+                continue
+            failures += 1
+            if isinstance(error, StorageUnavailable | TransactionAborted) or concerns_table(error):
+                return error
+            if len(claim.ids[part]) == 1:
+                claim.refuse(part.start, error)
+            elif failures < _MOST_FAILURES:
+                middle = (part.start + part.stop) // 2
+                parts += [slice(middle, part.stop), slice(part.start, middle)]
+            else:
+                return error
+            error = None
+        return None
+
+    def _try(self, parts: Sequence[_Part]) -> StorageError | None:
+        """Make parts of claims in one transaction. Return the error if it fails."""
+        left_bytes, made = _MOST_BYTES, list[Claimed]()
         try:
-            with self._connection.use() as connection:
-                connection.begin()
-                for claim in group:
+            with self._connection.transaction() as connection:
+                for claim, rows in parts:
                     with values_of(claim.statements.table.name):
-                        claim.make(connection)
-                connection.commit()
+                        made.append(claim.make(connection, rows, left_bytes))
+                    left_bytes -= sum(map(len, made[-1].payloads))
         except StorageError as error:
-            for claim in group:
-                claim.failed()
-            if isinstance(error, StorageUnavailable):
-                return [(error, None)]
-            if len(group) > 1:
-                return [one for claim in group for one in self._make([claim])]
-            group[0].took_s = time.monotonic() - began_s
-            return [(error, group[0])]
-        return []
+            return error
+        for (claim, rows), claimed in zip(parts, made, strict=True):
+            claim.made(rows, claimed)
+        return None
+
+
+def _whole(claim: Claim) -> slice:
+    return slice(0, len(claim.ids))

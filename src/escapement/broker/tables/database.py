@@ -28,6 +28,7 @@ from escapement.broker.tables.row_writer import RowWriter
 from escapement.broker.tables.served_table import ServedTable
 from escapement.broker.tables.table_index import TableIndex
 from escapement.broker.tables.trouble import Pause, Problems, Work, divided
+from escapement.broker.tables.unsendable_rows import UnsendableRows
 from escapement.broker.topic.topic import Topic
 from escapement.broker.topic.window_budget import WindowBudget
 from escapement.clock import Clock
@@ -69,6 +70,8 @@ _FAILED_S: Final = 0.25
 _SILENT_S: Final = 2.0
 # The most problems of tables that are shown for the whole database.
 _MOST_PROBLEMS: Final = 10
+# How long a request to acknowledge rows waits. A client waits for 30 s, and learns the reason so.
+_ACK_S: Final = 20.0
 # How long a stop of the broker waits until everything is written.
 _STOP_S: Final = 2.0
 
@@ -136,6 +139,7 @@ class Database:
             lambda error, table: self._failed("claim", error, table),
         )
         self._problems = Problems(database, trio.current_time)
+        self._unsendable = UnsendableRows(self._problems)
         self._pause = Pause()
         self._asked_s = inf  # since when a poll, look or purge waits for its answer
         self._discovery = Discovery()
@@ -251,6 +255,8 @@ class Database:
 
         Raises:
           InvalidRequest: if a value cannot be an id of the table.
+          StorageUnavailable: if the database does not accept the acknowledgements, or not in time.
+            They still wait, so they may take effect.
         """
         try:
             ids = list(dict.fromkeys(table.statements.ids.read(one) for one in given))
@@ -270,8 +276,14 @@ class Database:
         left = [ids[at] for at in np.flatnonzero(~here).tolist()]
         self.writer.acknowledge(table, left, done)
         self.pump.wake_subscription(table.topic, table.subscription)
-        await ended.wait()
-        return total
+        with trio.move_on_after(_ACK_S):
+            await self.writer.written(ended)
+            return total
+        reason = self._problem_of(table.topic.name.name) or "other sessions have locked rows"
+        raise StorageUnavailable(
+            f"{self.location}: the rows are not acknowledged after {_ACK_S:g} s, because {reason}."
+            " They may still be acknowledged."
+        )
 
     # -- the tasks -----------------------------------------------------------------------
 
@@ -501,6 +513,7 @@ class Database:
         began_s: float,
     ) -> None:
         now_s, now_ms = trio.current_time(), self._clock.now_ms()
+        self._unsendable.forget(now_ms)
         for table, target, polled in zip(tables, targets, found, strict=True):
             if table.is_gone or table.table is not target.table:
                 continue  # altered or dropped meanwhile
@@ -514,7 +527,9 @@ class Database:
     # -- claims and writes ---------------------------------------------------------------------
 
     def _claimed(self, table: ServedTable, claim: Claim) -> None:
-        table.subscription.claimed(claim.settle(table.cached, self._poll))
+        outcome = claim.settle(table.cached, self._poll)
+        table.subscription.claimed(outcome)
+        self._unsendable.claimed(table.topic.name.name, claim.ids, outcome.unsendable)
         if claim.ids and not claim.has_failed:
             self._problems.end("claim")
             self._problems.end("claim", table.topic.name.name)
@@ -528,7 +543,7 @@ class Database:
             self._soon.set()  # the poll was left out for lack of room
 
     def _write(self, call: Callable[[Connection], None]) -> None:
-        with self._connections.writes.use() as connection:
+        with self._connections.writes.transaction() as connection:
             call(connection)
 
     def _changed(self, table: ServedTable) -> None:

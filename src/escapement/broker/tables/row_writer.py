@@ -4,6 +4,10 @@ Subscriptions submit them without waiting. One task takes all that wait, up to a
 them in one transaction. A row that another session has locked is written later. After an error
 everything is kept, and tried again until it is written.
 
+An item that the database refuses, for example because the table is locked, is a *suspect*. It is
+written later and alone. The other items of its table are then written apart from those of other
+tables, until that succeeds. So they hold up no other table.
+
 While an acknowledgement waits, its row stays in memory, so that no poll takes it for a new message.
 While a retry waits, its row is not claimed, because a claim would not find the version that the
 broker knows. If a row gets another retry meanwhile, such as a nack after an extended deadline, the
@@ -46,8 +50,9 @@ _LONGEST_LOCKED_S: Final = 1.0
 # The shortest pause after an error, and the longest after several.
 _FIRST_RETRY_S: Final = 0.1
 _LAST_RETRY_S: Final = 2.0
-# After an item has failed alone, the pause before the next such item is at least this many times as
-# long as that took. A statement that waits for the lock of a whole table may take a second.
+# After items of a table have failed, the pause before the next items of this table is at least this
+# many times as long as that took. A statement that waits for the lock of a whole table may take a
+# second.
 _SLOW_FAILURE: Final = 4
 
 
@@ -87,11 +92,60 @@ class _Retry:
 _Item = _Ack | _Retry
 
 
+@dataclass(slots=True, eq=False)
+class _Apart:
+    """The items of a table of which some have failed.
+
+    Both times are on the clock of the event loop. ``known_good`` is how many of the first items
+    were written before another one failed. They are written first, so there is progress.
+    """
+
+    suspects: deque[_Item] = field(default_factory=deque)
+    suspects_s: float = 0.0  # not before this time
+    suspects_pause_s: float = 0.0
+    items: deque[_Item] = field(default_factory=deque)  # the others, unless they are trusted
+    items_s: float = 0.0
+    items_pause_s: float = 0.0
+    known_good: int = 0
+    is_trusted: bool = False
+    was_suspect: bool = False  # whether the last transaction was of a suspect
+
+    @property
+    def next_s(self) -> float:
+        """When to write some of the items."""
+        return min(self.suspects_s if self.suspects else inf, self.items_s if self.items else inf)
+
+    def next(self, now_s: float) -> deque[_Item]:
+        """Return the suspects or the others, from which items are to be written now.
+
+        If it is time for both, they take turns.
+        """
+        items_due = bool(self.items) and self.items_s <= now_s
+        suspects_due = bool(self.suspects) and self.suspects_s <= now_s
+        self.was_suspect = suspects_due and not (items_due and self.was_suspect)
+        return self.suspects if self.was_suspect else self.items
+
+    def failed(self, took_s: float, now_s: float, *, was_suspect: bool, is_locked: bool) -> None:
+        """Set the times of the next attempts after an item has failed."""
+        if was_suspect or is_locked:
+            self.suspects_pause_s = _longer_s(self.suspects_pause_s)
+        self.suspects_s = now_s + max(self.suspects_pause_s, _SLOW_FAILURE * took_s)
+        if not was_suspect:
+            self.is_trusted = False
+            # All items may fail if the table is locked. Otherwise the others are written soon.
+            self.items_pause_s = _longer_s(self.items_pause_s) if is_locked else 0.0
+            self.items_s = now_s + max(self.items_pause_s, _SLOW_FAILURE * took_s)
+
+
+def _longer_s(pause_s: float) -> float:
+    return min(max(2 * pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+
+
 class RowWriter:
     """The task that writes into the rows of the tables of one database.
 
     Args:
-      write: calls a function with an open connection, in a thread.
+      write: calls a function with an open connection, in a transaction and in a thread.
       on_trouble: called with each error, and the table whose row caused it, if that is known.
       on_written: called after each transaction with the tables that have rows which cannot be
         written.
@@ -120,10 +174,10 @@ class RowWriter:
         self._last_poll = last_poll
         self._most_acks = most_acks
         self._items: deque[_Item] = deque()
-        # Items that have failed, and parts of them. Each is written alone.
-        self._aside: deque[_Item] = deque()
-        self._aside_s = 0.0  # not before this time of the event loop's clock
-        self._aside_pause_s = 0.0
+        self._apart: dict[ServedTable, _Apart] = {}
+        self._was_apart = False  # whether the last transaction was of a table apart
+        # Callers that wait until acknowledgements are written, and the errors that they get.
+        self._callers: dict[trio.Event, StorageError | None] = {}
         self._waiting = 0  # rows of all items, including those being written
         self._added = trio.Event()
         self._idle = trio.Event()
@@ -174,8 +228,9 @@ class RowWriter:
         for item in self._waiting_items:
             if isinstance(item, _Retry) and item.table is table:
                 self._keep(item, ~np.isin(item.offsets, offsets))
-        self._items = deque(item for item in self._items if item.ids or isinstance(item, _Ack))
-        self._aside = deque(item for item in self._aside if item.ids or isinstance(item, _Ack))
+        self._items = _without_empty(self._items)
+        for apart in self._apart.values():
+            apart.suspects, apart.items = map(_without_empty, (apart.suspects, apart.items))
 
     def acknowledge(
         self, table: ServedTable, ids: list[RowId], done: Callable[[int], None]
@@ -188,11 +243,31 @@ class RowWriter:
         return self._clock.now_ms() * NANOSECONDS
 
     def _add(self, item: _Item) -> None:
-        self._items.append(item)
+        self._queue_of(item).append(item)
         self._waiting += len(item.ids)
         if self._idle.is_set():
             self._idle = trio.Event()
         self._added.set()
+
+    def _queue_of(self, item: _Item) -> deque[_Item]:
+        apart = self._apart.get(item.table)
+        if apart is None or (apart.is_trusted and not item.is_suspect):
+            return self._items
+        return apart.suspects if item.is_suspect else apart.items
+
+    async def written(self, ended: trio.Event) -> None:
+        """Wait until ``ended`` is set, because acknowledgements of the caller are written.
+
+        Raises:
+          StorageReadOnly: if the database accepts no writes. The acknowledgements still wait.
+        """
+        self._callers[ended] = None
+        try:
+            await ended.wait()
+        finally:
+            error = self._callers.pop(ended)
+        if error is not None:
+            raise error
 
     async def drained(self) -> None:
         """Wait until everything is written."""
@@ -215,17 +290,15 @@ class RowWriter:
                 if isinstance(error, StorageUnavailable) or not tried:
                     self._put_back(items)
                     self._on_trouble(error, None)
-                    pause_s = min(max(2 * pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+                    if isinstance(error, StorageReadOnly):
+                        self._refuse(error)
+                    pause_s = _longer_s(pause_s)
                 else:
-                    self._put_back(items[: len(tried) - 1] + items[len(tried) :])
-                    self._put_aside(tried[-1], error, trio.current_time() - began_s)
+                    self._put_apart(items, tried, error, trio.current_time() - began_s)
                     self._on_trouble(error, tried[-1].table)
                     pause_s = 0.0
             else:
-                for item in items:
-                    if item.is_suspect:
-                        item.is_suspect, self._aside_pause_s = False, 0.0
-                self._on_written({item.table for item in self._aside})
+                self._note_success(items)
                 left = [one for item in items if (one := self._finish(item)) is not None]
                 self._put_back(left)
                 for item in self._waiting_items:
@@ -239,32 +312,64 @@ class RowWriter:
 
     @property
     def _waiting_items(self) -> list[_Item]:
-        return [*self._items, *self._aside]
+        apart = [one for each in self._apart.values() for one in (*each.suspects, *each.items)]
+        return [*self._items, *apart]
 
     def _next(self) -> list[_Item]:
-        """Return the items of the next transaction."""
-        if self._aside and trio.current_time() >= self._aside_s:
-            return [self._prepared(self._aside.popleft())]
+        """Return the items of the next transaction. Tables apart take turns with all others."""
+        now_s = trio.current_time()
+        due = [one for one in self._apart.values() if one.next_s <= now_s]
+        self._was_apart = bool(due) and not (self._was_apart and self._items)
+        queue, most = self._items, len(self._items)
+        if self._was_apart:
+            apart = min(due, key=lambda one: one.next_s)
+            queue = apart.next(now_s)
+            is_suspect = queue is apart.suspects
+            most = 1 if is_suspect else min(apart.known_good or len(queue), len(queue))
         items: list[_Item] = []
         count = 0
-        while self._items and (not items or count + len(self._items[0].ids) <= _MOST_ROWS):
-            items.append(self._prepared(self._items.popleft()))
+        while len(items) < most and (not items or count + len(queue[0].ids) <= _MOST_ROWS):
+            items.append(self._prepared(queue.popleft()))
             count += len(items[-1].ids)
         return items
 
     async def _wait(self) -> None:
         """Wait until there is something to write."""
         self._added = trio.Event()
-        if not self._aside:
+        if not self._waiting_items:
             self._idle.set()
-        with trio.move_on_at(self._aside_s if self._aside else inf):
+        with trio.move_on_at(min((one.next_s for one in self._apart.values()), default=inf)):
             await self._added.wait()
 
     def _put_back(self, items: Sequence[_Item]) -> None:
         """Write items before all others, because their transaction has not written them."""
-        left = self._without_replaced(items)
-        self._aside.extendleft(reversed([item for item in left if item.is_suspect]))
-        self._items.extendleft(reversed([item for item in left if not item.is_suspect]))
+        for item in reversed(self._without_replaced(items)):
+            self._queue_of(item).appendleft(item)
+
+    def _refuse(self, error: StorageReadOnly) -> None:
+        """Answer the callers that wait for acknowledgements with an error."""
+        for ended in self._callers:
+            self._callers[ended] = type(error)(
+                f"{error}. The rows may still be acknowledged when the database accepts writes."
+            )
+            ended.set()
+
+    def _note_success(self, items: Sequence[_Item]) -> None:
+        """Note that a transaction is committed."""
+        table = items[0].table
+        apart = self._apart.get(table)
+        if self._was_apart and apart is not None:
+            if items[0].is_suspect:
+                apart.suspects_s = apart.suspects_pause_s = 0.0
+            else:
+                apart.known_good, apart.items_pause_s = 0, 0.0
+                apart.is_trusted = not apart.items
+            if not apart.suspects:
+                del self._apart[table]
+                self._items.extendleft(reversed(apart.items))
+        for item in items:
+            item.is_suspect = False
+        self._on_written(self._apart.keys())
 
     def _without_replaced(self, items: Sequence[_Item]) -> list[_Item]:
         """Leave rows out of retries if a newer one waits. Return the items that are left."""
@@ -279,24 +384,34 @@ class RowWriter:
                 self._keep(item, np.array(kept, bool))
         return [item for item in items if item.ids or isinstance(item, _Ack)]
 
-    def _put_aside(self, item: _Item, error: StorageError, took_s: float) -> None:
-        """Write an item that has failed later, and alone. Others do not wait for it.
+    def _put_apart(
+        self, items: Sequence[_Item], tried: Sequence[_Item], error: StorageError, took_s: float
+    ) -> None:
+        """Write the item that has failed later and alone, and the others of its table apart.
 
         If it has failed alone, its halves are written one by one. So in the end only the rows that
         cannot be written wait. If a lock of the whole table was the reason, it is not divided.
 
         Args:
+          items: the items of the failed transaction.
+          tried: the first of them, up to the one that has failed.
           took_s: how long the failed transaction took.
         """
-        divides = item.is_suspect and not isinstance(error, TransactionAborted)
-        parts = _halves(item) if divides and len(item.ids) > 1 else [item]
-        parts = self._without_replaced(parts)
+        failed, table = tried[-1], tried[-1].table
+        apart = self._apart.setdefault(table, _Apart())
+        is_locked, was_suspect = isinstance(error, TransactionAborted), failed.is_suspect
+        apart.failed(took_s, trio.current_time(), was_suspect=was_suspect, is_locked=is_locked)
+        divides = was_suspect and not is_locked and len(failed.ids) > 1
+        parts = self._without_replaced(_halves(failed) if divides else [failed])
         for part in parts:
             part.is_suspect = True
-        self._aside.extend(parts)
-        longer_s = min(max(2 * self._aside_pause_s, _FIRST_RETRY_S), _LAST_RETRY_S)
-        self._aside_pause_s = max(longer_s, _SLOW_FAILURE * took_s)
-        self._aside_s = trio.current_time() + self._aside_pause_s
+        apart.suspects.extend(parts)
+        if was_suspect:
+            return
+        apart.items.extend(item for item in self._items if item.table is table)
+        self._items = deque(item for item in self._items if item.table is not table)
+        self._put_back([item for item in items if item is not failed])
+        apart.known_good = sum(item.table is table for item in tried[:-1])
 
     def _prepared(self, item: _Item) -> _Item:
         """Leave rows out of a retry that were forgotten, and note the versions of the others."""
@@ -379,6 +494,11 @@ class RowWriter:
             table.subscription.forget(offsets[~table.subscription.acked.contains(offsets)])
 
 
+def _without_empty(items: deque[_Item]) -> deque[_Item]:
+    """Leave out retries without rows."""
+    return deque(item for item in items if item.ids or isinstance(item, _Ack))
+
+
 def _halves(item: _Item) -> list[_Item]:
     """Divide an item into two, which together have its effect."""
     middle = len(item.ids) // 2
@@ -404,17 +524,15 @@ def _halves(item: _Item) -> list[_Item]:
 
 
 def _write_all(items: Sequence[_Item], tried: list[_Item], connection: Connection) -> None:
-    """Write items in one transaction, and note the result in each. Runs in a thread.
+    """Write items in a transaction, and note the result in each. Runs in a thread.
 
     Args:
       tried: gets the items that were tried, so that the last one is known after an error.
     """
-    connection.begin()
     for item in items:
         tried.append(item)
         with values_of(item.table.table.name):
             _write_one(connection, item)
-    connection.commit()
 
 
 def _write_one(connection: Connection, item: _Item) -> None:

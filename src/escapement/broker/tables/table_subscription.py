@@ -59,6 +59,7 @@ class TableSubscription(SharedSubscription):
         self._clock_ms = clock_ms
         self._on_forgotten = on_forgotten
         self._lost = OffsetSet()  # of the last claims
+        self._refused: dict[int, int] = {}  # of the last claims: when to try each offset again
         self._busy_ms = _BUSY_MS
 
     @property
@@ -86,9 +87,12 @@ class TableSubscription(SharedSubscription):
         return Sending(*self.in_flight.terms(offsets))
 
     def claimed(self, outcome: Outcome) -> None:
-        """Note which messages of a claim are lost. ``await_fill`` follows."""
+        """Note which messages of a claim are lost or refused. ``await_fill`` follows."""
         if len(outcome.lost):
             self._lost.add(outcome.lost)
+        self._refused.update(
+            zip(outcome.refused.tolist(), outcome.refused_ms.tolist(), strict=True)
+        )
         # A long transaction of an application may have locked all rows that are left.
         if outcome.is_stuck:
             longer_ms = min(2 * self._busy_ms, _LONGEST_BUSY_MS)
@@ -104,8 +108,14 @@ class TableSubscription(SharedSubscription):
         if lost.any():
             self.forget(rows.offsets[lost])
             rows = rows.pick(~lost)
+        now_ms = self._clock_ms()
+        if self._refused:
+            next_ms = {offset: self._refused.pop(offset, 0) for offset in offsets.tolist()}
+            waits_ms = np.array([next_ms[offset] for offset in rows.offsets.tolist()], np.int64)
+            refused = waits_ms > 0
+            self._wait(rows.pick(refused), waits_ms[refused], now_ms)
+            rows = rows.pick(~refused)
         if rows.height:
-            now_ms = self._clock_ms()
             again = rows._replace(attempts=rows.attempts - 1)
             self._wait(again, np.full(rows.height, now_ms + self._busy_ms), now_ms)
 

@@ -31,8 +31,8 @@ _PART: Final = 32
 # only after the longest wait for a connection.
 _CLAIMS_S: Final = 15.0
 
-# The kinds of work that may fail.
-Work = Literal["look", "poll", "claim", "write"]
+# The kinds of work that may fail. "row" is the sending of single rows.
+Work = Literal["look", "poll", "claim", "write", "row"]
 
 
 class Problems:
@@ -113,6 +113,7 @@ class Problems:
         for table in self._by_table.keys() & set(tables):
             self.end("poll", table)
             self.end("claim", table)
+            self.end("row", table)
 
     def forget_claims(self) -> None:
         """Forget problems of claims that have not failed again: nothing is to be claimed."""

@@ -183,7 +183,10 @@ class Line:
         if not answers and self.link is None:
             raise Disconnected(f"gave up after {timeout_s:g} s: {self.unreachable()}")
         if not answers:
-            raise Disconnected(f"the broker did not answer within {timeout_s:g} s")
+            raise Disconnected(
+                f"the broker did not answer within {timeout_s:g} s. The request may still take"
+                " effect."
+            )
         if isinstance(answers[0], EscapementError):
             raise answers[0]
         return answers[0]

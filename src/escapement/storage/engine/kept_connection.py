@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from escapement.errors import StorageError, StorageUnavailable
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.transaction import transaction
 
 
 class KeptConnection:
@@ -45,6 +47,25 @@ class KeptConnection:
         except BaseException:
             self.close()
             raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Provide the connection in a transaction, which is committed at the end; blocking.
+
+        If the database refuses a statement, the transaction is rolled back and the connection is
+        kept. After any other error it is closed.
+        """
+        refusal: StorageError | None = None
+        with self.use() as connection:
+            try:
+                with transaction(connection):
+                    yield connection
+            except StorageError as error:
+                if isinstance(error, StorageUnavailable):
+                    raise
+                refusal = error
+        if refusal is not None:
+            raise refusal
 
     def close(self) -> None:
         """Close the connection, if it is open. The next use opens another."""

@@ -20,6 +20,8 @@ KILL_DENIED: Final = 1095
 DATABASE_DENIED: Final = 1044
 ACCESS_DENIED: Final = frozenset({1045, 1130, 1251, 1275, 1698, 3118, 4151})
 RIGHT_DENIED: Final = frozenset({1142, 1143})  # on a table, or on a column
+# The definition of a table is another one than a statement expects: no such column or table.
+_OTHER_DEFINITION: Final = frozenset({1054, 1146, 1412})
 REPLICATION_DENIED: Final = 1227  # or another right for all databases
 
 _ABORTED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1213})  # 1213 is a deadlock
@@ -86,6 +88,15 @@ def waits_for_lock(error: StorageError) -> bool:
     """Return whether another session has kept a lock for too long."""
     cause = error.__cause__
     return isinstance(cause, Exception) and number_of(cause) == LOCK_WAIT_TIMEOUT
+
+
+def concerns_table(error: StorageError) -> bool:
+    """Return whether a table cannot be used, whichever rows a statement is about."""
+    if lacks_right(error):
+        return True
+    return isinstance(error.__cause__, Exception) and (
+        number_of(error.__cause__) in _OTHER_DEFINITION
+    )
 
 
 def _kind(error: Exception, number: int) -> type[StorageError]:
