@@ -15,7 +15,7 @@ DOCS_INSTALLED := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowest check format acceptance-long stress bench docs install database clean
+.PHONY: help demo test test-lowest check format acceptance-long stress bench docs install package database clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,11 @@ $(INSTALLED): pyproject.toml
 $(DOCS_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
+
+package: $(INSTALLED) ## the wheel and the source archive in dist/, checked
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 database:
 	@.ci/database

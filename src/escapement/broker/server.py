@@ -29,6 +29,7 @@ from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
 from escapement.broker.runners import Runners
+from escapement.broker.service_manager import notify
 from escapement.broker.session import Session
 from escapement.broker.session.inbound import Inbound
 from escapement.broker.session.request_memory import RequestMemory
@@ -109,7 +110,11 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                     engine, directory.index, identity, SystemClock(), runners, config.broker
                 )
 
-            await _serve_and_repair(make_broker, listeners, lambda: on_ready(f"{host}:{port}"))
+            def ready() -> None:
+                on_ready(f"{host}:{port}")
+                notify("READY=1")
+
+            await _serve_and_repair(make_broker, listeners, ready)
         finally:
             engine.close()
             for listener in listeners:
@@ -303,6 +308,7 @@ async def _watch_signals(broker: Broker) -> None:
                 if broker.stopping:
                     raise KeyboardInterrupt  # the second signal: stop at once
                 _log.info("stopping: %s", signal.Signals(number).name)
+                notify("STOPPING=1")
                 last_resort.start()
                 broker.stop()
     finally:

@@ -27,7 +27,17 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
-    {"binary_logs", "crash", "lease_keeper", "limits", "log", "outage", "runners", "token_bucket"},
+    {
+        "binary_logs",
+        "crash",
+        "lease_keeper",
+        "limits",
+        "log",
+        "outage",
+        "runners",
+        "service_manager",
+        "token_bucket",
+    },
     {"subscription"},
     {"config", "topic"},
     {"inspection", "registry"},
