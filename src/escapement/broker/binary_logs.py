@@ -16,10 +16,11 @@ from typing import Final
 import trio
 
 from escapement.errors import StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage.binary_log import BinaryLog
 from escapement.storage.engine.address import MysqlAddress
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The pause after an error.
 _RETRY_S: Final = 60.0
@@ -75,7 +76,13 @@ class BinaryLogs:
                     again = str(error) == warned and trio.current_time() - began_s < _WORKED_S
                     level = logging.DEBUG if again else logging.WARNING
                     warned = str(error)
-                    _logger.log(level, "new rows wait for polls; no binary log: %s", error)
+                    _log.log(
+                        level,
+                        "binlog.unavailable",
+                        "new rows wait for polls; no binary log: %s",
+                        error,
+                        database=log.location,
+                    )
                 await trio.sleep(_RETRY_S)
         finally:
             log.close()

@@ -12,7 +12,6 @@ that the clock had reached before. The keeper sends such a renewal as soon as it
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import closing
 from typing import Final
@@ -20,13 +19,14 @@ from typing import Final
 import trio
 
 from escapement.clock import Clock
-from escapement.errors import StorageReadOnly, StorageUnavailable
+from escapement.errors import LeaseLost, StorageReadOnly, StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage import lease as leases
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.kept_connection import KeptConnection
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # Renewals within the duration of one lease: two may fail before the lease expires.
 RENEWALS_PER_LEASE: Final = 3
@@ -84,10 +84,16 @@ class LeaseKeeper:
                 # Check only now: the lease may have expired while the database did not answer.
                 was_held, self.lease = self.held, renewed
                 if not was_held:
-                    _log.warning("the expired lease is renewed; no other broker had taken it")
+                    _log.warning(
+                        "lease.renewed_late",
+                        "the expired lease is renewed; no other broker had taken it",
+                    )
                     self._on_renewed()
+            except LeaseLost as error:
+                _log.warning("lease.lost", "the broker ends: %s", error)
+                raise
             except (StorageUnavailable, TransactionAborted) as error:
-                _log.warning("cannot renew the lease: %s", error)
+                _log.warning("lease.renewal_failed", "cannot renew the lease: %s", error)
                 if isinstance(error, StorageReadOnly):
                     self._on_read_only(error)
 

@@ -11,7 +11,7 @@ ROOT = Path(escapement.__file__).parent
 
 # Lowest first. Packages on one floor do not import each other.
 FLOORS: list[set[str]] = [
-    {"errors", "clock", "interrupt", "allocator", "field"},
+    {"errors", "clock", "interrupt", "allocator", "field", "event_log"},
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
     {"timewheel", "traits", "group_names", "sorting"},
     {"protocol", "storage"},

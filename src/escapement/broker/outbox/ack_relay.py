@@ -53,7 +53,7 @@ class AckRelay(Relay):
         self, application: Engine, log: bytes, registry: Registry, consuming: Consuming, run: Run
     ) -> None:
         self._acks = AcksInApplication(application, log)
-        super().__init__(self._acks, run, "acknowledgements in a database wait")
+        super().__init__(self._acks, run, "acks.waiting", "acknowledgements in a database wait")
         self._registry = registry
         self._consuming = consuming
         self._attached = False

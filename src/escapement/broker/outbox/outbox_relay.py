@@ -54,7 +54,6 @@ is committed after a row with a higher id was moved.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -64,6 +63,7 @@ from escapement.broker.outbox.relay import Progress, Relay
 from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
 from escapement.errors import StorageError, StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Engine
 from escapement.storage.outbox.application import OutboxInApplication
@@ -80,7 +80,7 @@ from escapement.storage.outbox.row import OutboxRow
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class _Taken(NamedTuple):
@@ -119,7 +119,7 @@ class OutboxRelay(Relay):
         mapping: OutboxMapping = OURS,
     ) -> None:
         self._outbox = OutboxInApplication(application, log, served, mapping)
-        super().__init__(self._outbox, run, "rows of an outbox wait")
+        super().__init__(self._outbox, run, "outbox.waiting", "rows of an outbox wait")
         self._database = application.location
         self._engine = engine
         self._transact = transact
@@ -150,11 +150,14 @@ class OutboxRelay(Relay):
         record = await self._transact(lambda log: read_record(self._engine, log, found.identity))
         new_ids = await self._in_application(self._outbox.settle, found, record)
         if new_ids:
-            _logger.warning(
+            _log.warning(
+                "outbox.ids_reused",
                 "%s: %d rows have the ids of moved rows, and another content; they are moved as "
                 "new rows. The database was restored or has failed over",
                 self.location,
                 len(new_ids),
+                database=self.location,
+                rows=len(new_ids),
             )
         self._identity, self._batch = found.identity, record.batch
 
@@ -191,13 +194,16 @@ class OutboxRelay(Relay):
         self.refused += len(refused)
         if refused:
             id, reason = refused[0]
-            _logger.warning(
+            _log.warning(
+                "outbox.rows_refused",
                 "%s: %d rows are refused and kept in escapement_outbox_refused; the first is "
                 "row %s: %s",
                 self.location,
                 len(refused),
                 id,
                 reason,
+                database=self.location,
+                rows=len(refused),
             )
 
     async def _in_application(self, call: Callable[..., T], *arguments: object) -> T:

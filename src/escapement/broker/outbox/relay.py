@@ -57,12 +57,14 @@ class Relay(ABC):
 
     Args:
       run: makes blocking calls to the database of the application.
+      event: the name of the log event of an outage.
       effect: the consequence of an outage, with which the warning begins.
     """
 
-    def __init__(self, source: Source, run: Run, effect: str) -> None:
+    def __init__(self, source: Source, run: Run, event: str, effect: str) -> None:
         self._source = source
         self._run = run
+        self._event = event
         self._effect = effect
         self._working = trio.Lock()  # held during a step
         self._stopping = False
@@ -98,7 +100,7 @@ class Relay(ABC):
 
     async def run(self) -> None:
         """Make steps until the broker stops."""
-        outage = Outage(self._effect)
+        outage = Outage(self._event, self._effect, database=self.location)
         pause_s = _SHORTEST_S
         while not self._stopping:
             self._hinted = trio.Event()

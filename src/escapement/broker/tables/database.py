@@ -7,7 +7,6 @@ written is kept.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -39,6 +38,7 @@ from escapement.errors import (
     StorageUnavailable,
     TableRejected,
 )
+from escapement.event_log import EventLog
 from escapement.field import Field
 from escapement.names import TableName
 from escapement.storage.blocking import Run
@@ -49,7 +49,7 @@ from escapement.tables.row_statements import values_of
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The offsets of rows begin with the epoch of the lease, so each broker has its own. A broker can
 # have this many bits of rows of each table.
@@ -343,7 +343,19 @@ class Database:
             return
         before, self._found = self._found, found
         now_ms = self._clock.now_ms()
+        known_reasons = self._rejected
         self._rejected = {name: one.reason for name, one in found.rejected.items()}
+        for name, reason in self._rejected.items():
+            if known_reasons.get(name) != reason:
+                _log.warning(
+                    "tables.rejected",
+                    "%s, table %s is not served: %s",
+                    self.location,
+                    name,
+                    reason,
+                    database=self.location,
+                    table=name,
+                )
         for name in [name for name in self._tables if name not in found.good]:
             self._drop(name)
         for name, table in found.good.items():
@@ -392,7 +404,15 @@ class Database:
             warning = await self._ask(lambda connection: index_warning(connection, table))
             warnings += [] if warning is None else [warning]
         for warning in warnings:
-            _logger.warning("%s, table %s: %s", self.location, name, warning)
+            _log.warning(
+                "tables.advice",
+                "%s, table %s: %s",
+                self.location,
+                name,
+                warning,
+                database=self.location,
+                table=name,
+            )
 
     async def _ask(self, call: Callable[[Connection], T]) -> T:
         """Call a function with the connection for polls."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, Final
@@ -11,11 +10,12 @@ import trio
 
 from escapement.broker.tables.claim import NANOSECONDS
 from escapement.errors import StorageError
+from escapement.event_log import EventLog
 from escapement.storage.engine.base import Connection
 from escapement.tables.discovery import MessageTable
 from escapement.tables.purge import purge, to_purge
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The shortest and the longest interval between two purges.
 _SHORTEST_S: Final = 2.0
@@ -51,13 +51,27 @@ class Purging:
         try:
             wanted = await self._ask(partial(to_purge, tables=list(before_ns.items())))
         except StorageError as error:
-            _logger.warning("%s: tables are not purged: %s", self._location, error)
+            _log.warning(
+                "tables.not_purged",
+                "%s: tables are not purged: %s",
+                self._location,
+                error,
+                database=self._location,
+            )
             return
         for table in wanted:
             try:
                 deleted = await self._ask(partial(purge, table=table, before_ns=before_ns[table]))
             except StorageError as error:
-                _logger.warning("%s: table %s is not purged: %s", self._location, table.name, error)
+                _log.warning(
+                    "tables.not_purged",
+                    "%s: table %s is not purged: %s",
+                    self._location,
+                    table.name,
+                    error,
+                    database=self._location,
+                    table=table.name,
+                )
                 continue
             if deleted:
                 self.next_s = trio.current_time()  # there may be more

@@ -7,16 +7,16 @@ fails too, the moment is twice as long. ``now_s`` is a time of the event loop's 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
 from escapement.errors import StorageError, StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage.engine.mysql_errors import lacks_right
 from escapement.tables.identifier import quoted
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _FIRST_PAUSE_S: Final = 0.25
 _LAST_PAUSE_S: Final = 2.0
@@ -68,7 +68,15 @@ class Problems:
         errors[work] = error
         if is_new and not was_outage:
             whose = f" of table {table}" if table else " of tables"
-            _logger.warning("messages%s wait: %s", whose, error)
+            _log.warning(
+                "tables.waiting",
+                "messages%s wait: %s",
+                whose,
+                error,
+                database=self._database,
+                table=table or None,
+                work=work,
+            )
 
     def end(self, work: Work, table: str = "") -> None:
         """Note that work has succeeded."""

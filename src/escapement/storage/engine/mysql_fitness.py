@@ -7,15 +7,15 @@ on purpose, is logged as a warning.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from typing import Final
 
 from escapement.errors import StorageReadOnly, UnfitDatabase
+from escapement.event_log import EventLog
 from escapement.storage.engine.base import Connection
 
-logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The smallest ``max_allowed_packet``. A group commit (one transaction for many requests) of about
 # 4 MB fits into it together with a message of the largest size.
@@ -62,11 +62,14 @@ def check_fitness(connection: Connection, location: str) -> None:
         raise UnfitDatabase(f"{location}: {problem}")
     flush = has["innodb_flush_log_at_trx_commit"]
     if flush != "1":
-        logger.warning(
+        _log.warning(
+            "database.unsafe_setting",
             "%s: innodb_flush_log_at_trx_commit is %s. If the server's machine crashes, the "
             "last second of confirmed messages can be lost. Set it to 1.",
             location,
             flush,
+            database=location,
+            setting="innodb_flush_log_at_trx_commit",
         )
 
 
