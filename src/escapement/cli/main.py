@@ -38,6 +38,10 @@ _COMMANDS: Final = {
         "Watch messages arrive on time although the broker is killed.",
     ),
     "dlq": ("escapement.cli.dlq", "List, redrive and purge dead letters."),
+    "doctor": (
+        "escapement.cli.doctor",
+        "Check the machine, the data directory and the databases of a broker.",
+    ),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
     "message": ("escapement.cli.message", "Show a message and its history."),
     "outbox": ("escapement.cli.outbox", "Serve tables of an application as outboxes."),

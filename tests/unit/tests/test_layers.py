@@ -16,7 +16,7 @@ FLOORS: list[set[str]] = [
     {"timewheel", "traits", "group_names", "sorting"},
     {"protocol", "storage"},
     {"tables"},
-    {"client", "broker", "pipeline"},
+    {"client", "broker", "pipeline", "doctor"},
     {"sync", "sql"},
     {"testing"},
     {"bench"},
