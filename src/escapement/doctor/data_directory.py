@@ -32,7 +32,7 @@ _FEW_FILES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a data directory, or the directory in which it will be created, is like.
+    """The properties of a data directory, or of its nearest parent if it does not exist.
 
     Attributes:
       exists: whether the data directory exists. The other attributes concern ``where``.

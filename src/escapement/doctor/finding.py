@@ -1,4 +1,4 @@
-"""The result of one check: what it has found, how bad it is, and what to do."""
+"""The result of one check, with its severity and a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
       check: the name of the check.

@@ -91,5 +91,5 @@ def _value(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return a text without control characters, so that nobody can forge a line of the log."""
+    """Return a text without control characters, so that a client cannot forge a line of the log."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
