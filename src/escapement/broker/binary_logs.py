@@ -17,10 +17,11 @@ from typing import Final
 import trio
 
 from escapement.errors import StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage.binary_log import BinaryLog
 from escapement.storage.engine.address import MysqlAddress
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The pause after an error.
 _RETRY_S: Final = 60.0
@@ -67,7 +68,13 @@ class BinaryLogs:
                     reasons[reason] = None
                 said = "; ".join(reasons)
                 level = logging.DEBUG if said == warned else logging.WARNING
-                _logger.log(level, "new rows wait for polls; no binary log: %s", said)
+                _log.log(
+                    level,
+                    "binlog.unavailable",
+                    "new rows wait for polls; no binary log: %s",
+                    said,
+                    database=logs[0].location,
+                )
                 warned = said
                 await trio.sleep(_RETRY_S)
         finally:
@@ -90,7 +97,12 @@ class BinaryLogs:
 
         async def tell_success() -> None:
             await trio.sleep(_WORKED_S)
-            _logger.info("the binary log of %s is read again", log.location)
+            _log.info(
+                "binlog.working",
+                "the binary log of %s is read again",
+                log.location,
+                database=log.location,
+            )
 
         reason = ""
         async with trio.open_nursery() as nursery:

@@ -13,7 +13,6 @@ raises the error. A new broker then recovers from the durable state.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -46,6 +45,7 @@ from escapement.errors import (
     ShuttingDown,
     StorageReadOnly,
 )
+from escapement.event_log import EventLog
 from escapement.names import TopicName
 from escapement.storage import lease as leases
 from escapement.storage.catalog.views import create_views
@@ -56,7 +56,7 @@ from escapement.storage.schema import migrate
 
 __all__ = ["Broker", "BrokerConfig"]
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The most requests that have whole messages in memory to show them, beside one search. Each has a
 # page of 8 MiB and one message at most.
@@ -149,6 +149,9 @@ class Broker:
         await run(create_views, self._engine)
         lease = await run(
             leases.acquire, self._engine, self.identity, self._limits.lease_ms, self.clock
+        )
+        _log.info(
+            "lease.taken", "the broker owns the log, epoch %d", lease.epoch, epoch=lease.epoch
         )
         self._keeper = LeaseKeeper(
             self._engine, lease, self.clock, self._runners.commits, self._renewed, self._read_only
@@ -256,7 +259,11 @@ class Broker:
                     self._keeper.release, self.services.activation.doubtful_until_ms
                 )
         except EscapementError as error:
-            _log.warning("cannot release the lease; it will expire by itself: %s", error)
+            _log.warning(
+                "lease.not_released",
+                "cannot release the lease; it will expire by itself: %s",
+                error,
+            )
         for ending in self._endings:
             await ending()
         self._keeper.close()

@@ -9,7 +9,6 @@ deletion. While the database is unavailable, the broker retries.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -27,8 +26,6 @@ from escapement.names import NamespaceName, TopicName
 from escapement.storage.catalog.catalog import TopicRecord
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.index import DelayedIndex
-
-_log = logging.getLogger(__name__)
 
 # The pause before a retry, when the database is unavailable or another request interfered.
 _RETRY_S: Final = 1.0
@@ -116,7 +113,7 @@ class Deletion:
 
     async def run(self) -> None:
         """Delete the namespaces that are marked for deletion, forever."""
-        outage = Outage("cannot delete a namespace now, trying again")
+        outage = Outage("namespace.deletion_waiting", "cannot delete a namespace now, trying again")
         while True:
             while not self._waiting:
                 await self._idle.park()

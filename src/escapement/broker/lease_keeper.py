@@ -20,13 +20,14 @@ from typing import Final
 import trio
 
 from escapement.clock import Clock
-from escapement.errors import StorageReadOnly, StorageUnavailable
+from escapement.errors import LeaseLost, StorageReadOnly, StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage import lease as leases
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Engine, TransactionAborted
 from escapement.storage.engine.kept_connection import KeptConnection
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # Renewals within the duration of one lease: two may fail before the lease expires.
 RENEWALS_PER_LEASE: Final = 3
@@ -89,8 +90,14 @@ class LeaseKeeper:
                 was_held, self.lease = self.held, renewed
                 self._warned = ""
                 if not was_held:
-                    _log.warning("the expired lease is renewed; no other broker had taken it")
+                    _log.warning(
+                        "lease.renewed_late",
+                        "the expired lease is renewed; no other broker had taken it",
+                    )
                     self._on_renewed()
+            except LeaseLost as error:
+                _log.warning("lease.lost", "the broker ends: %s", error)
+                raise
             except (StorageUnavailable, TransactionAborted) as error:
                 self._warn(str(error))
                 if isinstance(error, StorageReadOnly):
@@ -99,7 +106,8 @@ class LeaseKeeper:
     def _warn(self, reason: str) -> None:
         now_s = trio.current_time()
         again = reason == self._warned and now_s < self._warn_again_s
-        _log.log(logging.DEBUG if again else logging.WARNING, "cannot renew the lease: %s", reason)
+        level = logging.DEBUG if again else logging.WARNING
+        _log.log(level, "lease.renewal_failed", "cannot renew the lease: %s", reason)
         if not again:
             self._warned, self._warn_again_s = reason, now_s + _WARN_EVERY_S
 

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,7 @@ from escapement.errors import (
     StorageError,
     StorageUnavailable,
 )
+from escapement.event_log import EventLog, log_fields
 from escapement.protocol.connection import Connection
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.commit.lane import FIRST_PROBE_S, LAST_PROBE_S
@@ -50,7 +52,7 @@ from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.engine.open import open_engine
 from escapement.storage.lease import Identity
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 DEFAULT_HOST: Final = "127.0.0.1"
 # How long a thread that computes (a checkpoint, a fetch) may keep the event loop waiting. Python's
@@ -99,6 +101,13 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
         engine = open_engine(config.log_url, config.data)
         try:
             identity = Identity(directory.identity, f"{host}:{port}")
+            at = f"{host}:{port}"
+
+            def ready() -> None:
+                _log.info(
+                    "broker.ready", "ready on %s", at, address=at, version=version("escapement")
+                )
+                on_ready(at)
 
             def make_broker() -> Broker:
                 runners = Runners.in_threads(
@@ -110,11 +119,13 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                     engine, directory.index, identity, SystemClock(), runners, config.broker
                 )
 
-            def ready() -> None:
-                on_ready(f"{host}:{port}")
+            def announce() -> None:
+                ready()
                 notify("READY=1")
 
-            await _serve_and_repair(make_broker, listeners, ready)
+            with log_fields(broker=identity.owner_id):
+                await _serve_and_repair(make_broker, listeners, announce)
+                _log.info("broker.stopped", "stopped")
         finally:
             engine.close()
             for listener in listeners:
@@ -190,14 +201,22 @@ async def _serve_and_repair(
             return
         except IndexDamaged as error:
             if broker.stopping:
-                _log.error("the next start rebuilds the delayed index from the log: %s", error)
+                _log.error(
+                    "index.rebuild_postponed",
+                    "the next start rebuilds the delayed index from the log: %s",
+                    error,
+                )
                 return
-            _log.error("rebuilding the delayed index from the log: %s", error)
+            _log.error("index.rebuilding", "rebuilding the delayed index from the log: %s", error)
             repairing = True
         except (StorageUnavailable, TransactionAborted) as error:
             if not repairing:
                 raise
-            _log.warning("the rebuild of the index waits for the database: %s", error)
+            _log.warning(
+                "index.rebuild_waiting",
+                "the rebuild of the index waits for the database: %s",
+                error,
+            )
             if broker.stopping or await _asked_to_stop(pause_s):
                 return
             pause_s = min(2 * pause_s, LAST_PROBE_S)
@@ -266,15 +285,20 @@ class Front:
         session = Session(self._broker, stream, limits, self._inbound, self._request_memory)
         self._sessions.add(session)
         try:
+            with log_fields(connection=_peer(stream)):
+                await self._run_session(session)
+        finally:
+            self._sessions.discard(session)
+            self._session_ended.set()
+
+    async def _run_session(self, session: Session) -> None:
+        try:
             await session.run()
         except* AssertionError:
             raise  # end the broker: after a broken invariant its state cannot be trusted
         except* Exception:
             # A bug in one session ends that session only.
-            _log.exception("a session failed; its connection is closed")
-        finally:
-            self._sessions.discard(session)
-            self._session_ended.set()
+            _log.exception("connection.failed", "a session failed; its connection is closed")
 
     def say_goodbye(self) -> None:
         """Tell every peer that the broker is stopping."""
@@ -289,6 +313,17 @@ class Front:
         while self._sessions:
             self._session_ended = trio.Event()
             await self._session_ended.wait()
+
+
+def _peer(stream: trio.abc.Stream) -> str | None:
+    """Return the address of a peer for log lines, or None if it has none or is gone."""
+    if not isinstance(stream, trio.SocketStream):
+        return None
+    try:
+        peer = stream.socket.getpeername()
+    except OSError:
+        return None
+    return "{}:{}".format(*peer) if isinstance(peer, tuple) else None
 
 
 async def _turn_away(stream: trio.abc.Stream, error: EscapementError) -> None:
@@ -307,7 +342,8 @@ async def _watch_signals(broker: Broker) -> None:
             async for number in signals:
                 if broker.stopping:
                     raise KeyboardInterrupt  # the second signal: stop at once
-                _log.info("stopping: %s", signal.Signals(number).name)
+                name = signal.Signals(number).name
+                _log.info("broker.stopping", "stopping: %s", name, signal=name)
                 notify("STOPPING=1")
                 last_resort.start()
                 broker.stop()
@@ -321,6 +357,6 @@ def _leave() -> None:
     Such threads cannot be interrupted. Their work is left unfinished as after a crash, and the next
     start recovers from that.
     """
-    _log.warning("the database does not answer: stopping without it")
+    _log.warning("broker.stop_incomplete", "the database does not answer: stopping without it")
     logging.shutdown()
     os._exit(0)

@@ -7,7 +7,6 @@ task runs before ``run``. docs/architecture/code-map.md says what each task does
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -59,6 +58,7 @@ from escapement.broker.upkeep.namespace_quota import NamespaceQuotas
 from escapement.broker.upkeep.progress import Progress
 from escapement.broker.upkeep.unwritten import Unwritten
 from escapement.clock import Clock
+from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.group import Group
@@ -66,7 +66,7 @@ from escapement.storage.commit.lane import State
 from escapement.storage.encoding.attempts import Parts
 from escapement.storage.engine.base import Engine
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The id under which the timekeeper wakes the scheduler. Topic ids are positive.
 _SCHEDULES: Final = 0
@@ -550,7 +550,9 @@ class Services:
         )
 
     def _step_back(self, now_ms: int) -> None:
-        _log.warning("the wall clock was set back; deliveries follow the new time")
+        _log.warning(
+            "clock.set_back", "the wall clock was set back; deliveries follow the new time"
+        )
         for topic in [*self.registry.active.values(), *self.tables.topics()]:
             topic.rewind(now_ms)
             self._look_at(topic)
@@ -580,7 +582,8 @@ class Services:
 
     def _database_changed(self, state: State) -> None:
         if state is State.UP:
-            _log.info("the database accepts writes")
+            _log.info("database.up", "the database accepts writes")
             self.wake_all()
         else:
-            _log.warning("the database is %s", state.name.lower().replace("_", "-"))
+            name = state.name.lower().replace("_", "-")
+            _log.warning("database.down", "the database is %s", name, state=name)

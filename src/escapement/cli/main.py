@@ -31,12 +31,17 @@ _COMMANDS: Final = {
     "admin": ("escapement.cli.admin", "Manage namespaces, topics and subscriptions."),
     "bench": ("escapement.bench.command", "Measure a broker on this machine, over TCP."),
     "cancel": ("escapement.cli.amend", "Cancel messages before they are delivered."),
+    "config": ("escapement.cli.config", "Show and check the settings of a broker."),
     "consume": ("escapement.cli.consume", "Print messages as they come due."),
     "demo": (
         "escapement.cli.demo.demo",
         "Watch messages arrive on time although the broker is killed.",
     ),
     "dlq": ("escapement.cli.dlq", "List, redrive and purge dead letters."),
+    "doctor": (
+        "escapement.cli.doctor",
+        "Check the machine, the data directory and the databases of a broker.",
+    ),
     "forecast": ("escapement.cli.forecast", "Show how many messages fall due in each hour or day."),
     "message": ("escapement.cli.message", "Show a message and its history."),
     "outbox": ("escapement.cli.outbox", "Serve tables of an application as outboxes."),

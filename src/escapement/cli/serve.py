@@ -7,7 +7,8 @@ can wait for. The log of the process goes to stderr.
 from __future__ import annotations
 
 import gc
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,40 +23,46 @@ from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped
 from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
-from escapement.cli.input.log_url import log_url
+from escapement.cli.input.configuration import ConfiguredCommand, Setting, config_warnings
+from escapement.cli.input.database_urls import database_url_option
 from escapement.cli.input.parameters import (
-    FlagOrVariable,
     duration_ms,
     host_and_port,
     host_and_port_text,
     positive_duration_ms,
     size_bytes,
 )
+from escapement.cli.output.log_format import FORMATS, LEVELS, LogFormat, start_logging
 from escapement.durations import format as duration_text
+from escapement.errors import EscapementError
+from escapement.event_log import EventLog
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.binary_log import check_package
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.sqlite import FILE_NAME
 
-_LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-_LEVELS: Final = ("debug", "info", "warning", "error")
 # The least memory of the index. A single protocol frame would not fit into less.
 _LEAST_INDEX_MEMORY: Final = "16MiB"
 
-_option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envvar=True)
+_log = EventLog(__name__)
+
+_option = partial(click.option, cls=Setting, show_default=True, show_envvar=True)
 
 
 @click.command(
+    cls=ConfiguredCommand,
     epilog="""\b
     Examples:
       escapement serve
+      escapement serve --config /etc/escapement/escapement.toml
       escapement serve --data /var/lib/escapement --listen 0.0.0.0:7650
       ESCAPEMENT_LOG=mysql://broker:secret@db:3306/escapement escapement serve
 
-    A flag overrides its environment variable, which overrides the default. Give a password in
-    ESCAPEMENT_LOG rather than in --log: every user of a machine can see its command lines.
+    A flag overrides its environment variable, which overrides the configuration file, which
+    overrides the default. Give a password in ESCAPEMENT_LOG or in a file rather than in --log:
+    every user of a machine can see its command lines.
     SIGTERM and Ctrl-C stop the broker gracefully; a second one stops it at once.
-    """
+    """,
 )
 @_option(
     "--data",
@@ -64,30 +71,21 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
     envvar="ESCAPEMENT_DATA",
     help="Directory of the delayed index, and of the log unless it is in MySQL.",
 )
-@_option(
+@database_url_option(
     "--log",
     "log_url",
-    type=log_url,
-    metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
-    envvar="ESCAPEMENT_LOG",
     help="URL of the log in MySQL; without it, the log is SQLite in the data directory.",
 )
-@_option(
+@database_url_option(
     "--outbox",
     "outbox_urls",
-    type=log_url,
     multiple=True,
-    metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
-    envvar="ESCAPEMENT_OUTBOX",
     help="Database of an application whose outbox is served; may be repeated.",
 )
-@_option(
+@database_url_option(
     "--tables",
     "table_urls",
-    type=log_url,
     multiple=True,
-    metavar="mysql://USER:PASSWORD@HOST:PORT/DB",
-    envvar="ESCAPEMENT_TABLES",
     help="Database of an application whose message tables are served; may be repeated.",
 )
 @_option(
@@ -159,12 +157,21 @@ _option = partial(click.option, cls=FlagOrVariable, show_default=True, show_envv
 )
 @_option(
     "--log-level",
-    type=click.Choice(_LEVELS, case_sensitive=False),
+    type=click.Choice(LEVELS, case_sensitive=False),
     default="info",
     envvar="ESCAPEMENT_LOG_LEVEL",
     help="Lowest level of messages to log on stderr.",
 )
+@_option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="lines",
+    envvar="ESCAPEMENT_LOG_FORMAT",
+    help="Form of the log on stderr: lines for people, or a JSON object for each event.",
+)
+@click.pass_context
 def serve(
+    ctx: click.Context,
     data: Path,
     log_url: str | None,
     outbox_urls: tuple[str, ...],
@@ -179,13 +186,16 @@ def serve(
     index_memory_bytes: int,
     ready_messages: int,
     log_level: str,
+    log_format: LogFormat,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     The broker prints one line when it is ready. It creates its files in the data directory and
     its tables in the database. After a crash it continues where it was.
     """
-    logging.basicConfig(level=log_level.upper(), format=_LOG_FORMAT)
+    start_logging(log_level, log_format)
+    for warning in config_warnings(ctx):
+        _log.warning("config.readable_by_others", "%s", warning)
     if binary_logs:
         check_package()
     limits = replace(
@@ -213,7 +223,28 @@ def serve(
     # collection some 30 ms shorter.
     gc.collect()
     gc.freeze()
-    trio.run(partial(serve_until_stopped, config, _Announcement(_where(config))))
+    with _failure_logged(ctx, log_format):
+        trio.run(partial(serve_until_stopped, config, _Announcement(_where(config))))
+
+
+@contextmanager
+def _failure_logged(ctx: click.Context, log_format: LogFormat) -> Iterator[None]:
+    """Log the error that ends a broker, if the log is JSON. Otherwise the command line prints it.
+
+    Programs read a log in JSON, so each line must be JSON.
+    """
+    try:
+        yield
+    except EscapementError as error:
+        if log_format != "json":
+            raise
+        _log.error("broker.failed", "%s", error, code=error.code)
+        ctx.exit(1)
+    except Exception:
+        if log_format != "json":
+            raise
+        _log.exception("broker.failed", "the broker has a bug and ends")
+        ctx.exit(1)
 
 
 class _Announcement:

@@ -16,7 +16,6 @@ may call and post as well. So the locks are reentrant.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -32,8 +31,9 @@ from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal
 
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
+from escapement.event_log import EventLog
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -173,7 +173,9 @@ class Loop:
             try:
                 act(*arguments)
             except Exception:  # the functions posted behind it must run
-                _log.exception("the event loop cannot carry out what a thread has posted")
+                _log.exception(
+                    "client.call_failed", "the event loop cannot carry out what a thread has posted"
+                )
 
     def _end(self) -> None:
         with self._lock:

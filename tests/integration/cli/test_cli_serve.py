@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -383,3 +384,73 @@ def test_schedule_with_an_unknown_time_zone_is_shown_as_broken(
             said = capsys.readouterr().out
         assert run(["schedule", "show", "lost", *at]) == 0
         assert "'Asia/Edo' is not a time zone" in capsys.readouterr().out
+
+
+# -- the configuration file, and the log in JSON -----------------------------------
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """Return the events of a log in JSON. Each line must be one."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_settings_of_the_file_reach_the_broker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """O6"""
+    file = tmp_path / "escapement.toml"
+    text = 'max_delay = "1h"\ncreate_topics = false\nlog_format = "json"'
+    file.write_text(f'data = "{tmp_path / "data"}"\n{text}')
+    with Served("--config", file, "--create-topics") as served:
+        at = ["--broker", served.address]
+        assert run(["send", "orders", "x", "--delay", "61m", *at]) == 1
+        assert "maximum delay" in capsys.readouterr().err
+        assert run(["send", "orders", "x", *at]) == 0, "a flag overrides the file"
+        assert (tmp_path / "data" / FILE_NAME).exists()
+        assert served.end(signal.SIGTERM) == 0
+        assert events(served.complaints)
+
+
+def test_log_in_json_has_the_broker_and_the_connection(tmp_path: Path) -> None:
+    """O6: each line of a whole run is one object, and events of a connection name it."""
+    with Served("--data", tmp_path / "data", "--log-format", "json") as served:
+        host, _, port = served.address.rpartition(":")
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as peer:
+            own = "{}:{}".format(*peer.getsockname())
+            peer.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            while peer.recv(4096):
+                pass
+        assert served.end(signal.SIGTERM) == 0
+    found = events(served.complaints)
+    names = [one["event"] for one in found]
+    assert names[-2:] == ["broker.stopping", "broker.stopped"]
+    assert "broker.ready" in names
+    identity = {one["broker"] for one in found}
+    assert len(identity) == 1
+    (refused,) = [one for one in found if one["event"] == "connection.protocol_error"]
+    assert refused["connection"] == own
+    assert all(set(one) >= {"time", "level", "event", "message"} for one in found)
+
+
+def test_failure_to_start_is_an_event_in_json_without_the_password(tmp_path: Path) -> None:
+    url = f"mysql://broker:{SECRET}@127.0.0.1:1/escapement"
+    with Served(
+        *("--data", tmp_path / "data", "--log-format", "json", "--log-level", "debug"),
+        ESCAPEMENT_LOG=url,
+    ) as served:
+        _, complaints = served.process.communicate(timeout=TIMEOUT_S)
+        assert served.process.returncode == 1
+    assert SECRET not in complaints
+    (failed,) = [one for one in events(complaints) if one["event"] == "broker.failed"]
+    assert failed["code"] == "storage_unavailable"
+
+
+def test_readable_configuration_file_with_a_password_is_logged(tmp_path: Path) -> None:
+    file = tmp_path / "escapement.toml"
+    file.write_text(f'log_password = "{SECRET}"')
+    file.chmod(0o644)
+    with Served("--config", file, "--data", tmp_path / "data") as served:
+        assert served.address
+        assert served.end(signal.SIGTERM) == 0
+        assert "WARNING config.readable_by_others: " in served.complaints
+        assert SECRET not in served.complaints

@@ -11,12 +11,12 @@ ROOT = Path(escapement.__file__).parent
 
 # Lowest first. Packages on one floor do not import each other.
 FLOORS: list[set[str]] = [
-    {"errors", "clock", "interrupt", "allocator", "field"},
+    {"errors", "clock", "interrupt", "allocator", "field", "event_log"},
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
     {"timewheel", "traits", "group_names", "sorting"},
     {"protocol", "storage"},
     {"tables"},
-    {"client", "broker", "pipeline"},
+    {"client", "broker", "pipeline", "doctor"},
     {"sync", "sql"},
     {"testing"},
     {"bench"},

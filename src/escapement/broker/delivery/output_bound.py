@@ -22,10 +22,11 @@ time, until they do not.
 
 from __future__ import annotations
 
-import logging
 from typing import Final, Protocol
 
-_log = logging.getLogger(__name__)
+from escapement.event_log import EventLog
+
+_log = EventLog(__name__)
 
 # The size of the largest frame of messages, and the size reserved for a large answer before it is
 # read from disk.
@@ -138,7 +139,12 @@ class OutputBound:
             if not slow:
                 return
             slowest = min(slow, key=lambda one: one.slow_since_s)
-            _log.warning("cutting off the slowest peer, because the output of all is too large")
+            _log.warning(
+                "connection.cut_off",
+                "cutting off the slowest peer, because the output of all is too large",
+                reason="output_full",
+                queued_bytes=slowest.queued_bytes,
+            )
             slowest.cut_off()
             assert slowest not in self._writing
 

@@ -16,7 +16,6 @@ subscription of that topic would keep it.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from contextlib import suppress
 from typing import Final
@@ -42,6 +41,7 @@ from escapement.errors import (
     ShuttingDown,
     StorageUnavailable,
 )
+from escapement.event_log import EventLog
 from escapement.message import MessageBatch
 from escapement.names import TopicName
 from escapement.position import EARLIEST
@@ -52,7 +52,7 @@ from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.index import DelayedIndex
 from escapement.storage.log.published import Published
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The most messages, and the most bytes, of one step. If the messages are far apart in the log, each
 # is in another row, and the step reads that many rows.
@@ -124,7 +124,14 @@ class DeadLetterWriter:
                     if ends_the_broker(error):
                         raise
                     if self._refusals.refused(whom, str(error), trio.current_time()):
-                        _log.warning("%s: dead letters wait: %s", whom, error)
+                        _log.warning(
+                            "dead_letters.waiting",
+                            "%s: dead letters wait: %s",
+                            whom,
+                            error,
+                            topic=topic.name.full,
+                            subscription=subscription.record.name,
+                        )
                     nursery.start_soon(self._later, topic, subscription, whom)
                     continue
                 self._refusals.over(whom)
@@ -179,7 +186,11 @@ class DeadLetterWriter:
         subscription.dead_letter(offsets, written, durable.set)
         if not fits.all():
             _log.warning(
-                "%s: a message is too large to be a dead letter; it is retried", topic.name.full
+                "dead_letters.too_large",
+                "%s: a message is too large to be a dead letter; it is retried",
+                topic.name.full,
+                topic=topic.name.full,
+                subscription=record.name,
             )
             subscription.revive(dead.rows.pick(~fits), now_ms + _TOO_LARGE_RETRY_MS, now_ms)
         await durable.wait()

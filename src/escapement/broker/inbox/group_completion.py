@@ -19,7 +19,6 @@ its subscription exists.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -56,8 +55,6 @@ from escapement.storage.inbox.event_group import (
     digest_of,
     fire,
 )
-
-_logger = logging.getLogger(__name__)
 
 # The most follow-ups in one transaction. Each has up to ``follow_up_bytes``.
 _FIRED_AT_ONCE: Final = 16
@@ -207,7 +204,7 @@ class GroupCompleter:
         """Arm and fire completions, and forget finished groups, forever."""
         for topic in self._registry.active.values():
             self.look(topic)
-        outage = Outage("group completion waits")
+        outage = Outage("groups.waiting", "group completion waits")
         forget_at_s = trio.current_time() + _FORGET_S
         while True:
             wait_s = _RETRY_S if outage.goes_on else max(0.0, forget_at_s - trio.current_time())

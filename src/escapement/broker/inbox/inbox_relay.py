@@ -35,7 +35,6 @@ wait for neither, because whatever caused them is durable already.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -64,6 +63,7 @@ from escapement.errors import (
     ShuttingDown,
     StorageError,
 )
+from escapement.event_log import EventLog
 from escapement.names import TopicName
 from escapement.storage.blocking import Run
 from escapement.storage.commit.commit import CommitPipeline
@@ -77,7 +77,7 @@ from escapement.storage.inbox.job import JobState
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The inbox targets that are listed in one query.
 _ROUND_TARGETS: Final = 256
@@ -173,7 +173,7 @@ class InboxRelay:
 
     async def run(self) -> None:
         """Move inbox entries into topics, forever."""
-        outage = Outage("inbox entries wait")
+        outage = Outage("inbox.waiting", "inbox entries wait")
         while True:
             self._wake = trio.Event()  # entries that come during the round cause another one
             with outage:
@@ -241,7 +241,9 @@ class InboxRelay:
           whom: the name for the back-off, if it is not ``target``.
         """
         if self._refusals.refused(whom or target, str(error), trio.current_time()):
-            _logger.warning("inbox entries for %s wait: %s", target, error)
+            _log.warning(
+                "inbox.target_waiting", "inbox entries for %s wait: %s", target, error, topic=target
+            )
         self._block(target, str(error))
 
     def _block(self, target: str, why: str) -> None:
@@ -317,7 +319,7 @@ class InboxRelay:
         alone = len(found) == 1
         loads = [await self._admit(one, stuck, alone) for one in found]
         for id, error in stuck:
-            _logger.error("inbox entry %d is stuck: %s", id, error)
+            _log.error("inbox.entry_stuck", "inbox entry %d is stuck: %s", id, error, entry=id)
             await self._pipeline.transact(
                 lambda connection, id=id, why=str(error): inbox.mark_stuck(connection, id, why)  # type: ignore[misc]
             )

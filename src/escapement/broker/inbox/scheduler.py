@@ -20,7 +20,6 @@ does.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -44,6 +43,7 @@ from escapement.errors import (
     LimitExceeded,
     NotFound,
 )
+from escapement.event_log import EventLog
 from escapement.message import Blobs, MessageBatch
 from escapement.names import NamespaceName, TopicName
 from escapement.recurrence import Missed, Recurrence, due
@@ -60,7 +60,7 @@ from escapement.storage.inbox.schedule import (
     set_paused,
 )
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # A turn examines up to this many times as many schedules as it may publish occurrences, because
 # some are for topics that have to wait for the next turn.
@@ -265,7 +265,7 @@ class Scheduler:
     async def run(self) -> None:
         """Publish due occurrences, forever."""
         self._tell()
-        outage = Outage("schedules wait")
+        outage = Outage("schedule.waiting", "schedules wait")
         while True:
             await self._due.wait()
             self._due = trio.Event()
@@ -361,7 +361,13 @@ class Scheduler:
     def _give_up(self, schedule: Schedule, why: str) -> None:
         """Stop publishing a schedule, and report the reason."""
         self._order.discard((schedule.next_ms, schedule.id))
-        _logger.error("schedule %s cannot continue: %s", schedule.name, why)
+        _log.error(
+            "schedule.stopped",
+            "schedule %s cannot continue: %s",
+            schedule.name,
+            why,
+            schedule=schedule.name,
+        )
         self.problems[schedule.name] = why
 
     def _write(self, moves: list[Move], now_ms: int, connection: Connection) -> set[int]:

@@ -56,8 +56,11 @@ class AckRelay(Relay):
         self._acks = AcksInApplication(application, log)
         database = application.location
         outage = Outage(
+            "acks.waiting",
             "acknowledgements in a database wait",
+            "acks.working",
             f"acknowledgements are read again from {database}",
+            database=database,
         )
         super().__init__(self._acks, database, run, outage)
         self._registry = registry

@@ -54,7 +54,6 @@ is committed after a row with a higher id was moved.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -65,6 +64,7 @@ from escapement.broker.outbox.relay import Progress, Relay
 from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
 from escapement.errors import StorageError, StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Engine
 from escapement.storage.outbox.application import OutboxInApplication
@@ -81,7 +81,7 @@ from escapement.storage.outbox.row import OutboxRow
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class _Taken(NamedTuple):
@@ -122,8 +122,12 @@ class OutboxRelay(Relay):
         self._outbox = OutboxInApplication(application, log, served, mapping)
         database, table = application.location, mapping.table
         outage = Outage(
+            "outbox.waiting",
             f"rows of the outbox {table} wait",
+            "outbox.working",
             f"rows of the outbox {table} are moved again from {database}",
+            database=database,
+            table=table,
         )
         super().__init__(self._outbox, database, run, outage)
         self._engine = engine
@@ -155,11 +159,14 @@ class OutboxRelay(Relay):
         record = await self._transact(lambda log: read_record(self._engine, log, found.identity))
         new_ids = await self._in_application(self._outbox.settle, found, record)
         if new_ids:
-            _logger.warning(
+            _log.warning(
+                "outbox.ids_reused",
                 "%s: %d rows have the ids of moved rows, and another content; they are moved as "
                 "new rows. The database was restored or has failed over",
                 self.location,
                 len(new_ids),
+                database=self.location,
+                rows=len(new_ids),
             )
         self._identity, self._batch = found.identity, record.batch
 
@@ -196,13 +203,16 @@ class OutboxRelay(Relay):
         self.refused += len(refused)
         if refused:
             id, reason = refused[0]
-            _logger.warning(
+            _log.warning(
+                "outbox.rows_refused",
                 "%s: %d rows are refused and kept in escapement_outbox_refused; the first is "
                 "row %s: %s",
                 self.location,
                 len(refused),
                 id,
                 reason,
+                database=self.location,
+                rows=len(refused),
             )
 
     async def _in_application(self, call: Callable[..., T], *arguments: object) -> T:

@@ -7,7 +7,6 @@ after the batch in progress. When a mapping is changed, one relay ends before th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -19,6 +18,7 @@ from escapement.broker.outbox.outbox_relay import OutboxRelay
 from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
 from escapement.errors import InvalidRequest, StorageError
+from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Engine
@@ -27,7 +27,7 @@ from escapement.storage.outbox.application import OutboxInApplication
 from escapement.storage.outbox.mapping import OURS, OutboxMapping
 from escapement.storage.outbox.mapping_table import MAX_OUTBOXES, read_mappings
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The pause between two looks at the mappings of a database.
 _LOOK_S: Final = 5.0
@@ -101,7 +101,10 @@ class OutboxesOfDatabase:
                     found = await self._run(self._read)
                 except StorageError as error:
                     # The relay of ``escapement_outbox`` warns of an outage of this database.
-                    _logger.debug("%s: %s", self._application.location, error)
+                    location = self._application.location
+                    _log.debug(
+                        "outbox.mappings_waiting", "%s: %s", location, error, database=location
+                    )
                 else:
                     await self._follow(found, nursery)
                 await trio.sleep(_LOOK_S)
@@ -129,7 +132,15 @@ class OutboxesOfDatabase:
                 mapping = OutboxMapping.from_json(table, text)
             except InvalidRequest as error:
                 if self._unreadable.get(table) != text:
-                    _logger.warning("%s: %s", self._application.location, error)
+                    location = self._application.location
+                    _log.warning(
+                        "outbox.mapping_rejected",
+                        "%s: %s",
+                        location,
+                        error,
+                        database=location,
+                        table=table,
+                    )
                     self._unreadable[table] = text
                 continue
             self._mapped[table] = serving = _Serving(text, self._make_relay(mapping))

@@ -15,13 +15,13 @@ pending messages (B5).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from escapement.errors import IndexDamaged
+from escapement.event_log import EventLog
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.index import DelayedIndex, IndexLimits
 from escapement.storage.journal import journal
@@ -33,7 +33,7 @@ from escapement.storage.log.log_table import LogRow, RowKey
 from escapement.storage.state.lag_table import Ends, read_ends
 from escapement.storage.state.state import State, fits, load_state
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The most bytes of log rows read at once: a few group commits.
 _STEP_BYTES: Final = 4 * 1024 * 1024
@@ -93,8 +93,9 @@ def survey(
                 positions = {n: JournalPosition(*at) for n, at in manifest.positions.items()}
             else:
                 _log.warning(
+                    "index.foreign",
                     "the delayed index belongs to another log, or another broker has written"
-                    " checkpoints since; rebuilding it"
+                    " checkpoints since; rebuilding it",
                 )
                 index, manifest = _fresh_index(directory, limits), None
         # Without a usable index, all log rows are needed. The journal names all of them only if no
@@ -110,7 +111,9 @@ def _open_index(directory: Path, limits: IndexLimits) -> DelayedIndex:
     try:
         return DelayedIndex.open(directory, limits)
     except IndexDamaged as error:
-        _log.error("the delayed index is damaged; rebuilding it from the log: %s", error)
+        _log.error(
+            "index.damaged", "the delayed index is damaged; rebuilding it from the log: %s", error
+        )
         return _fresh_index(directory, limits)
 
 

@@ -23,15 +23,15 @@ for.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
 
 from escapement.broker.session.request_memory import Reservations
+from escapement.event_log import EventLog
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The largest read of a connection that is in the middle of a frame.
 LARGE_READ_BYTES: Final = 256 * 1024
@@ -170,8 +170,10 @@ class Intake:
             others_wait = self._inbound.has_waiting or self._reservations.hold_up_others
             if is_late and others_wait:
                 _log.warning(
+                    "connection.cut_off",
                     "cutting off a peer that does not finish a frame of which %d bytes came",
                     self.frame_bytes - self.read_bytes,
+                    reason="unfinished_frame",
                 )
                 self.release()
                 self._cut_off()

@@ -15,7 +15,6 @@ were in flight, and other consumers get them.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -26,11 +25,12 @@ import trio
 from escapement.broker.delivery.output_bound import FRAME_BYTES, STALL_S, OutputBound
 from escapement.broker.limits import BrokerLimits
 from escapement.errors import EscapementError, LimitExceeded, LocalProtocolError, ProtocolError
+from escapement.event_log import EventLog
 from escapement.message import Buffer
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The bytes handed to the socket between two checks of the lease. A writable socket usually accepts
 # this much; half of it would double the calls.
@@ -156,7 +156,9 @@ class Outbound:
         try:
             self._queue(self._protocol.send(command))
         except ProtocolError:
-            _log.exception("closing a connection because a command cannot be sent on it")
+            _log.exception(
+                "connection.failed", "closing a connection because a command cannot be sent on it"
+            )
             self.cut_off()
 
     def answer(self, reply: wire.AdminReply) -> None:
@@ -208,7 +210,11 @@ class Outbound:
         self._count(_memory_of(frames))
         self._writable.set()
         if self._size_bytes > self._limits.outbound_hard_bytes:
-            _log.warning("cutting off a peer that does not read its answers")
+            _log.warning(
+                "connection.cut_off",
+                "cutting off a peer that does not read its answers",
+                reason="unread_answers",
+            )
             self.cut_off()
         self._bound.check()
 
@@ -265,7 +271,11 @@ class Outbound:
             self._check_pace()
             await self._accepts_more()
             if has_messages and not self._may_deliver():
-                _log.warning("the lease has ended: cutting off a peer that was to get messages")
+                _log.warning(
+                    "connection.cut_off",
+                    "the lease has ended: cutting off a peer that was to get messages",
+                    reason="lease_expired",
+                )
                 self.cut_off()
                 await trio.lowlevel.checkpoint()
             if self._socket is None:
@@ -283,7 +293,11 @@ class Outbound:
     def _check_pace(self) -> None:
         slow = self._pace.is_late and (self._output_waits() or self._requests_wait())
         if slow or (self.is_slow and self._roomy and self._requests_wait()):
-            _log.warning("cutting off a peer that reads too slowly while others wait")
+            _log.warning(
+                "connection.cut_off",
+                "cutting off a peer that reads too slowly while others wait",
+                reason="slow_reader",
+            )
             self.cut_off()
         self._bound.check()
 

@@ -10,7 +10,6 @@ of publishes have no receipt.
 
 from __future__ import annotations
 
-import logging
 from itertools import count
 from typing import Final
 
@@ -29,6 +28,7 @@ from escapement.broker.session.request_handler import AtOnce, RequestHandler, Wa
 from escapement.broker.session.request_memory import RequestMemory, Reservations
 from escapement.broker.session.silence_timeout import SilenceTimeout
 from escapement.errors import EscapementError, ProtocolError, RemoteProtocolError
+from escapement.event_log import EventLog
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection, Signal
 from escapement.protocol.limits import (
@@ -41,7 +41,7 @@ from escapement.protocol.limits import (
     PROTOCOL_VERSION,
 )
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # Commands of one connection that are carried out before other connections have their turn.
 _TURN_COMMANDS: Final = 64
@@ -140,7 +140,7 @@ class Session:
         except trio.TooSlowError:
             self._outbound.last_words(ProtocolError("the peer was silent for too long"))
         except RemoteProtocolError as error:
-            _log.info("closing a connection: %s", error)
+            _log.info("connection.protocol_error", "closing a connection: %s", error)
             self._outbound.last_words(error)
         self._intake.release()  # its frame must not hold up others while the last words are written
         self._reservations.give_up()

@@ -7,7 +7,6 @@ written is kept.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -40,6 +39,7 @@ from escapement.errors import (
     StorageUnavailable,
     TableRejected,
 )
+from escapement.event_log import EventLog
 from escapement.field import Field
 from escapement.names import TableName
 from escapement.storage.blocking import Run
@@ -51,7 +51,7 @@ from escapement.tables.row_statements import values_of
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The offsets of rows begin with the epoch of the lease, so each broker has its own. A broker can
 # have this many bits of rows of each table.
@@ -379,7 +379,15 @@ class Database:
         """Remember why tables cannot be served, and log what is new."""
         for name, reason in reasons.items():
             if self._rejected.get(name) != reason:
-                _logger.warning("%s, table %s is not served: %s", self.location, name, reason)
+                _log.warning(
+                    "tables.rejected",
+                    "%s, table %s is not served: %s",
+                    self.location,
+                    name,
+                    reason,
+                    database=self.location,
+                    table=name,
+                )
         self._rejected = reasons
 
     def _serve(self, name: str, now_ms: int) -> None:
@@ -412,7 +420,14 @@ class Database:
             error = NotFound(f"the type of the ids of {full} was changed; consume it again")
         else:
             error = NotFound(f"table {full} was dropped or renamed")
-            _logger.warning("%s, table %s was dropped or renamed", self.location, name)
+            _log.warning(
+                "tables.dropped",
+                "%s, table %s was dropped or renamed",
+                self.location,
+                name,
+                database=self.location,
+                table=name,
+            )
         table.end(error)
         self._delivery.unschedule(table.topic.id)
 
@@ -425,7 +440,15 @@ class Database:
             warning = await self._ask(lambda connection: index_warning(connection, table))
             warnings += [] if warning is None else [warning]
         for warning in warnings:
-            _logger.warning("%s, table %s: %s", self.location, name, warning)
+            _log.warning(
+                "tables.advice",
+                "%s, table %s: %s",
+                self.location,
+                name,
+                warning,
+                database=self.location,
+                table=name,
+            )
 
     async def _ask(self, call: Callable[[Connection], T]) -> T:
         """Call a function with the connection for polls."""

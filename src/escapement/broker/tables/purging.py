@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
@@ -12,11 +11,12 @@ import trio
 from escapement.broker.tables.claim import NANOSECONDS
 from escapement.broker.tables.trouble import divided
 from escapement.errors import StorageError, StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage.engine.base import Connection
 from escapement.tables.discovery import MessageTable
 from escapement.tables.purge import purge, to_purge
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The shortest and the longest interval between two purges.
 _SHORTEST_S: Final = 2.0
@@ -70,7 +70,13 @@ class Purging:
                     if deleted:
                         self.next_s = trio.current_time()  # there may be more
         except StorageUnavailable as error:
-            _logger.warning("%s: tables are not purged: %s", self._location, error)
+            _log.warning(
+                "tables.not_purged",
+                "%s: tables are not purged: %s",
+                self._location,
+                error,
+                database=self._location,
+            )
 
     async def _wanted(self, tables: Sequence[tuple[MessageTable, int]]) -> list[MessageTable]:
         """Return the tables that have rows to delete. Leave out those that cannot be asked.
@@ -91,4 +97,12 @@ class Purging:
 
     def _failed(self, table: MessageTable, error: StorageError) -> None:
         self._again_s[table] = trio.current_time() + _BAD_TABLE_S
-        _logger.warning("%s: table %s is not purged: %s", self._location, table.name, error)
+        _log.warning(
+            "tables.not_purged",
+            "%s: table %s is not purged: %s",
+            self._location,
+            table.name,
+            error,
+            database=self._location,
+            table=table.name,
+        )

@@ -8,18 +8,18 @@ the event loop's clock.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal, TypeVar
 
 from escapement.errors import StorageError, StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage.engine.mysql_errors import lacks_right, waits_for_lock
 from escapement.tables.identifier import quoted
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _FIRST_PAUSE_S: Final = 0.25
 _LAST_PAUSE_S: Final = 2.0
@@ -81,7 +81,15 @@ class Problems:
             self._last_claim_s[table] = self._clock_s()
         if is_new and not was_outage:
             whose = f" of table {table}" if table else " of tables"
-            _logger.warning("messages%s wait: %s", whose, error)
+            _log.warning(
+                "tables.waiting",
+                "messages%s wait: %s",
+                whose,
+                error,
+                database=self._database,
+                table=table or None,
+                work=work,
+            )
 
     def _explained(self, error: StorageError) -> StorageError:
         """Return an error that also says what to do."""

@@ -20,7 +20,6 @@ subscriptions changed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,13 +30,14 @@ from escapement.broker.log.log_reader import LogReader
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
+from escapement.event_log import EventLog
 from escapement.message import Int64s
 from escapement.storage import archive_record
 from escapement.storage.blocking import Run
 from escapement.storage.cleanup.forgetting import Holding
 from escapement.storage.log.generation import Generation
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The input of a check: the generation's id, ``archive_record.version``, the ids of the archived
 # topics, and for each topic without live messages in the generation the ids of its subscriptions.
@@ -146,11 +146,14 @@ class ArchiveHold:
     def _note(self, oldest: Generation, topic: Topic, lacks: bool) -> None:
         if lacks and not topic.archive_awaited_since_ms:
             topic.archive_awaited_since_ms = self._clock.now_ms()
-            _logger.info(
+            _log.info(
+                "log.waits_for_archive",
                 "generation %d of the log is kept until %s is archived; "
                 "run escapement pipeline archive",
                 oldest.id,
                 topic.name.full,
+                generation=oldest.id,
+                topic=topic.name.full,
             )
         elif not lacks:
             topic.archive_awaited_since_ms = 0

@@ -20,7 +20,6 @@ If the database cannot be reached, the state is written with the next checkpoint
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -43,8 +42,6 @@ from escapement.storage.index.checkpoint import Part
 from escapement.storage.lease import Lease
 from escapement.storage.state import checkpoint as checkpoints
 from escapement.storage.state.checkpoint import AttemptPart, Checkpoint
-
-_log = logging.getLogger(__name__)
 
 # Messages due within this time go into the block cache when a checkpoint writes them to disk, so
 # they are delivered from memory.
@@ -92,7 +89,9 @@ class Checkpointer:
         self._run = run
         self._interval_s = interval_s
         self._make_room = make_room
-        self._outage = Outage("cannot write the state; the next checkpoint writes it")
+        self._outage = Outage(
+            "checkpoint.failed", "cannot write the state; the next checkpoint writes it"
+        )
         self._spacious = trio.lowlevel.ParkingLot()
         self._wanted = trio.Event()
         self._lock = trio.Lock()

@@ -16,7 +16,6 @@ When the broker stops, it abandons the merge; the input segments stay valid.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -29,12 +28,13 @@ from escapement.broker.topic.topic import Topic
 from escapement.broker.upkeep.checkpointer import FAR_MS
 from escapement.clock import Clock
 from escapement.errors import IndexDamaged, StorageError
+from escapement.event_log import EventLog
 from escapement.message import Int64s
 from escapement.storage.blocking import Run
 from escapement.storage.index import DelayedIndex
 from escapement.storage.index.merging.compaction import Compaction
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # How often to look for segments to merge: about as often as checkpoints write them. The choice of
 # segments relies on an estimate of how many messages a merge would keep. If it is too low, the
@@ -80,7 +80,9 @@ class Compactor:
             except IndexDamaged:
                 raise
             except StorageError as error:
-                _log.warning("cannot merge index segments; retrying later: %s", error)
+                _log.warning(
+                    "index.merge_failed", "cannot merge index segments; retrying later: %s", error
+                )
 
     async def make_room(self) -> None:
         """Wait until the index has room for another segment; merge some if necessary.
@@ -179,7 +181,7 @@ class Compactor:
             raise
         self._index.install_compaction(compaction)
         await self._run(compaction.let_go)
-        _log.info("merged %d segments", len(names))
+        _log.info("index.merged", "merged %d segments", len(names), segments=len(names))
 
 
 def _leave_out(

@@ -27,7 +27,6 @@ last) and *lapses* (the message expired or was dropped before a consumer got it)
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -47,6 +46,7 @@ from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.relocation import Relocation
 from escapement.clock import Clock
 from escapement.errors import NotFound
+from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.cleanup import forgetting
 from escapement.storage.cleanup.forgetting import Holding
@@ -58,7 +58,7 @@ from escapement.storage.log.generation import Generation
 from escapement.storage.log.log import Log
 from escapement.storage.log.log_table import RowHead, RowKey
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class Forgetter:
 
     async def run(self) -> None:
         """Delete old generations forever."""
-        outage = Outage("cannot delete old log generations; retrying later")
+        outage = Outage("log.drop_waiting", "cannot delete old log generations; retrying later")
         while True:
             await trio.sleep(ROUND_S)
             with outage, suppress(NotFound):  # a topic was deleted meanwhile
@@ -373,7 +373,12 @@ class Forgetter:
         await self._ask(forgetting.drop, generation)
         await self._pipeline.transact(lambda connection: forgetting.strike(connection, generation))
         self._log.forget(generation)
-        _logger.info("generation %d of the log is forgotten", generation.id)
+        _log.info(
+            "log.generation_dropped",
+            "generation %d of the log is forgotten",
+            generation.id,
+            generation=generation.id,
+        )
 
     async def _ask(self, question: Callable[..., T], *arguments: object) -> T:
         """Call ``question`` with a new connection to the database, followed by ``arguments``."""

@@ -8,7 +8,6 @@ cannot be reached, the step is repeated in the next round.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -21,6 +20,7 @@ from escapement.broker.registry.changes import Transact, step_by_step
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
 from escapement.errors import StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.catalog import producers
 from escapement.storage.cleanup import freeing, sqlite_vacuum
@@ -31,7 +31,7 @@ from escapement.storage.log.generation import Generation, should_roll
 from escapement.storage.log.log import Log
 from escapement.storage.state import lag_table
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 ROUND_S: Final = 10.0
 # A producer without a connection that has published nothing for this long is deleted, with its
@@ -80,7 +80,7 @@ class Housekeeper:
 
     async def run(self) -> None:
         """Do the work that is due, at each interval, forever."""
-        outage = Outage("housekeeping failed; retrying in the next round")
+        outage = Outage("upkeep.waiting", "housekeeping failed; retrying in the next round")
         while True:
             await trio.sleep(ROUND_S)
             with outage:
@@ -133,7 +133,14 @@ class Housekeeper:
         now_ms = self._clock.now_ms()
         self._log.begin(*await self._run(self._prepare_generation, parallelism, now_ms))
         current = self._log.current
-        _logger.info("the log goes on in generation %d, of %d tables", current.id, parallelism)
+        _log.info(
+            "log.generation_begun",
+            "the log goes on in generation %d, of %d tables",
+            current.id,
+            parallelism,
+            generation=current.id,
+            tables=parallelism,
+        )
 
     def _prepare_generation(
         self, parallelism: int, now_ms: int

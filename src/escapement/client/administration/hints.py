@@ -5,7 +5,6 @@ The broker finds the rows without hints too. So a hint that cannot be sent is dr
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 from escapement.client.administration.row_acks import topic_of
 from escapement.client.connection.line import Answer, Line
 from escapement.errors import Disconnected, EscapementError
+from escapement.event_log import EventLog
 from escapement.protocol import commands as wire
 
-_logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 def hint(line: Line, tables: Sequence[str]) -> None:
@@ -34,4 +34,4 @@ def _send(line: Line, verb: str, **arguments: Any) -> None:
 def _noted(answer: Answer) -> None:
     """Log an answer that shows a mistake of the application, such as a table that is not served."""
     if isinstance(answer, EscapementError) and not isinstance(answer, Disconnected):
-        _logger.warning("a hint was refused: %s", answer)
+        _log.warning("client.hint_refused", "a hint was refused: %s", answer, code=answer.code)

@@ -19,7 +19,6 @@ Receiving takes messages from the delivery buffer without a checkpoint, except f
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -45,6 +44,7 @@ from escapement.client.delivery_times import Delay, Where
 from escapement.client.message_ids import What, name_messages
 from escapement.client.serializers import SerializerLike, serializer
 from escapement.errors import Disconnected, EscapementError, InvalidRequest
+from escapement.event_log import EventLog
 from escapement.field import Field
 from escapement.message import Int64s
 from escapement.names import SUBSCRIPTION_KINDS, check_name, full_name
@@ -53,7 +53,7 @@ from escapement.protocol.commands import Command
 from escapement.protocol.limits import MAX_ACK_ROWS, MAX_PERMITS
 from escapement.traits import KeyRange, check_key_range
 
-log = logging.getLogger("escapement.client")
+_log = EventLog("escapement.client")
 
 # A loop that receives messages without waiting lets other tasks run after this many messages.
 # Receiving a message takes less than a microsecond, so 64 of them take a short time. A checkpoint
@@ -539,7 +539,14 @@ class Inbox(Attached):
                 pending_ack.sent = False
             elif isinstance(answer, EscapementError):
                 if not answer.retryable:
-                    log.warning("%s: an acknowledgement was refused: %s", self.topic, answer)
+                    _log.warning(
+                        "client.ack_refused",
+                        "%s: an acknowledgement was refused: %s",
+                        self.topic,
+                        answer,
+                        topic=str(self.topic),
+                        code=answer.code,
+                    )
                 self._acks.refused(pending_ack, answer, anyio.current_time())
             self._made_room()
             if self._acks.gathers or not isinstance(answer, wire.Acked):

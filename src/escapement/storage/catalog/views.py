@@ -18,18 +18,18 @@ database can be restored by another user.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
 from typing import Any, Final
 
 from escapement.errors import StorageError
+from escapement.event_log import EventLog
 from escapement.storage.catalog.policy import Policy, SubscriptionPolicy, TopicPolicy
 from escapement.storage.engine.base import Connection, Engine, TransactionAborted
 from escapement.storage.engine.transaction import transaction
 
-logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # The first millisecond after the year 9999, the last year that MySQL and SQLite can write.
 _END_MS: Final = 253_402_300_800_000
@@ -88,7 +88,8 @@ def create_views(engine: Engine) -> None:
         except StorageError as error:
             if type(error) not in (StorageError, TransactionAborted):
                 raise
-            logger.warning(
+            _log.warning(
+                "database.views_missing",
                 "The views for SQL cannot be created, and the broker starts without them. If its"
                 " user has no right to create views, GRANT CREATE VIEW ON the database, and"
                 " restart the broker. The reason: %s",

@@ -48,6 +48,7 @@ from escapement.errors import (
     StorageReadOnly,
     StorageUnavailable,
 )
+from escapement.event_log import EventLog
 from escapement.storage.blocking import Run
 from escapement.storage.commit.group import Group, form_group
 from escapement.storage.commit.items import Acks, Append, Item, Refusable, Restate, Statement
@@ -56,7 +57,7 @@ from escapement.storage.engine.base import TransactionAborted
 from escapement.storage.log.generation import Generation
 from escapement.storage.log.log import Log
 
-logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # Target size of a group. In larger groups the fixed cost of a COMMIT is negligible, but the items
 # of the next group wait longer. If much more waits, a group takes half of it, up to a limit: then
@@ -262,13 +263,25 @@ class Lane:
             try:
                 await self._write(group)
             except OutcomeUnknown as error:
-                logger.warning("lane %d: %s; checking what is stored", self.number, error)
+                _log.warning(
+                    "commit.outcome_unknown",
+                    "lane %d: %s; checking what is stored",
+                    self.number,
+                    error,
+                    lane=self.number,
+                )
                 self._unknown = True
                 lost_replies += 1
                 if lost_replies > 1:
                     self._go_down(error)
             except TransactionAborted as error:
-                logger.warning("lane %d: %s; retrying", self.number, error)
+                _log.warning(
+                    "commit.retried",
+                    "lane %d: %s; retrying",
+                    self.number,
+                    error,
+                    lane=self.number,
+                )
                 if tries:
                     self._failed_s = trio.current_time()
             except StorageUnavailable as error:
@@ -373,7 +386,17 @@ class Lane:
         if state is not self.state:
             level = logging.INFO if state is State.UP else logging.WARNING
             why = "" if state is State.UP else f": {self._why}"
-            logger.log(level, "lane %d is %s%s", self.number, state.name.lower(), why)
+            name = state.name.lower()
+            _log.log(
+                level,
+                "commit.lane_state",
+                "lane %d is %s%s",
+                self.number,
+                name,
+                why,
+                lane=self.number,
+                state=name,
+            )
             self.state = state
             self._on_change()
 

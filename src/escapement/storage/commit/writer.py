@@ -17,10 +17,10 @@ group is not committed, with one exception: after ``OutcomeUnknown`` it may be, 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from escapement.errors import LeaseLost, OutcomeUnknown, StorageError, StorageUnavailable
+from escapement.event_log import EventLog
 from escapement.storage.catalog import producers
 from escapement.storage.commit.group import Group
 from escapement.storage.commit.group_rows import encode_group
@@ -32,7 +32,7 @@ from escapement.storage.journal.entry import encode_entry
 from escapement.storage.lease import Lease, Recorded, answer, as_owner, check, question
 from escapement.storage.log.log_table import insertion
 
-logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class Writer:
@@ -66,7 +66,12 @@ class Writer:
                 # another connection.
                 if not self._last_id:
                     raise
-                logger.warning("killing our previous connection %d", self._last_id)
+                _log.warning(
+                    "commit.connection_killed",
+                    "killing our previous connection %d",
+                    self._last_id,
+                    mysql_connection=self._last_id,
+                )
                 self._engine.kill([self._last_id])
                 self._connection = self._connect_once()
 

@@ -23,7 +23,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import ssl
 from collections.abc import Iterator, Sequence
@@ -38,6 +37,7 @@ from escapement.errors import (
     StorageReadOnly,
     StorageUnavailable,
 )
+from escapement.event_log import EventLog
 from escapement.storage.engine import mysql_errors
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import (
@@ -53,7 +53,7 @@ from escapement.storage.engine.mysql_fitness import check_fitness
 from escapement.storage.engine.mysql_wire import dial
 from escapement.storage.engine.result_buffer import Landing
 
-logger = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 # A *lane* writes one transaction after the other on its own connection. While one lane waits for
 # the disk, others prepare transactions, and the server combines their fsyncs.
@@ -160,7 +160,9 @@ class MysqlEngine:
                 f"{self.location}: the database does not exist and cannot be created "
                 f"({error.args[-1]}); create it with CREATE DATABASE {name} CHARACTER SET utf8mb4"
             ) from error
-        logger.info("created the database %s", self.location)
+        _log.info(
+            "database.created", "created the database %s", self.location, database=self.location
+        )
 
     def _refused(self, error: pymysql.err.MySQLError) -> StorageError:
         """Return an error that says why connecting failed, and what to do about it."""
@@ -274,7 +276,14 @@ class MysqlConnection:
         except pymysql.err.MySQLError as error:
             code = mysql_errors.number_of(error)
             if code == mysql_errors.KILL_DENIED:
-                logger.warning("%s: connection %d is another user's", self._location, id)
+                _log.warning(
+                    "database.kill_denied",
+                    "%s: connection %d is another user's",
+                    self._location,
+                    id,
+                    database=self._location,
+                    mysql_connection=id,
+                )
             elif code != mysql_errors.NO_SUCH_THREAD:
                 raise mysql_errors.translated(error, self._location) from error
 

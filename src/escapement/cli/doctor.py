@@ -1,0 +1,86 @@
+"""`escapement doctor`: check what a broker depends on, before it starts or while it runs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from escapement.broker.limits import DEFAULT_LIMITS
+from escapement.cli.input.configuration import ConfiguredCommand, config_warnings, settings_of
+from escapement.cli.input.options import output_option
+from escapement.cli.output.table import counted, print_values
+from escapement.cli.serve import serve
+from escapement.doctor.data_directory import judge, look_at
+from escapement.doctor.database import check_database
+from escapement.doctor.finding import Finding, Severity, error, ok
+from escapement.doctor.machine import check_machine
+from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.sqlite import OLDEST_SQLITE
+
+
+def _doctor(
+    output: str,
+    data: Path,
+    log_url: str | None,
+    outbox_urls: tuple[str, ...],
+    table_urls: tuple[str, ...],
+    **_: Any,
+) -> None:
+    """Check the machine, the data directory and the databases of a broker.
+
+    Give the same options as to `serve`. Each finding says what to do. Nothing is changed, and the
+    broker may run meanwhile. The exit code is 1 if there is a warning or an error.
+    """
+    ctx = click.get_current_context()
+    findings = [Finding("configuration", Severity.WARNING, one) for one in config_warnings(ctx)]
+    findings += check_machine(DEFAULT_LIMITS.connections)
+    findings += _check_data(data, log_url)
+    databases = [("log", log_url)] if log_url is not None else []
+    databases += [("outbox", url) for url in dict.fromkeys(outbox_urls)]
+    databases += [("tables", url) for url in dict.fromkeys(table_urls)]
+    for purpose, url in databases:
+        address = MysqlAddress.parse(url)
+        findings += check_database(address, purpose, holds_log=purpose == "log")
+    bad = [finding for finding in findings if finding.is_bad]
+    if output == "json":
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        rows = [(one.severity.value, one.check, one.text, one.remedy) for one in findings]
+        print_values(("severity", "check", "finding", "what to do"), rows, "")
+        click.echo(f"\n{counted(len(bad), 'problem')} found." if bad else "\nNo problem found.")
+    ctx.exit(1 if bad else 0)
+
+
+def _check_data(data: Path, log_url: str | None) -> Iterator[Finding]:
+    try:
+        yield from judge(look_at(data), holds_log=log_url is None)
+    except OSError as failure:
+        yield error("permissions", f"cannot look at {data}: {failure.strerror}", "Check --data.")
+    if log_url is None:
+        wanted = ".".join(map(str, OLDEST_SQLITE))
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            text = f"SQLite {sqlite3.sqlite_version} is older than {wanted}"
+            yield error("log", text, "Install a newer Python or SQLite.")
+        else:
+            yield ok("log", f"the log is in SQLite, in {data}")
+
+
+doctor = output_option("table", "Form of the output.")(
+    ConfiguredCommand(
+        "doctor",
+        params=[*settings_of(serve)],
+        callback=_doctor,
+        help=_doctor.__doc__,
+        epilog="""\b
+        Examples:
+          escapement doctor
+          escapement doctor --config /etc/escapement/escapement.toml -o json
+        """,
+    )
+)
