@@ -350,7 +350,7 @@ class Services:
             self.consuming,
             clock,
             self._runners.outboxes,
-            limits.max_delay_ms,
+            lambda topic: self.registry.delays_of(topic).within(limits.max_delay_ms),
             self.inbox_relay.wake,
         )
         self._binary_logs = BinaryLogs(

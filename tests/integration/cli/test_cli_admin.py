@@ -43,6 +43,27 @@ def test_delays_are_configured_by_namespace(say: Say) -> None:
     assert "still has topics" in say("admin", "namespaces", "delete", "p2/eu", fails=1)
 
 
+def test_delay_policy_is_set_and_shown(say: Say) -> None:
+    """B10."""
+    say("admin", "topics", "create", "bounds/eu/t")
+    bounds = ["--default", "5m", "--min", "1m", "--max", "30d"]
+    made = json.loads(say("admin", "namespaces", "set-delays", *bounds, "bounds/eu", "-o", "json"))
+    assert (made["default_delay_ms"], made["min_delay_ms"]) == (300_000, 60_000)
+    say("admin", "topics", "set-delays", "bounds/eu/t", "--max", "90d")
+    lines = say("admin", "topics", "get", "bounds/eu/t").splitlines()
+    fields = dict(line.strip().split("  ", 1) for line in lines)
+    fields = {name: value.strip() for name, value in fields.items()}
+    assert (fields["max delay"], fields["min delay"]) == ("90d", "the namespace's")
+    refused = say("produce", "bounds/eu/t", "x", "--delay", "1s", fails=1)
+    assert "a delay of 1s. The minimum is 1m, set by namespace bounds/eu" in refused
+    say("produce", "bounds/eu/t", "x")
+    (pending,) = json.loads(say("peek", "bounds/eu/t", "-o", "json"))
+    assert 290_000 < pending["due_in_ms"] <= 300_000
+    assert "--default" in say("admin", "topics", "set-delays", "bounds/eu/t", fails=2)
+    contrary = say("admin", "topics", "set-delays", "bounds/eu/t", "--min", "100d", fails=1)
+    assert "max_delay_ms of 90d is shorter than min_delay_ms of 100d" in contrary
+
+
 def test_forced_namespace_deletion_first_reports_what_it_deletes(
     say: Say, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

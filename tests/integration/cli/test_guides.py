@@ -96,7 +96,7 @@ def test_reference_has_every_public_name() -> None:
 # -- pages on a virtual clock ------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["retries-and-dead-letters", "schedules", "migrating"])
+@pytest.mark.parametrize("name", ["delays", "retries-and-dead-letters", "schedules", "migrating"])
 async def test_code_of_a_guide_prints_what_the_guide_says(
     name: str,
     mock_clock: trio.testing.MockClock,

@@ -82,7 +82,13 @@ class Rescheduling:
         self._large = trio.Semaphore(_LARGE)
 
     async def reschedule(
-        self, topic_text: str, offsets: Int64s, delay_ms: int, at_ms: int
+        self,
+        topic_text: str,
+        offsets: Int64s,
+        delay_ms: int,
+        at_ms: int,
+        *,
+        by_policy: bool = True,
     ) -> Outcome:
         """Move messages to another due time, for shared subscriptions that have not received them.
 
@@ -90,6 +96,7 @@ class Rescheduling:
           offsets: int64[n], any order, repeats allowed.
           delay_ms, at_ms: the new due time, as a delay from now or as a time; -1 if not given. With
             neither, the messages are due now.
+          by_policy: whether the maximum of the topic's delay policy applies.
 
         Returns:
           The outcome of each message, in the order of ``offsets``. It is durable.
@@ -101,7 +108,10 @@ class Rescheduling:
           StorageUnavailable: some messages may have been moved; the others keep their times.
         """
         topic = self._registry.topic(TopicName.parse(topic_text))
-        self._publishing.check_times(topic, _times(delay_ms, at_ms, 1))
+        times = _times(delay_ms, at_ms, 1)
+        self._publishing.check_times(topic, times)
+        if by_policy and topic.delays is not None:
+            topic.delays.check_moved(times, 1, self._clock.now_ms())
         if not topic.restatements.known:
             topic.restatements.know(await self._log.lowest_base(topic.id))
         wanted, back = np.unique(offsets, return_inverse=True)
