@@ -398,7 +398,12 @@ class Services:
             run,
         )
         self.dead_letters = DeadLetters(
-            self.registry, self.index, self.reader, self.pipeline, self._runners.looks
+            self.registry,
+            self.index,
+            self.reader,
+            self.pipeline,
+            self._runners.looks,
+            self.publishing.check_times,
         )
 
     async def recover(self, ground: Ground) -> None:

@@ -55,7 +55,7 @@ def policy_options(
             )
 
         decorated: Function = command
-        for name in reversed(options):
+        for name in reversed(list(options)):
             rule = rule_of(policy, name)
             option = click.option(
                 options[name],
