@@ -169,6 +169,18 @@ def test_schedules_are_created_shown_paused_and_deleted(
     assert (paused["state"], paused["next_at_ms"]) == ("paused", None)
     resumed = say("schedule", "resume", "b2/eu/report")
     assert "active" in resumed
+    change = ["--cron", "30 8 * * *", "--until", "never", "--spread", "5m", "-o", "json"]
+    changed = json.loads(say("schedule", "update", "b2/eu/report", *change))
+    assert (changed["cron"], changed["timezone"]) == ("30 8 * * *", "Europe/Berlin")
+    assert (changed["until_at_ms"], changed["spread_ms"]) == (None, 300_000)
+    coming = say("schedule", "next", "b2/eu/report", "--count", "3").splitlines()
+    assert len(coming) == 3
+    assert all(" 08:30:00+0" in line for line in coming)
+    as_json = json.loads(say("schedule", "next", "b2/eu/report", "-o", "json"))
+    assert as_json[:3] == coming
+    now = json.loads(say("schedule", "run-now", "b2/eu/report", "-o", "json"))
+    assert (now["published"], now["last_at_ms"]) == (1, None)
+    assert "at least one option" in say("schedule", "update", "b2/eu/report", fails=2)
     assert "already exists" in say(
         "schedule", "create", "b2/eu/report", "b2/eu/t", "--every", "90s", fails=1
     )

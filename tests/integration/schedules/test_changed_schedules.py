@@ -12,9 +12,11 @@ import trio.testing
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.errors import InvalidRequest, LimitExceeded, NotFound
+from escapement.errors import InvalidRequest, LimitExceeded, NotFound, OutcomeUnknown
 from escapement.storage.engine.base import Engine
+from escapement.storage.engine.sqlite import SqliteEngine
 from escapement.testing import START_MS, World
+from support.storage.commit_pipelines import FaultyEngine, Once
 
 BERLIN = ZoneInfo("Europe/Berlin")
 MINUTE_MS = 60_000
@@ -238,3 +240,29 @@ async def test_next_occurrences_are_the_ones_that_are_published(
         await world.clock.advance(hours=2)
         published = [ms for ms, _ in await in_log(world)][:5]
         assert [round(at.timestamp() * 1000) for at in coming] == published
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_lost_commit_reply_of_a_change_publishes_nothing_twice(
+    mock_clock: trio.testing.MockClock, durable: bool
+) -> None:
+    """B2: the broker finds out whether the commit took place, and repeats it if not."""
+    faulty = FaultyEngine(SqliteEngine.in_memory())
+    fault = Once("commit", OutcomeUnknown("the reply was lost"))
+    setattr(faulty, "after" if durable else "before", fault)
+    async with testing.start(config=CALM, engine=faulty) as world, world.connect() as broker:
+        await broker.schedules.create("beat", "beats", b"old", every="1m")
+        await world.clock.advance(minutes=1)
+        fault.arm()
+        await broker.schedules.update("beat", every="40s", value=b"new")
+        fault.arm()
+        await broker.schedules.run_now("beat")
+        await world.clock.advance(seconds=100)
+        found = [(ms - START_MS, payload) for ms, payload in await in_log(world)]
+        assert found == [
+            (60_000, b"old"),
+            (60_000, b"new"),
+            (100_000, b"new"),
+            (140_000, b"new"),
+        ]
+        assert (await broker.schedules.get("beat")).published == 4

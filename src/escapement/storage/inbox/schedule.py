@@ -3,8 +3,9 @@
 A *schedule* publishes the same message again and again. Each time at which it does is an
 *occurrence*. This module owns the table ``schedules``. Its column ``next_ms`` is the next
 occurrence to be published. The transaction that writes the inbox entries of occurrences also moves
-``next_ms`` past them, and ``next_ms`` never moves back. So each occurrence is published once, even
-if the broker crashes or the clock is set.
+``next_ms`` past them. Only an update of the schedule may move ``next_ms`` back, and never to a
+time up to the last published occurrence. So each occurrence is published once, even if the broker
+crashes or the clock is set.
 
 All functions run inside a transaction of the caller. The *content* of a schedule is the payload and
 the key of its message. The broker keeps the other columns in memory, and reads the content for each
