@@ -194,3 +194,35 @@ def test_invalid_spread_is_refused(spread: Any) -> None:
     with pytest.raises(InvalidRequest, match="spread"):
         span_ms(spread)
     assert span_ms(None) == 0
+
+
+async def test_messages_of_a_paused_seek_are_scattered_by_run_now(mock_clock: MockClock) -> None:
+    """B12: the way to spread a seek. A subscription that has the messages gets nothing again."""
+    async with testing.start(config=CALM) as world, world.connect() as broker:
+        for name in ("s", "other"):
+            await broker.admin("subscriptions.create", topic="t", subscription=name)
+        producer = await broker.producer("t")
+        await producer.send_many([b"old"] * 100)
+        await producer.send(b"future", delay="5h")
+        async with (
+            broker.consumer("t", "s", permits=1_000) as inbox,
+            broker.consumer("t", "other", permits=1_000) as other,
+        ):
+            for one in (inbox, other):
+                await one.ack([message.id for message in await arrived(one)], durable=True)
+            await broker.pause("t", "s")
+            await inbox.seek("earliest")
+            now = moment(world.clock.now_ms() + 1)
+            found = await broker.select("t", due_until=now)
+            assert len(found) == 100
+            assert (await broker.run_now(found, spread="10m")).done.all()
+            await broker.resume("t", "s")
+            assert len(await arrived(inbox)) < 10
+            await world.clock.advance(minutes=5)
+            half = len(await arrived(inbox))
+            assert 25 < half < 75
+            await world.clock.advance(minutes=5)
+            assert half + len(await arrived(inbox)) > 95
+            assert await arrived(other) == []
+            await world.clock.advance(hours=5)
+            assert [m.payload for m in await arrived(other)] == [b"future"]
