@@ -266,6 +266,25 @@ def test_matching_messages_are_cancelled_after_a_dry_run(
     assert b"by ID, or by" in capsysbinary.readouterr().err
 
 
+def test_sync_client_spreads_messages_and_changes_schedules(broker: BrokerProcess) -> None:
+    """B2, B12."""
+    with sync.connect(broker.url) as connected:
+        producer = connected.producer("widely")
+        receipts = producer.send_many([b"x"] * 20, delay="1h", spread="1h")
+        single = producer.submit(b"y", delay="1h", spread="1h").result()
+        places = [connected.show(one).due_at for one in [*receipts, single]]
+        assert len(set(places)) == 21
+        assert connected.reschedule(receipts, delay="2h", spread="1h").done.all()
+        assert connected.run_now(receipts, spread="1h").done.all()
+        connected.schedules.create("pulse", "pulses", every="1h", spread="1m")
+        changed = connected.schedules.update("pulse", every="2h", spread=None)
+        assert (changed.every, changed.spread) == (timedelta(hours=2), None)
+        assert connected.schedules.run_now("pulse").published == 1
+        first, second = connected.schedules.next("pulse", count=2)
+        assert second - first == timedelta(hours=2)
+        connected.schedules.delete("pulse")
+
+
 def test_sync_client_cancels(broker: BrokerProcess) -> None:
     """B1."""
     with sync.connect(f"escapement://127.0.0.1:{broker.port}") as client:

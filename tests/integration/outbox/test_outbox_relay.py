@@ -230,9 +230,18 @@ async def test_delay_policy_of_the_topic_applies_to_rows(
         due_in_s = [round((ms - now_ms) / 1000) for page in pages for ms in page.due_ms.tolist()]
         assert 1800 <= due_in_s[0] <= 1810
         assert due_in_s[1] == 60
-        ((payload, reason),) = application.refusals
-        assert payload == b"late"
-        assert "maximum delay of 1h, set by topic public/default/t" in reason
+        await broker.admin("topics.update", topic="t", policy={"default_delay_ms": None})
+        space = {"namespace": "public/default", "policy": {"default_delay_ms": "2h"}}
+        await broker.admin("namespaces.update", **space)
+        application.send(b"default")
+        assert await moved(world) == [b"bare", b"soon"]
+        (late, late_reason), (default, default_reason) = application.refusals
+        assert (late, default) == (b"late", b"default")
+        assert "maximum delay of 1h, set by topic public/default/t" in late_reason
+        assert default_reason == (
+            "the default delay of 2h, set by namespace public/default is longer than the maximum "
+            "of 1h, set by topic public/default/t"
+        )
 
 
 async def test_outbox_with_other_column_types_is_served(

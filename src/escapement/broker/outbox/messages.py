@@ -139,7 +139,7 @@ def _message(row: OutboxRow, now_ms: int, delays_of: DelaysOf) -> NewMessage:
     delays = delays_of(topic)
     at_ms = _at_ms(row, now_ms, delays.most)
     if row.due_ms is None and delays.default.ms:
-        at_ms = now_ms + delays.default.ms
+        at_ms = _default_at_ms(delays, now_ms)
     if not 0 <= row.priority <= MAX_PRIORITY:
         raise InvalidRequest(f"priority must be from 0 to {MAX_PRIORITY}, not {row.priority}")
     if len(row.key) > MAX_KEY_CHARS:
@@ -198,6 +198,20 @@ def _at_ms(row: OutboxRow, now_ms: int, most: DelaySetting) -> int:
     if row.due_ms is not None and row.due_ms > now_ms + most.ms:
         raise InvalidRequest(f"due_at lies past the maximum delay of {most.text}; it is in UTC")
     return row.due_ms if row.due_ms is not None and row.due_ms > now_ms else NO_TIME
+
+
+def _default_at_ms(delays: DelayPolicy, now_ms: int) -> int:
+    """Return the due time of a row without one.
+
+    Raises:
+      InvalidRequest: if the default delay is longer than the maximum.
+    """
+    if delays.default.ms > delays.most.ms:
+        raise InvalidRequest(
+            f"the default delay of {delays.default.text} is longer than the maximum of "
+            f"{delays.most.text}"
+        )
+    return now_ms + delays.default.ms
 
 
 def _properties(headers: str | None) -> bytes:

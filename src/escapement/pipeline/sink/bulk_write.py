@@ -219,7 +219,8 @@ class BulkWrite:
             except NotFound:
                 if not self.creates_topics:
                     raise
-            return Admitted(name.full, DelayPolicy.of(name, own, namespace))
+            delays = DelayPolicy.of(name, own, namespace)
+            return Admitted(name.full, delays and delays.within(self.max_delay_ms))
         except NotFound as error:
             if not self.creates_topics:
                 raise NotFound(

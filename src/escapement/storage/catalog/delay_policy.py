@@ -143,9 +143,11 @@ class DelayPolicy:
                 f"{subject} has {delay}. The minimum is {self.least.text}. Give it a longer delay, "
                 f"or change the minimum with `{self.least.change} --min`."
             )
+        hint = (
+            f", or change the maximum with `{self.most.change} --max`" if self.most.change else ""
+        )
         raise DelayTooLong(
-            f"{subject} has {delay}. The maximum is {self.most.text}. Give it a shorter delay, or "
-            f"change the maximum with `{self.most.change} --max`."
+            f"{subject} has {delay}. The maximum is {self.most.text}. Give it a shorter delay{hint}."
         )
 
     def check_moved(self, times: Times, count: int, now_ms: int) -> None:

@@ -43,7 +43,10 @@ def test_topic_replaces_each_value_of_its_namespace() -> None:
     assert (found.least.ms, found.least.where) == (0, "")
     assert (found.most.ms, found.most.where) == (7, "topic shop/eu/orders")
     assert found.within(100).most.ms == 7
-    assert found.within(5).most.text == "5ms, set by the broker's --max-delay"
+    within = found.within(5)
+    assert within.most.text == "5ms, set by the broker's --max-delay"
+    with pytest.raises(DelayTooLong, match=r"--max-delay\. Give it a shorter delay\.$"):
+        within.check(delays(6), 1, NOW_MS)
 
 
 def test_default_is_for_messages_with_neither_delay_nor_time() -> None:
