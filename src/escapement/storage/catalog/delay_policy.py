@@ -143,11 +143,10 @@ class DelayPolicy:
                 f"{subject} has {delay}. The minimum is {self.least.text}. Give it a longer delay, "
                 f"or change the minimum with `{self.least.change} --min`."
             )
-        hint = (
-            f", or change the maximum with `{self.most.change} --max`" if self.most.change else ""
-        )
+        change = self.most.change and f", or change the maximum with `{self.most.change} --max`"
+        most = self.most.text
         raise DelayTooLong(
-            f"{subject} has {delay}. The maximum is {self.most.text}. Give it a shorter delay{hint}."
+            f"{subject} has {delay}. The maximum is {most}. Give it a shorter delay{change}."
         )
 
     def check_moved(self, times: Times, count: int, now_ms: int) -> None:
