@@ -98,7 +98,7 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
     "dlq.list": ENTRIES | {"count": (None, COUNT)},
     "dlq.show": ENTRIES | {"offset": (0, NUMBER)},
     "dlq.count": ENTRIES | SOME | {"after": (None, LIST)},
-    "dlq.redrive": ENTRIES | SOME,
+    "dlq.redrive": ENTRIES | SOME | {"spread_ms": (None, COUNT)},
     "dlq.purge": ENTRIES | SOME,
     "dispatch.pause": TOPIC
     | {"subscription": (None, MAYBE), "for_ms": (1, COUNT), "until_ms": (None, COUNT)},
@@ -116,7 +116,16 @@ TAKEN: Final[dict[str, dict[str, tuple[Any, tuple[type, ...]]]]] = {
         "schedule": ("public/default/new", TEXT), "topic": ("t", TEXT), "cron": (None, MAYBE),
         "timezone": (None, MAYBE), "every_ms": (60_000, COUNT), "until_ms": (None, COUNT),
         "missed": (None, MAYBE), "payload": (None, BLOB), "key": (None, BLOB),
+        "spread_ms": (None, COUNT),
     },
+    "schedules.update": SCHEDULE
+    | {
+        "topic": (None, MAYBE), "cron": (None, MAYBE), "timezone": (None, MAYBE),
+        "every_ms": (60_000, COUNT), "until_ms": (None, COUNT), "missed": (None, MAYBE),
+        "payload": (None, BLOB), "key": (None, BLOB), "spread_ms": (None, COUNT),
+    },
+    "schedules.run_now": SCHEDULE,
+    "schedules.next": SCHEDULE | {"count": (None, COUNT)},
     "schedules.pause": SCHEDULE,
     "schedules.resume": SCHEDULE,
     "schedules.delete": {"schedule": ("public/default/new", TEXT)},
@@ -233,11 +242,11 @@ def test_a_field_of_a_policy_takes_no_value_of_another_type(kind: type[Policy], 
 CALLS: Final[dict[str, dict[str, Any]]] = {
     "send": {
         "value": b"x", "key": None, "properties": None, "priority": 50, "delay": None, "at": None,
-        "dedup": None, "group": None,
+        "dedup": None, "group": None, "spread": None,
     },
     "send_many": {
         "values": [b"x"], "keys": None, "properties": None, "priorities": None, "delay": None,
-        "at": None, "dedup": None, "groups": None,
+        "at": None, "dedup": None, "groups": None, "spread": None,
     },
     "send_batch": {"batch": None},
     "producer": {"topic": "t", "name": None, "serializer": bytes},
@@ -249,7 +258,8 @@ CALLS: Final[dict[str, dict[str, Any]]] = {
     "cancel by dedup": {"topic": "t", "dedup": "a"},
     "cancel by key": {"topic": "t", "key": "a"},
     "reschedule": {"what": [0], "topic": "t", "delay": "1h"},
-    "reschedule at": {"what": [0], "topic": "t", "at": None},
+    "reschedule at": {"what": [0], "topic": "t", "at": None, "spread": None},
+    "run_now": {"what": [0], "topic": "t", "spread": None},
     "select": {"topic": "t", "due_from": None, "due_until": None, "key": None, "properties": None},
     "peek": {
         "topic": "t", "count": 9, "due_from": None, "due_until": None, "key": None, "offset": None,
@@ -267,8 +277,14 @@ CALLS: Final[dict[str, dict[str, Any]]] = {
     },
     "schedules.create": {
         "name": "public/default/z", "topic": "t", "every": "1h", "timezone": "UTC", "until": None,
-        "value": b"", "key": None, "missed": "skip",
+        "value": b"", "key": None, "missed": "skip", "spread": None,
     },
+    "schedules.update": {
+        "name": "public/default/again", "every": "2h", "until": None, "value": b"", "key": None,
+        "missed": "skip", "spread": None, "topic": None,
+    },
+    "schedules.next": {"name": "public/default/again", "count": 3},
+    "schedules.run_now": {"name": "public/default/again"},
     "schedules.create cron": {"name": "public/default/y", "topic": "t", "cron": "* * * * *"},
     "ack": {"what": 0},
     "nack": {"what": 0, "delay": None},
