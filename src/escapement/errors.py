@@ -36,9 +36,15 @@ class NaiveDatetime(InvalidRequest):
 
 
 class DelayTooLong(InvalidRequest):
-    """Raised when a delivery time lies beyond the broker's maximum delay."""
+    """Raised when a due time lies beyond the maximum delay of the broker, topic or namespace."""
 
     code = "delay_too_long"
+
+
+class DelayTooShort(InvalidRequest):
+    """Raised when a message has a shorter delay than its topic or namespace requires."""
+
+    code = "delay_too_short"
 
 
 class DelaysDisabled(EscapementError):

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import trio
 
 import escapement
 from escapement.clock import moment
+from escapement.spread import places_ms, seeds
 from random_workloads.consuming import Consuming
 from random_workloads.model import (
     DEDUP_WINDOW_MS,
@@ -156,16 +158,18 @@ class Traffic(Consuming):
     async def reschedule(self) -> None:
         """Reschedule some messages, and sometimes one that does not exist."""
         named, delay = self.random_offsets(), self.rng.choice([0, 5, 300, 90_000])
-        due_ms = self.now_ms + delay * 1000
+        due_ms, spread_ms = self.now_ms + delay * 1000, self.rng.choice([0, 0, 60_000])
+        spread = (spread_ms, "ms") if spread_ms else None
         await self.catch_up()
 
         async def ask() -> None:
             outcomes = await self.retry(
-                lambda: self.broker.reschedule(named, at=moment(due_ms), topic=TOPIC)
+                lambda: self.broker.reschedule(named, at=moment(due_ms), topic=TOPIC, spread=spread)
             )
             await self.retry(self.read_log)  # messages may have been deleted meanwhile
             for outcome in {outcome.id.offset: outcome for outcome in outcomes}.values():
-                self.note_rescheduled(outcome, due_ms)
+                seed = seeds(outcome.id.topic, np.array([outcome.id.offset]))
+                self.note_rescheduled(outcome, due_ms + int(places_ms(seed, spread_ms)[0]))
 
         await self.ask_again_after_crash(ask)
 

@@ -350,7 +350,7 @@ class Services:
             self.consuming,
             clock,
             self._runners.outboxes,
-            limits.max_delay_ms,
+            lambda topic: self.registry.delays_of(topic).within(limits.max_delay_ms),
             self.inbox_relay.wake,
         )
         self._binary_logs = BinaryLogs(
@@ -398,7 +398,12 @@ class Services:
             run,
         )
         self.dead_letters = DeadLetters(
-            self.registry, self.index, self.reader, self.pipeline, self._runners.looks
+            self.registry,
+            self.index,
+            self.reader,
+            self.pipeline,
+            self._runners.looks,
+            self.publishing.check_times,
         )
 
     async def recover(self, ground: Ground) -> None:

@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from escapement.cli.input.message_ids import offset_of
-from escapement.cli.input.options import output_option
+from escapement.cli.input.options import output_option, spread_option
 from escapement.cli.input.parameters import check_span, duration_ms, moment, name_and_value
 from escapement.cli.input.remote import Command, broker_option, with_broker
 from escapement.cli.output.table import counted, print_rows
@@ -237,6 +237,7 @@ def cancel(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -
     Examples:
       escapement reschedule orders 17 --delay 3h
       escapement reschedule orders 17 18 --at 2026-12-24T18:00+01:00
+      escapement reschedule orders --key order-7 --delay 1h --spread 10m
 
     Selects messages and prints outcomes like `escapement cancel`.
     """
@@ -255,6 +256,7 @@ def cancel(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -
     metavar="TIME",
     help="Make the messages due at this time: ISO 8601 with an offset or Z.",
 )
+@spread_option
 @_output_option
 @broker_option
 @_which_option
@@ -263,6 +265,7 @@ def reschedule(
     which: _Which,
     delay_ms: int | None,
     at: datetime | None,
+    spread_ms: int | None,
     output: str,
     at_broker: tuple[str, int],
 ) -> None:
@@ -270,30 +273,38 @@ def reschedule(
     if (delay_ms is None) == (at is None):
         raise click.UsageError("Give either --delay or --at.")
     delay = None if delay_ms is None else (delay_ms, "ms")
+    spread = None if spread_ms is None else (spread_ms, "ms")
 
     def act(broker: Broker, part: Selection) -> Awaitable[Outcomes]:
-        return broker.reschedule(part, delay=delay, at=at)
+        return broker.reschedule(part, delay=delay, at=at, spread=spread)
 
     _amend(topic, which, output, at_broker, "rescheduled", act)
 
 
 @click.command(
     epilog="""\b
-    Example:
+    Examples:
       escapement run-now orders 17
+      escapement run-now orders --all --spread 10m
 
     Selects messages and prints outcomes like `escapement cancel`.
     """
 )
 @click.argument("topic")
+@spread_option
 @_output_option
 @broker_option
 @_which_option
-def run_now(topic: str, which: _Which, output: str, at_broker: tuple[str, int]) -> None:
+def run_now(
+    topic: str, which: _Which, spread_ms: int | None, output: str, at_broker: tuple[str, int]
+) -> None:
     """Make messages of TOPIC due now, for subscriptions they were not delivered to."""
-    _amend(
-        topic, which, output, at_broker, "rescheduled", lambda broker, part: broker.run_now(part)
-    )
+    spread = None if spread_ms is None else (spread_ms, "ms")
+
+    def act(broker: Broker, part: Selection) -> Awaitable[Outcomes]:
+        return broker.run_now(part, spread=spread)
+
+    _amend(topic, which, output, at_broker, "rescheduled", act)
 
 
 def _report(outcomes: Outcomes, done: str, output: str) -> None:

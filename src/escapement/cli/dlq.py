@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from escapement.cli.input.message_ids import offset_of, topic_and_offset
-from escapement.cli.input.options import output_option
+from escapement.cli.input.options import output_option, spread_option
 from escapement.cli.input.remote import Command, ask_broker, broker_option, with_broker
 from escapement.cli.output.line import body, print_json, text
 from escapement.cli.output.table import print_record, print_rows
@@ -189,10 +189,14 @@ class _DeadLetters:
     epilog="\b\nExamples:\n  escapement dlq redrive orders billing --dry-run\n"
     "  escapement dlq redrive orders billing\n"
     "  escapement dlq redrive orders billing --offset 17\n"
+    "  escapement dlq redrive orders billing --spread 10m\n"
     "  escapement dlq redrive orders billing --in orders-billing-DLQ"
 )
 @_moving
-def redrive(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -> None:
+@spread_option
+def redrive(
+    dead_letters: _DeadLetters, spread_ms: int | None, output: str, at_broker: tuple[str, int]
+) -> None:
     """Move dead letters back to TOPIC, unchanged and each exactly once.
 
     The exit code is 1 if a dead letter named by --offset does not exist.
@@ -204,6 +208,7 @@ def redrive(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int])
         "redrive",
         "redriven",
         f"moved back to {dead_letters.topic}",
+        spread_ms=spread_ms,
     )
 
 
@@ -218,7 +223,13 @@ def purge(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -
 
 
 def _move(
-    at: tuple[str, int], dead_letters: _DeadLetters, output: str, verb: str, answer: str, done: str
+    at: tuple[str, int],
+    dead_letters: _DeadLetters,
+    output: str,
+    verb: str,
+    answer: str,
+    done: str,
+    **options: Any,
 ) -> None:
     """Redrive or purge dead letters in steps, or only count them, and print how many there were.
 
@@ -226,12 +237,13 @@ def _move(
       verb: ``redrive`` or ``purge``.
       answer: the name of the number in the broker's answer and in the JSON output.
       done: what happened to the dead letters, in words.
+      options: further arguments of the verb.
     """
 
     async def ask(broker: Broker) -> int:
         moved, step = 0, _STEP
         while step == _STEP:
-            said = await broker.admin(f"dlq.{verb}", **dead_letters.named)
+            said = await broker.admin(f"dlq.{verb}", **dead_letters.named, **options)
             step = said[answer]
             moved += step
             if step == _STEP:

@@ -19,6 +19,7 @@ from escapement.cli.input.options import Command, output_option
 from escapement.cli.output.line import print_json
 from escapement.cli.output.table import counted, print_record, print_rows
 from escapement.errors import InvalidRequest
+from escapement.storage.catalog.delay_policy import DelayPolicy
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
 from escapement.storage.engine.mysql import MysqlEngine
@@ -41,6 +42,8 @@ from escapement.storage.outbox.statements import Statements
 from escapement.storage.outbox.tables import OUTBOX
 
 # How many rows ``--check`` shows.
+# The delays that are shown, because the command does not ask the broker for policies.
+_DELAYS: Final = DelayPolicy().within(BrokerLimits().max_delay_ms)
 _SHOWN_ROWS: Final = 5
 # How far rows that wait are counted.
 _MAX_COUNTED: Final = 100_000
@@ -277,7 +280,7 @@ def _show(connection: Connection, mapping: OutboxMapping, made: Statements, wait
         for row in connection.execute(made.first, (_SHOWN_ROWS,)).rows
     ]
     now_ms = time.time_ns() // 1_000_000
-    changes = read_rows(rows, now_ms, BrokerLimits().max_delay_ms)
+    changes = read_rows(rows, now_ms, lambda topic: _DELAYS)
     for row, message in changes.good:
         payload = (row.payload or b"").decode("utf-8", "replace")
         click.echo()

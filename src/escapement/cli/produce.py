@@ -11,6 +11,7 @@ from typing import BinaryIO, Final
 import click
 import trio
 
+from escapement.cli.input.options import spread_option
 from escapement.cli.input.parameters import duration_ms, moment, name_and_value
 from escapement.cli.input.remote import broker_option, with_broker
 from escapement.client.broker import Broker
@@ -31,6 +32,7 @@ _READ_BYTES: Final = 256 * 1024
     Examples:
       escapement produce orders "pay me"
       escapement produce shop/eu/orders "remind me" --delay 3m --key order-7
+      escapement produce orders a b c --delay 1h --spread 10m
       escapement produce orders "a gift" --at 2026-12-24T18:00+01:00 --property kind=gift
       tail -F events.log | escapement produce events --stdin
 
@@ -54,6 +56,7 @@ _READ_BYTES: Final = 256 * 1024
     metavar="TIME",
     help="Deliver at this time: ISO 8601 with an offset or Z. A past time means now.",
 )
+@spread_option
 @click.option("--key", help="Key of the messages.")
 @click.option(
     "--priority",
@@ -91,6 +94,7 @@ def produce(
     messages: tuple[str, ...],
     delay_ms: int | None,
     at: datetime | None,
+    spread_ms: int | None,
     key: str | None,
     priority: int,
     properties: tuple[tuple[str, str], ...],
@@ -104,7 +108,7 @@ def produce(
 
     A topic is tenant/namespace/name; a name alone means public/default/name. It is
     created on first use. All messages of one command have the same time, key,
-    priority, properties and group.
+    priority, properties and group. --spread scatters their times.
     """
     if delay_ms is not None and at is not None:
         raise click.UsageError("Give --delay or --at, not both.")
@@ -125,6 +129,7 @@ def produce(
             priorities=None if priority == DEFAULT_PRIORITY else priority,
             dedup=None if dedup is None else [dedup],
             groups=group,
+            spread=None if spread_ms is None else (spread_ms, "ms"),
         )
         _print(receipts)
 

@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from escapement.cli.input.options import output_option
-from escapement.cli.input.parameters import moment, positive_duration_ms
+from escapement.cli.input.options import output_option, spread_option
+from escapement.cli.input.parameters import duration_ms, moment, positive_duration_ms
 from escapement.cli.input.remote import ask_broker, broker_option
 from escapement.cli.output.table import console, print_record, print_rows
 from escapement.client import content
@@ -70,6 +70,11 @@ def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], click
 _name = click.argument("name")
 
 
+def _end_ms(text: str) -> int:
+    """Parse the end of a schedule: a time, or ``never``, which is 0."""
+    return 0 if text == "never" else max(1, at_ms(moment(text)))
+
+
 @_command(
     "create",
     'report reports --cron "0 9 * * mon-fri" --timezone Europe/Berlin',
@@ -107,6 +112,7 @@ _name = click.argument("name")
     help="File with the payload of each message.",
 )
 @click.option("--key", help="Key of each message.")
+@spread_option
 @click.option(
     "--missed",
     type=click.Choice(MISSED),
@@ -127,6 +133,7 @@ def create(
     payload: str | None,
     payload_file: BinaryIO | None,
     key: str | None,
+    spread_ms: int | None,
     missed: str,
 ) -> None:
     """Create schedule NAME, which publishes to TOPIC."""
@@ -147,9 +154,110 @@ def create(
         until_ms=None if until is None else at_ms(until),
         payload=body,
         key=None if key is None else content.key(key),
+        spread_ms=spread_ms,
         missed=missed,
     )
     _print(made, output)
+
+
+@_command(
+    "update",
+    'report --cron "30 8 * * mon-fri" --timezone Europe/Berlin',
+    "shop/eu/pulse --every 2m --payload tock --spread 10s",
+    "trial --until never",
+)
+@_name
+@click.option("--topic", help="Publish to this topic from now on.")
+@click.option("--cron", help="New cron expression, also instead of an interval.")
+@click.option("--timezone", metavar="ZONE", help="New time zone of the cron expression.")
+@click.option(
+    "--every",
+    "every_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    help="New interval, from now on, also instead of a cron expression.",
+)
+@click.option(
+    "--until",
+    "until_ms",
+    type=_end_ms,
+    metavar="TIME",
+    help="Publish nothing after this time: ISO 8601 with an offset; never: without end.",
+)
+@click.option("--payload", help="New payload of each message.")
+@click.option(
+    "--payload-file", type=click.File("rb"), metavar="FILE", help="File with the new payload."
+)
+@click.option("--key", help='New key of each message; "": none.')
+@click.option(
+    "--spread",
+    "spread_ms",
+    type=duration_ms,
+    metavar="DURATION",
+    help="New span over which the due times are scattered; 0s: none.",
+)
+@click.option(
+    "--missed", type=click.Choice(MISSED), help="Which late occurrences to publish; see create."
+)
+def update(
+    ask: Ask,
+    output: str,
+    name: str,
+    payload: str | None,
+    payload_file: BinaryIO | None,
+    key: str | None,
+    **changes: Any,
+) -> None:
+    """Change schedule NAME. Only the given values change.
+
+    Occurrences that are due already are published before the change.
+    """
+    if payload is not None and payload_file is not None:
+        raise click.UsageError("Give --payload or --payload-file, not both.")
+    if changes["cron"] is not None and changes["every_ms"] is not None:
+        raise click.UsageError("Give --cron or --every, not both.")
+    given = {name: value for name, value in changes.items() if value is not None}
+    if payload_file is not None:
+        given["payload"] = payload_file.read()
+    elif payload is not None:
+        given["payload"] = os.fsencode(payload)
+    if key is not None:
+        given["key"] = content.key(key)
+    if not given:
+        raise click.UsageError("Give at least one option to change, such as --cron.")
+    _print(ask("schedules.update", schedule=name, **given), output)
+
+
+@_command("run-now", "report")
+@_name
+def run_now(ask: Ask, output: str, name: str) -> None:
+    """Publish a message of a schedule now, even if it is paused.
+
+    Its occurrences do not change.
+    """
+    _print(ask("schedules.run_now", schedule=name), output)
+
+
+@_command("next", "report --count 5", "report -o json")
+@_name
+@click.option(
+    "--count",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="How many occurrences to show.",
+)
+def show_next(ask: Ask, output: str, name: str, count: int) -> None:
+    """Show the times of a schedule's next occurrences, in its time zone."""
+    found = ask("schedules.next", schedule=name, count=count)
+    times = [_local(ms, found["timezone"]) for ms in found["coming_ms"]]
+    if output == "json":
+        click.echo(json.dumps(times, indent=2))
+        return
+    for at in times:
+        console().print(at)
+    if not times:
+        click.echo(f"no occurrences: the schedule is {found['state']}", err=True)
 
 
 @_command("list", "", "shop/eu -o json")
@@ -173,10 +281,8 @@ def show(ask: Ask, output: str, name: str) -> None:
         return
     coming = found.pop("coming_ms")
     _print(found, output)
-    zone = _zone(found["timezone"])
     for ms in coming:
-        at = datetime.fromtimestamp(ms / 1000, UTC).astimezone(zone)
-        console().print(at.isoformat(" ", "seconds"))
+        console().print(_local(ms, found["timezone"]))
 
 
 @_command("pause", "report")
@@ -198,6 +304,12 @@ def resume(ask: Ask, output: str, name: str) -> None:
 def delete(ask: Ask, output: str, name: str) -> None:
     """Delete a schedule. The messages it has published stay."""
     _print(ask("schedules.delete", schedule=name), output)
+
+
+def _local(ms: int, timezone: str | None) -> str:
+    """Return a time in a time zone as text."""
+    at = datetime.fromtimestamp(ms / 1000, UTC).astimezone(_zone(timezone))
+    return at.isoformat(" ", "seconds")
 
 
 def _zone(name: str | None) -> tzinfo:

@@ -340,6 +340,7 @@ class Broker:
         topic: str | None = None,
         key: str | None = None,
         dedup: str | Sequence[str] | None = None,
+        spread: Delay | None = None,
     ) -> Outcomes:
         """Change the due time of messages, for all subscriptions that have not received them yet.
 
@@ -352,6 +353,8 @@ class Broker:
           delay: the new delay, counted from the moment the broker accepts the request; see
             ``Producer.send``.
           at: the new due time, instead of ``delay``. A time in the past means now.
+          spread: scatter the messages over this span, from the new due time on. A hash of its
+            offset chooses the place of each message, so repeating the request gives the same.
 
         Raises:
           InvalidRequest: if the messages or the time are not valid. Nothing is sent.
@@ -363,7 +366,8 @@ class Broker:
         if delay is None and at is None:
             raise InvalidRequest("no time was given: pass delay= or at=, or call run_now")
         delay_ms, at_ms = delivery_times.one(delay, at)
-        request = partial(wire.Reschedule, delay_ms=delay_ms, at_ms=at_ms)
+        spread_ms = delivery_times.span_ms(spread)
+        request = partial(wire.Reschedule, delay_ms=delay_ms, at_ms=at_ms, spread_ms=spread_ms)
         return await amend(self._line, what, topic, key, dedup, request)
 
     async def run_now(
@@ -373,12 +377,15 @@ class Broker:
         topic: str | None = None,
         key: str | None = None,
         dedup: str | Sequence[str] | None = None,
+        spread: Delay | None = None,
     ) -> Outcomes:
         """Make messages due now, for all subscriptions that have not received them yet.
 
-        Args and errors are as for ``cancel``, and the outcomes as for ``reschedule``.
+        With ``spread`` they are due within this span from now on; see ``reschedule``. The other
+        arguments and the errors are as for ``cancel``, and the outcomes as for ``reschedule``.
         """
-        request = partial(wire.Reschedule, delay_ms=NO_TIME, at_ms=NO_TIME)
+        spread_ms = delivery_times.span_ms(spread)
+        request = partial(wire.Reschedule, delay_ms=NO_TIME, at_ms=NO_TIME, spread_ms=spread_ms)
         return await amend(self._line, what, topic, key, dedup, request)
 
     def read(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escapement.clock import moment, unix_ms
-from escapement.durations import format, of, parse
+from escapement.durations import DEFAULT_MAX_DELAY_MS, format, of, parse
 from escapement.errors import InvalidRequest, NaiveDatetime
 from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageId, Times
 from escapement.names import read_message_id
@@ -54,6 +54,21 @@ def _duration_ms(delay: Delay) -> int:
             raise InvalidRequest(f"{delay!r} is not a delay: write (3, 'minutes')")
         return of(*delay)
     return of(delay)
+
+
+def span_ms(spread: Delay | None) -> int:
+    """Return the length of a spread in milliseconds; 0 for None.
+
+    Raises:
+      InvalidRequest: if it is not a valid delay, or is too short or too long.
+    """
+    if spread is None:
+        return 0
+    found_ms = delay_ms(spread, "spread", 1)
+    if found_ms > DEFAULT_MAX_DELAY_MS:
+        longest = format(DEFAULT_MAX_DELAY_MS)
+        raise InvalidRequest(f"spread must be at most {longest}, not {format(found_ms)}")
+    return found_ms
 
 
 def at_ms(at: datetime, name: str = "at") -> int:

@@ -5,6 +5,7 @@ An *occurrence* is one of the times at which a schedule publishes its message.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from escapement.client.administration import schedules
@@ -39,6 +40,24 @@ class Schedules:
           NotFound: if the schedule does not exist.
         """
         return self._loop.call(self._schedules.get, name)
+
+    def update(self, name: str, **changes: Any) -> Schedule:
+        """Change a schedule. Values that are not given stay.
+
+        ``changes`` and errors are those of ``escapement.Schedules.update``.
+        """
+        return self._loop.call(self._schedules.update, name, **changes)
+
+    def run_now(self, name: str) -> Schedule:
+        """Publish a message of a schedule now, even if it is paused or has ended.
+
+        See ``escapement.Schedules.run_now``.
+        """
+        return self._loop.call(self._schedules.run_now, name)
+
+    def next(self, name: str, count: int = 10) -> tuple[datetime, ...]:
+        """Return the next occurrences of a schedule; see ``escapement.Schedules.next``."""
+        return self._loop.call(self._schedules.next, name, count)
 
     def pause(self, name: str) -> Schedule:
         """Pause a schedule: it publishes nothing until it is resumed.

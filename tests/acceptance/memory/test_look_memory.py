@@ -40,7 +40,7 @@ def list_dead_letters(request_id: int) -> wire.Command:
 
 
 def reschedule(request_id: int) -> wire.Command:
-    return wire.Reschedule(request_id, TOPIC, np.array([request_id % 4]), 3_600_000, -1)
+    return wire.Reschedule(request_id, TOPIC, np.array([request_id % 4]), 3_600_000, -1, 0)
 
 
 def redrive(request_id: int) -> wire.Command:

@@ -43,6 +43,27 @@ def test_delays_are_configured_by_namespace(say: Say) -> None:
     assert "still has topics" in say("admin", "namespaces", "delete", "p2/eu", fails=1)
 
 
+def test_delay_policy_is_set_and_shown(say: Say) -> None:
+    """B10."""
+    say("admin", "topics", "create", "bounds/eu/t")
+    bounds = ["--default", "5m", "--min", "1m", "--max", "30d"]
+    made = json.loads(say("admin", "namespaces", "set-delays", *bounds, "bounds/eu", "-o", "json"))
+    assert (made["default_delay_ms"], made["min_delay_ms"]) == (300_000, 60_000)
+    say("admin", "topics", "set-delays", "bounds/eu/t", "--max", "90d")
+    lines = say("admin", "topics", "get", "bounds/eu/t").splitlines()
+    fields = dict(line.strip().split("  ", 1) for line in lines)
+    fields = {name: value.strip() for name, value in fields.items()}
+    assert (fields["max delay"], fields["min delay"]) == ("90d", "the namespace's")
+    refused = say("produce", "bounds/eu/t", "x", "--delay", "1s", fails=1)
+    assert "a delay of 1s. The minimum is 1m, set by namespace bounds/eu" in refused
+    say("produce", "bounds/eu/t", "x")
+    (pending,) = json.loads(say("peek", "bounds/eu/t", "-o", "json"))
+    assert 290_000 < pending["due_in_ms"] <= 300_000
+    assert "--default" in say("admin", "topics", "set-delays", "bounds/eu/t", fails=2)
+    contrary = say("admin", "topics", "set-delays", "bounds/eu/t", "--min", "100d", fails=1)
+    assert "max_delay_ms of 90d is shorter than min_delay_ms of 100d" in contrary
+
+
 def test_forced_namespace_deletion_first_reports_what_it_deletes(
     say: Say, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -148,6 +169,18 @@ def test_schedules_are_created_shown_paused_and_deleted(
     assert (paused["state"], paused["next_at_ms"]) == ("paused", None)
     resumed = say("schedule", "resume", "b2/eu/report")
     assert "active" in resumed
+    change = ["--cron", "30 8 * * *", "--until", "never", "--spread", "5m", "-o", "json"]
+    changed = json.loads(say("schedule", "update", "b2/eu/report", *change))
+    assert (changed["cron"], changed["timezone"]) == ("30 8 * * *", "Europe/Berlin")
+    assert (changed["until_at_ms"], changed["spread_ms"]) == (None, 300_000)
+    coming = say("schedule", "next", "b2/eu/report", "--count", "3").splitlines()
+    assert len(coming) == 3
+    assert all(" 08:30:00+0" in line for line in coming)
+    as_json = json.loads(say("schedule", "next", "b2/eu/report", "-o", "json"))
+    assert as_json[:3] == coming
+    now = json.loads(say("schedule", "run-now", "b2/eu/report", "-o", "json"))
+    assert (now["published"], now["last_at_ms"]) == (1, None)
+    assert "at least one option" in say("schedule", "update", "b2/eu/report", fails=2)
     assert "already exists" in say(
         "schedule", "create", "b2/eu/report", "b2/eu/t", "--every", "90s", fails=1
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -210,6 +211,37 @@ def test_messages_are_rescheduled_by_id(say: Say) -> None:
     assert "--delay or --at" in say("reschedule", "replan", "0", fails=2)
 
 
+def test_spread_scatters_messages_of_commands(say: Say) -> None:
+    """B12: produce, reschedule, run-now and redrive."""
+    say("admin", "subscriptions", "create", "wide", "s", "--max-deliveries", "1")
+
+    def due_in_s() -> list[float]:
+        rows = json.loads(say("peek", "wide", "--count", "100", "-o", "json"))
+        assert len(rows) == 40
+        return [row["due_in_ms"] / 1000 for row in rows]
+
+    def check(begin_s: float) -> None:
+        found = due_in_s()
+        assert begin_s - 60 < found[0]
+        assert found[-1] < begin_s + 3600
+        assert found[-1] - found[0] > 1800
+
+    say("produce", "wide", *"x" * 40, "--delay", "2h", "--spread", "1h")
+    check(7200)
+    say("reschedule", "wide", "--all", "--delay", "5h", "--spread", "1h")
+    check(18_000)
+    say("run-now", "wide", "--all", "--spread", "1h")
+    check(0)
+    say("run-now", "wide", "--all")
+    say("consume", "wide", "s", "--count", "40", "--then", "nack")
+    redrive = ["dlq", "redrive", "wide", "s", "--spread", "1h", "-o", "json"]
+    deadline = time.monotonic() + 30
+    while json.loads(say(*redrive))["redriven"] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert "--spread" in say("produce", "wide", "x", "--spread", "soon", fails=2)
+
+
 def test_matching_messages_are_cancelled_after_a_dry_run(
     say: Say, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -232,6 +264,25 @@ def test_matching_messages_are_cancelled_after_a_dry_run(
     assert say("cancel", "sweep", "--property", "from=till") == "1 cancelled\n"
     assert run(["cancel", "sweep"]) == run(["cancel", "sweep", "1", "--all"]) == 2
     assert b"by ID, or by" in capsysbinary.readouterr().err
+
+
+def test_sync_client_spreads_messages_and_changes_schedules(broker: BrokerProcess) -> None:
+    """B2, B12."""
+    with sync.connect(broker.url) as connected:
+        producer = connected.producer("widely")
+        receipts = producer.send_many([b"x"] * 20, delay="1h", spread="1h")
+        single = producer.submit(b"y", delay="1h", spread="1h").result()
+        places = [connected.show(one).due_at for one in [*receipts, single]]
+        assert len(set(places)) == 21
+        assert connected.reschedule(receipts, delay="2h", spread="1h").done.all()
+        assert connected.run_now(receipts, spread="1h").done.all()
+        connected.schedules.create("pulse", "pulses", every="1h", spread="1m")
+        changed = connected.schedules.update("pulse", every="2h", spread=None)
+        assert (changed.every, changed.spread) == (timedelta(hours=2), None)
+        assert connected.schedules.run_now("pulse").published == 1
+        first, second = connected.schedules.next("pulse", count=2)
+        assert second - first == timedelta(hours=2)
+        connected.schedules.delete("pulse")
 
 
 def test_sync_client_cancels(broker: BrokerProcess) -> None:

@@ -96,7 +96,7 @@ def test_reference_has_every_public_name() -> None:
 # -- pages on a virtual clock ------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["retries-and-dead-letters", "schedules", "migrating"])
+@pytest.mark.parametrize("name", ["delays", "retries-and-dead-letters", "schedules", "migrating"])
 async def test_code_of_a_guide_prints_what_the_guide_says(
     name: str,
     mock_clock: trio.testing.MockClock,
@@ -118,7 +118,8 @@ async def carry_out(block: Block, broker: escapement.Broker) -> None:
         match parse_command(words):
             case ["admin", noun, "create" | "update" as verb], given:
                 policy = {name: given.pop(name, None) for name in POLICIES[noun].names()}
-                arguments = {n: v for n, v in given.items() if n in ("topic", "subscription")}
+                named = ("namespace", "topic", "subscription")
+                arguments = {n: v for n, v in given.items() if n in named}
                 if policy := {n: v for n, v in policy.items() if v is not None}:
                     arguments["policy"] = policy
                 await broker.admin(f"{noun}.{verb}", **arguments)

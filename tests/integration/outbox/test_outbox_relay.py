@@ -266,6 +266,37 @@ async def test_rows_that_can_never_be_delivered_are_kept_with_their_reasons(
             assert part in reason
 
 
+async def test_delay_policy_of_the_topic_applies_to_rows(
+    application: Application, mock_clock: MockClock
+) -> None:
+    """B10: the default and the maximum, but not the minimum, because rows may have waited."""
+    async with serving(application) as world, world.connect() as broker:
+        await broker.admin("topics.create", topic="t")
+        policy = {"default_delay_ms": "30m", "min_delay_ms": "10m", "max_delay_ms": "1h"}
+        await broker.admin("topics.update", topic="t", policy=policy)
+        now_ms = world.clock.now_ms()
+        application.send(b"bare")
+        application.send(b"soon", at=moment(now_ms + 60_000))
+        application.send(b"late", at=moment(now_ms + 7_200_000))
+        assert await moved(world) == [b"bare", b"soon"]
+        pages = [page async for page in broker.read("t")]
+        due_in_s = [round((ms - now_ms) / 1000) for page in pages for ms in page.due_ms.tolist()]
+        assert 1800 <= due_in_s[0] <= 1810
+        assert due_in_s[1] == 60
+        await broker.admin("topics.update", topic="t", policy={"default_delay_ms": None})
+        space = {"namespace": "public/default", "policy": {"default_delay_ms": "2h"}}
+        await broker.admin("namespaces.update", **space)
+        application.send(b"default")
+        assert await moved(world) == [b"bare", b"soon"]
+        (late, late_reason), (default, default_reason) = application.refusals
+        assert (late, default) == (b"late", b"default")
+        assert "maximum delay of 1h, set by topic public/default/t" in late_reason
+        assert default_reason == (
+            "the default delay of 2h, set by namespace public/default is longer than the maximum "
+            "of 1h, set by topic public/default/t"
+        )
+
+
 async def test_outbox_with_other_column_types_is_served(
     application: Application, mock_clock: MockClock
 ) -> None:

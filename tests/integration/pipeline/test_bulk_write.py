@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ import pytest
 
 from escapement.errors import (
     DelaysDisabled,
+    DelayTooLong,
+    DelayTooShort,
     InvalidRequest,
     NotFound,
     OutcomeUnknown,
@@ -21,12 +24,14 @@ from escapement.errors import (
     StagingLost,
     StorageUnavailable,
 )
+from escapement.names import TopicName
 from escapement.pipeline.options import LogAddress, Options
 from escapement.pipeline.sink import bulk_write
 from escapement.pipeline.sink.bulk_write import BulkWrite, Part
 from escapement.pipeline.sink.staging import ENTRY_BYTES, MAX_MESSAGE_BYTES
 from escapement.storage import schema
 from escapement.storage.catalog import catalog
+from escapement.storage.catalog.policy import TopicPolicy
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.engine.open import open_engine
 from escapement.storage.inbox import inbox, job
@@ -383,6 +388,39 @@ def test_row_for_an_invalid_topic_fails_its_task_and_is_named(
     with pytest.raises(kind, match=f"^row {row} of partition 0: .*{why}"):
         bulk_write.write_part(write, 0, [good, bad])
     assert connection.execute("SELECT COUNT(*) FROM staged_batches").rows == [(0,)]
+
+
+def test_delay_policy_of_the_topic_applies_to_rows_of_a_job(
+    mysql_url: str, engine: Engine, connection: Connection
+) -> None:
+    """B10: rows without a time get the default; the error for another row names it."""
+    name = TopicName.parse("t/n/x")
+    policy = TopicPolicy(default_delay_ms=300_000, min_delay_ms=60_000, max_delay_ms=3_600_000)
+    record = replace(catalog.find_topic(connection, name), policy=policy)
+    catalog.update_topic(connection, record)
+    write = plan(
+        mysql_url, {"payload": "binary", "delay_ms": "bigint"}, topic="t/n/x", nullTimes="now"
+    )
+
+    def rows(*delays: int | None) -> pa.RecordBatch:
+        payloads = [b"x"] * len(delays)
+        return pa.RecordBatch.from_pydict(
+            {"payload": payloads, "delay_ms": pa.array(delays, pa.int64())}
+        )
+
+    for wrong_ms, error, said in (
+        (59_999, DelayTooShort, "row 3 of partition 0 has a delay of 59999ms. The minimum is 1m"),
+        (3_600_001, DelayTooLong, "row 3 of partition 0 has .* The maximum is 1h, set by topic t"),
+    ):
+        with pytest.raises(error, match=said):
+            bulk_write.write_part(write, 0, [rows(60_000), rows(None, wrong_ms)])
+    part = bulk_write.write_part(write, 0, [rows(60_000, None)])
+    bulk_write.commit(write, [part])
+    (inbox_target,) = inbox.occupied(connection, 0, 100)
+    (step,) = inbox.read_steps(connection, [(inbox_target.id, True)], 1 << 20, 1 << 20)
+    times = decode_inbox_entry(step.inbox_entries[0].data).times
+    assert times.at_ms is not None
+    assert (times.at_ms - write.start_ms).tolist() == [60_000, 300_000]
 
 
 @pytest.mark.parametrize("of_stream", [False, True])

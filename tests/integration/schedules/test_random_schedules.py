@@ -1,8 +1,8 @@
 """Random workloads of schedules, compared with a naive model that knows every occurrence.
 
 Each seed is a workload: time passes, the broker crashes, stops and stays away, the clock is set
-back, schedules are paused and resumed. At the end each topic has exactly the occurrences of the
-model, each once, in order. ``ESCAPEMENT_SEED=n`` replays one workload.
+back, schedules are paused, resumed, changed and run now. At the end each topic has exactly the
+occurrences of the model, each once, in order. ``ESCAPEMENT_SEED=n`` replays one workload.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Model:
     done_ms: int  # occurrences up to this time are published or skipped
     paused: bool = False
     published: list[int] = field(default_factory=list)
+    demanded: list[int] = field(default_factory=list)  # when run-now was demanded
+    interval_s: int = 0  # the interval to which it was changed; 0: not changed
 
     def publish_until(self, now_ms: int, *, was_away: bool) -> None:
         """Add the occurrences that a running broker publishes until ``now_ms``."""
@@ -54,7 +56,19 @@ class Model:
 
     def resume(self, now_ms: int) -> None:
         self.paused = False
+        self.begin(now_ms)
+
+    def begin(self, now_ms: int) -> None:
+        """Continue with the first due second after now that is later than all published ones."""
         self.done_ms = max([now_ms, *self.published[-1:]])
+
+    def every(self, seconds: int, now_ms: int) -> None:
+        """Change the times to those of an interval from now on, unless it is the same interval."""
+        if self.interval_s == seconds:
+            return
+        self.interval_s = seconds
+        self.is_due = lambda ms: (ms - now_ms) % (seconds * SECOND_MS) == 0
+        self.begin(now_ms)
 
 
 def models(now_ms: int) -> list[Model]:
@@ -138,6 +152,20 @@ class Workload:
         if one.paused:
             one.resume(self.world.clock.now_ms())
 
+    async def update(self) -> None:
+        one, seconds = self.rng.choice(self.models[:4]), self.rng.choice([17, 45, 600])
+        async with self.world.connect() as broker:
+            await broker.schedules.update(one.name, every=(seconds, "s"), value=b"new")
+        now_ms = self.world.clock.now_ms()
+        one.publish_until(now_ms, was_away=False)
+        one.every(seconds, now_ms)
+
+    async def run_now(self) -> None:
+        one = self.rng.choice(self.models)
+        async with self.world.connect() as broker:
+            await broker.schedules.run_now(one.name)
+        one.demanded.append(self.world.clock.now_ms())
+
     async def checkpoint(self) -> None:
         await self.world.checkpoint()
 
@@ -147,10 +175,13 @@ class Workload:
                 async with broker.consumer(
                     one.name, "s", kind="exclusive", position="earliest"
                 ) as i:
-                    found = [message.properties["occurrence_ms"] for message in await arrived(i)]
+                    properties = [message.properties for message in await arrived(i)]
+                found = [p["occurrence_ms"] for p in properties if "run_now" not in p]
                 assert found == one.published, one.name
+                demanded = [p["occurrence_ms"] for p in properties if "run_now" in p]
+                assert demanded == one.demanded, one.name
                 schedule = await broker.schedules.get(one.name)
-                assert schedule.published == len(found)
+                assert schedule.published == len(properties)
 
 
 WEIGHTED = {
@@ -160,6 +191,8 @@ WEIGHTED = {
     "set_back": 2,
     "pause": 2,
     "resume": 4,
+    "update": 3,
+    "run_now": 2,
     "checkpoint": 2,
 }
 

@@ -13,7 +13,7 @@ ROOT = Path(escapement.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors", "clock", "interrupt", "allocator", "field", "event_log"},
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
-    {"timewheel", "traits", "group_names", "sorting"},
+    {"timewheel", "traits", "group_names", "sorting", "spread"},
     {"protocol", "storage"},
     {"tables"},
     {"client", "broker", "pipeline", "doctor"},

@@ -92,6 +92,9 @@ class Arguments:
     def optional_blob(self, name: str) -> bytes:
         return self._take(name, bytes, "bytes") if self._is_given(name) else b""
 
+    def blob_or_none(self, name: str) -> bytes | None:
+        return self._take(name, bytes, "bytes") if self._is_given(name) else None
+
     def flag(self, name: str) -> bool:
         return self._take(name, bool, "true or false") if self._has(name) else False
 
@@ -103,6 +106,10 @@ class Arguments:
                 f"{self._verb} needs {name!r} as one of {', '.join(map(str, choices))}"
             )
         return choices[choices.index(value)]
+
+    def optional_choice(self, name: str, choices: tuple[T, ...]) -> T | None:
+        """Take a text that must be one of ``choices``; None if it is not given."""
+        return self.choice(name, choices) if self._is_given(name) else None
 
     def map(self, name: str) -> Mapping[str, Any]:
         return self._take(name, dict, "a map of values by field") if self._has(name) else {}

@@ -58,8 +58,10 @@ async def _count(broker: Broker, given: Arguments) -> Plain:
 async def _redrive(broker: Broker, given: Arguments) -> Plain:
     whose = _whose(given)
     only, most = _which(given)
+    spread_ms = given.optional_number("spread_ms") or 0
     given.end()
-    return {"redriven": await broker.services.dead_letters.redrive(whose, only, most)}
+    redriven = await broker.services.dead_letters.redrive(whose, only, most, spread_ms)
+    return {"redriven": redriven}
 
 
 async def _purge(broker: Broker, given: Arguments) -> Plain:

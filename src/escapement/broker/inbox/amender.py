@@ -205,7 +205,10 @@ class Amender:
         self._registry.check_open(topic)
         # A message that is due already needs no delay, which its namespace may refuse.
         at_ms = at_ms if at_ms > self._clock.now_ms() else NO_TIME
-        await self._rescheduling.reschedule(topic.name.full, offsets, NO_TIME, at_ms)
+        # The outbox has checked the time; a policy that changed since must not block the target.
+        await self._rescheduling.reschedule(
+            topic.name.full, offsets, NO_TIME, at_ms, by_policy=False
+        )
 
 
 def _last_times(

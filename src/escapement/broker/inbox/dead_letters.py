@@ -30,8 +30,9 @@ from escapement.broker.subscription.dead_letters.dead_letter import DEAD_LETTERS
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.topic.topic import Topic
 from escapement.errors import NotFound, StorageUnavailable
-from escapement.message import Bools, Int64s, MessageBatch
+from escapement.message import Bools, Int64s, MessageBatch, Times
 from escapement.names import TopicName
+from escapement.spread import places_ms, seeds
 from escapement.storage.blocking import Run, read_from
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.lane import State
@@ -93,7 +94,11 @@ class _DeadLetterTopic:
 
 
 class DeadLetters:
-    """Answers requests about dead letters."""
+    """Answers requests about dead letters.
+
+    Args:
+      check_times: checks that a topic accepts messages with some times.
+    """
 
     def __init__(
         self,
@@ -102,12 +107,14 @@ class DeadLetters:
         log: LogReader,
         pipeline: CommitPipeline,
         run: Run,
+        check_times: Callable[[Topic, Times], None],
     ) -> None:
         self._registry = registry
         self._index = index
         self._log = log
         self._pipeline = pipeline
         self._run = run
+        self._check_times = check_times
         self._ending = trio.Semaphore(_ENDING)
 
     def pages(self, whose: Whose) -> AsyncGenerator[Page, None]:
@@ -159,20 +166,27 @@ class DeadLetters:
                 return page
         raise NotFound(f"{whose} has no dead letter at offset {offset}")
 
-    async def redrive(self, whose: Whose, only: Int64s | None, most: int) -> int:
+    async def redrive(
+        self, whose: Whose, only: Int64s | None, most: int, spread_ms: int = 0
+    ) -> int:
         """Send up to ``most`` pending dead letters back to their original topic.
 
         Returns how many were sent. This is durable when the call returns.
 
         Args:
           only: the offsets in the dead-letter topic of those to send; None: all.
+          spread_ms: scatter the due times over this span, from now on.
 
         Raises:
+          DelaysDisabled, DelayTooLong: if the topic does not accept delays up to ``spread_ms``.
           NotFound: if ``whose.lie_in`` does not exist; without it, if the subscription or its topic
             does not exist.
           StorageUnavailable: if the database accepts no writes now.
         """
         self._registry.topic_record(whose.topic)  # raises NotFound if it does not exist
+        if spread_ms:
+            longest = Times(delay_ms=np.array([spread_ms]))
+            self._check_times(self._registry.topic(whose.topic), longest)
 
         def dead_letters(
             dlq: _DeadLetterTopic, page: Page
@@ -182,8 +196,11 @@ class DeadLetters:
 
             def written(fresh: Int64s) -> Sequence[InboxEntry]:
                 at = np.flatnonzero(np.isin(page.offsets, fresh))
+                offsets, delay_ms = page.offsets[at], None
+                if spread_ms:
+                    delay_ms = places_ms(seeds(dlq.topic.name.full, offsets), spread_ms)
                 return dead_letter.inbox_entries(
-                    whose.topic, source, back.take(at), page.offsets[at]
+                    whose.topic, source, back.take(at), offsets, delay_ms
                 )
 
             return written

@@ -112,7 +112,8 @@ class GroupCompleter:
         Raises:
           NotFound: the topic or the subscription does not exist.
           Conflict: the group is already closed for this subscription with another follow-up.
-          InvalidRequest, DelaysDisabled, DelayTooLong: the follow-up could not be published.
+          InvalidRequest, DelaysDisabled, DelayTooLong, DelayTooShort: the follow-up could not be
+            published.
           LimitExceeded: the follow-up is too large, or the topic has too many groups.
         """
         topic = self._registry.topic(topic_name)
@@ -135,6 +136,8 @@ class GroupCompleter:
                         "follow-up"
                     )
                 return found
+            if target.delays is not None and follow_up.times.given:
+                target.delays.check(follow_up.times, follow_up.count, self._clock.now_ms())
             first = topic.groups.begin_completion(group, self._limits.groups)
             try:
                 completion = await self._changes.durably(

@@ -12,31 +12,33 @@ occurrences for a bounded number of topics, and is followed by a rest
 (``BrokerLimits.schedule_...``). The next turn publishes the occurrences that fall due during the
 rest.
 
-A message has the properties ``schedule`` (the full name of its schedule) and ``occurrence_ms``. The
-source id of an inbox entry is ``schedule/<id>/<Unix ms>`` of its first occurrence; no other entry
-has that occurrence. If the topic was deleted, the next occurrence creates it again, as a publish
-does.
+``occurrences.py`` makes the inbox entries. If the topic was deleted, the next occurrence creates it
+again, as a publish does.
+
+An update of a schedule first publishes its due occurrences. Its next occurrence is then the first
+of the new times after now and after the last published one. So no occurrence is lost or repeated.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
-import msgpack
 import trio
 from sortedcontainers import SortedList
 
+from escapement.broker.inbox.occurrences import Occurrence, demanded_entry, inbox_entry
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.outage import Outage
 from escapement.broker.registry.changes import Changes
 from escapement.broker.registry.registry import Registry
 from escapement.clock import Clock
+from escapement.durations import format as duration_text
 from escapement.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -44,20 +46,21 @@ from escapement.errors import (
     NotFound,
 )
 from escapement.event_log import EventLog
-from escapement.message import Blobs, MessageBatch
 from escapement.names import NamespaceName, TopicName
 from escapement.recurrence import Missed, Recurrence, due
 from escapement.storage.engine.base import Connection, Engine
 from escapement.storage.inbox import inbox
-from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.inbox.schedule import (
     Content,
     Move,
     Schedule,
     advance_schedules,
+    content_of,
+    count_published,
     create_schedule,
     delete_schedule,
     set_paused,
+    update_schedule,
 )
 
 _log = EventLog(__name__)
@@ -69,6 +72,41 @@ _LOOK_AHEAD: Final = 4
 _OCCURRENCE_BYTES: Final = 1_024
 # The pause before a retry while the database is unavailable.
 _RETRY_MS: Final = 1_000
+
+
+class Changed(NamedTuple):
+    """Changes of a schedule. None means that a value stays.
+
+    A new cron expression replaces an interval, and an interval a cron expression. ``until_ms`` 0
+    removes the end.
+    """
+
+    topic: TopicName | None = None
+    cron: str | None = None
+    timezone: str | None = None
+    every_ms: int | None = None
+    until_ms: int | None = None
+    missed: Missed | None = None
+    payload: bytes | None = None
+    key: bytes | None = None
+    spread_ms: int | None = None
+
+    def recurrence_of(self, schedule: Schedule, now_ms: int) -> Recurrence:
+        """Return the changed recurrence of a schedule. A new interval counts from ``now_ms``."""
+        found = schedule.recurrence
+        if self.cron is not None:
+            found = replace(found, cron=self.cron, every_ms=self.every_ms or 0)
+        elif self.every_ms is not None:
+            found = replace(found, cron="", timezone="UTC", every_ms=self.every_ms)
+        if self.timezone is not None:
+            if not found.cron:
+                raise InvalidRequest("a time zone needs a cron expression")
+            found = replace(found, timezone=self.timezone)
+        if self.until_ms is not None:
+            found = replace(found, until_ms=self.until_ms or None)
+        if found.every_ms != schedule.recurrence.every_ms:
+            found = replace(found, anchor_ms=now_ms)
+        return found
 
 
 class Scheduler:
@@ -146,6 +184,7 @@ class Scheduler:
         recurrence: Recurrence,
         missed: Missed,
         content: Content,
+        spread_ms: int = 0,
     ) -> Schedule:
         """Create a schedule, and its topic if necessary.
 
@@ -155,9 +194,10 @@ class Scheduler:
           recurrence: the times to publish at. If it has ``every_ms``, the interval counts from now.
           missed: how to treat occurrences that come too late.
           content: payload and key of each message.
+          spread_ms: scatter the due times over this span, from each occurrence on.
 
         Raises:
-          InvalidRequest: the recurrence is invalid, or never due.
+          InvalidRequest: the recurrence is invalid or never due, or the spread is too long.
           AlreadyExists: a schedule of this name exists.
           LimitExceeded: there are too many schedules, or the payload is too large.
           NotFound: the topic does not exist, and topics are not created on first use.
@@ -165,15 +205,9 @@ class Scheduler:
         recurrence.check()
         now_ms = self._clock.now_ms()
         recurrence = replace(recurrence, anchor_ms=now_ms)
-        next_ms = recurrence.after(now_ms)
-        if next_ms is None:
-            raise InvalidRequest("this schedule is never due; check its recurrence and its end")
-        size_bytes = len(content.payload) + len(content.key)
-        if size_bytes > self._limits.schedule_bytes:
-            raise LimitExceeded(
-                f"payload and key of a schedule may have at most {self._limits.schedule_bytes} "
-                f"bytes, not {size_bytes}"
-            )
+        next_ms = _first_after(recurrence, now_ms)
+        content.check(self._limits.schedule_bytes)
+        self._check_spread(spread_ms)
         await self._registry.ensure_topic(topic)
         async with self._changing:
             if name.full in self._by_name:
@@ -181,11 +215,103 @@ class Scheduler:
             self._check_room(name.in_namespace)
             schedule = await self._changes.durably(
                 lambda connection: create_schedule(
-                    connection, name.full, topic.full, recurrence, missed, next_ms, content, now_ms
+                    connection,
+                    name.full,
+                    topic.full,
+                    recurrence,
+                    missed,
+                    next_ms,
+                    content,
+                    now_ms,
+                    spread_ms=spread_ms,
                 )
             )
             self._enter(schedule)
         self._tell()
+        return schedule
+
+    def _check_spread(self, spread_ms: int) -> None:
+        most_ms = self._limits.max_delay_ms
+        if spread_ms > most_ms:
+            raise InvalidRequest(
+                f"A spread of {duration_text(spread_ms)} is longer than the broker's maximum delay "
+                f"of {duration_text(most_ms)}."
+            )
+
+    async def update(self, name: TopicName, changes: Changed) -> Schedule:
+        """Change a schedule, after publishing its due occurrences.
+
+        Raises:
+          NotFound: if there is no schedule of this name, or its new topic does not exist and topics
+            are not created on first use.
+          InvalidRequest: the new recurrence is invalid or never due, or the spread is too long.
+          LimitExceeded: the payload is too large.
+        """
+        self._check_spread(changes.spread_ms or 0)
+        if changes.topic is not None:
+            await self._registry.ensure_topic(changes.topic)
+        async with self._changing:
+            changes.recurrence_of(self.find(name), 0).check()
+            await self._catch_up(self.find(name))
+            old, now_ms = self.find(name), self._clock.now_ms()
+            recurrence, next_ms = changes.recurrence_of(old, now_ms), old.next_ms
+            if recurrence != old.recurrence:
+                next_ms = _first_after(recurrence, max(now_ms, old.last_ms or 0))
+            new = replace(
+                old,
+                topic=old.topic if changes.topic is None else changes.topic.full,
+                recurrence=recurrence,
+                missed=changes.missed or old.missed,
+                next_ms=next_ms,
+                spread_ms=old.spread_ms if changes.spread_ms is None else changes.spread_ms,
+            )
+            most_bytes = self._limits.schedule_bytes
+            new = await self._changes.durably(
+                lambda connection: update_schedule(
+                    connection, new, changes.payload, changes.key, most_bytes
+                )
+            )
+            self._leave(old)
+            self._enter(new)
+        self._tell()
+        return new
+
+    async def _catch_up(self, schedule: Schedule) -> None:
+        """Publish the due occurrences of a schedule. The caller holds ``_changing``."""
+        now_ms, most = self._clock.now_ms(), self._limits.schedule_turn_occurrences
+        waits = schedule.paused or schedule.name in self.problems
+        while not waits and schedule.next_ms is not None and schedule.next_ms <= now_ms:
+            fits = self._limits.schedule_turn_bytes // (schedule.size_bytes + _OCCURRENCE_BYTES)
+            times, next_ms = due(
+                schedule.recurrence,
+                schedule.next_ms,
+                now_ms,
+                schedule.missed,
+                max(min(most, fits), 1),
+            )
+            await self._carry_out([Move(schedule, times, next_ms)])
+            waits = schedule.name in self.problems
+            self._on_posted()
+
+    async def run_now(self, name: TopicName) -> Schedule:
+        """Publish a message of a schedule now, whatever its state. Its occurrences do not change.
+
+        Raises:
+          NotFound: if there is no schedule of this name.
+        """
+        demand = secrets.token_hex(8)  # chosen once, so that a repeated transaction adds no entry
+        async with self._changing:
+            schedule, now_ms = self.find(name), self._clock.now_ms()
+
+            def write(connection: Connection) -> None:
+                content = content_of(connection, schedule.id)
+                entry = demanded_entry(schedule, content, now_ms, demand)
+                inbox.insert(self._engine, connection, [entry], now_ms)
+                count_published(connection, schedule.id)
+
+            await self._changes.durably(write)
+            schedule.published += 1
+        self._on_posted()
         return schedule
 
     def _check_room(self, namespace: NamespaceName) -> None:
@@ -288,15 +414,29 @@ class Scheduler:
             moves = self._plan(self._clock.now_ms())
             if not moves or self._stopping:
                 return
-            moved = await self._changes.durably(partial(self._write, moves, self._clock.now_ms()))
-            for move in moves:
-                self._order.remove((move.schedule.next_ms, move.schedule.id))
-            self._move([move for move in moves if move.schedule.id in moved])
-            for move in moves:
-                if move.schedule.id not in moved:
-                    self._give_up(move.schedule, "its row was changed by hand; restart the broker")
+            await self._carry_out(moves)
             self._rest_until_ms = self._clock.now_ms() + self._rest_ms(moves)
         self._on_posted()
+
+    async def _carry_out(self, moves: list[Move]) -> None:
+        """Write the occurrences of some moves into the inbox, durably."""
+        now_ms = self._clock.now_ms()
+        undelayed = frozenset(
+            one.schedule.topic
+            for one in moves
+            if one.schedule.spread_ms and not self._takes_delays(one.schedule.topic)
+        )
+        moved = await self._changes.durably(partial(self._write, moves, now_ms, undelayed))
+        for move in moves:
+            self._order.remove((move.schedule.next_ms, move.schedule.id))
+        self._move([move for move in moves if move.schedule.id in moved])
+        for move in moves:
+            if move.schedule.id not in moved:
+                self._give_up(move.schedule, "its row was changed by hand; restart the broker")
+
+    def _takes_delays(self, topic: str) -> bool:
+        namespace = self._registry.namespaces.get(TopicName.parse(topic).in_namespace)
+        return namespace is None or namespace.delays_enabled
 
     def _rest_ms(self, moves: list[Move]) -> int:
         """Return how long to rest after a turn.
@@ -370,44 +510,40 @@ class Scheduler:
         )
         self.problems[schedule.name] = why
 
-    def _write(self, moves: list[Move], now_ms: int, connection: Connection) -> set[int]:
+    def _write(
+        self, moves: list[Move], now_ms: int, undelayed: frozenset[str], connection: Connection
+    ) -> set[int]:
         """Move the rows of schedules and write their inbox entries, inside a group commit.
 
         Return the ids of the schedules that were moved: those whose row was as expected. Runs in a
         thread, and may be repeated with another transaction.
+
+        Args:
+          undelayed: the topics that take no due times. Their messages are not spread.
         """
         contents = advance_schedules(self._engine.dialect, connection, moves)
-        by_topic: dict[str, list[tuple[int, int, Schedule]]] = {}
+        by_topic: dict[str, list[Occurrence]] = {}
         for schedule, times, _ in moves:
             if schedule.id in contents:
                 coming = by_topic.setdefault(schedule.topic, [])
-                coming += [(at_ms, schedule.id, schedule) for at_ms in times]
+                coming += [(at_ms, schedule) for at_ms in times]
+        until_ms = now_ms + self._limits.max_delay_ms
         inbox_entries = [
-            _entry(topic, coming, contents) for topic, coming in by_topic.items() if coming
+            inbox_entry(topic, coming, contents, 0 if topic in undelayed else until_ms)
+            for topic, coming in by_topic.items()
+            if coming
         ]
         inbox.insert(self._engine, connection, inbox_entries, now_ms)
         return set(contents)
 
 
+def _first_after(recurrence: Recurrence, after_ms: int) -> int:
+    """Return the first occurrence after a time. Raises ``InvalidRequest`` if there is none."""
+    next_ms = recurrence.after(after_ms)
+    if next_ms is None:
+        raise InvalidRequest("this schedule is never due; check its recurrence and its end")
+    return next_ms
+
+
 def _namespace_of(schedule: Schedule) -> str:
     return schedule.name.rpartition("/")[0]
-
-
-def _entry(
-    topic: str, coming: list[tuple[int, int, Schedule]], contents: Mapping[int, Content]
-) -> InboxEntry:
-    """Return the inbox entry with the occurrences for one topic, ordered by time."""
-    coming.sort(key=itemgetter(0, 1))
-    found = [contents[id] for _, id, _ in coming]
-    keys = [content.key for content in found]
-    properties: list[bytes] = [
-        msgpack.packb({"schedule": schedule.name, "occurrence_ms": at_ms})
-        for at_ms, _, schedule in coming
-    ]
-    batch = MessageBatch(
-        Blobs.of([content.payload for content in found]),
-        Blobs.of(keys) if any(keys) else None,
-        Blobs.of(properties),
-    )
-    first_ms, first_id, _ = coming[0]
-    return InboxEntry(topic, f"schedule/{first_id}/{first_ms}", batch.encode(), len(coming))

@@ -11,14 +11,13 @@ Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgpack
 import numpy as np
 
 from escapement.dedup import NO_DIGEST, column, digest
-from escapement.durations import format as duration_text
 from escapement.errors import InvalidRequest
 from escapement.message import (
     DEFAULT_PRIORITY,
@@ -30,6 +29,7 @@ from escapement.message import (
     Times,
 )
 from escapement.names import TopicName, read_message_id
+from escapement.storage.catalog.delay_policy import DelayPolicy, DelaySetting
 from escapement.storage.inbox.amend_request import AmendRequest, LaterRequests, amend_entry
 from escapement.storage.inbox.entry import InboxEntry
 from escapement.storage.outbox.record import RowId
@@ -43,6 +43,9 @@ from escapement.storage.outbox.tables import (
 
 # The longest id of a message: a topic, "@" and an offset.
 _MAX_ID_BYTES: Final = 680
+
+# Returns the delays that a topic allows, by its full name. There is always a maximum.
+DelaysOf = Callable[[str], DelayPolicy]
 
 
 class NewMessage(NamedTuple):
@@ -74,17 +77,18 @@ class Changes(NamedTuple):
     refused: list[tuple[RowId, str]]
 
 
-def read_rows(rows: Sequence[OutboxRow], now_ms: int, max_delay_ms: int) -> Changes:
+def read_rows(rows: Sequence[OutboxRow], now_ms: int, delays_of: DelaysOf) -> Changes:
     """Return the messages and requests of some rows.
 
     Args:
-      max_delay_ms: rows that are due later than this from now are refused.
+      delays_of: returns the delays that a topic allows. Rows that are due later than its maximum
+        from now are refused. Its minimum does not apply, because rows may wait for the relay.
     """
     found = Changes([], [])
     for row in rows:
         read = _message if row.action is None else _request
         try:
-            found.good.append((row, read(row, now_ms, max_delay_ms)))
+            found.good.append((row, read(row, now_ms, delays_of)))
         except InvalidRequest as error:
             found.refused.append((row.id, str(error)))
     return found
@@ -121,7 +125,7 @@ def amended(changes: Sequence[Change]) -> list[NewMessage]:
     return kept[::-1]
 
 
-def _message(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewMessage:
+def _message(row: OutboxRow, now_ms: int, delays_of: DelaysOf) -> NewMessage:
     """Return the message of a row.
 
     Raises:
@@ -132,7 +136,10 @@ def _message(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewMessage:
         raise InvalidRequest(
             f"payload is NULL, or payload and headers have more than {MAX_MESSAGE_BYTES:,} bytes"
         )
-    at_ms = _at_ms(row, now_ms, max_delay_ms)
+    delays = delays_of(topic)
+    at_ms = _at_ms(row, now_ms, delays.most)
+    if row.due_ms is None and delays.default.ms:
+        at_ms = _default_at_ms(delays, now_ms)
     if not 0 <= row.priority <= MAX_PRIORITY:
         raise InvalidRequest(f"priority must be from 0 to {MAX_PRIORITY}, not {row.priority}")
     if len(row.key) > MAX_KEY_CHARS:
@@ -153,7 +160,7 @@ def _message(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewMessage:
     )
 
 
-def _request(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewRequest:
+def _request(row: OutboxRow, now_ms: int, delays_of: DelaysOf) -> NewRequest:
     """Return the request of a row with an action.
 
     Raises:
@@ -175,12 +182,12 @@ def _request(row: OutboxRow, now_ms: int, max_delay_ms: int) -> NewRequest:
             digest(row.dedup_key) if row.dedup_key else b"",
             read_message_id(id, topic)[1] if id else -1,
             row.action == CANCEL,
-            NO_TIME if row.action == CANCEL else _at_ms(row, now_ms, max_delay_ms),
+            NO_TIME if row.action == CANCEL else _at_ms(row, now_ms, delays_of(topic).most),
         ),
     )
 
 
-def _at_ms(row: OutboxRow, now_ms: int, max_delay_ms: int) -> int:
+def _at_ms(row: OutboxRow, now_ms: int, most: DelaySetting) -> int:
     """Return the due time of a row; ``NO_TIME`` if it is due now.
 
     A row that is due already has no time, so that a namespace without delays accepts it.
@@ -188,11 +195,23 @@ def _at_ms(row: OutboxRow, now_ms: int, max_delay_ms: int) -> int:
     Raises:
       InvalidRequest: if the row is due past the maximum delay.
     """
-    if row.due_ms is not None and row.due_ms > now_ms + max_delay_ms:
-        raise InvalidRequest(
-            f"due_at lies past the maximum delay of {duration_text(max_delay_ms)}; it is in UTC"
-        )
+    if row.due_ms is not None and row.due_ms > now_ms + most.ms:
+        raise InvalidRequest(f"due_at lies past the maximum delay of {most.text}; it is in UTC")
     return row.due_ms if row.due_ms is not None and row.due_ms > now_ms else NO_TIME
+
+
+def _default_at_ms(delays: DelayPolicy, now_ms: int) -> int:
+    """Return the due time of a row without one.
+
+    Raises:
+      InvalidRequest: if the default delay is longer than the maximum.
+    """
+    if delays.default.ms > delays.most.ms:
+        raise InvalidRequest(
+            f"the default delay of {delays.default.text} is longer than the maximum of "
+            f"{delays.most.text}"
+        )
+    return now_ms + delays.default.ms
 
 
 def _properties(headers: str | None) -> bytes:

@@ -59,7 +59,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from escapement.broker.outage import Outage
-from escapement.broker.outbox.messages import Change, inbox_entries, read_rows
+from escapement.broker.outbox.messages import Change, DelaysOf, inbox_entries, read_rows
 from escapement.broker.outbox.relay import Progress, Relay
 from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
@@ -115,7 +115,7 @@ class OutboxRelay(Relay):
         transact: Transact,
         clock: Clock,
         run: Run,
-        max_delay_ms: int,
+        delays_of: DelaysOf,
         on_posted: Callable[[], None],
         mapping: OutboxMapping = OURS,
     ) -> None:
@@ -133,7 +133,7 @@ class OutboxRelay(Relay):
         self._engine = engine
         self._transact = transact
         self._clock = clock
-        self._max_delay_ms = max_delay_ms
+        self._delays_of = delays_of
         self._on_posted = on_posted
         self._identity = b""
         self._batch = -1  # the last batch, moved and done; -1: not known
@@ -195,7 +195,7 @@ class OutboxRelay(Relay):
     def _take(self, now_ms: int) -> _Taken:
         """Lock the next rows and read them. Runs in a thread."""
         rows, more = self._outbox.take()
-        good, refused = read_rows(rows, now_ms, self._max_delay_ms)
+        good, refused = read_rows(rows, now_ms, self._delays_of)
         changes = [change for _, change in good]
         return _Taken(rows, more, changes, [row.moved() for row, _ in good], refused)
 

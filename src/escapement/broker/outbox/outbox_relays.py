@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from escapement.broker.outbox.messages import DelaysOf
 from escapement.broker.outbox.outbox_relay import OutboxRelay
 from escapement.broker.registry.changes import Transact
 from escapement.clock import Clock
@@ -164,7 +165,7 @@ class OutboxRelays:
         transact: Transact,
         clock: Clock,
         run: Run,
-        max_delay_ms: int,
+        delays_of: DelaysOf,
         on_posted: Callable[[], None],
     ) -> None:
         served: dict[bytes, OutboxInApplication] = {}
@@ -178,7 +179,7 @@ class OutboxRelays:
                 transact,
                 clock,
                 run,
-                max_delay_ms,
+                delays_of,
                 on_posted,
                 mapping,
             )

@@ -8,6 +8,7 @@ import trio
 
 from escapement.broker.delivery.consuming import Consuming
 from escapement.broker.outbox.ack_relay import AckRelay
+from escapement.broker.outbox.messages import DelaysOf
 from escapement.broker.outbox.outbox_relays import OutboxRelays
 from escapement.broker.outbox.relay import Relay
 from escapement.broker.registry.changes import Transact
@@ -41,11 +42,11 @@ class Relays:
         consuming: Consuming,
         clock: Clock,
         run: Run,
-        max_delay_ms: int,
+        delays_of: DelaysOf,
         on_posted: Callable[[], None],
     ) -> None:
         self.outboxes = OutboxRelays(
-            addresses, engine, log, transact, clock, run, max_delay_ms, on_posted
+            addresses, engine, log, transact, clock, run, delays_of, on_posted
         )
         self._acks = [
             AckRelay(MysqlEngine(address, creates=False), log, registry, consuming, run)

@@ -171,7 +171,8 @@ class Publishing:
         """Submit a batch to the commit pipeline, or report at once that it is already stored.
 
         Raises:
-          DelaysDisabled, DelayTooLong, InvalidRequest: its times are refused; nothing has changed.
+          DelaysDisabled, DelayTooLong, DelayTooShort: its times are refused; nothing has changed.
+          InvalidRequest: a delay or time is negative.
           ProducerFenced, SequenceGap, Busy: its producer or its sequence number is refused.
           Busy, LimitExceeded: the broker cannot remember more dedup keys, or the topic more groups.
           NotFound, Busy: its topic was deleted, or is being deleted.
@@ -192,6 +193,8 @@ class Publishing:
         if known:
             publication.trim(known)
         self.sort_out(topic, publication)
+        # Only now, because a repeated batch that is stored already may have come too near its time.
+        publication.times = self.obeying(topic, publication.times, len(publication.batch))
         members = members_of(publication.batch.groups)
         if members:
             topic.groups.admit(members, self._limits.groups)
@@ -251,8 +254,30 @@ class Publishing:
         topic = self._registry.topic(name)
         return topic.dedup.find(digests, self._clock.now_ms() - topic.policy.dedup_window_ms)
 
+    def obeying(self, topic: Topic, times: Times, count: int) -> Times:
+        """Return the times of a batch by the delay policy of its topic, with the default delay.
+
+        Call ``check_times`` first.
+
+        Args:
+          count: the number of messages.
+
+        Raises:
+          DelayTooShort, DelayTooLong: the policy refuses the delay of a message.
+        """
+        policy = topic.delays
+        if policy is None or not count:
+            return times
+        filled = policy.filled(times, count)
+        policy.check(filled, count, self._clock.now_ms(), times)
+        if filled is not times:
+            self.check_times(topic, filled)  # the default may exceed the broker's maximum
+        return filled
+
     def check_times(self, topic: Topic, times: Times) -> None:
         """Check that a topic accepts messages with these delays or delivery times.
+
+        This does not include the delay policy of the topic; see ``obeying``.
 
         Raises:
           DelaysDisabled: a time is given, and the namespace does not accept delayed messages.

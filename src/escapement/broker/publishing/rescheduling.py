@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import trio
@@ -29,10 +29,12 @@ from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.registry.registry import Registry
 from escapement.broker.topic.topic import Topic
 from escapement.clock import Clock
-from escapement.errors import EscapementError
+from escapement.durations import MAX_DURATION_MS
+from escapement.errors import EscapementError, InvalidRequest
 from escapement.message import NO_TIMES, Bools, Int64s, MessageBatch, Times
 from escapement.names import TopicName
 from escapement.protocol.amend_status import AmendStatus
+from escapement.spread import places_ms, seeds, spread
 from escapement.storage.commit.commit import CommitPipeline
 from escapement.storage.commit.commit_wait import CommitWait
 from escapement.storage.commit.items import Acks, Restate
@@ -82,7 +84,14 @@ class Rescheduling:
         self._large = trio.Semaphore(_LARGE)
 
     async def reschedule(
-        self, topic_text: str, offsets: Int64s, delay_ms: int, at_ms: int
+        self,
+        topic_text: str,
+        offsets: Int64s,
+        delay_ms: int,
+        at_ms: int,
+        *,
+        spread_ms: int = 0,
+        by_policy: bool = True,
     ) -> Outcome:
         """Move messages to another due time, for shared subscriptions that have not received them.
 
@@ -90,6 +99,8 @@ class Rescheduling:
           offsets: int64[n], any order, repeats allowed.
           delay_ms, at_ms: the new due time, as a delay from now or as a time; -1 if not given. With
             neither, the messages are due now.
+          spread_ms: scatter the due times over this span, from the new due time on.
+          by_policy: whether the maximum of the topic's delay policy applies.
 
         Returns:
           The outcome of each message, in the order of ``offsets``. It is durable.
@@ -101,16 +112,22 @@ class Rescheduling:
           StorageUnavailable: some messages may have been moved; the others keep their times.
         """
         topic = self._registry.topic(TopicName.parse(topic_text))
-        self._publishing.check_times(topic, _times(delay_ms, at_ms, 1))
+        if spread_ms > MAX_DURATION_MS - max(delay_ms, at_ms):
+            raise InvalidRequest(f"a spread of {spread_ms} ms is too long")
+        wanted, back = np.unique(offsets, return_inverse=True)
+        new_time = _NewTime(topic.name.full, delay_ms, at_ms, spread_ms)
+        times = new_time.of(wanted if len(wanted) else np.zeros(1, np.int64))
+        self._publishing.check_times(topic, times)
+        if by_policy and topic.delays is not None:
+            topic.delays.check_moved(times, max(len(wanted), 1), self._clock.now_ms())
         if not topic.restatements.known:
             topic.restatements.know(await self._log.lowest_base(topic.id))
-        wanted, back = np.unique(offsets, return_inverse=True)
         statuses = np.full(len(wanted), AmendStatus.UNKNOWN, np.uint8)
         handed: dict[str, Bools] = {}
         known = wanted[(wanted >= 0) & (wanted < topic.next_offset)]
         at = 0
         while at < len(known):
-            there, count, moved = await self._move(topic, known[at:], delay_ms, at_ms)
+            there, count, moved = await self._move(topic, known[at:], new_time)
             outcomes = [(there, moved)]
             if len(there) < count:
                 lost = np.setdiff1d(known[at : at + count], there, assume_unique=True)
@@ -126,7 +143,7 @@ class Rescheduling:
     # -- moving --------------------------------------------------------------------
 
     async def _move(
-        self, topic: Topic, offsets: Int64s, delay_ms: int, at_ms: int
+        self, topic: Topic, offsets: Int64s, new_time: _NewTime
     ) -> tuple[Int64s, int, Outcome]:
         """Move the first of some messages, as many as one read of the log returns.
 
@@ -145,7 +162,7 @@ class Rescheduling:
         offsets = found.offsets
         if len(at):
             past.record(topic.shared.values(), offsets[at])
-            wait = self._restate(topic, found, at, due_ms[at], _times(delay_ms, at_ms, len(at)))
+            wait = self._restate(topic, found, at, due_ms[at], new_time.of(offsets[at]))
             del found, past  # they may be large
             await wait.ended()
         outcome = decision.outcome()
@@ -256,7 +273,25 @@ def _too_late(topic: Topic, offsets: Int64s) -> Outcome:
     return decision._replace(statuses=statuses).outcome()
 
 
-def _times(delay_ms: int, at_ms: int, count: int) -> Times:
-    if delay_ms >= 0:
-        return Times(delay_ms=np.full(count, delay_ms))
-    return Times(at_ms=np.full(count, at_ms)) if at_ms >= 0 else NO_TIMES
+class _NewTime(NamedTuple):
+    """The due time that messages of a topic get: a delay or a time, -1 if not given, and a spread.
+
+    The place of a message in the spread depends on its offset. So it is the same if a request is
+    repeated, or carried out in several parts.
+    """
+
+    topic: str
+    delay_ms: int
+    at_ms: int
+    spread_ms: int
+
+    def of(self, offsets: Int64s) -> Times:
+        """Return the new times of messages, as columns."""
+        times, count = NO_TIMES, len(offsets)
+        if self.delay_ms >= 0:
+            times = Times(delay_ms=np.full(count, self.delay_ms))
+        elif self.at_ms >= 0:
+            times = Times(at_ms=np.full(count, self.at_ms))
+        if not self.spread_ms:
+            return times
+        return spread(times, places_ms(seeds(self.topic, offsets), self.spread_ms))

@@ -78,6 +78,10 @@ class Namespaces:
         """Iterate over all namespaces, ordered by name."""
         return (namespace for _, namespace in sorted(self._by_name.items()))
 
+    def get(self, name: NamespaceName) -> Namespace | None:
+        """Return the namespace of this name, or None."""
+        return self._by_name.get(name.full)
+
     def find(self, name: NamespaceName) -> Namespace:
         """Return the namespace of this name. Raises ``NotFound``."""
         found = self._by_name.get(name.full)

@@ -32,7 +32,8 @@ from escapement.names import TopicName
 from escapement.position import Position
 from escapement.storage.catalog import catalog
 from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord, TopicRecord
-from escapement.storage.catalog.policy import SubscriptionPolicy
+from escapement.storage.catalog.delay_policy import DelayPolicy
+from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.catalog.producers import ProducerRecord, producer_ids
 from escapement.storage.engine.base import Connection
 from escapement.storage.inbox import inbox
@@ -137,6 +138,16 @@ class Registry:
                 f"there is no topic {name.full}; `escapement admin topics list` shows all topics"
             )
         return record
+
+    def delays_of(self, topic: str) -> DelayPolicy:
+        """Return the delay policy of a topic by its full name, which need not exist. Any thread."""
+        name = TopicName.parse(topic)
+        namespace = self.namespaces.get(name.in_namespace)
+        if namespace is None:
+            return DelayPolicy()
+        record = self.topics.get(topic)
+        own = TopicPolicy() if record is None else record.policy
+        return DelayPolicy.of(name, own, namespace) or DelayPolicy()
 
     def topic(self, name: TopicName) -> Topic:
         """Return a topic's runtime; create it if the topic is passive. Raises ``NotFound``."""

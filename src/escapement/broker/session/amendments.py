@@ -30,7 +30,11 @@ class AmendmentRequests(RequestHandler):
     async def _reschedule(self, command: wire.Reschedule) -> None:
         self._broker.check_open()
         outcome = await self._broker.services.rescheduling.reschedule(
-            command.topic, command.offsets, command.delay_ms, command.at_ms
+            command.topic,
+            command.offsets,
+            command.delay_ms,
+            command.at_ms,
+            spread_ms=command.spread_ms,
         )
         self._answer(command.request_id, outcome)
 

@@ -39,6 +39,7 @@ from escapement.message import Int64s, MessageBatch, UInt32s
 from escapement.names import TopicName
 from escapement.sorting import lowest
 from escapement.storage.catalog.catalog import Namespace
+from escapement.storage.catalog.delay_policy import DelayPolicy
 from escapement.storage.catalog.policy import SubscriptionPolicy, TopicPolicy
 from escapement.storage.commit.group import Moved, Restated
 from escapement.storage.index.delivery_order import DeliveryOrder, KeyPlan
@@ -59,6 +60,7 @@ class Topic:
         "archive_awaited_since_ms",
         "backlog",
         "dedup",
+        "delays",
         "deleting",
         "doubtful_below",
         "frame_messages",
@@ -434,7 +436,8 @@ class Topic:
         self._obey()
 
     def _obey(self) -> None:
-        """Apply the policies of the topic and its namespace: quotas, pauses and times to live."""
+        """Apply the policies of the topic and its namespace: delays, quotas, pauses and others."""
+        self.delays = DelayPolicy.of(self.name, self.policy, self.namespace)
         self.quota = quota_of(self.policy, self.namespace.policy)
         self.total_quota = total_quota_of(self.namespace.policy)
         self.has_quota = self.quota.there or self.total_quota.there

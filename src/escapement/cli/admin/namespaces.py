@@ -8,7 +8,7 @@ import click
 
 from escapement.cli.admin.group import AdminCommand, verb
 from escapement.cli.input.parameters import positive_duration_ms
-from escapement.cli.input.policy import policy_options, policy_printer
+from escapement.cli.input.policy import DELAY_FLAGS, policy_options, policy_printer
 from escapement.cli.output.table import print_record, print_rows
 from escapement.storage.catalog.policy import NamespacePolicy
 
@@ -45,6 +45,19 @@ def update_namespace(admin: AdminCommand, namespace: str, policy: dict[str, Any]
     """Change the policy of a namespace.
 
     Only the given options change; the value "default" resets an option. Takes effect at once.
+    """
+    admin.ask("namespaces.update", _print, namespace=namespace, policy=policy)
+
+
+@verb(namespaces, "set-delays", "shop/eu --default 5m --min 1m --max 30d", "shop/eu --min default")
+@policy_options(NamespacePolicy, changing=True, flags=DELAY_FLAGS)
+@_namespace
+def set_namespace_delays(admin: AdminCommand, namespace: str, policy: dict[str, Any]) -> None:
+    """Set the default, the minimum and the maximum delay of messages in a namespace.
+
+    The broker refuses to publish messages outside the bounds. A delay counts from the moment the
+    broker accepts a message. Only the given options change; the value "default" resets an option.
+    Topics may replace each value; see `escapement admin topics set-delays`.
     """
     admin.ask("namespaces.update", _print, namespace=namespace, policy=policy)
 

@@ -9,7 +9,7 @@ import click
 
 from escapement.cli.admin.group import AdminCommand, topic_argument, verb
 from escapement.cli.admin.subscriptions import SUBSCRIPTION_COLUMNS
-from escapement.cli.input.policy import policy_options, policy_printer
+from escapement.cli.input.policy import DELAY_FLAGS, policy_options, policy_printer
 from escapement.cli.output.table import print_record, print_rows
 from escapement.storage.catalog.policy import TopicPolicy
 
@@ -73,6 +73,19 @@ def update_topic(admin: AdminCommand, topic: str, policy: dict[str, Any]) -> Non
     """Change the policy of a topic.
 
     Only the given options change; the value "default" resets an option. Takes effect at once.
+    """
+    admin.ask("topics.update", _print, topic=topic, policy=policy)
+
+
+@verb(topics, "set-delays", "shop/eu/orders --default 5m --max 30d", "shop/eu/orders --max default")
+@policy_options(TopicPolicy, changing=True, flags=DELAY_FLAGS)
+@topic_argument
+def set_topic_delays(admin: AdminCommand, topic: str, policy: dict[str, Any]) -> None:
+    """Set the default, the minimum and the maximum delay of messages of a topic.
+
+    The broker refuses to publish messages outside the bounds. A delay counts from the moment the
+    broker accepts a message. Only the given options change; the value "default" resets an option.
+    A value that the topic does not set is that of its namespace.
     """
     admin.ask("topics.update", _print, topic=topic, policy=policy)
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from escapement.cli.input.parameters import positive_duration_ms
 from escapement.names import SUBSCRIPTION_KINDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -17,6 +18,15 @@ kind_option = click.option(
     default="shared",
     show_default=True,
     help="Only shared subscriptions obey delays; the others deliver in arrival order.",
+)
+
+
+spread_option = click.option(
+    "--spread",
+    "spread_ms",
+    type=positive_duration_ms,
+    metavar="DURATION",
+    help="Scatter the due times over this span, beginning at the due time.",
 )
 
 

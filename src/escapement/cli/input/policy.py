@@ -14,7 +14,7 @@ import click
 
 from escapement.cli.output.table import print_record
 from escapement.errors import InvalidRequest
-from escapement.storage.catalog.policy import Policy, rule_of
+from escapement.storage.catalog.policy import DELAY_FIELDS, Policy, rule_of
 from escapement.storage.catalog.rule import Rule
 
 Function = Callable[..., Any]
@@ -22,10 +22,12 @@ Function = Callable[..., Any]
 # The suffix of fields that are durations. Their options omit it: the unit is part of the value.
 _DURATION: Final = "_ms"
 _DEFAULT: Final = "default"
+# The options for the fields of a delay policy, in a command for these alone.
+DELAY_FLAGS: Final = dict(zip(DELAY_FIELDS, ("--default", "--min", "--max"), strict=True))
 
 
 def policy_options(
-    policy: type[Policy], *, changing: bool = False
+    policy: type[Policy], *, changing: bool = False, flags: Mapping[str, str] | None = None
 ) -> Callable[[Function], Function]:
     """Return a decorator that adds an option for each field of a policy.
 
@@ -34,15 +36,17 @@ def policy_options(
     Args:
       policy: the class of the policy.
       changing: whether at least one option is required.
+      flags: the fields that the command takes, each with its option; None: all fields.
     """
+    options = {name: _flag(name) for name in policy.names()} if flags is None else flags
 
     def decorate(function: Function) -> Function:
         @wraps(function)
         def command(*args: Any, **arguments: Any) -> Any:
-            given = {name: arguments.pop(name) for name in policy.names()}
+            given = {name: arguments.pop(name) for name in options}
             changes = {name: value for name, value in given.items() if value is not None}
             if changing and not changes:
-                first = _flag(policy.names()[0])
+                first = next(iter(options.values()))
                 raise click.UsageError(f"Give at least one option to change, such as {first}.")
             return function(
                 *args,
@@ -51,10 +55,10 @@ def policy_options(
             )
 
         decorated: Function = command
-        for name in reversed(policy.names()):
+        for name in reversed(list(options)):
             rule = rule_of(policy, name)
             option = click.option(
-                _flag(name),
+                options[name],
                 name,
                 type=_reader(rule),
                 metavar=rule.metavar,

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
-from escapement.client import content, serializers
+from escapement.client import content, delivery_times, serializers
 from escapement.client.connection.retried_request import Ask
 from escapement.client.constructor import internal
 from escapement.client.delivery_times import Delay, at_ms, delay_ms, moment_or_none
@@ -46,6 +47,16 @@ class Schedule:
     published: int
     created: datetime
     coming: tuple[datetime, ...] = ()
+    spread: timedelta | None = None
+
+
+class Unchanged(Enum):
+    """The type of ``UNCHANGED``, which stands for a value that ``Schedules.update`` leaves."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 class Schedules:
@@ -68,6 +79,7 @@ class Schedules:
         missed: str = "last",
         key: str | None = None,
         serializer: SerializerLike = bytes,
+        spread: Delay | None = None,
     ) -> Schedule:
         """Create a schedule that publishes ``value`` to ``topic`` repeatedly.
 
@@ -89,6 +101,8 @@ class Schedules:
             the last one, "all" every one.
           key: the key of each message.
           serializer: how to convert ``value`` to bytes, as for ``Broker.producer``.
+          spread: deliver each message within this span from its occurrence on. A hash of the
+            schedule's name and the occurrence chooses the place in the span.
 
         Raises:
           InvalidRequest: if an argument is not valid.
@@ -107,8 +121,78 @@ class Schedules:
             until_ms=None if until is None else max(1, at_ms(until, "until")),
             missed=missed,
             key=content.key(key),
+            spread_ms=delivery_times.span_ms(spread),
         )
         return _schedule(plain)
+
+    async def update(
+        self,
+        name: str,
+        *,
+        topic: str | None = None,
+        value: Any = UNCHANGED,
+        cron: str | None = None,
+        timezone: str | None = None,
+        every: Delay | None = None,
+        until: datetime | Unchanged | None = UNCHANGED,
+        missed: str | None = None,
+        key: str | Unchanged | None = UNCHANGED,
+        serializer: SerializerLike = bytes,
+        spread: Delay | Unchanged | None = UNCHANGED,
+    ) -> Schedule:
+        """Change a schedule. Values that are not given stay.
+
+        Occurrences that are due already are published before the change. The next occurrence is the
+        first of the new times from now on. A paused schedule stays paused.
+
+        Args:
+          name: the name of the schedule.
+          cron, every: the new times. ``cron`` replaces an interval, and ``every`` a cron
+            expression. A new interval counts from now.
+          until, key, spread: None removes the end, the key or the spread.
+          The others are as for ``create``.
+
+        Raises:
+          InvalidRequest: if an argument is not valid, or nothing is to be changed.
+          NotFound: if the schedule does not exist.
+          LimitExceeded: if the message is too large.
+        """
+        changes: dict[str, Any] = {
+            "topic": topic,
+            "cron": cron,
+            "timezone": timezone,
+            "every_ms": None if every is None else delay_ms(every, "every", MIN_EVERY_MS),
+            "missed": missed,
+        }
+        if not isinstance(value, Unchanged):
+            changes["payload"] = serializers.serializer(serializer).dumps(value)
+        if not isinstance(until, Unchanged):
+            changes["until_ms"] = 0 if until is None else max(1, at_ms(until, "until"))
+        if not isinstance(key, Unchanged):
+            changes["key"] = content.key(key)
+        if not isinstance(spread, Unchanged):
+            changes["spread_ms"] = delivery_times.span_ms(spread)
+        return _schedule(await self._ask("schedules.update", schedule=name, **changes))
+
+    async def run_now(self, name: str) -> Schedule:
+        """Publish a message of a schedule now, even if it is paused or has ended.
+
+        Its occurrences do not change. The message has the property ``run_now``, and its
+        ``occurrence_ms`` is the time of this request.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+          Disconnected: if no answer arrives. The message may or may not be published.
+        """
+        return _schedule(await self._ask("schedules.run_now", schedule=name))
+
+    async def next(self, name: str, count: int = 10) -> tuple[datetime, ...]:
+        """Return the next occurrences of a schedule, at most 100; none unless it is active.
+
+        Raises:
+          NotFound: if the schedule does not exist.
+        """
+        return _schedule(await self._ask("schedules.next", schedule=name, count=count)).coming
 
     async def list(self, namespace: str | None = None) -> list[Schedule]:
         """Return the schedules of a namespace, or of all namespaces, ordered by name."""
@@ -165,4 +249,5 @@ def _schedule(plain: Mapping[str, Any]) -> Schedule:
         plain["published"],
         moment(plain["created_at_ms"]),
         tuple(map(moment, plain.get("coming_ms", ()))),
+        None if plain["spread_ms"] is None else timedelta(milliseconds=plain["spread_ms"]),
     )

@@ -30,7 +30,7 @@ REQUEST_ROWS: Final = 32_768
 # The last words of verbs that are idempotent: they read something or set a state, so they may be
 # sent twice. All other verbs create, delete or move something. They would act twice, or fail.
 _TWICE: Final = {
-    "list", "get", "stats", "show", "count", "peek", "forecast", "select",
+    "list", "get", "stats", "show", "next", "count", "peek", "forecast", "select",
     "update", "enable_delayed_message", "disable_delayed_message", "pause", "resume", "close",
 }  # fmt: skip
 

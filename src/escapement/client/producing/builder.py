@@ -39,6 +39,14 @@ class MessageBuilder(Generic[Sent]):
         self._options["at"] = at
         return self
 
+    def spread(self, amount: int | float | timedelta, unit: str | None = None) -> Self:
+        """Set the span over which messages are scattered, for example ``spread(10, "minutes")``.
+
+        See ``Producer.send``.
+        """
+        self._options["spread"] = (of(amount, unit), "ms")
+        return self
+
     def key(self, key: str) -> Self:
         """Set the key of the message."""
         self._options["key"] = key

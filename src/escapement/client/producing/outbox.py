@@ -29,18 +29,31 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
+import numpy as np
+
 from escapement.client.connection.retry import Retry
 from escapement.client.producing.producer_bounds import Bounds
-from escapement.client.producing.publish_request import ROW_BYTES, Draft, NewMessage, PublishRequest
+from escapement.client.producing.publish_request import (
+    ROW_BYTES,
+    Draft,
+    NewMessage,
+    PublishRequest,
+    scattered,
+)
 from escapement.dedup import Digests
 from escapement.errors import Disconnected, EscapementError, InvalidRequest, LimitExceeded
 from escapement.message import Int64s, MessageBatch, Times, UInt8s, cuts
 
 
 class Outbox:
-    """The messages of one producer that are neither durable nor failed."""
+    """The messages of one producer that are neither durable nor failed.
 
-    def __init__(self, bounds: Bounds, retry: Retry) -> None:
+    Args:
+      producer: the name of the producer, which decides how its messages are spread.
+    """
+
+    def __init__(self, bounds: Bounds, retry: Retry, producer: str = "") -> None:
+        self._producer = producer
         self.bounds = bounds
         self.next_sequence = 0
         self.stored = -1  # the highest sequence that is known to be durable
@@ -129,6 +142,7 @@ class Outbox:
         sequence: int | None,
         now_s: float,
         dedup: Digests | None = None,
+        spread_ms: int = 0,
     ) -> list[PublishRequest]:
         """Add a batch, which closes the draft.
 
@@ -138,6 +152,7 @@ class Outbox:
           sequence: the number of the first message, or None for the next number.
           now_s: the time on the clock of the event loop.
           dedup: the digests of their dedup keys.
+          spread_ms: the span over which the messages are scattered; 0 for none.
 
         Returns:
           The publish requests that have the messages, in order: several if the batch is larger
@@ -154,6 +169,9 @@ class Outbox:
         if settled is not None:
             return [settled]
         self._close()
+        if spread_ms:
+            spreads_ms = np.full(len(batch), spread_ms)
+            times = scattered(times, spreads_ms, self._producer, number, dedup)
         requests: list[PublishRequest] = []
         for low, high in runs:
             piece, piece_times, digests = batch, times, dedup
@@ -203,7 +221,7 @@ class Outbox:
 
     def _close(self) -> None:
         if self._draft is not None:
-            self._requests.append(self._draft.close())
+            self._requests.append(self._draft.close(self._producer))
             self._draft = None
 
     # -- sending -------------------------------------------------------------------

@@ -65,7 +65,7 @@ class Producer(Attached):
         # Every producer has a unique name, so that the broker recognises resent messages.
         self.name: Final = anonymous_name() if name is None else check_name("producer", name)
         self._serializer = serializer(choice)
-        self._outbox = Outbox(bounds, Retry())
+        self._outbox = Outbox(bounds, Retry(), self.name)
         self._epoch = -1
 
     @property
@@ -102,6 +102,7 @@ class Producer(Attached):
         dedup: str | None = None,
         group: str | None = None,
         sequence: int | None = None,
+        spread: Delay | None = None,
     ) -> Receipt:
         """Send one message and wait until it is durable.
 
@@ -130,6 +131,10 @@ class Producer(Attached):
             must increase. If the number is not above the last one that the broker has stored
             for this producer, the message is not stored, and ``duplicate`` of the receipt is
             True.
+          spread: deliver the message later than ``delay`` or ``at`` (or now, with neither), by a
+            part of this span. It is never early, and less than ``spread`` late. A hash of the
+            dedup key chooses the part; without a dedup key, a hash of the producer's name and
+            ``sequence``. So sending the message again gives the same part.
 
         Raises:
           InvalidRequest: if an argument is not valid. Nothing is sent.
@@ -138,7 +143,7 @@ class Producer(Attached):
             or may not be stored.
           EscapementError: if the broker refuses. The message is not stored.
         """
-        message = self._prepare(value, delay, at, key, properties, priority, dedup, group)
+        message = self._prepare(value, delay, at, key, properties, priority, dedup, group, spread)
         if self._full:
             await self._have_room()
         request, row = self._put(message, sequence)
@@ -157,6 +162,7 @@ class Producer(Attached):
         dedup: str | None = None,
         group: str | None = None,
         sequence: int | None = None,
+        spread: Delay | None = None,
     ) -> Pending:
         """Send one message without waiting for its receipt.
 
@@ -171,7 +177,7 @@ class Producer(Attached):
           LimitExceeded: if the message is larger than the broker accepts.
           EscapementError: if this producer is closed or has failed.
         """
-        message = self._prepare(value, delay, at, key, properties, priority, dedup, group)
+        message = self._prepare(value, delay, at, key, properties, priority, dedup, group, spread)
         if self._full:
             await self._have_room()
         return Pending(self.topic, *self._put(message, sequence))
@@ -186,6 +192,7 @@ class Producer(Attached):
         priority: int = DEFAULT_PRIORITY,
         dedup: str | None = None,
         group: str | None = None,
+        spread: Delay | None = None,
     ) -> NewMessage:
         """Check the arguments of ``submit``, and return the message. Any thread may call this.
 
@@ -204,6 +211,7 @@ class Producer(Attached):
             delay_ms,
             at_ms,
             NO_DIGEST if dedup is None else digest(dedup),
+            delivery_times.span_ms(spread),
         )
 
     def _put(self, message: NewMessage, sequence: int | None) -> tuple[PublishRequest, int]:
@@ -229,6 +237,7 @@ class Producer(Attached):
         dedup: Sequence[str | None] | None = None,
         groups: str | Sequence[str | None] | None = None,
         sequence: int | None = None,
+        spread: Delay | None = None,
     ) -> Receipts:
         """Send messages as one batch, and wait until all are durable.
 
@@ -247,6 +256,7 @@ class Producer(Attached):
           groups: one group for all messages, or a list with a group or None per message; see
             ``send``.
           sequence: the number of the first message; see ``send``.
+          spread: scatter the due times of the messages over this span; see ``send``.
 
         Returns:
           One receipt per message, in columns.
@@ -269,7 +279,7 @@ class Producer(Attached):
             if column is not None and len(column) != count:
                 raise InvalidRequest(f"a list of {len(column)} was given for {count} messages")
         times = delivery_times.times(delay, at, count)
-        return await self.send_batch(batch, times, dedup=dedup, sequence=sequence)
+        return await self.send_batch(batch, times, dedup=dedup, sequence=sequence, spread=spread)
 
     async def send_batch(
         self,
@@ -278,6 +288,7 @@ class Producer(Attached):
         *,
         dedup: Sequence[str | None] | None = None,
         sequence: int | None = None,
+        spread: Delay | None = None,
     ) -> Receipts:
         """Send a batch of columns, and wait until all messages are durable.
 
@@ -289,6 +300,7 @@ class Producer(Attached):
           times: the delays or delivery times of the messages; None delivers them at once.
           dedup: a list with a dedup key or None per message; see ``send``.
           sequence: the number of the first message; see ``send``.
+          spread: scatter the due times of the messages over this span; see ``send``.
 
         Returns:
           One receipt per message, in columns.
@@ -307,8 +319,10 @@ class Producer(Attached):
         same = None if dedup is None else digests(dedup)
         if same is not None and len(same) != len(batch):
             raise InvalidRequest(f"{len(same)} dedup keys were given for {len(batch)} messages")
+        spread_ms = delivery_times.span_ms(spread)
         await self._have_room()
-        requests = self._outbox.add_batch(batch, times, sequence, anyio.current_time(), same)
+        now_s = anyio.current_time()
+        requests = self._outbox.add_batch(batch, times, sequence, now_s, same, spread_ms)
         self._line.wake(self)
         for request in requests:
             await request.wait()

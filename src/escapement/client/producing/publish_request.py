@@ -29,6 +29,7 @@ from escapement.message import (
     Times,
     UInt8s,
 )
+from escapement.spread import places_ms, seeds, spread
 
 # The size of a message besides its payload, key, properties and group: their lengths, the times,
 # the digest of the dedup key, and entries of Python lists.
@@ -148,6 +149,7 @@ class NewMessage(NamedTuple):
     delay_ms: int = NO_TIME
     at_ms: int = NO_TIME
     dedup: bytes = NO_DIGEST
+    spread_ms: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -175,14 +177,17 @@ class Draft:
         self.size_bytes += size_bytes
         return len(self._messages) - 1
 
-    def close(self) -> PublishRequest:
+    def close(self, producer: str) -> PublishRequest:
         """Return the publish request with the messages, in columns.
 
         A column that would have only default values, such as empty keys, is left out.
+
+        Args:
+          producer: the name of the producer, for seeds of spreads.
         """
         # Transposing with zip would make an iterator per message, for which the garbage collector
         # would run each time.
-        payloads, keys, properties, priorities, groups, delays, ats, dedup = (
+        payloads, keys, properties, priorities, groups, delays, ats, dedup, spreads_ms = (
             list(map(itemgetter(field), self._messages)) for field in range(len(NewMessage._fields))
         )
         batch = MessageBatch(
@@ -197,8 +202,26 @@ class Draft:
             np.array(ats, np.int64) if _used(ats, NO_TIME) else None,
         )
         digests = column(dedup) if _used(dedup, NO_DIGEST) else None
+        if _used(spreads_ms, 0):
+            times = scattered(times, np.array(spreads_ms), producer, self.request.sequence, digests)
         self.request.fill(batch, times, digests, self.size_bytes)
         return self.request
+
+
+def scattered(
+    times: Times, spreads_ms: Int64s, producer: str, first: int, digests: Digests | None
+) -> Times:
+    """Return the times of messages, each later by its place in its spread (``spread.py``).
+
+    Args:
+      spreads_ms: the spread of each message, 0 for none.
+      producer: the name of the producer.
+      first: the sequence of the first message; the others follow.
+      digests: the digests of the dedup keys.
+    """
+    sequences = np.arange(first, first + len(spreads_ms))
+    places = places_ms(seeds(producer, sequences, digests), spreads_ms)
+    return spread(times, places, spreads_ms > 0)
 
 
 def _used(values: list[Any], default: object) -> bool:

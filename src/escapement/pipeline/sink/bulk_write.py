@@ -31,13 +31,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from escapement.durations import DEFAULT_MAX_DELAY_MS
-from escapement.errors import DelaysDisabled, EscapementError, InvalidRequest, NotFound
+from escapement.errors import (
+    DelaysDisabled,
+    DelayTooLong,
+    DelayTooShort,
+    EscapementError,
+    InvalidRequest,
+    NotFound,
+)
 from escapement.names import TopicName
 from escapement.pipeline.options import ADDRESS_OPTIONS, LogAddress, Options
 from escapement.pipeline.sink.shape import NULL_IS_NOW, NULL_IS_REFUSED, Shape
-from escapement.pipeline.sink.staging import Stager
+from escapement.pipeline.sink.staging import Admitted, Stager
 from escapement.pipeline.sink.transactions import Transactions
 from escapement.storage.catalog import catalog
+from escapement.storage.catalog.delay_policy import DelayPolicy
+from escapement.storage.catalog.policy import TopicPolicy
 from escapement.storage.engine.base import Connection
 from escapement.storage.inbox import job
 from escapement.storage.inbox.job import Attempt, Counted, Job
@@ -185,8 +194,8 @@ class BulkWrite:
         """
         return replace(self, series=self.series or series, version=version)
 
-    def admit(self, connection: Connection, topic: str, timed: bool) -> str:
-        """Check that a topic takes messages of this write, and return its full name.
+    def admit(self, connection: Connection, topic: str, timed: bool) -> Admitted:
+        """Check that a topic takes messages of this write, and return it.
 
         Args:
           timed: whether some of the messages have due times or delays.
@@ -204,15 +213,21 @@ class BulkWrite:
                     f"delayed messages are disabled in {namespace.tenant}/{namespace.name}; enable"
                     " them with `escapement admin namespaces enable-delayed-message`"
                 )
-            if not self.creates_topics:
-                catalog.find_topic(connection, name)
+            own = TopicPolicy()
+            try:
+                own = catalog.find_topic(connection, name).policy
+            except NotFound:
+                if not self.creates_topics:
+                    raise
+            delays = DelayPolicy.of(name, own, namespace)
+            return Admitted(name.full, delays and delays.within(self.max_delay_ms))
         except NotFound as error:
             if not self.creates_topics:
                 raise NotFound(
                     f"{error}. Create it, or set the option createTopics to true if the broker"
                     " creates topics automatically"
                 ) from None
-        return name.full
+        return Admitted(name.full, None)
 
     def enter(self, transactions: Transactions) -> Job:
         """Return the job of this plan from the database. Create the job if it does not exist."""
@@ -288,12 +303,13 @@ def write_part(plan: BulkWrite, part: int, batches: Iterable[pa.RecordBatch]) ->
             lambda topic, timed: transactions.run(
                 lambda connection: plan.admit(connection, topic, timed)
             ),
+            plan.start_ms,
         )
         try:
             for batch in batches:
                 for rows in reader.read(batch):
                     with _named(rows):
-                        stager.add(rows.topic, rows.batch, rows.at_ms)
+                        stager.add(rows.topic, rows.batch, rows.at_ms, rows.name)
             counted = stager.finish()
         except BaseException:
             stager.close()
@@ -310,6 +326,8 @@ def _named(rows: Rows) -> Iterator[None]:
     """Name the first affected row in an error about the topic of these rows."""
     try:
         yield
+    except (DelayTooLong, DelayTooShort):
+        raise  # the error names a row already
     except (DelaysDisabled, InvalidRequest, NotFound) as error:
         row = rows.first(timed=isinstance(error, DelaysDisabled))
         raise type(error)(f"{row}: {error}") from None

@@ -55,6 +55,10 @@ class Rows(NamedTuple):
         if timed:
             assert self.at_ms is not None, "no row has a time"
             at = int(np.argmax(self.at_ms != NO_TIME))
+        return self.name(at)
+
+    def name(self, at: int) -> str:
+        """Return text such as "row 3 of partition 0" for the message at this position."""
         index = at if self.indexes is None else int(self.indexes[at])
         return f"row {self.rows_before + index + 1} of partition {self.partition}"
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from escapement.message import NO_TIME, NO_TIMES, Int64s, MessageBatch, Times, cuts
 from escapement.pipeline.sink.transactions import Transactions
+from escapement.storage.catalog.delay_policy import DelayPolicy
 from escapement.storage.engine.base import Connection
 from escapement.storage.inbox import job
 from escapement.storage.inbox.entry import (
@@ -44,6 +45,13 @@ _ROW_BYTES: Final = 24
 MAX_MESSAGE_BYTES: Final = MAX_ENTRY_BYTES - 64
 
 
+class Admitted(NamedTuple):
+    """A topic that takes messages: its full name, and its delay policy if it has one."""
+
+    target: str
+    delays: DelayPolicy | None
+
+
 @dataclass(slots=True)
 class _Gathered:
     """The gathered messages of one target that are not in an inbox entry yet."""
@@ -61,17 +69,23 @@ class Stager:
 
     Args:
       admit: called for each topic before its first messages are gathered, with the name of the
-        topic and whether the messages have times. Returns the full name of the topic, or raises an
-        error if the topic does not take the messages.
+        topic and whether the messages have times. Returns the topic, or raises an error if it does
+        not take the messages.
+      start_ms: the time from which delays count, in Unix milliseconds.
     """
 
     def __init__(
-        self, transactions: Transactions, attempt: Attempt, admit: Callable[[str, bool], str]
+        self,
+        transactions: Transactions,
+        attempt: Attempt,
+        admit: Callable[[str, bool], Admitted],
+        start_ms: int,
     ) -> None:
         self._transactions = transactions
         self._attempt = attempt
         self._admit = admit
-        self._names: dict[tuple[str, bool], str] = {}
+        self._start_ms = start_ms
+        self._admitted: dict[tuple[str, bool], Admitted] = {}
         self._gathered: dict[str, _Gathered] = {}
         self._gathered_bytes = 0
         self._entries: list[InboxEntry] = []
@@ -81,18 +95,33 @@ class Stager:
         # The totals of each target, including entries that are not written yet.
         self.tallies: dict[str, Tally] = {}
 
-    def add(self, topic: str, batch: MessageBatch, at_ms: Int64s | None) -> None:
+    def add(
+        self,
+        topic: str,
+        batch: MessageBatch,
+        at_ms: Int64s | None,
+        name: Callable[[int], str] | None = None,
+    ) -> None:
         """Stage messages for a topic. None may be larger than ``MAX_MESSAGE_BYTES``.
 
         Args:
           topic: the name of the topic, in full or without the default tenant and namespace.
           at_ms: due times; ``NO_TIME`` for a message due at once. None if all are due at once.
+          name: returns the name of a message of the batch, for error messages.
+
+        Raises:
+          DelayTooShort, DelayTooLong: the delay policy of the topic refuses a message.
         """
         timed = at_ms is not None and bool((at_ms != NO_TIME).any())
-        target = self._names.get((topic, timed))
-        if target is None:
+        admitted = self._admitted.get((topic, timed))
+        if admitted is None:
             self._await_written()  # ``admit`` uses the connection of the writing thread
-            target = self._names[topic, timed] = self._admit(topic, timed)
+            admitted = self._admitted[topic, timed] = self._admit(topic, timed)
+        target, delays = admitted
+        if delays is not None:
+            count, sent_ms = len(batch), at_ms
+            at_ms = delays.filled_at(sent_ms, count, self._start_ms)
+            delays.check(Times(at_ms=at_ms), count, self._start_ms, Times(at_ms=sent_ms), name)
         gathered = self._gather(
             target, batch, np.full(len(batch), NO_TIME) if at_ms is None else at_ms
         )

@@ -6,6 +6,7 @@ from escapement.protocol.commands.command import Command, command
 from escapement.protocol.fields import (
     AckColumn,
     AmendStatusColumn,
+    Count,
     CountOrNone,
     Id,
     PlainMap,
@@ -32,8 +33,9 @@ class Cancel(Command):
 class Reschedule(Command):
     """A request to change the due time of messages: to a delay, a time, or now if both are -1.
 
-    ``delay_ms`` counts from the moment the broker accepts the request. The broker answers with
-    Amended when the new due time is durable.
+    ``delay_ms`` counts from the moment the broker accepts the request. The messages are scattered
+    over ``spread_ms`` from then on (escapement/spread.py); 0: they all have the same due time. The
+    broker answers with Amended when the new due time is durable.
     """
 
     request_id: Id
@@ -41,6 +43,7 @@ class Reschedule(Command):
     offsets: AckColumn
     delay_ms: CountOrNone
     at_ms: CountOrNone
+    spread_ms: Count
 
     MAX_BYTES = MAX_FRAME_BYTES
 

@@ -35,6 +35,8 @@ SHARED_FIELDS: Final = ("priority_ageing_ms", "order", "on_retry", "dispatch")
 # Values of the field ``quota_action`` of a namespace's or topic's policy.
 REFUSE: Final = "refuse"
 DROP_OLDEST: Final = "drop_oldest"
+# Fields of a namespace's or topic's policy for the delays of messages.
+DELAY_FIELDS: Final = ("default_delay_ms", "min_delay_ms", "max_delay_ms")
 # The policy in which all fields have their defaults, by class. The topics without a policy of their
 # own, perhaps a hundred thousand, share one object.
 _NOTHING: Final[dict[type, Any]] = {}
@@ -194,6 +196,27 @@ class NamespacePolicy(Policy):
     max_schedules: int = rule.number(
         10_000, 1 << 53, "Maximum number of schedules; further ones are refused.", "no limit"
     )
+    default_delay_ms: int = rule.duration(
+        0,
+        "Delay of messages that are sent with neither a delay nor a time.",
+        "none",
+        most_ms=rule.MOST_KEEPING_MS,
+    )
+    min_delay_ms: int = rule.duration(
+        0,
+        "Shortest delay of messages; publishing a message that is due sooner is refused.",
+        "no minimum",
+        most_ms=rule.MOST_KEEPING_MS,
+    )
+    max_delay_ms: int = rule.duration(
+        0,
+        "Longest delay of messages; publishing a message that is due later is refused.",
+        "the broker's --max-delay",
+        most_ms=rule.MOST_KEEPING_MS,
+    )
+
+    def _check_together(self, given: Collection[str]) -> None:
+        _check_delays(self, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +267,27 @@ class TopicPolicy(Policy):
     group_retention_ms: int = rule.duration(
         86_400_000, "How long a group is remembered after its last follow-up has fired."
     )
+    default_delay_ms: int = rule.duration(
+        0,
+        "Replaces the namespace's default_delay for this topic.",
+        "the namespace's",
+        most_ms=rule.MOST_KEEPING_MS,
+    )
+    min_delay_ms: int = rule.duration(
+        0,
+        "Replaces the namespace's min_delay for this topic.",
+        "the namespace's",
+        most_ms=rule.MOST_KEEPING_MS,
+    )
+    max_delay_ms: int = rule.duration(
+        0,
+        "Replaces the namespace's max_delay for this topic.",
+        "the namespace's",
+        most_ms=rule.MOST_KEEPING_MS,
+    )
+
+    def _check_together(self, given: Collection[str]) -> None:
+        _check_delays(self, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,4 +370,24 @@ class SubscriptionPolicy(Policy):
             raise InvalidRequest(
                 f"ack_wait_ms of {duration_text(self.ack_wait_ms)} is longer than "
                 f"max_backoff_ms of {duration_text(self.max_backoff_ms)}, which limits every wait"
+            )
+
+
+def _check_delays(policy: NamespacePolicy | TopicPolicy, given: Collection[str]) -> None:
+    """Raise ``InvalidRequest`` if delays of a policy contradict each other; see ``DELAY_FIELDS``.
+
+    A topic's policy may still contradict its namespace's. Then publishing is refused.
+    """
+    if not any(name in given for name in DELAY_FIELDS):
+        return
+    default_ms, least_ms, most_ms = (getattr(policy, name) for name in DELAY_FIELDS)
+    for shorter, shorter_ms, longer, longer_ms in (
+        ("max_delay_ms", most_ms, "min_delay_ms", least_ms),
+        ("default_delay_ms", default_ms, "min_delay_ms", least_ms),
+        ("max_delay_ms", most_ms, "default_delay_ms", default_ms),
+    ):
+        if 0 < shorter_ms < longer_ms:
+            raise InvalidRequest(
+                f"{shorter} of {duration_text(shorter_ms)} is shorter than "
+                f"{longer} of {duration_text(longer_ms)}"
             )

@@ -3,8 +3,9 @@
 A *schedule* publishes the same message again and again. Each time at which it does is an
 *occurrence*. This module owns the table ``schedules``. Its column ``next_ms`` is the next
 occurrence to be published. The transaction that writes the inbox entries of occurrences also moves
-``next_ms`` past them, and ``next_ms`` never moves back. So each occurrence is published once, even
-if the broker crashes or the clock is set.
+``next_ms`` past them. Only an update of the schedule may move ``next_ms`` back, and never to a
+time up to the last published occurrence. So each occurrence is published once, even if the broker
+crashes or the clock is set.
 
 All functions run inside a transaction of the caller. The *content* of a schedule is the payload and
 the key of its message. The broker keeps the other columns in memory, and reads the content for each
@@ -14,10 +15,10 @@ occurrence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from escapement.errors import AlreadyExists
+from escapement.errors import AlreadyExists, LimitExceeded
 from escapement.recurrence import Missed, Recurrence
 from escapement.storage.engine.base import Connection, Dialect, DuplicateKey
 from escapement.storage.engine.paging import by_id
@@ -30,7 +31,8 @@ class Schedule:
     """A schedule without its content.
 
     ``next_ms`` is None if the schedule has no more occurrences. ``published`` is the number of
-    occurrences published, and ``size_bytes`` is the size of the content.
+    messages published, and ``size_bytes`` is the size of the content. The message of an occurrence
+    is due at a time within ``spread_ms`` from the occurrence on.
     """
 
     id: int
@@ -44,6 +46,7 @@ class Schedule:
     published: int
     created_at_ms: int
     size_bytes: int
+    spread_ms: int = 0
 
 
 class Content(NamedTuple):
@@ -51,6 +54,19 @@ class Content(NamedTuple):
 
     payload: bytes
     key: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of payload and key."""
+        return len(self.payload) + len(self.key)
+
+    def check(self, most_bytes: int) -> None:
+        """Raise ``LimitExceeded`` if the content is larger than ``most_bytes``."""
+        if self.size_bytes > most_bytes:
+            raise LimitExceeded(
+                f"payload and key of a schedule may have at most {most_bytes} bytes, not "
+                f"{self.size_bytes}"
+            )
 
 
 class Move(NamedTuple):
@@ -80,6 +96,7 @@ def create_schedule(
     content: Content,
     now_ms: int,
     bundle_id: int = 0,
+    spread_ms: int = 0,
 ) -> Schedule:
     """Create a schedule that publishes ``content`` to a topic.
 
@@ -92,12 +109,13 @@ def create_schedule(
     Raises:
       AlreadyExists: if a schedule of this name exists.
     """
-    size_bytes = len(content.payload) + len(content.key)
+    size_bytes = content.size_bytes
     try:
         id = connection.execute(
             "INSERT INTO schedules (bundle_id, name, topic, cron, timezone, every_ms, anchor_ms,"
             " until_ms, missed, paused, next_ms, last_ms, published, created_at_ms, size_bytes,"
-            " payload, message_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, NULL, 0, ?, ?, ?, ?)",
+            " spread_ms, payload, message_key)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, NULL, 0, ?, ?, ?, ?, ?)",
             (
                 bundle_id,
                 name.encode(),
@@ -111,6 +129,7 @@ def create_schedule(
                 next_ms,
                 now_ms,
                 size_bytes,
+                spread_ms,
                 content.payload,
                 content.key,
             ),
@@ -118,8 +137,65 @@ def create_schedule(
     except DuplicateKey as error:
         raise AlreadyExists(f"the schedule {name} exists already") from error
     return Schedule(
-        id, name, topic, recurrence, missed, False, next_ms, None, 0, now_ms, size_bytes
+        id, name, topic, recurrence, missed, False, next_ms, None, 0, now_ms, size_bytes, spread_ms
     )
+
+
+def update_schedule(
+    connection: Connection,
+    new: Schedule,
+    payload: bytes | None,
+    key: bytes | None,
+    most_bytes: int,
+) -> Schedule:
+    """Store changes of a schedule, and return it.
+
+    Args:
+      new: the changed schedule. Its name, ``paused`` and its figures stay as they are stored.
+      payload, key: the new content; None for a part that stays.
+      most_bytes: the maximum size of the content.
+
+    Raises:
+      LimitExceeded: if the content is too large.
+    """
+    old = content_of(connection, new.id)
+    content = Content(old.payload if payload is None else payload, old.key if key is None else key)
+    content.check(most_bytes)
+    recurrence = new.recurrence
+    connection.execute(
+        "UPDATE schedules SET topic = ?, cron = ?, timezone = ?, every_ms = ?, anchor_ms = ?,"
+        " until_ms = ?, missed = ?, next_ms = ?, size_bytes = ?, spread_ms = ?, payload = ?,"
+        " message_key = ? WHERE id = ?",
+        (
+            new.topic.encode(),
+            recurrence.cron,
+            recurrence.timezone,
+            recurrence.every_ms,
+            recurrence.anchor_ms,
+            recurrence.until_ms,
+            new.missed,
+            new.next_ms,
+            content.size_bytes,
+            new.spread_ms,
+            content.payload,
+            content.key,
+            new.id,
+        ),
+    )
+    return replace(new, size_bytes=content.size_bytes)
+
+
+def content_of(connection: Connection, id: int) -> Content:
+    """Return the content of a schedule, which must exist."""
+    ((payload, key),) = connection.execute(
+        "SELECT payload, message_key FROM schedules WHERE id = ?", (id,)
+    ).rows
+    return Content(bytes(payload), bytes(key))
+
+
+def count_published(connection: Connection, id: int) -> None:
+    """Count one more published message of a schedule."""
+    connection.execute("UPDATE schedules SET published = published + 1 WHERE id = ?", (id,))
 
 
 def delete_schedule(connection: Connection, id: int) -> None:
@@ -185,7 +261,7 @@ def read_schedules(connection: Connection, bundle_id: int) -> Iterator[Schedule]
     """Yield all schedules of a bundle, in the order of their ids."""
     columns = (
         "id, name, topic, cron, timezone, every_ms, anchor_ms, until_ms, missed, paused, next_ms,"
-        " last_ms, published, created_at_ms, size_bytes"
+        " last_ms, published, created_at_ms, size_bytes, spread_ms"
     )
     rows = by_id(connection, "schedules", columns, "bundle_id = ?", (bundle_id,))
     for id, name, topic, cron, timezone, every_ms, anchor_ms, until_ms, *rest in rows:

@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS group_completions (
 -- next_ms and last_ms are times in Unix milliseconds: next_ms is the next occurrence, and
 -- last_ms the last published one; NULL if there is none. until_ms is the end, or NULL.
 -- published counts occurrences. size_bytes is the size of payload and message_key, which is
--- empty if the message has no key.
+-- empty if the message has no key. spread_ms is the span over which due times are scattered.
 -- Owner: storage/inbox/schedule.py.
 CREATE TABLE IF NOT EXISTS schedules (
     {id_column},
@@ -72,6 +72,7 @@ CREATE TABLE IF NOT EXISTS schedules (
     published BIGINT NOT NULL,
     created_at_ms BIGINT NOT NULL,
     size_bytes BIGINT NOT NULL,
+    spread_ms BIGINT NOT NULL DEFAULT 0,
     payload {blob} NOT NULL,
     message_key {blob} NOT NULL,
     UNIQUE (name)

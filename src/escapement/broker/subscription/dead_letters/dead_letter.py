@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.errors import InvalidRequest
-from escapement.message import Blobs, Int64s, MessageBatch, cuts
+from escapement.message import NO_TIMES, Blobs, Int64s, MessageBatch, Times, cuts
 from escapement.names import TopicName
 from escapement.properties import AS_IS, READABLE, pack_again, read_properties
 from escapement.protocol.limits import MAX_TOPIC_CHARS
@@ -177,7 +177,11 @@ def restored(batch: MessageBatch) -> MessageBatch:
 
 
 def inbox_entries(
-    target: TopicName, source: str, batch: MessageBatch, offsets: Int64s
+    target: TopicName,
+    source: str,
+    batch: MessageBatch,
+    offsets: Int64s,
+    delay_ms: Int64s | None = None,
 ) -> list[InboxEntry]:
     """Return dead letters as inbox entries of bounded size.
 
@@ -186,10 +190,15 @@ def inbox_entries(
       source: the subscription that gives the messages up. Together with the offset of an entry's
         first message, it identifies the entry forever.
       offsets: the offsets of the original messages; int64[n].
+      delay_ms: the delay of each message; None: they are due at once.
     """
     return [
         InboxEntry(
-            target.full, f"{source}/{offsets[low]}", batch.part(low, high).encode(), high - low
+            target.full,
+            f"{source}/{offsets[low]}",
+            batch.part(low, high).encode(),
+            high - low,
+            NO_TIMES if delay_ms is None else Times(delay_ms=delay_ms[low:high]),
         )
         for low, high in cuts(sizes(batch), ENTRY_BYTES, len(batch))
     ]
