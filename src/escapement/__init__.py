@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from escapement.errors import (
+    AccessDenied,
     AlreadyExists,
     AlreadyProcessed,
     BacklogFull,
@@ -30,6 +31,7 @@ from escapement.errors import (
     StorageReadOnly,
     StorageUnavailable,
     TableRejected,
+    Unauthenticated,
 )
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "JSON",
     "MSGPACK",
+    "AccessDenied",
     "AlreadyExists",
     "AlreadyProcessed",
     "AmendStatus",
@@ -151,6 +154,7 @@ __all__ = [
     "SubscriptionStatus",
     "TableRejected",
     "Times",
+    "Unauthenticated",
     "Upcoming",
     "connect",
     "slot_of",

@@ -25,6 +25,7 @@ from typing import Final
 
 import trio
 
+from escapement.broker.bootstrap import Bootstrap, check_exposure
 from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
@@ -79,6 +80,8 @@ class ServerConfig:
     log_url: str | None = None  # None: SQLite in the data directory
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
+    # Whether other machines may connect to a broker without tokens, on which everyone may do all.
+    insecure: bool = False
     broker: BrokerConfig = field(default_factory=BrokerConfig)
 
 
@@ -97,6 +100,10 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
         host, port = listeners[0].socket.getsockname()[:2]
         engine = open_engine(config.log_url, config.data)
         try:
+            if not config.insecure:
+                hosts = [str(listener.socket.getsockname()[0]) for listener in listeners]
+                where = f"{config.host}:{port}"
+                await check_exposure(engine, config.data, hosts, where)
             identity = Identity(directory.identity, f"{host}:{port}")
 
             def make_broker() -> Broker:
@@ -109,7 +116,9 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                     engine, directory.index, identity, SystemClock(), runners, config.broker
                 )
 
-            await _serve_and_repair(make_broker, listeners, lambda: on_ready(f"{host}:{port}"))
+            await _serve_and_repair(
+                make_broker, listeners, config.data, lambda: on_ready(f"{host}:{port}")
+            )
         finally:
             engine.close()
             for listener in listeners:
@@ -161,6 +170,7 @@ async def _on_one_port(host: str, port: int) -> list[trio.SocketListener]:
 async def _serve_and_repair(
     make_broker: Callable[[], Broker],
     listeners: list[trio.SocketListener],
+    directory: Path,
     on_ready: Callable[[], None],
 ) -> None:
     """Serve until asked to stop. Start a new broker each time the index was damaged.
@@ -181,7 +191,7 @@ async def _serve_and_repair(
         broker = make_broker()
         try:
             with one_error():
-                await _serve_once(broker, listeners, ready)
+                await _serve_once(broker, listeners, directory, ready)
             return
         except IndexDamaged as error:
             if broker.stopping:
@@ -208,13 +218,18 @@ async def _asked_to_stop(within_s: float) -> bool:
 
 
 async def _serve_once(
-    broker: Broker, listeners: list[trio.SocketListener], on_ready: Callable[[], None]
+    broker: Broker,
+    listeners: list[trio.SocketListener],
+    directory: Path,
+    on_ready: Callable[[], None],
 ) -> None:
-    front = Front(broker)
+    front, bootstrap = Front(broker), Bootstrap(broker, directory)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch_signals, broker)
         async with trio.open_nursery() as connections:
             await connections.start(front.run_broker)
+            await bootstrap.take()
+            connections.start_soon(bootstrap.run)
             for listener in listeners:
                 # Duplicate the socket: ``accept`` closes its own, and another broker may need it.
                 own = trio.SocketListener(listener.socket.dup())
