@@ -1,7 +1,7 @@
 """Grants: which actions a role may carry out on the topics of a pattern.
 
     =============  ==========================================================================
-    action         what it allows
+    action         effect
     =============  ==========================================================================
     ``produce``    publish; create and close groups; create schedules
     ``consume``    consume; create subscriptions; acknowledge rows of message tables

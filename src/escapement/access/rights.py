@@ -58,7 +58,7 @@ class Rights:
             del self._by_role[role]
 
     def allows(self, role: str, need: Need) -> bool:
-        """Return whether a role may do what is needed; O(grants of the role)."""
+        """Return whether a grant of the role meets the need; O(grants of the role)."""
         grants = self._by_role.get(role, {})
         return any(grant.allows(need.action, need.pattern) for grant in grants.values())
 

@@ -22,7 +22,7 @@ from escapement.errors import Unauthenticated
 
 ID_DIGITS: Final = 12
 DIGEST_BYTES: Final = 32
-# 256 bits: nobody can guess it.
+# 256 bits: too many to guess.
 _SECRET_BYTES: Final = 32
 _FORM: Final = re.compile(r"(esc_([0-9a-f]{12})_([0-9a-f]{64}))_([0-9a-f]{8})")
 _ID: Final = re.compile(rf"[0-9a-f]{{{ID_DIGITS}}}")
@@ -63,7 +63,7 @@ class Token:
 
     @property
     def digest(self) -> bytes:
-        """The SHA-256 of the text, from which nobody can find the secret."""
+        """The SHA-256 of the text. It does not reveal the secret."""
         return hashlib.sha256(self.text.encode("ascii")).digest()
 
     def has_digest(self, digest: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The first token: the broker takes the request of its own machine, and says who may do without.
+"""The first token, which an operator requests on the broker's own machine.
 
 ``escapement admin bootstrap`` leaves a request in the data directory
 (:mod:`~escapement.storage.bootstrap_request`). The broker takes it before it accepts connections,

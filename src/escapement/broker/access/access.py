@@ -28,6 +28,7 @@ from escapement.broker.registry.changes import Changes
 from escapement.clock import Clock
 from escapement.errors import (
     AlreadyExists,
+    Conflict,
     EscapementError,
     LimitExceeded,
     NotFound,
@@ -81,7 +82,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are no tokens, so that every client is a superuser."""
+        """Whether every client is a superuser, because the log has no tokens."""
         return not self._tokens
 
     # -- clients ---------------------------------------------------------------
@@ -148,10 +149,17 @@ class Access:
         """Store a new token of a role, and delete the expired and revoked ones of the role.
 
         Raises:
+          Conflict: if the log has no tokens yet. The first one must be of a superuser, or all
+            clients would be locked out.
           AlreadyExists: if a token has this id.
           LimitExceeded: if the role has two valid tokens, or the broker has too many tokens.
         """
         async with self._changes.alone(_LOCK):
+            if self.is_open:
+                raise Conflict(
+                    "The first token must be of a superuser: create it on the machine of the "
+                    "broker with `escapement admin bootstrap`."
+                )
             now_ms = self._clock.now_ms()
             valid, dead = self._of_role(role, now_ms)
             if len(valid) >= VALID_TOKENS:
@@ -246,7 +254,7 @@ class Access:
         """Remove actions, or all of them, from the grant of a role for exactly this pattern.
 
         Returns:
-          What is left of the grant.
+          The grant with the actions that are left.
 
         Raises:
           NotFound: if the role has no grant for exactly this pattern.

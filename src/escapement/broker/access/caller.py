@@ -1,4 +1,4 @@
-"""The peer of one connection: its role, and the checks of what it may do."""
+"""The peer of one connection: its role, and the checks of its rights."""
 
 from __future__ import annotations
 
