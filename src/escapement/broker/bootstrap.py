@@ -30,19 +30,24 @@ _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.5
 
 
-async def check_exposure(engine: Engine, directory: Path, hosts: list[str], where: str) -> None:
-    """Check before the start that a broker without tokens is reached from its machine only.
+def is_loopback(host: str) -> bool:
+    """Return whether an IP address can be reached from its own machine only."""
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+async def check_exposure(engine: Engine, directory: Path, where: str) -> None:
+    """Check that a broker has a token, or gets one at its start. Quick, before the start.
 
     Args:
       directory: the data directory, which may have a request for a first token.
-      hosts: the addresses that the broker listens on.
       where: the address that the operator gave, for the error.
 
     Raises:
-      InvalidRequest: if it is reached from elsewhere; the message says what to do.
+      InvalidRequest: if it would have no token; the message says what to do.
     """
-    if all(_is_loopback(host) for host in hosts):
-        return
     if await trio.to_thread.run_sync(has_tokens, engine):
         return
     try:
@@ -59,20 +64,32 @@ async def check_exposure(engine: Engine, directory: Path, hosts: list[str], wher
     )
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
 class Bootstrap:
-    """The requests for a first token in the data directory of a broker."""
+    """The requests for a first token in the data directory of a broker.
 
-    def __init__(self, broker: Broker, directory: Path) -> None:
+    Args:
+      required: whether the broker may not serve without a token.
+    """
+
+    def __init__(self, broker: Broker, directory: Path, required: bool) -> None:
         self._broker = broker
         self._directory = directory
+        self._required = required
         self._refused = ""  # the reason why the request that is there is not taken
+
+    async def begin(self) -> None:
+        """Take the request that is there, before the broker accepts connections.
+
+        Raises:
+          StorageError: if the broker needs a token and has none.
+        """
+        await self.take()
+        if self._required and self._broker.services.access.is_open:
+            raise StorageError(
+                "The broker would listen to other machines without access control, because it "
+                f"could not create the first token: {self._refused or 'the request is gone'}. Run "
+                f"`escapement admin bootstrap --data {self._directory}` again."
+            )
 
     async def run(self) -> None:
         """Take requests until cancelled."""

@@ -25,7 +25,7 @@ from typing import Final
 
 import trio
 
-from escapement.broker.bootstrap import Bootstrap, check_exposure
+from escapement.broker.bootstrap import Bootstrap, check_exposure, is_loopback
 from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
@@ -100,10 +100,10 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
         host, port = listeners[0].socket.getsockname()[:2]
         engine = open_engine(config.log_url, config.data)
         try:
-            if not config.insecure:
-                hosts = [str(listener.socket.getsockname()[0]) for listener in listeners]
-                where = f"{config.host}:{port}"
-                await check_exposure(engine, config.data, hosts, where)
+            exposed = not all(is_loopback(one.socket.getsockname()[0]) for one in listeners)
+            needs_token = exposed and not config.insecure
+            if needs_token:
+                await check_exposure(engine, config.data, f"{config.host}:{port}")
             identity = Identity(directory.identity, f"{host}:{port}")
 
             def make_broker() -> Broker:
@@ -117,7 +117,10 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 )
 
             await _serve_and_repair(
-                make_broker, listeners, config.data, lambda: on_ready(f"{host}:{port}")
+                make_broker,
+                lambda broker: Bootstrap(broker, config.data, needs_token),
+                listeners,
+                lambda: on_ready(f"{host}:{port}"),
             )
         finally:
             engine.close()
@@ -169,8 +172,8 @@ async def _on_one_port(host: str, port: int) -> list[trio.SocketListener]:
 
 async def _serve_and_repair(
     make_broker: Callable[[], Broker],
+    make_bootstrap: Callable[[Broker], Bootstrap],
     listeners: list[trio.SocketListener],
-    directory: Path,
     on_ready: Callable[[], None],
 ) -> None:
     """Serve until asked to stop. Start a new broker each time the index was damaged.
@@ -191,7 +194,7 @@ async def _serve_and_repair(
         broker = make_broker()
         try:
             with one_error():
-                await _serve_once(broker, listeners, directory, ready)
+                await _serve_once(broker, make_bootstrap(broker), listeners, ready)
             return
         except IndexDamaged as error:
             if broker.stopping:
@@ -219,16 +222,16 @@ async def _asked_to_stop(within_s: float) -> bool:
 
 async def _serve_once(
     broker: Broker,
+    bootstrap: Bootstrap,
     listeners: list[trio.SocketListener],
-    directory: Path,
     on_ready: Callable[[], None],
 ) -> None:
-    front, bootstrap = Front(broker), Bootstrap(broker, directory)
+    front = Front(broker)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch_signals, broker)
         async with trio.open_nursery() as connections:
             await connections.start(front.run_broker)
-            await bootstrap.take()
+            await bootstrap.begin()
             connections.start_soon(bootstrap.run)
             for listener in listeners:
                 # Duplicate the socket: ``accept`` closes its own, and another broker may need it.

@@ -13,17 +13,21 @@ import trio.testing
 
 import escapement
 from escapement import testing
+from escapement.access.rights import Need, Rights
 from escapement.access.token import Token
 from escapement.broker.access.access import USES_INTERVAL_S, Access
+from escapement.broker.bootstrap import Bootstrap
 from escapement.errors import (
     AccessDenied,
     Conflict,
     EscapementError,
     LimitExceeded,
     NotFound,
+    StorageError,
     Unauthenticated,
 )
 from escapement.names import full_name
+from escapement.storage.bootstrap_request import BootstrapRequest
 from escapement.storage.engine.base import Engine
 from escapement.testing import World, arrived
 from support.rights_table import rights_table
@@ -368,6 +372,47 @@ async def test_tokens_and_grants_are_bounded(
         with pytest.raises(LimitExceeded):
             await root.admin("grants.add", role="c", pattern="t", actions=["peek"])
         await root.admin("grants.add", role="a", pattern="t", actions=["produce"])
+
+
+async def test_messages_cost_no_check(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1: rights are checked when a producer or a consumer is opened, and never per message."""
+    checks = 0
+    allows = Rights.allows
+
+    def counted(rights: Rights, role: str, need: Need) -> bool:
+        nonlocal checks
+        checks += 1
+        return allows(rights, role, need)
+
+    async with testing.start() as world, connected(world, await begin(world)) as root:
+        producer = await root.producer("t")
+        async with root.consumer("t", "s") as inbox:
+            monkeypatch.setattr(Rights, "allows", counted)
+            for _ in range(20):
+                await producer.send_many([b"x"] * 50)
+            for message in await arrived(inbox):
+                await inbox.ack(message)
+            assert checks == 0
+            await root.admin("topics.stats", topic="t")
+            assert checks == 1
+
+
+async def test_exposed_broker_that_gets_no_first_token_does_not_serve(
+    mock_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    """O1: a request that cannot be taken does not leave the broker open to other machines."""
+    async with testing.start() as world:
+        await Bootstrap(world.server, tmp_path, required=False).begin()
+        path = BootstrapRequest("root", "0" * 12, bytes(32)).write(tmp_path)
+        path.chmod(0o644)
+        with pytest.raises(StorageError, match=r"mode 0600.* bootstrap --data"):
+            await Bootstrap(world.server, tmp_path, required=True).begin()
+        path.chmod(0o600)
+        await Bootstrap(world.server, tmp_path, required=True).begin()
+        assert not path.exists()
+        assert not world.server.services.access.is_open
 
 
 async def test_bootstrap_replaces_the_older_of_two_tokens(
