@@ -23,8 +23,8 @@ _POLL_S: Final = 0.05
 @click.command(
     epilog="""\b
     Examples:
-      (umask 077; escapement admin bootstrap --data /var/lib/escapement > root.token)
-      escapement --token-file root.token admin tokens list
+      escapement admin bootstrap --data /var/lib/escapement
+      escapement admin bootstrap --role operator
     """
 )
 @click.option(

@@ -21,7 +21,7 @@ def tokens() -> None:
     """Manage the tokens by which clients prove their roles."""
 
 
-@verb(tokens, "create", "billing > billing.token", "billing --expires-in 90d")
+@verb(tokens, "create", "billing", "billing --expires-in 90d")
 @click.option(
     "--expires-in",
     "expires_ms",
