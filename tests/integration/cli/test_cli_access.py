@@ -93,7 +93,7 @@ def test_first_token_roles_and_revocation_on_a_running_broker(
 
     # Another bootstrap works although a superuser exists, for an operator who lost all tokens.
     again = ok("admin", "bootstrap", "--data", str(broker.data))
-    assert "revoked" in ok("admin", "tokens", "list", TOKEN_VARIABLE=again, **at)
+    assert "revoked" in ok("admin", "tokens", "list", **at, **{TOKEN_VARIABLE: again})
     broker.stop()
     log = broker.complaints()
     for token in (root, billing_file.read_text().strip(), again):
