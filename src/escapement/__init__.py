@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from escapement.errors import (
+    AccessDenied,
     AlreadyExists,
     AlreadyProcessed,
     BacklogFull,
@@ -31,6 +32,7 @@ from escapement.errors import (
     StorageReadOnly,
     StorageUnavailable,
     TableRejected,
+    Unauthenticated,
 )
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "JSON",
     "MSGPACK",
+    "AccessDenied",
     "AlreadyExists",
     "AlreadyProcessed",
     "AmendStatus",
@@ -153,6 +156,7 @@ __all__ = [
     "SubscriptionStatus",
     "TableRejected",
     "Times",
+    "Unauthenticated",
     "Upcoming",
     "connect",
     "slot_of",

@@ -111,6 +111,21 @@ class ProducerFenced(EscapementError):
     code = "producer_fenced"
 
 
+# -- access --------------------------------------------------------------------
+
+
+class Unauthenticated(EscapementError):
+    """Raised when a client has no token, or its token is mistyped, unknown, expired or revoked."""
+
+    code = "unauthenticated"
+
+
+class AccessDenied(EscapementError):
+    """Raised when the client's role lacks a right. The message names the grant to add."""
+
+    code = "access_denied"
+
+
 # -- protocol and network ------------------------------------------------------
 
 

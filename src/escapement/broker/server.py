@@ -26,6 +26,7 @@ from typing import Final
 
 import trio
 
+from escapement.broker.bootstrap import Bootstrap, check_exposure, is_loopback
 from escapement.broker.broker import Broker
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
@@ -82,6 +83,8 @@ class ServerConfig:
     log_url: str | None = None  # None: SQLite in the data directory
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
+    # Whether other machines may connect to a broker without tokens, on which everyone may do all.
+    insecure: bool = False
     broker: BrokerConfig = field(default_factory=BrokerConfig)
 
 
@@ -100,6 +103,10 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
         host, port = listeners[0].socket.getsockname()[:2]
         engine = open_engine(config.log_url, config.data)
         try:
+            exposed = not all(is_loopback(one.socket.getsockname()[0]) for one in listeners)
+            needs_token = exposed and not config.insecure
+            if needs_token:
+                await check_exposure(engine, config.data, f"{config.host}:{port}")
             identity = Identity(directory.identity, f"{host}:{port}")
             at = f"{host}:{port}"
 
@@ -124,7 +131,12 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 notify("READY=1")
 
             with log_fields(broker=identity.owner_id):
-                await _serve_and_repair(make_broker, listeners, announce)
+                await _serve_and_repair(
+                    make_broker,
+                    lambda broker: Bootstrap(broker, config.data, needs_token),
+                    listeners,
+                    announce,
+                )
                 _log.info("broker.stopped", "stopped")
         finally:
             engine.close()
@@ -176,6 +188,7 @@ async def _on_one_port(host: str, port: int) -> list[trio.SocketListener]:
 
 async def _serve_and_repair(
     make_broker: Callable[[], Broker],
+    make_bootstrap: Callable[[Broker], Bootstrap],
     listeners: list[trio.SocketListener],
     on_ready: Callable[[], None],
 ) -> None:
@@ -197,7 +210,7 @@ async def _serve_and_repair(
         broker = make_broker()
         try:
             with one_error():
-                await _serve_once(broker, listeners, ready)
+                await _serve_once(broker, make_bootstrap(broker), listeners, ready)
             return
         except IndexDamaged as error:
             if broker.stopping:
@@ -232,13 +245,18 @@ async def _asked_to_stop(within_s: float) -> bool:
 
 
 async def _serve_once(
-    broker: Broker, listeners: list[trio.SocketListener], on_ready: Callable[[], None]
+    broker: Broker,
+    bootstrap: Bootstrap,
+    listeners: list[trio.SocketListener],
+    on_ready: Callable[[], None],
 ) -> None:
     front = Front(broker)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch_signals, broker)
         async with trio.open_nursery() as connections:
             await connections.start(front.run_broker)
+            await bootstrap.begin()
+            connections.start_soon(bootstrap.run)
             for listener in listeners:
                 # Duplicate the socket: ``accept`` closes its own, and another broker may need it.
                 own = trio.SocketListener(listener.socket.dup())

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import trio
 
+from escapement.broker.access.access import Access
 from escapement.broker.binary_logs import BinaryLogs
 from escapement.broker.config import BrokerConfig
 from escapement.broker.deletion import Deletion
@@ -168,6 +169,9 @@ class Services:
             config.auto_create_topics,
             lambda: ground.index.forgotten_until_ms,
             self._keeper.lease.epoch,
+        )
+        self.access = Access(
+            Changes(self.pipeline.transact), clock, ground.state.tokens, ground.state.grants
         )
         self.compactor = Compactor(ground.index, self.registry, self._passive, clock, run)
         unwritten = Unwritten(
@@ -424,6 +428,7 @@ class Services:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.pipeline.run)
             for part in (
+                self.access,
                 self.timekeeper,
                 self.pump,
                 self.recorder,

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from escapement.cli.input.lazy_group import LazyGroup
+from escapement.cli.input.lazy_group import TOKEN_FILE, LazyGroup
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
@@ -88,7 +88,13 @@ class _Commands(LazyGroup):
     epilog="Every command has its own --help, with examples.",
 )
 @click.version_option(package_name="escapement")
-def escapement() -> None:
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False),
+    help="File with the token for the broker.  [default: $ESCAPEMENT_TOKEN_FILE]",
+)
+@click.pass_context
+def escapement(context: click.Context, token_file: str | None) -> None:
     """A message broker that delivers each message when it is due.
 
     \b
@@ -97,7 +103,10 @@ def escapement() -> None:
       escapement admin subscriptions create orders billing
       escapement produce orders "pay me" --delay 3s
       escapement consume orders billing --count 1
+
+    A broker with access control requires a token: in the variable ESCAPEMENT_TOKEN or in a file.
     """
+    context.meta[TOKEN_FILE] = token_file
 
 
 def main() -> NoReturn:

@@ -55,6 +55,7 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     Examples:
       escapement serve
       escapement serve --config /etc/escapement/escapement.toml
+      escapement admin bootstrap --data /var/lib/escapement
       escapement serve --data /var/lib/escapement --listen 0.0.0.0:7650
       ESCAPEMENT_LOG=mysql://broker:secret@db:3306/escapement escapement serve
 
@@ -102,6 +103,12 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     default=f"{DEFAULT_HOST}:{DEFAULT_PORT}",
     envvar="ESCAPEMENT_LISTEN",
     help="Address to accept connections on; port 0 picks a free port.",
+)
+@_option(
+    "--insecure",
+    is_flag=True,
+    envvar="ESCAPEMENT_INSECURE",
+    help="Accept other machines although there are no tokens; everyone may do everything.",
 )
 @_option(
     "--create-topics/--no-create-topics",
@@ -178,6 +185,7 @@ def serve(
     table_urls: tuple[str, ...],
     binary_logs: bool,
     listen: tuple[str, int],
+    insecure: bool,
     create_topics: bool,
     max_delay_ms: int,
     ack_wait_ms: int,
@@ -215,7 +223,7 @@ def serve(
         binary_logs=binary_logs,
     )
     host, port = listen
-    config = ServerConfig(data, log_url, host, port, broker)
+    config = ServerConfig(data, log_url, host, port, insecure, broker)
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.
     share_one_heap()

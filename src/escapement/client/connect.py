@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import strerror
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,6 +14,7 @@ from escapement.client.broker import Broker
 from escapement.client.connection.address import Address
 from escapement.client.connection.line import Line
 from escapement.client.connection.link import Stream, StreamFactory
+from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
 from escapement.client.unopened import Unopened
 from escapement.errors import Disconnected
@@ -22,6 +24,8 @@ def connect(
     url: str = "escapement://localhost",
     *,
     name: str = "",
+    token: str | None = None,
+    token_file: str | Path | None = None,
     stream_factory: StreamFactory | None = None,
     settings: Settings | None = None,
 ) -> AbstractAsyncContextManager[Broker]:
@@ -36,20 +40,27 @@ def connect(
       url: the address of the broker, ``escapement://host:port``. Without ``:port`` the port is
         7650.
       name: a name for this client, which it sends to the broker. Brokers do not use it yet.
+      token: the token that proves the client's role, if the broker requires one. Without it and
+        ``token_file``, the client uses the variable ``ESCAPEMENT_TOKEN``, or else the file that
+        ``ESCAPEMENT_TOKEN_FILE`` names.
+      token_file: a file with the token. It is read at each connection, so the token in it can be
+        replaced while the client runs.
       stream_factory: an async callable that returns an anyio byte stream, to use instead of a
         TCP connection to ``url``.
       settings: the timeouts of the client.
 
     Raises:
       InvalidRequest: if ``url`` is not the address of a broker.
+      Unauthenticated: if the broker requires a token and got none, or not a valid one. A mistyped
+        token is refused before the client connects.
       Disconnected: if the first attempt to connect fails. The error names the address.
       EscapementError: if the broker refuses the connection.
     """
-    address = Address.parse(url)
+    address, source = Address.parse(url), TokenSource(token, token_file)
     if stream_factory is None:
-        line = Line(_tcp(address), str(address), name, settings or Settings())
+        line = Line(_tcp(address), str(address), name, settings or Settings(), source)
     else:
-        line = Line(stream_factory, "the broker", name, settings or Settings())
+        line = Line(stream_factory, "the broker", name, settings or Settings(), source)
     return _Connection(line)
 
 

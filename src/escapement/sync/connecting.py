@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,8 @@ def connect(
     url: str = "escapement://localhost",
     *,
     name: str = "",
+    token: str | None = None,
+    token_file: str | Path | None = None,
     stream_factory: StreamFactory | None = None,
     settings: Settings | None = None,
     backend: str = "asyncio",
@@ -34,7 +37,14 @@ def connect(
     The arguments and errors are those of ``escapement.connect``. In addition, ``backend`` selects
     the library that runs the event loop, "asyncio" or "trio".
     """
-    context = client.connect(url, name=name, stream_factory=stream_factory, settings=settings)
+    context = client.connect(
+        url,
+        name=name,
+        token=token,
+        token_file=token_file,
+        stream_factory=stream_factory,
+        settings=settings,
+    )
     return _Connection(context, backend)
 
 

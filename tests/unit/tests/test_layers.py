@@ -13,7 +13,7 @@ ROOT = Path(escapement.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors", "clock", "interrupt", "allocator", "field", "event_log"},
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
-    {"timewheel", "traits", "group_names", "sorting", "spread"},
+    {"timewheel", "traits", "group_names", "sorting", "spread", "access"},
     {"protocol", "storage"},
     {"tables"},
     {"client", "broker", "pipeline", "doctor"},
@@ -41,7 +41,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"subscription"},
     {"config", "topic"},
     {"inspection", "registry"},
-    {"upkeep"},
+    {"access", "upkeep"},
     {"recovery"},
     {"delivery"},
     {"tables"},
@@ -52,12 +52,13 @@ BROKER_FLOORS: list[set[str]] = [
     {"broker"},
     {"admin"},
     {"session"},
+    {"bootstrap"},
     {"server"},
 ]
 
 # The floors inside storage.
 STORAGE_FLOORS: list[set[str]] = [
-    {"blocking", "data_directory", "directory", "engine", "offsets"},
+    {"blocking", "bootstrap_request", "data_directory", "directory", "engine", "offsets"},
     {"binary_log", "data_table", "encoding", "index", "lease", "removal", "schema"},
     {"inbox", "log"},
     {"archive_record", "catalog", "journal", "outbox"},

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from escapement.broker.admin import (
     dlq,
+    grants,
     groups,
     inbox,
     jobs,
@@ -21,6 +22,7 @@ from escapement.broker.admin import (
     schedules,
     subscriptions,
     tables,
+    tokens,
     topics,
 )
 from escapement.broker.admin.arguments import Arguments, Plain
@@ -73,6 +75,8 @@ VERBS: Final[dict[str, Verb]] = {
     **schedules.VERBS,
     **groups.VERBS,
     **tables.VERBS,
+    **tokens.VERBS,
+    **grants.VERBS,
     "broker.stats": _stats,
     "broker.update": _update,
 }

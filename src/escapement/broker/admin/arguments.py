@@ -45,6 +45,9 @@ class Arguments:
             lambda value: 0 < len(value) <= most and all(isinstance(one, str) for one in value),
         )
 
+    def optional_texts(self, name: str, most: int) -> list[str] | None:
+        return self.texts(name, most) if self._is_given(name) else None
+
     def row_ids(self, name: str, most: int) -> list[int | str | bytes]:
         return self._take(
             name,
@@ -94,6 +97,9 @@ class Arguments:
 
     def blob_or_none(self, name: str) -> bytes | None:
         return self._take(name, bytes, "bytes") if self._is_given(name) else None
+
+    def blob(self, name: str, size: int) -> bytes:
+        return self._take(name, bytes, f"{size} bytes", lambda value: len(value) == size)
 
     def flag(self, name: str) -> bool:
         return self._take(name, bool, "true or false") if self._has(name) else False

@@ -9,13 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from escapement.access.pattern import Pattern
+from escapement.access.rights import Need
+from escapement.broker.access.caller import Caller
 from escapement.broker.broker import Broker
 from escapement.broker.session.handles import Handles
 from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.request_handler import RequestHandler
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.topic.handles import ConsumerHandle
-from escapement.errors import EscapementError, LimitExceeded
+from escapement.errors import AccessDenied, EscapementError, LimitExceeded
 from escapement.field import Field
 from escapement.message import Int64s, MessageBatch
 from escapement.position import Position
@@ -34,8 +37,9 @@ _FEW_MESSAGES: Final = 1024
 class Consumers(RequestHandler):
     """The desk for consumers, and the outlet of each consumer."""
 
-    def __init__(self, broker: Broker, outbound: Outbound) -> None:
+    def __init__(self, broker: Broker, outbound: Outbound, caller: Caller) -> None:
         self._broker = broker
+        self._caller = caller
         self._outbound = outbound
         self._handles: Handles[ConsumerHandle] = Handles("consumer")
         # The fields that each consumer of a message table was told last, by its id.
@@ -79,6 +83,7 @@ class Consumers(RequestHandler):
             )
             if self._outbound.finished or self._broker.stopping:
                 return  # it has not joined, so there is nothing to leave
+            self._check(handle)
             self._handles.enter(command.consumer_id, handle)
         fields = self._broker.services.tables.fields(handle.topic)
         if fields is not None:
@@ -103,6 +108,18 @@ class Consumers(RequestHandler):
                 self._broker.consuming.release(handle, command.untried, 0)
             self._broker.consuming.close(handle)
         self._outbound.send(wire.Done(command.request_id))
+
+    def review(self) -> None:
+        """Close the consumers of topics that the peer may not consume any more."""
+        for consumer_id, handle in self._handles.items():
+            try:
+                self._check(handle)
+            except AccessDenied as error:
+                self._broker.consuming.close(handle)
+                self.consumer_closed(consumer_id, error)
+
+    def _check(self, handle: ConsumerHandle) -> None:
+        self._caller.check([Need("consume", Pattern(handle.topic.name.full))])
 
     def _halt(self, command: wire.Halt) -> None:
         handle = self._handles.find(command.consumer_id)

@@ -76,6 +76,10 @@ class Handles(Generic[T]):
         """Return all open handles."""
         return (handle for handle in self._by_id.values() if handle is not None)
 
+    def items(self) -> list[tuple[int, T]]:
+        """Return the id and the handle of each open one. They may be taken meanwhile."""
+        return [(id, handle) for id, handle in self._by_id.items() if handle is not None]
+
     def clear(self) -> None:
         """Forget all handles."""
         self._by_id.clear()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import trio
 
+from escapement.access.pattern import Pattern
+from escapement.access.rights import Need
+from escapement.broker.access.caller import Caller
 from escapement.broker.broker import Broker
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.session.handles import Handles
@@ -11,7 +14,7 @@ from escapement.broker.session.outbound import Outbound
 from escapement.broker.session.request_handler import RequestHandler
 from escapement.broker.topic.handles import ProducerHandle
 from escapement.broker.topic.publication import Publication, Stored
-from escapement.errors import EscapementError
+from escapement.errors import AccessDenied, EscapementError
 from escapement.names import anonymous_name
 from escapement.protocol import commands as wire
 from escapement.storage.commit.items import ITEM_BYTES
@@ -20,8 +23,11 @@ from escapement.storage.commit.items import ITEM_BYTES
 class Producers(RequestHandler):
     """The desk for producers."""
 
-    def __init__(self, broker: Broker, outbound: Outbound, limits: BrokerLimits) -> None:
+    def __init__(
+        self, broker: Broker, outbound: Outbound, limits: BrokerLimits, caller: Caller
+    ) -> None:
         self._broker = broker
+        self._caller = caller
         self._outbound = outbound
         self._limits = limits
         self._handles: Handles[ProducerHandle] = Handles("producer")
@@ -52,6 +58,11 @@ class Producers(RequestHandler):
             if self._outbound.finished:
                 self._broker.publishing.close(handle)
                 return
+            try:
+                self._check(handle)
+            except EscapementError:
+                self._broker.publishing.close(handle)
+                raise
             self._handles.enter(producer_id, handle)
         producer = handle.producer
         self._outbound.send(
@@ -70,6 +81,19 @@ class Producers(RequestHandler):
         if handle is not None:
             self._broker.publishing.close(handle)
         self._outbound.send(wire.Done(command.request_id))
+
+    def review(self) -> None:
+        """Close the producers of topics to which the peer may not publish any more."""
+        for producer_id, handle in self._handles.items():
+            try:
+                self._check(handle)
+            except AccessDenied as error:
+                self._handles.take(producer_id)
+                self._broker.publishing.close(handle)
+                self._outbound.send(wire.ProducerClosed(producer_id, *wire.error_fields(error)))
+
+    def _check(self, handle: ProducerHandle) -> None:
+        self._caller.check([Need("produce", Pattern(handle.topic.name.full))])
 
     # -- publishing ----------------------------------------------------------------------
 

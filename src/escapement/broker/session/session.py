@@ -15,6 +15,8 @@ from typing import Final
 
 import trio
 
+from escapement.broker.access.caller import Caller
+from escapement.broker.access.needs import COMMAND_NEEDS
 from escapement.broker.admin import Admin
 from escapement.broker.broker import Broker
 from escapement.broker.limits import BrokerLimits
@@ -27,7 +29,12 @@ from escapement.broker.session.reading import Reading
 from escapement.broker.session.request_handler import AtOnce, RequestHandler, Waiting
 from escapement.broker.session.request_memory import RequestMemory, Reservations
 from escapement.broker.session.silence_timeout import SilenceTimeout
-from escapement.errors import EscapementError, ProtocolError, RemoteProtocolError
+from escapement.errors import (
+    EscapementError,
+    ProtocolError,
+    RemoteProtocolError,
+    Unauthenticated,
+)
 from escapement.event_log import EventLog
 from escapement.protocol import commands as wire
 from escapement.protocol.connection import Connection, Signal
@@ -47,6 +54,8 @@ _log = EventLog(__name__)
 _TURN_COMMANDS: Final = 64
 # Requests of one connection that wait for the database at the same time.
 _REQUESTS: Final = 64
+# How long a peer that may not be connected any more has to receive the reason.
+_DISMISSAL_S: Final = 1.0
 # Room that a frame needs beside the body of its batch: times, sequence, field headers.
 FRAME_MARGIN_BYTES: Final = 2 * 1024 * 1024
 MAX_BATCH_BYTES: Final = MAX_FRAME_BYTES - FRAME_MARGIN_BYTES
@@ -82,8 +91,9 @@ class Session:
             on_room=lambda: self._consumers.wake(),
             end=self._scope.cancel,
         )
-        self._producers = Producers(broker, self._outbound, limits)
-        self._consumers = Consumers(broker, self._outbound)
+        self._caller = Caller(broker.services.access)
+        self._producers = Producers(broker, self._outbound, limits, self._caller)
+        self._consumers = Consumers(broker, self._outbound, self._caller)
         self._handlers: tuple[RequestHandler, ...] = (
             self._producers,
             self._consumers,
@@ -98,9 +108,16 @@ class Session:
             self._at_once |= handler.at_once
             self._in_turn |= handler.in_turn
             self._aside |= handler.aside
+        for kind in [kind for kind, needs in COMMAND_NEEDS.items() if needs] + [wire.Admin]:
+            if kind in self._at_once:
+                self._at_once[kind] = self._checked_at_once(self._at_once[kind])
+            else:
+                self._aside[kind] = self._checked(self._aside[kind])
 
     async def run(self) -> None:
         """Serve the connection until it ends. The peer cannot make it raise."""
+        access = self._broker.services.access
+        access.watch(self._access_changed)
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -115,6 +132,7 @@ class Session:
         except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the peer is gone
         finally:
+            access.unwatch(self._access_changed)
             self._outbound.finish()
             for handler in self._handlers:
                 handler.release()
@@ -139,8 +157,11 @@ class Session:
             await self._listen(nursery)
         except trio.TooSlowError:
             self._outbound.last_words(ProtocolError("the peer was silent for too long"))
-        except RemoteProtocolError as error:
-            _log.info("connection.protocol_error", "closing a connection: %s", error)
+        except (RemoteProtocolError, Unauthenticated) as error:
+            if isinstance(error, Unauthenticated):
+                _log.info("connection.refused", "closing a connection: %s", error)
+            else:
+                _log.info("connection.protocol_error", "closing a connection: %s", error)
             self._outbound.last_words(error)
         self._intake.release()  # its frame must not hold up others while the last words are written
         self._reservations.give_up()
@@ -170,6 +191,7 @@ class Session:
         self._protocol.receive_data(await self._intake.read())
         for command in self._protocol.events():
             if isinstance(command, wire.Hello):
+                self._caller.admit(command.token)
                 limits = {
                     LIMIT_FRAME_BYTES: MAX_FRAME_BYTES,
                     LIMIT_BATCH_MESSAGES: MAX_BATCH_MESSAGES,
@@ -182,6 +204,43 @@ class Session:
                 )
                 return True
         return False
+
+    # -- access control ------------------------------------------------------------------
+
+    def _checked(self, carry_out: Waiting) -> Waiting:
+        """Return a function that checks the rights of the peer, and then carries a command out."""
+
+        async def checked(command: wire.Command) -> None:
+            self._caller.check_command(command)
+            await carry_out(command)
+
+        return checked
+
+    def _checked_at_once(self, carry_out: AtOnce) -> AtOnce:
+        def checked(command: wire.Command) -> None:
+            self._caller.check_command(command)
+            carry_out(command)
+
+        return checked
+
+    def _access_changed(self) -> None:
+        """Close what the peer has lost the right to, or the whole connection."""
+        if not self._caller.is_admitted:
+            return
+        try:
+            self._caller.verify()
+        except Unauthenticated as error:
+            _log.info("connection.refused", "closing a connection: %s", error)
+            self._outbound.last_words(error)
+            self._outbound.finish()
+            for handler in self._handlers:
+                handler.release()
+            self._scope.deadline = min(self._scope.deadline, trio.current_time() + _DISMISSAL_S)
+        else:
+            self._producers.review()
+            self._consumers.review()
+
+    # -- commands ------------------------------------------------------------------------
 
     async def _room_to_read(self) -> None:
         protocol = self._protocol

@@ -6,16 +6,20 @@ Each kind of thing, such as topics, has a group of commands, in a file of its ow
 
 from __future__ import annotations
 
+from escapement.cli.admin.bootstrap import bootstrap
 from escapement.cli.admin.broker import broker
+from escapement.cli.admin.grants import grants
 from escapement.cli.admin.group import admin
 from escapement.cli.admin.groups import groups
 from escapement.cli.admin.inbox import inbox
 from escapement.cli.admin.jobs import jobs
 from escapement.cli.admin.namespaces import namespaces
 from escapement.cli.admin.subscriptions import subscriptions
+from escapement.cli.admin.tokens import tokens
 from escapement.cli.admin.topics import topics
 
 __all__ = ["admin"]
 
-for _group in (namespaces, topics, subscriptions, groups, inbox, jobs, broker):
+for _group in (namespaces, topics, subscriptions, groups, inbox, jobs, tokens, grants, broker):
     admin.add_command(_group)
+admin.add_command(bootstrap)

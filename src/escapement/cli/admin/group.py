@@ -34,6 +34,11 @@ class AdminCommand:
         self._at = at
         self._output = output
 
+    @property
+    def prints_json(self) -> bool:
+        """Whether answers are printed as JSON."""
+        return self._output == "json"
+
     def answer(self, verb: str, **arguments: Any) -> Any:
         """Send ``verb`` to the broker and return its answer."""
         return ask_broker(self._at, verb, **arguments)
@@ -44,7 +49,7 @@ class AdminCommand:
 
     def tell(self, answer: Any, show: Callable[[Any], None]) -> None:
         """Print an answer, as JSON or with ``show``."""
-        if self._output == "json":
+        if self.prints_json:
             click.echo(json.dumps(answer, indent=2))
         else:
             show(answer)

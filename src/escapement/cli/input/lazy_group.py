@@ -17,6 +17,8 @@ from escapement.interrupt import leaving_at_once
 # For each command: the module that defines it under its own name, and its one-line help.
 Table = Mapping[str, tuple[str, str]]
 
+# The key under which click's context keeps the option --token-file for all commands.
+TOKEN_FILE: Final = "escapement.token_file"
 _NO_NAMES: Final[Mapping[str, str]] = {}
 
 

@@ -14,6 +14,7 @@ import click
 import trio
 
 from escapement.broker.crash import one_error
+from escapement.cli.input.lazy_group import TOKEN_FILE
 from escapement.cli.input.parameters import host_and_port, host_and_port_text
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
@@ -53,11 +54,18 @@ def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]
     """
 
     async def connected() -> Result:
-        async with connect(f"escapement://{host_and_port_text(*at)}", name="cli") as broker:
+        url = f"escapement://{host_and_port_text(*at)}"
+        async with connect(url, name="cli", token_file=_token_file()) as broker:
             return await work(broker)
 
     with one_error():
         return trio.run(until_interrupted, connected)
+
+
+def _token_file() -> str | None:
+    """Return the option --token-file of the command that is running."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(TOKEN_FILE)
 
 
 def ask_broker(at: tuple[str, int], verb: str, **arguments: Any) -> Any:

@@ -25,8 +25,9 @@ import anyio
 from escapement.client.connection.link import Link, StreamFactory
 from escapement.client.connection.promise import Promise
 from escapement.client.connection.retry import Retry
+from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
-from escapement.errors import Disconnected, EscapementError
+from escapement.errors import Disconnected, EscapementError, Unauthenticated
 from escapement.protocol import commands as wire
 from escapement.protocol.commands import Command
 
@@ -69,13 +70,21 @@ class Attachment(ABC):
 class Line:
     """The lasting connection of a client to a broker, across reconnects."""
 
-    def __init__(self, factory: StreamFactory, address: str, name: str, settings: Settings) -> None:
+    def __init__(
+        self,
+        factory: StreamFactory,
+        address: str,
+        name: str,
+        settings: Settings,
+        token_source: TokenSource,
+    ) -> None:
         self.name = name
         self.settings = settings
         self.link: Link | None = None
         self.closed: EscapementError | None = None
         self._factory = factory
         self._address = address  # for errors
+        self._token_source = token_source
         self._linked = Promise()  # settles when the next link is up
         self._refusal: EscapementError | None = None  # of the last attempt to reconnect
         self._attachments: dict[int, Attachment] = {}
@@ -195,11 +204,17 @@ class Line:
 
     async def connect(self) -> Link:
         """Open a new link in one attempt. Raises the errors of ``Link.open``."""
+        return await self._open(self._token_source.read())
+
+    async def _open(self, token: str) -> Link:
         timeout_s = self.settings.connect_timeout_s
-        return await Link.open(self._factory, self._address, self.name, timeout_s)
+        return await Link.open(self._factory, self._address, self.name, timeout_s, token)
 
     async def keep(self, link: Link) -> None:
-        """Run ``link`` until it ends, then reconnect and run the next link, until cancelled."""
+        """Run ``link`` until it ends, then reconnect and run the next link, until cancelled.
+
+        It also ends, and closes the line for good, if the broker refuses the client's token.
+        """
         while True:
             try:
                 await link.run(
@@ -209,14 +224,25 @@ class Line:
                 )
             finally:
                 self._down(link)
-            link = await self._reconnect()
+            try:
+                link = await self._reconnect()
+            except Unauthenticated as error:
+                self.close(error)
+                return
             self.up(link)
 
     async def _reconnect(self) -> Link:
         while True:
             await anyio.sleep(self._retry.next_s(anyio.current_time()))
             try:
-                return await self.connect()
+                token = self._token_source.read()
+            except Unauthenticated as error:
+                self._refusal = error  # the file may be about to be replaced
+                continue
+            try:
+                return await self._open(token)
+            except Unauthenticated:
+                raise
             except EscapementError as error:
                 self._refusal = error  # callers that wait for a link have their own timeouts
 

@@ -81,7 +81,7 @@ class Link:
 
     @classmethod
     async def open(
-        cls, factory: StreamFactory, address: str, client: str, timeout_s: float
+        cls, factory: StreamFactory, address: str, client: str, timeout_s: float, token: str = ""
     ) -> Link:
         """Connect to the broker, do the handshake, and return the link.
 
@@ -90,6 +90,7 @@ class Link:
           address: the broker's address, for errors.
           client: the name of this client, which the broker shows.
           timeout_s: the longest time for both steps.
+          token: the token of the client, "" if it has none.
 
         Raises:
           Disconnected: if the broker cannot be reached, or does not answer in time.
@@ -99,7 +100,7 @@ class Link:
             with anyio.fail_after(timeout_s):
                 stream = await factory()
                 try:
-                    return await cls._greet(stream, client)
+                    return await cls._greet(stream, client, token)
                 except BaseException:
                     with anyio.CancelScope(shield=True):
                         await stream.aclose()
@@ -113,9 +114,9 @@ class Link:
             raise Disconnected(f"cannot connect to {address}: {reason}; {_HINT}") from error
 
     @classmethod
-    async def _greet(cls, stream: Stream, client: str) -> Link:
+    async def _greet(cls, stream: Stream, client: str, token: str) -> Link:
         connection = Connection("client")
-        await stream.send(b"".join(connection.send(Hello(PROTOCOL_VERSION, client, {}))))
+        await stream.send(b"".join(connection.send(Hello(PROTOCOL_VERSION, client, {}, token))))
         while True:
             connection.receive_data(await stream.receive(READ_BYTES))
             event = connection.next_event()

@@ -8,7 +8,7 @@ table is complete when the package ``commands`` is imported. Each field of a com
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal, TypeVar, dataclass_transform, get_type_hints
 
 from escapement.protocol.fields import Kind
@@ -35,6 +35,8 @@ class Command:
     # itself counts as one list. The defaults are for a command without nested values.
     MAX_BYTES: ClassVar[int] = MAX_PLAIN_BYTES
     MAX_CONTAINERS: ClassVar[int] = 1
+    # How many of the last fields a frame may omit. They have defaults, and are sent if they differ.
+    OPTIONAL_FIELDS: ClassVar[int] = 0
     # The most items of all its lists and maps together.
     MAX_ITEMS: ClassVar[int] = MAX_REQUEST_ITEMS
     # The most memory that the command takes for each byte of its frame, about.
@@ -47,13 +49,13 @@ class Command:
         Raises:
           ValueError: if a field is not valid, or the fields do not fit each other.
         """
-        if len(values) != len(cls.KINDS):
+        if not 0 <= len(cls.KINDS) - len(values) <= cls.OPTIONAL_FIELDS:
             raise ValueError(f"has {len(values)} fields, not {len(cls.KINDS)}")
         try:
-            command = cls(*[read(value) for read, value in zip(cls._READS, values, strict=True)])
+            command = cls(*[read(value) for read, value in zip(cls._READS, values, strict=False)])
         except ValueError:
             # Read again, field by field, to name the field.
-            for (name, kind), value in zip(cls.KINDS, values, strict=True):
+            for (name, kind), value in zip(cls.KINDS, values, strict=False):
                 _named(name, kind.read, value)
             raise
         command.check()
@@ -67,11 +69,20 @@ class Command:
         """
         self.check()
         try:
-            return [self.TYPE, *[write(getattr(self, name)) for name, write in self._WRITES]]
+            values = [self.TYPE, *[write(getattr(self, name)) for name, write in self._WRITES]]
+            return values if not self.OPTIONAL_FIELDS else self._without_defaults(values)
         except ValueError:
             for name, write in self._WRITES:
                 _named(name, write, getattr(self, name))
             raise
+
+    def _without_defaults(self, values: list[Any]) -> list[Any]:
+        """Return the values of a frame without optional fields that have their defaults."""
+        least = len(values) - self.OPTIONAL_FIELDS
+        defaults = [one.default for one in fields(self)]  # type: ignore[arg-type]
+        while len(values) > least and values[-1] == defaults[len(values) - 2]:
+            values.pop()
+        return values
 
     def check(self) -> None:
         """Raise ``ValueError`` if the fields do not fit each other. Most commands accept any."""
@@ -90,7 +101,7 @@ _C = TypeVar("_C", bound=Command)
 COMMANDS: Final[dict[int, type[Command]]] = {}
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def command(number: int, *senders: Role) -> Callable[[type[_C]], type[_C]]:
     """Return a class decorator that makes a command and enters it in ``COMMANDS``.
 

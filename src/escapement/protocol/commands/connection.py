@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Annotated
 
 from escapement.protocol.commands.command import Command, command
-from escapement.protocol.fields import Count, Explanation, Id, Integer, OptionalName, PlainMap
-from escapement.protocol.limits import MAX_ID, MAX_REQUEST_CONTAINERS
+from escapement.protocol.fields import (
+    Count,
+    Explanation,
+    Id,
+    Integer,
+    OptionalName,
+    PlainMap,
+    Text,
+)
+from escapement.protocol.limits import MAX_ID, MAX_REQUEST_CONTAINERS, MAX_TOKEN_CHARS
 
 
 @command(1, "client")
 class Hello(Command):
-    """The first command of a client: the protocol version that it speaks, and its name.
+    """The first command of a client: the protocol version that it speaks, its name and its token.
 
-    ``features`` is reserved for future use.
+    ``features`` is reserved for future use. A client without a token omits the field.
     """
 
     version: Annotated[int, Integer(0, MAX_ID)]
     client: OptionalName
     features: PlainMap
+    token: Annotated[str, Text(MAX_TOKEN_CHARS)] = field(default="", repr=False)
 
+    OPTIONAL_FIELDS = 1
     MAX_CONTAINERS = MAX_REQUEST_CONTAINERS
 
 

@@ -11,10 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from escapement.access.grant import Grant
 from escapement.storage import removal
 from escapement.storage.catalog import catalog
 from escapement.storage.catalog.catalog import Namespace, SubscriptionRecord, TopicRecord
+from escapement.storage.catalog.grants import read_grants
 from escapement.storage.catalog.producers import ProducerRecord, read_producers
+from escapement.storage.catalog.tokens import TokenRecord, read_tokens
 from escapement.storage.data_table import (
     ATTEMPTS,
     CURSOR_CHUNKS,
@@ -53,6 +56,8 @@ class State:
     subscriptions: list[SubscriptionRecord]
     producers: list[ProducerRecord]
     schedules: list[Schedule]
+    tokens: list[TokenRecord]
+    grants: list[Grant]
     # By subscription, (chunk, data) of its acknowledged offsets. Cancelled and lapsed offsets are
     # here too, under the ids that ``cancellations_id`` and ``lapses_id`` return.
     chunks: dict[int, list[tuple[int, bytes]]]
@@ -76,6 +81,8 @@ def load_state(connection: Connection, bundle_id: int = 0) -> State:
         subscriptions=list(catalog.read_subscriptions(connection)),
         producers=list(read_producers(connection)),
         schedules=list(read_schedules(connection, bundle_id)),
+        tokens=read_tokens(connection),
+        grants=read_grants(connection),
         chunks=_by_owner(connection, CURSOR_CHUNKS),
         moves=_by_owner(connection, MOVES),
         attempts=_by_owner(connection, ATTEMPTS),

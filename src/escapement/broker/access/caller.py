@@ -1,0 +1,61 @@
+"""The peer of one connection: its role, and the checks of its rights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from escapement.access.rights import Need
+from escapement.broker.access.access import Access
+from escapement.broker.access.needs import needs_of
+from escapement.protocol.commands import Command
+
+
+class Caller:
+    """The peer of one connection.
+
+    A caller without a role is one of a log without tokens. It may do everything until the log gets
+    its first token.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self.is_admitted = False
+        self.role: str | None = None
+        self._access = access
+        self._token_id = ""
+
+    def admit(self, token: str) -> None:
+        """Admit the caller with its token, "" if it sent none.
+
+        Raises:
+          Unauthenticated: if the log has tokens, and this is not one of them that is valid.
+        """
+        if not self._access.is_open:
+            record = self._access.authenticate(token)
+            self.role, self._token_id = record.role, record.id
+        self.is_admitted = True
+
+    def verify(self) -> None:
+        """Raise ``Unauthenticated`` unless the caller may still be connected."""
+        if self.role is not None:
+            self._access.check(self._token_id)
+        elif not self._access.is_open:
+            self._access.authenticate("")
+
+    def check(self, needs: Iterable[Need]) -> None:
+        """Raise ``AccessDenied`` unless the caller may do all that is needed.
+
+        Raises:
+          Unauthenticated: if the caller may not be connected any more.
+        """
+        assert self.is_admitted, "a request came before the handshake"
+        self.verify()
+        if self.role is not None:
+            self._access.rights.check(self.role, needs)
+
+    def check_command(self, command: Command) -> None:
+        """Raise ``AccessDenied`` unless the caller may have a command carried out.
+
+        Raises:
+          InvalidRequest: if the command does not say what it is about.
+        """
+        self.check(needs_of(command))

@@ -1,0 +1,121 @@
+"""The first token, which an operator requests on the broker's own machine.
+
+``escapement admin bootstrap`` leaves a request in the data directory
+(:mod:`~escapement.storage.bootstrap_request`). The broker takes it before it accepts connections,
+and looks for others while it runs. A file works whether a broker runs or not, needs no port, and
+proves by its owner and its mode that the operator asks.
+
+A log without tokens lets every client do everything. Such a broker accepts connections of its own
+machine only, unless the operator allows more.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from escapement.broker.broker import Broker
+from escapement.errors import EscapementError, InvalidRequest, StorageError
+from escapement.event_log import EventLog
+from escapement.storage.bootstrap_request import BootstrapRequest
+from escapement.storage.catalog.tokens import has_tokens
+from escapement.storage.engine.base import Engine
+
+_log = EventLog(__name__)
+
+# How often a running broker looks for a request. One look is one system call.
+_POLL_S: Final = 0.5
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an IP address can be reached from its own machine only."""
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+async def check_exposure(engine: Engine, directory: Path, where: str) -> None:
+    """Check that a broker has a token, or gets one at its start. Quick, before the start.
+
+    Args:
+      directory: the data directory, which may have a request for a first token.
+      where: the address that the operator gave, for the error.
+
+    Raises:
+      InvalidRequest: if it would have no token; the message says what to do.
+    """
+    if await trio.to_thread.run_sync(has_tokens, engine):
+        return
+    try:
+        if BootstrapRequest.read(directory) is not None:
+            return
+        reason = ""
+    except StorageError as error:
+        reason = f" ({error}.)"
+    raise InvalidRequest(
+        f"The broker would listen on {where} without access control: its log has no tokens, so "
+        f"everyone who reaches the port could do everything.{reason} Create the first token with "
+        f"`escapement admin bootstrap --data {directory}`, or listen on 127.0.0.1, or allow it "
+        "with --insecure."
+    )
+
+
+class Bootstrap:
+    """The requests for a first token in the data directory of a broker.
+
+    Args:
+      required: whether the broker may not serve without a token.
+    """
+
+    def __init__(self, broker: Broker, directory: Path, required: bool) -> None:
+        self._broker = broker
+        self._directory = directory
+        self._required = required
+        self._refused = ""  # the reason why the request that is there is not taken
+
+    async def begin(self) -> None:
+        """Take the request that is there, before the broker accepts connections.
+
+        Raises:
+          StorageError: if the broker needs a token and has none.
+        """
+        await self.take()
+        if self._required and self._broker.services.access.is_open:
+            raise StorageError(
+                "The broker would listen to other machines without access control, because it "
+                f"could not create the first token: {self._refused or 'the request is gone'}. Run "
+                f"`escapement admin bootstrap --data {self._directory}` again."
+            )
+
+    async def run(self) -> None:
+        """Take requests until cancelled."""
+        while True:
+            await trio.sleep(_POLL_S)
+            await self.take()
+
+    async def take(self) -> None:
+        """Store the token of the request in the data directory, if there is one, and delete it."""
+        try:
+            request = BootstrapRequest.read(self._directory)
+            if request is None:
+                self._refused = ""
+                return
+            access = self._broker.services.access
+            await access.bootstrap(request.role, request.id, request.digest)
+            BootstrapRequest.remove(self._directory)
+        except (EscapementError, OSError) as error:
+            if str(error) != self._refused:
+                self._refused = str(error)
+                _log.warning("access.bootstrap_failed", "cannot create the first token: %s", error)
+            return
+        _log.info(
+            "access.bootstrapped",
+            "created the token %s of the superuser %s",
+            request.id,
+            request.role,
+            role=request.role,
+        )
