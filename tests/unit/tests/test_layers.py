@@ -27,7 +27,9 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
-    {"binary_logs", "crash", "lease_keeper", "limits", "log", "outage", "runners", "token_bucket"},
+    {"admission", "certificates"},
+    {"binary_logs", "crash", "lease_keeper", "limits", "log", "outage", "runners", "token_bucket"}
+    | {"lobby"},
     {"subscription"},
     {"config", "topic"},
     {"inspection", "registry"},
