@@ -16,6 +16,7 @@ from escapement.cli.input.remote import Command, ask_broker, broker_option, with
 from escapement.cli.output.line import body, print_json, text
 from escapement.cli.output.table import print_record, print_rows
 from escapement.client.broker import Broker
+from escapement.client.connection.address import Address
 from escapement.errors import NotFound
 
 _COLUMNS: Final = (
@@ -84,7 +85,7 @@ def list_dead_letters(
     count: int,
     lie_in: str | None,
     output: str,
-    at_broker: tuple[str, int],
+    at_broker: Address,
 ) -> None:
     """List the dead letters of a subscription, the oldest first.
 
@@ -119,7 +120,7 @@ def show(
     id: str,
     lie_in: str | None,
     output: str,
-    at_broker: tuple[str, int],
+    at_broker: Address,
 ) -> None:
     """Show one dead letter in full.
 
@@ -192,7 +193,7 @@ class _DeadLetters:
     "  escapement dlq redrive orders billing --in orders-billing-DLQ"
 )
 @_moving
-def redrive(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -> None:
+def redrive(dead_letters: _DeadLetters, output: str, at_broker: Address) -> None:
     """Move dead letters back to TOPIC, unchanged and each exactly once.
 
     The exit code is 1 if a dead letter named by --offset does not exist.
@@ -209,7 +210,7 @@ def redrive(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int])
 
 @dlq.command(epilog="\b\nExamples:\n  escapement dlq purge orders billing")
 @_moving
-def purge(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -> None:
+def purge(dead_letters: _DeadLetters, output: str, at_broker: Address) -> None:
     """Delete dead letters.
 
     The exit code is 1 if a dead letter named by --offset does not exist.
@@ -218,7 +219,7 @@ def purge(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -
 
 
 def _move(
-    at: tuple[str, int], dead_letters: _DeadLetters, output: str, verb: str, answer: str, done: str
+    at: Address, dead_letters: _DeadLetters, output: str, verb: str, answer: str, done: str
 ) -> None:
     """Redrive or purge dead letters in steps, or only count them, and print how many there were.
 

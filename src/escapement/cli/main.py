@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from escapement.cli.input.lazy_group import LazyGroup
+from escapement.cli.input.tls_files import keep
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
@@ -82,8 +83,30 @@ class _Commands(LazyGroup):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has its own --help, with examples.",
 )
+@click.option(
+    "--ca-file",
+    envvar="ESCAPEMENT_CA_FILE",
+    show_envvar=True,
+    metavar="FILE",
+    help="With escapements://: authorities to trust, instead of those of the system.",
+)
+@click.option(
+    "--cert-file",
+    envvar="ESCAPEMENT_CERT_FILE",
+    show_envvar=True,
+    metavar="FILE",
+    help="With escapements://: certificate of this client.",
+)
+@click.option(
+    "--key-file",
+    envvar="ESCAPEMENT_KEY_FILE",
+    show_envvar=True,
+    metavar="FILE",
+    help="With escapements://: key of this certificate.",
+)
 @click.version_option(package_name="escapement")
-def escapement() -> None:
+@click.pass_context
+def escapement(context: click.Context, /, **files: str | None) -> None:
     """A message broker that delivers each message when it is due.
 
     \b
@@ -93,6 +116,7 @@ def escapement() -> None:
       escapement produce orders "pay me" --delay 3s
       escapement consume orders billing --count 1
     """
+    keep(context, files)
 
 
 def main() -> NoReturn:

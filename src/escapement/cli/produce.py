@@ -14,6 +14,7 @@ import trio
 from escapement.cli.input.parameters import duration_ms, moment, name_and_value
 from escapement.cli.input.remote import broker_option, with_broker
 from escapement.client.broker import Broker
+from escapement.client.connection.address import Address
 from escapement.client.producing.producer import Producer
 from escapement.client.producing.receipt import Receipts
 from escapement.errors import LimitExceeded
@@ -98,7 +99,7 @@ def produce(
     group: str | None,
     stdin: bool,
     file: BinaryIO | None,
-    at_broker: tuple[str, int],
+    at_broker: Address,
 ) -> None:
     """Publish messages to TOPIC, now or for later.
 

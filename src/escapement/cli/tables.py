@@ -21,6 +21,7 @@ from escapement.cli.input.table_topics import topic_of_table
 from escapement.cli.output.line import print_json
 from escapement.cli.output.table import counted, print_rows
 from escapement.client.broker import Broker
+from escapement.client.connection.address import Address
 from escapement.errors import StorageError, StorageUnavailable
 from escapement.storage.engine.address import MysqlAddress
 from escapement.storage.engine.base import Connection
@@ -78,7 +79,7 @@ def tables() -> None:
 @click.argument("url", type=log_url, metavar=f"[{_URL}]", required=False)
 @output_option("table", "How to print the tables.")
 @broker_option
-def list_tables(url: str | None, output: str, at_broker: tuple[str, int]) -> None:
+def list_tables(url: str | None, output: str, at_broker: Address) -> None:
     """List message tables with their state.
 
     Without a URL, asks the broker for the tables that it serves. With the URL of a database, reads
@@ -90,7 +91,7 @@ def list_tables(url: str | None, output: str, at_broker: tuple[str, int]) -> Non
         _list_database(url, output)
 
 
-def _list_served(at_broker: tuple[str, int], output: str) -> None:
+def _list_served(at_broker: Address, output: str) -> None:
     async def ask(broker: Broker) -> tuple[list[dict[str, Any]], list[str]]:
         stats = await broker.admin("broker.stats")
         return await broker.admin("tables.list"), stats["tables_waiting"]
@@ -286,7 +287,7 @@ def _place(words: tuple[str, ...], *, needs_url: bool) -> tuple[str | None, str]
     "--hex", "are_hex", is_flag=True, help="IDs are bytes in hexadecimal, as stream prints them."
 )
 @broker_option
-def ack(table: str, ids: tuple[str, ...], are_hex: bool, at_broker: tuple[str, int]) -> None:
+def ack(table: str, ids: tuple[str, ...], are_hex: bool, at_broker: Address) -> None:
     """Acknowledge the rows of TABLE with these IDs, and print how many took effect.
 
     A broker must serve TABLE, such as shop.mails or table://shop/mails. The name alone is enough if

@@ -27,6 +27,9 @@ def connect(
     name: str = "",
     stream_factory: StreamFactory | None = None,
     settings: Settings | None = None,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
     backend: str = "asyncio",
 ) -> AbstractContextManager[Broker]:
     """Connect to a broker, and stay connected until the ``with`` block ends.
@@ -34,7 +37,15 @@ def connect(
     The arguments and errors are those of ``escapement.connect``. In addition, ``backend`` selects
     the library that runs the event loop, "asyncio" or "trio".
     """
-    context = client.connect(url, name=name, stream_factory=stream_factory, settings=settings)
+    context = client.connect(
+        url,
+        name=name,
+        stream_factory=stream_factory,
+        settings=settings,
+        ca_file=ca_file,
+        cert_file=cert_file,
+        key_file=key_file,
+    )
     return _Connection(context, backend)
 
 
