@@ -12,10 +12,12 @@ LOWEST := .venv-lowest
 INSTALLED := $(VENV)/.installed
 # Touched when it also has what the documentation site needs.
 DOCS_INSTALLED := $(VENV)/.installed-docs
+# Touched when it also has the fuzzer.
+FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowest check format acceptance-long stress bench docs install package database clean
+.PHONY: help demo test test-lowest check format acceptance-long stress fuzz bench docs install package database clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +52,10 @@ stress: $(INSTALLED) database ## kills, damage and outages under load: MINUTES=5
 	PYTHONPATH=tests $(BIN)/python -m stress --minutes $(or $(MINUTES),5) \
 	  --engine $(or $(ENGINE),both) $(if $(SEED),--seed $(SEED))
 
+fuzz: $(FUZZ_INSTALLED) ## any bytes as frames, blocks, segments and manifests: COUNT=100000 TARGET=all
+	PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),100000) \
+	  --target $(or $(TARGET),all) $(if $(CORPUS),--corpus $(CORPUS))
+
 bench: $(INSTALLED) database ## the figures of docs/benchmarks.md, on this machine
 	$(BIN)/python benchmarks/figures.py $(ARGS)
 
@@ -65,6 +71,10 @@ $(INSTALLED): pyproject.toml
 	       "try 'make PYTHON=python3.12 $(MAKECMDGOALS)'" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "try 'apt-get install python3-venv'" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(FUZZ_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)

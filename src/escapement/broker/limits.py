@@ -21,7 +21,14 @@ class BrokerLimits:
 
     # -- connections
     connections: int = 10_000  # a further connection is refused and closed
-    handshake_timeout_s: float = 10.0  # a connection without a handshake by then is closed
+    # Connections of one IPv4 address, or of one IPv6 network of 64 bits; a further one is refused.
+    # Loopback addresses have no such bound: proxies on the broker's machine use them.
+    connections_per_address: int = 2_500
+    # Connections whose handshake (TLS and Hello) is not done. At this bound, a further one closes
+    # the oldest of them. A good client is done within a few round trips.
+    greetings: int = 2_000
+    # The time for the handshake, TLS and Hello together. Then the connection is closed.
+    handshake_timeout_s: float = 5.0
     idle_timeout_s: float = 90.0  # a connection that sends nothing for this long is closed
     # Output queued for one connection. At this bound its consumers get no messages until the
     # connection has sent some.

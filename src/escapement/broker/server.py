@@ -26,20 +26,25 @@ from typing import Final
 
 import trio
 
+from escapement.broker.admission import Admission, Seat
 from escapement.broker.bootstrap import Bootstrap, check_exposure, is_loopback
 from escapement.broker.broker import Broker
+from escapement.broker.certificates import Certificates, TlsFiles, role_of
 from escapement.broker.config import BrokerConfig
 from escapement.broker.crash import one_error
+from escapement.broker.lobby import First, Guest, Lobby
 from escapement.broker.runners import Runners
 from escapement.broker.service_manager import notify
 from escapement.broker.session import Session
 from escapement.broker.session.inbound import Inbound
 from escapement.broker.session.request_memory import RequestMemory
+from escapement.broker.session.tls_transport import TlsTransport
 from escapement.clock import SystemClock
 from escapement.errors import (
     Busy,
     EscapementError,
     IndexDamaged,
+    ProtocolError,
     ShuttingDown,
     StorageError,
     StorageUnavailable,
@@ -86,10 +91,11 @@ class ServerConfig:
     # Whether other machines may connect to a broker without tokens, on which everyone may do all.
     insecure: bool = False
     broker: BrokerConfig = field(default_factory=BrokerConfig)
+    tls: TlsFiles | None = None  # None: without TLS
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda at: None) -> None:
-    """Serve until SIGTERM or SIGINT, then stop cleanly.
+    """Serve until SIGTERM or SIGINT, then stop cleanly. SIGHUP reads the TLS files again.
 
     Args:
       on_ready: called with ``host:port`` each time the server begins to accept connections.
@@ -98,6 +104,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
       EscapementError: if the server cannot start, or must not continue; the message says why.
     """
     sys.setswitchinterval(_SWITCH_S)
+    certificates = None if config.tls is None else Certificates(config.tls)
     with DataDirectory.open(config.data) as directory:
         listeners = await listen(config.host, config.port)
         host, port = listeners[0].socket.getsockname()[:2]
@@ -130,13 +137,18 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 ready()
                 notify("READY=1")
 
-            with log_fields(broker=identity.owner_id):
-                await _serve_and_repair(
-                    make_broker,
-                    lambda broker: Bootstrap(broker, config.data, needs_token),
-                    listeners,
-                    announce,
-                )
+            with log_fields(broker=identity.owner_id), one_error():
+                async with trio.open_nursery() as nursery:
+                    if certificates is not None:
+                        await nursery.start(_reload_on_hangup, certificates)
+                    await _serve_and_repair(
+                        make_broker,
+                        lambda broker: Bootstrap(broker, config.data, needs_token),
+                        listeners,
+                        announce,
+                        certificates,
+                    )
+                    nursery.cancel_scope.cancel()
                 _log.info("broker.stopped", "stopped")
         finally:
             engine.close()
@@ -191,6 +203,7 @@ async def _serve_and_repair(
     make_bootstrap: Callable[[Broker], Bootstrap],
     listeners: list[trio.SocketListener],
     on_ready: Callable[[], None],
+    certificates: Certificates | None,
 ) -> None:
     """Serve until asked to stop. Start a new broker each time the index was damaged.
 
@@ -210,7 +223,7 @@ async def _serve_and_repair(
         broker = make_broker()
         try:
             with one_error():
-                await _serve_once(broker, make_bootstrap(broker), listeners, ready)
+                await _serve_once(broker, make_bootstrap(broker), listeners, ready, certificates)
             return
         except IndexDamaged as error:
             if broker.stopping:
@@ -249,18 +262,16 @@ async def _serve_once(
     bootstrap: Bootstrap,
     listeners: list[trio.SocketListener],
     on_ready: Callable[[], None],
+    certificates: Certificates | None,
 ) -> None:
-    front = Front(broker)
+    front = Front(broker, certificates)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch_signals, broker)
         async with trio.open_nursery() as connections:
             await connections.start(front.run_broker)
             await bootstrap.begin()
             connections.start_soon(bootstrap.run)
-            for listener in listeners:
-                # Duplicate the socket: ``accept`` closes its own, and another broker may need it.
-                own = trio.SocketListener(listener.socket.dup())
-                connections.start_soon(front.accept, own, connections)
+            connections.start_soon(front.accept, listeners, connections)
             on_ready()
             await broker.stopped.wait()
             connections.cancel_scope.cancel()
@@ -268,12 +279,20 @@ async def _serve_once(
 
 
 class Front:
-    """The connections of one broker."""
+    """The connections of one broker.
 
-    def __init__(self, broker: Broker) -> None:
+    Args:
+      certificates: the TLS settings of new connections; None: connections have no TLS.
+    """
+
+    def __init__(self, broker: Broker, certificates: Certificates | None = None) -> None:
         self._broker = broker
+        self._certificates = certificates
         self._sessions: set[Session] = set()
         limits = broker.config.limits
+        self._admission = Admission(
+            limits.connections, limits.connections_per_address, limits.greetings
+        )
         self._inbound = Inbound(limits.inbound_bytes, limits.inbound_timeout_s)
         self._request_memory = RequestMemory(limits.request_bytes)
         self._ending = False
@@ -287,36 +306,96 @@ class Front:
         self._broker.on_end(self.end_sessions)
         await self._broker.run(task_status=task_status)
 
-    async def accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+    async def accept(self, listeners: list[trio.SocketListener], nursery: trio.Nursery) -> None:
         """Accept connections forever. An error in one connection does not disturb the others."""
-        await trio.serve_listeners(self.serve_stream, [listener], handler_nursery=nursery)
+
+        def serve(guest: Guest, first: First) -> None:
+            nursery.start_soon(self._serve_guest, guest, first)
+
+        timeout_s = self._broker.config.limits.handshake_timeout_s
+        lobby = Lobby(self._admission, timeout_s, self._certificates is None, serve)
+        async with trio.open_nursery() as accepting:
+            accepting.start_soon(lobby.watch)
+            for listener in listeners:
+                accepting.start_soon(lobby.accept, listener)
+
+    async def _serve_guest(self, guest: Guest, first: First) -> None:
+        """Serve a connection whose first message has arrived, until it ends."""
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(guest.socket))
+        try:
+            with guest.seat, trio.CancelScope() as scope:
+                guest.seat.end = scope.cancel
+                secured: trio.abc.Stream | None = None
+                if self._certificates is None:
+                    secured = stream
+                else:
+                    with trio.move_on_at(guest.deadline_s):
+                        secured = await self._secured(stream, first)
+                if secured is not None:
+                    await self._serve_seated(secured, guest.seat, guest.deadline_s)
+        finally:
+            await trio.aclose_forcefully(stream)
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
-        """Serve one connection until it ends."""
-        limits = self._broker.config.limits
-        if len(self._sessions) >= limits.connections:
-            await _turn_away(stream, Busy(f"all {limits.connections} connections are in use"))
+        """Serve one connection in memory until it ends."""
+        scope = trio.CancelScope()
+        try:
+            seat = self._admission.admit(None, scope.cancel)
+        except Busy as error:
+            await _turn_away(stream, error)
             return
+        with seat, scope:
+            greet_by_s = trio.current_time() + self._broker.config.limits.handshake_timeout_s
+            await self._serve_seated(stream, seat, greet_by_s)
+
+    async def _secured(
+        self, stream: trio.SocketStream, first: First
+    ) -> trio.SSLStream[TlsTransport] | None:
+        """Do the TLS handshake. Return None if it fails."""
+        assert self._certificates is not None
+        if first is First.FRAME:
+            reason = ProtocolError("this port speaks TLS; connect to escapements://")
+            await _turn_away(stream, reason)
+            return None
+        secured = trio.SSLStream(
+            TlsTransport(stream),
+            self._certificates.context,
+            server_side=True,
+            https_compatible=True,
+        )
+        try:
+            await secured.do_handshake()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            _log.info(
+                "connection.tls_failed", "a TLS handshake failed: %s", error.__cause__ or error
+            )
+            return None
+        return secured
+
+    async def _serve_seated(self, stream: trio.abc.Stream, seat: Seat, greet_by_s: float) -> None:
         if self._broker.stopping or self._ending:
             await _turn_away(stream, ShuttingDown("the broker is stopping"))
-            return
-        session = Session(self._broker, stream, limits, self._inbound, self._request_memory)
+        else:
+            await self._run_session(stream, seat, greet_by_s)
+
+    async def _run_session(self, stream: trio.abc.Stream, seat: Seat, greet_by_s: float) -> None:
+        session = Session(
+            self._broker,
+            stream,
+            self._broker.config.limits,
+            self._inbound,
+            self._request_memory,
+            greet_by_s=greet_by_s,
+            on_greeted=seat.greeted,
+            certificate_role=certificate_role(stream),
+        )
         self._sessions.add(session)
         try:
             with log_fields(connection=_peer(stream)):
-                await self._run_session(session)
+                await _until_its_end(session)
         finally:
             self._sessions.discard(session)
             self._session_ended.set()
-
-    async def _run_session(self, session: Session) -> None:
-        try:
-            await session.run()
-        except* AssertionError:
-            raise  # end the broker: after a broken invariant its state cannot be trusted
-        except* Exception:
-            # A bug in one session ends that session only.
-            _log.exception("connection.failed", "a session failed; its connection is closed")
 
     def say_goodbye(self) -> None:
         """Tell every peer that the broker is stopping."""
@@ -333,8 +412,20 @@ class Front:
             await self._session_ended.wait()
 
 
+async def _until_its_end(session: Session) -> None:
+    try:
+        await session.run()
+    except* AssertionError:
+        raise  # end the broker: after a broken invariant its state cannot be trusted
+    except* Exception:
+        # A bug in one session ends that session only.
+        _log.exception("connection.failed", "a session failed; its connection is closed")
+
+
 def _peer(stream: trio.abc.Stream) -> str | None:
     """Return the address of a peer for log lines, or None if it has none or is gone."""
+    if isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream.stream
     if not isinstance(stream, trio.SocketStream):
         return None
     try:
@@ -342,6 +433,23 @@ def _peer(stream: trio.abc.Stream) -> str | None:
     except OSError:
         return None
     return "{}:{}".format(*peer) if isinstance(peer, tuple) else None
+
+
+def certificate_role(stream: trio.abc.Stream) -> str | None:
+    """Return the role that the verified certificate of a connection's client names, or None."""
+    if not isinstance(stream, trio.SSLStream):
+        return None
+    return role_of(stream.getpeercert())
+
+
+async def _reload_on_hangup(
+    certificates: Certificates, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Read the TLS files again whenever SIGHUP arrives."""
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            await trio.to_thread.run_sync(certificates.reload)
 
 
 async def _turn_away(stream: trio.abc.Stream, error: EscapementError) -> None:

@@ -16,6 +16,7 @@ from escapement.cli.input.remote import Command, ask_broker, broker_option, with
 from escapement.cli.output.line import body, print_json, text
 from escapement.cli.output.table import print_record, print_rows
 from escapement.client.broker import Broker
+from escapement.client.connection.address import Address
 from escapement.errors import NotFound
 
 _COLUMNS: Final = (
@@ -84,7 +85,7 @@ def list_dead_letters(
     count: int,
     lie_in: str | None,
     output: str,
-    at_broker: tuple[str, int],
+    at_broker: Address,
 ) -> None:
     """List the dead letters of a subscription, the oldest first.
 
@@ -119,7 +120,7 @@ def show(
     id: str,
     lie_in: str | None,
     output: str,
-    at_broker: tuple[str, int],
+    at_broker: Address,
 ) -> None:
     """Show one dead letter in full.
 
@@ -195,7 +196,7 @@ class _DeadLetters:
 @_moving
 @spread_option
 def redrive(
-    dead_letters: _DeadLetters, spread_ms: int | None, output: str, at_broker: tuple[str, int]
+    dead_letters: _DeadLetters, spread_ms: int | None, output: str, at_broker: Address
 ) -> None:
     """Move dead letters back to TOPIC, unchanged and each exactly once.
 
@@ -214,7 +215,7 @@ def redrive(
 
 @dlq.command(epilog="\b\nExamples:\n  escapement dlq purge orders billing")
 @_moving
-def purge(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -> None:
+def purge(dead_letters: _DeadLetters, output: str, at_broker: Address) -> None:
     """Delete dead letters.
 
     The exit code is 1 if a dead letter named by --offset does not exist.
@@ -223,7 +224,7 @@ def purge(dead_letters: _DeadLetters, output: str, at_broker: tuple[str, int]) -
 
 
 def _move(
-    at: tuple[str, int],
+    at: Address,
     dead_letters: _DeadLetters,
     output: str,
     verb: str,

@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from escapement.cli.input.lazy_group import TOKEN_FILE, LazyGroup
+from escapement.cli.input.tls_files import keep
 from escapement.errors import EscapementError
 from escapement.interrupt import INTERRUPTED, leaving_at_once
 
@@ -87,6 +88,27 @@ class _Commands(LazyGroup):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has its own --help, with examples.",
 )
+@click.option(
+    "--ca-file",
+    envvar="ESCAPEMENT_CA_FILE",
+    show_envvar=True,
+    metavar="FILE",
+    help="With escapements://: authorities to trust, instead of those of the system.",
+)
+@click.option(
+    "--cert-file",
+    envvar="ESCAPEMENT_CERT_FILE",
+    show_envvar=True,
+    metavar="FILE",
+    help="With escapements://: certificate of this client.",
+)
+@click.option(
+    "--key-file",
+    envvar="ESCAPEMENT_KEY_FILE",
+    show_envvar=True,
+    metavar="FILE",
+    help="With escapements://: key of this certificate.",
+)
 @click.version_option(package_name="escapement")
 @click.option(
     "--token-file",
@@ -94,7 +116,7 @@ class _Commands(LazyGroup):
     help="File with the token for the broker.  [default: $ESCAPEMENT_TOKEN_FILE]",
 )
 @click.pass_context
-def escapement(context: click.Context, token_file: str | None) -> None:
+def escapement(context: click.Context, /, token_file: str | None, **files: str | None) -> None:
     """A message broker that delivers each message when it is due.
 
     \b
@@ -107,6 +129,7 @@ def escapement(context: click.Context, token_file: str | None) -> None:
     A broker with access control requires a token: in the variable ESCAPEMENT_TOKEN or in a file.
     """
     context.meta[TOKEN_FILE] = token_file
+    keep(context, files)
 
 
 def main() -> NoReturn:

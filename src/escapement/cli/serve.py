@@ -18,6 +18,7 @@ import click
 import trio
 
 from escapement.allocator import share_one_heap
+from escapement.broker.certificates import TlsFiles
 from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, ServerConfig
@@ -34,7 +35,7 @@ from escapement.cli.input.parameters import (
 )
 from escapement.cli.output.log_format import FORMATS, LEVELS, LogFormat, start_logging
 from escapement.durations import format as duration_text
-from escapement.errors import EscapementError
+from escapement.errors import EscapementError, InvalidRequest
 from escapement.event_log import EventLog
 from escapement.protocol.limits import DEFAULT_PORT
 from escapement.storage.binary_log import check_package
@@ -109,6 +110,24 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     is_flag=True,
     envvar="ESCAPEMENT_INSECURE",
     help="Accept other machines although there are no tokens; everyone may do everything.",
+)
+@_option(
+    "--tls-cert",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="ESCAPEMENT_TLS_CERT",
+    help="Certificate of this broker, PEM. Connections then need TLS. SIGHUP reads it again.",
+)
+@_option(
+    "--tls-key",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="ESCAPEMENT_TLS_KEY",
+    help="Key of the certificate, PEM.",
+)
+@_option(
+    "--tls-client-ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="ESCAPEMENT_TLS_CLIENT_CA",
+    help="Authorities of clients, PEM. Clients then need a certificate of one of them.",
 )
 @_option(
     "--create-topics/--no-create-topics",
@@ -186,6 +205,9 @@ def serve(
     binary_logs: bool,
     listen: tuple[str, int],
     insecure: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
     create_topics: bool,
     max_delay_ms: int,
     ack_wait_ms: int,
@@ -223,7 +245,8 @@ def serve(
         binary_logs=binary_logs,
     )
     host, port = listen
-    config = ServerConfig(data, log_url, host, port, insecure, broker)
+    tls = _tls_files(tls_cert, tls_key, tls_client_ca)
+    config = ServerConfig(data, log_url, host, port, insecure, broker, tls)
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.
     share_one_heap()
@@ -233,6 +256,21 @@ def serve(
     gc.freeze()
     with _failure_logged(ctx, log_format):
         trio.run(partial(serve_until_stopped, config, _Announcement(_where(config))))
+
+
+def _tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
+    """Return the files of the broker's TLS, or None without TLS.
+
+    Raises:
+      InvalidRequest: if one is given without another that it needs.
+    """
+    if (cert is None) != (key is None):
+        raise InvalidRequest("--tls-cert and --tls-key need each other")
+    if cert is None or key is None:
+        if client_ca is not None:
+            raise InvalidRequest("--tls-client-ca needs --tls-cert and --tls-key")
+        return None
+    return TlsFiles(cert, key, client_ca)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from escapement.cli.input.stream_statement import StreamStatement, stream_statem
 from escapement.cli.input.table_topics import topic_of_table
 from escapement.cli.output.rows import RowForm, RowPrinter
 from escapement.client.broker import Broker
+from escapement.client.connection.address import Address
 from escapement.client.consuming.inbox import Inbox
 from escapement.errors import InvalidRequest
 
@@ -57,7 +58,7 @@ def stream(
     ack: bool,
     count: int | None,
     form: RowForm,
-    at_broker: tuple[str, int],
+    at_broker: Address,
 ) -> None:
     """Print the rows of a message table as they come due.
 

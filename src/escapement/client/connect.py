@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import strerror
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from escapement.client.broker import Broker
 from escapement.client.connection.address import Address
 from escapement.client.connection.line import Line
 from escapement.client.connection.link import Stream, StreamFactory
+from escapement.client.connection.tls import ClientFiles, reason_of
 from escapement.client.connection.token_source import TokenSource
 from escapement.client.settings import Settings
 from escapement.client.unopened import Unopened
-from escapement.errors import Disconnected
+from escapement.errors import Disconnected, InvalidRequest
 
 
 def connect(
@@ -28,6 +31,9 @@ def connect(
     token_file: str | Path | None = None,
     stream_factory: StreamFactory | None = None,
     settings: Settings | None = None,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
 ) -> AbstractAsyncContextManager[Broker]:
     """Connect to a broker, and stay connected until the ``async with`` block ends.
 
@@ -37,8 +43,8 @@ def connect(
     raises an exception, the client does not wait.
 
     Args:
-      url: the address of the broker, ``escapement://host:port``. Without ``:port`` the port is
-        7650.
+      url: the address of the broker, ``escapement://host:port``, or ``escapements://host:port``
+        for TLS. Without ``:port`` the port is 7650.
       name: a name for this client, which it sends to the broker. Brokers do not use it yet.
       token: the token that proves the client's role, if the broker requires one. Without it and
         ``token_file``, the client uses the variable ``ESCAPEMENT_TOKEN``, or else the file that
@@ -48,17 +54,27 @@ def connect(
       stream_factory: an async callable that returns an anyio byte stream, to use instead of a
         TCP connection to ``url``.
       settings: the timeouts of the client.
+      ca_file: with TLS, a PEM file of the authorities to trust, instead of those of the system.
+        The default is the environment variable ESCAPEMENT_CA_FILE. The certificate and the name
+        of the broker are always verified.
+      cert_file, key_file: with TLS, PEM files of the client's certificate and its key. The
+        defaults are ESCAPEMENT_CERT_FILE and ESCAPEMENT_KEY_FILE.
 
     Raises:
-      InvalidRequest: if ``url`` is not the address of a broker.
+      InvalidRequest: if ``url`` is not the address of a broker, or a file cannot be used.
       Unauthenticated: if the broker requires a token and got none, or not a valid one. A mistyped
         token is refused before the client connects.
       Disconnected: if the first attempt to connect fails. The error names the address.
       EscapementError: if the broker refuses the connection.
     """
     address, source = Address.parse(url), TokenSource(token, token_file)
+    if (ca_file or cert_file or key_file) and not address.tls:
+        raise InvalidRequest(f"ca_file, cert_file and key_file need escapements://, not {url}")
     if stream_factory is None:
-        line = Line(_tcp(address), str(address), name, settings or Settings(), source)
+        factory = _tcp(address)
+        if address.tls:
+            factory = _tls(address, ClientFiles.of(ca_file, cert_file, key_file))
+        line = Line(factory, str(address), name, settings or Settings(), source)
     else:
         line = Line(stream_factory, "the broker", name, settings or Settings(), source)
     return _Connection(line)
@@ -108,6 +124,26 @@ async def _finish(line: Line) -> None:
     with anyio.move_on_after(line.settings.close_timeout_s):
         await line.drain()
         await line.say_goodbye()
+
+
+def _tls(address: Address, files: ClientFiles) -> Callable[[], Any]:
+    async def factory() -> Stream:
+        context = await anyio.to_thread.run_sync(files.context)
+        try:
+            return await anyio.connect_tcp(
+                address.host,
+                address.port,
+                ssl_context=context,
+                tls_hostname=address.host,
+                # Frames have lengths, so a cut-off stream is noticed without TLS's own end mark.
+                tls_standard_compatible=False,
+            )
+        except ssl.SSLError as error:
+            raise OSError(reason_of(error)) from error
+        except OSError as error:
+            raise OSError(_reason(error)) from error
+
+    return factory
 
 
 def _tcp(address: Address) -> Callable[[], Any]:

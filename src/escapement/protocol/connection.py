@@ -34,6 +34,7 @@ from escapement.protocol.limits import (
     LIMIT_FRAME_BYTES,
     MAX_FRAME_BYTES,
     MAX_HANDSHAKE_BYTES,
+    MAX_WELCOME_BYTES,
     PROTOCOL_VERSION,
 )
 
@@ -71,8 +72,11 @@ class Connection:
         self.role: Final[Role] = role
         self.state = State.START
         self._peer: Role = "broker" if role == "client" else "client"
-        self._peer_max_frame_bytes = MAX_HANDSHAKE_BYTES
-        self._decoder = frame.FrameDecoder(MAX_HANDSHAKE_BYTES)
+        mine, theirs = MAX_HANDSHAKE_BYTES, MAX_WELCOME_BYTES
+        if role == "client":
+            mine, theirs = theirs, mine
+        self._peer_max_frame_bytes = theirs
+        self._decoder = frame.FrameDecoder(mine)
         self._said_goodbye = False
         self._heard_goodbye = False
         self._ended = False
@@ -262,7 +266,7 @@ class Connection:
 
     def _open(self, welcome: Welcome) -> None:
         limit = welcome.limits.get(LIMIT_FRAME_BYTES, MAX_FRAME_BYTES)
-        if type(limit) is not int or not MAX_HANDSHAKE_BYTES <= limit <= MAX_FRAME_BYTES:
+        if type(limit) is not int or not MAX_WELCOME_BYTES <= limit <= MAX_FRAME_BYTES:
             raise ValueError(f"Welcome: {LIMIT_FRAME_BYTES} is {limit!r:.20}")
         self.state = State.OPEN
         self._decoder.max_frame_bytes = MAX_FRAME_BYTES

@@ -15,8 +15,11 @@ DEFAULT_PORT: Final = 7650
 # The largest frame, without the length before it. Batches of about 1 MB are best for the group
 # commit. 16 MiB leaves room for large payloads, and still bounds the memory of a connection.
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-# The largest frame before the handshake is done. It bounds the memory for unknown clients.
-MAX_HANDSHAKE_BYTES: Final = 64 * 1024
+# The largest frame that a broker accepts before the handshake is done. It bounds the memory for
+# unknown clients.
+MAX_HANDSHAKE_BYTES: Final = 4 * 1024
+# The largest frame that a client accepts before the handshake is done.
+MAX_WELCOME_BYTES: Final = 64 * 1024
 # The largest frame without columns, such as a request or an error.
 MAX_PLAIN_BYTES: Final = 1024 * 1024
 # The most data that a caller may pass to the decoder of frames at a time.

@@ -30,6 +30,9 @@ def connect(
     token_file: str | Path | None = None,
     stream_factory: StreamFactory | None = None,
     settings: Settings | None = None,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
     backend: str = "asyncio",
 ) -> AbstractContextManager[Broker]:
     """Connect to a broker, and stay connected until the ``with`` block ends.
@@ -44,6 +47,9 @@ def connect(
         token_file=token_file,
         stream_factory=stream_factory,
         settings=settings,
+        ca_file=ca_file,
+        cert_file=cert_file,
+        key_file=key_file,
     )
     return _Connection(context, backend)
 

@@ -136,3 +136,33 @@ def test_server_without_tls_is_refused_if_ssl_ca_is_set(
     with pytest.raises(StorageError, match="SSL is required") as caught:
         engine_at(private_mysql.url("private"), ssl_ca=str(trusted.ca)).connect()
     assert not caught.value.retryable
+
+
+def test_required_tls_is_verified_unless_the_server_is_local(
+    tls_server: MysqlServer, trusted: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O2: without ssl_ca, the authorities of the system are trusted."""
+    url = tls_server.url("private")
+    engine_at(url, ssl_mode="required").connect().close()
+    monkeypatch.setattr(MysqlAddress, "is_local", False)
+    with pytest.raises(StorageError, match="certificate is not trusted"):
+        engine_at(url, ssl_mode="required").connect()
+    engine_at(url, ssl_mode="unverified").connect().close()
+    engine_at(url).connect().close()
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted.ca))
+    connection = engine_at(url, ssl_mode="required").connect()
+    ((_, cipher),) = connection.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'").rows
+    assert cipher
+    connection.close()
+
+
+def test_disabled_tls_is_not_used(tls_server: MysqlServer) -> None:
+    connection = engine_at(tls_server.url("private"), ssl_mode="disabled").connect()
+    ((_, cipher),) = connection.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'").rows
+    assert not cipher
+    connection.close()
+
+
+def test_unusable_file_is_named(tls_server: MysqlServer) -> None:
+    with pytest.raises(StorageError, match=r"cannot use /missing.pem for TLS to the database"):
+        engine_at(tls_server.url("private"), ssl_ca="/missing.pem").connect()

@@ -27,11 +27,13 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
+    {"admission", "certificates"},
     {
         "binary_logs",
         "crash",
         "lease_keeper",
         "limits",
+        "lobby",
         "log",
         "outage",
         "runners",

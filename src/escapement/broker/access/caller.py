@@ -15,13 +15,18 @@ class Caller:
 
     A caller without a role is one of a log without tokens. It may do everything until the log gets
     its first token.
+
+    Args:
+      certificate_role: the role that the verified certificate of the client names. It is the role
+        of a client that sends no token.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, certificate_role: str | None = None) -> None:
         self.is_admitted = False
         self.role: str | None = None
         self._access = access
-        self._token_id = ""
+        self._certificate_role = certificate_role
+        self._token_id = ""  # "" if the role is that of a certificate
 
     def admit(self, token: str) -> None:
         """Admit the caller with its token, "" if it sent none.
@@ -29,7 +34,11 @@ class Caller:
         Raises:
           Unauthenticated: if the log has tokens, and this is not one of them that is valid.
         """
-        if not self._access.is_open:
+        if self._access.is_open:
+            pass
+        elif not token and self._certificate_role is not None:
+            self.role = self._certificate_role
+        else:
             record = self._access.authenticate(token)
             self.role, self._token_id = record.role, record.id
         self.is_admitted = True
@@ -37,7 +46,8 @@ class Caller:
     def verify(self) -> None:
         """Raise ``Unauthenticated`` unless the caller may still be connected."""
         if self.role is not None:
-            self._access.check(self._token_id)
+            if self._token_id:
+                self._access.check(self._token_id)
         elif not self._access.is_open:
             self._access.authenticate("")
 

@@ -24,6 +24,7 @@ import trio
 
 from escapement.broker.delivery.output_bound import FRAME_BYTES, STALL_S, OutputBound
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.session.tls_transport import TlsTransport
 from escapement.errors import EscapementError, LimitExceeded, LocalProtocolError, ProtocolError
 from escapement.event_log import EventLog
 from escapement.message import Buffer
@@ -68,6 +69,12 @@ class Outbound:
     ) -> None:
         self.finished = False  # nothing more is queued
         self._stream = stream
+        # Its waits can be used while the stream writes.
+        self._transport = stream
+        if isinstance(stream, trio.SSLStream) and isinstance(stream.transport_stream, TlsTransport):
+            self._transport = stream.transport_stream
+            stream.transport_stream.wait = self._may_write_on
+            stream.transport_stream.accepted = self._accepted
         self._socket: trio.socket.SocketType | None = None
         if isinstance(stream, trio.SocketStream) and os.name == "posix":
             self._socket = stream.socket
@@ -83,6 +90,7 @@ class Outbound:
         self._pace = _Pace(SLOW_BYTES)  # of the current write
         self._fast_pace = _Pace(FRAME_BYTES)
         self._has_messages = False  # whether a queued frame has messages
+        self._writes_messages = False  # whether the current write has messages
         self._size_bytes = 0
         self._discarded = False
         self._writable = trio.Event()
@@ -257,36 +265,44 @@ class Outbound:
 
     async def _write(self, left: memoryview, has_messages: bool) -> None:
         """Write frames; those with messages only while messages may leave."""
-        self._pace = pace = _Pace(SLOW_BYTES)
-        self._fast_pace = fast_pace = _Pace(FRAME_BYTES)
+        self._pace = _Pace(SLOW_BYTES)
+        self._fast_pace = _Pace(FRAME_BYTES)
+        self._writes_messages = has_messages
         while left:
             may_leave = not has_messages or self._may_deliver()
             if may_leave and (written := self._write_at_once(left[:PIECE_BYTES])):
                 left = left[written:]
-                pace.accepted(written)
-                fast_pace.accepted(written)
+                self._accepted(written)
                 if left:
                     await trio.lowlevel.checkpoint()
                 continue
-            self._check_pace()
-            await self._accepts_more()
-            if has_messages and not self._may_deliver():
-                _log.warning(
-                    "connection.cut_off",
-                    "the lease has ended: cutting off a peer that was to get messages",
-                    reason="lease_expired",
-                )
-                self.cut_off()
-                await trio.lowlevel.checkpoint()
+            await self._may_write_on()
             if self._socket is None:
                 await self._stream.send_all(left[:PIECE_BYTES])
                 left = left[PIECE_BYTES:]
+
+    def _accepted(self, size_bytes: int) -> None:
+        self._pace.accepted(size_bytes)
+        self._fast_pace.accepted(size_bytes)
+
+    async def _may_write_on(self) -> None:
+        """Wait until the peer accepts more, and cut it off if it is slow or must not get it."""
+        self._check_pace()
+        await self._accepts_more()
+        if self._writes_messages and not self._may_deliver():
+            _log.warning(
+                "connection.cut_off",
+                "the lease has ended: cutting off a peer that was to get messages",
+                reason="lease_expired",
+            )
+            self.cut_off()
+            await trio.lowlevel.checkpoint()
 
     async def _accepts_more(self) -> None:
         """Wait until the peer accepts more; cut it off if it is too slow while others wait."""
         while True:
             with trio.move_on_after(STALL_S):
-                await self._stream.wait_send_all_might_not_block()
+                await self._transport.wait_send_all_might_not_block()
                 return
             self._check_pace()
 

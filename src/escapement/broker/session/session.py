@@ -10,6 +10,7 @@ of publishes have no receipt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Final
 
@@ -71,7 +72,24 @@ class Session:
         limits: BrokerLimits,
         inbound: Inbound,
         request_memory: RequestMemory,
+        *,
+        greet_by_s: float | None = None,
+        on_greeted: Callable[[], None] = lambda: None,
+        certificate_role: str | None = None,
     ) -> None:
+        """Create the session of a stream.
+
+        Args:
+          greet_by_s: when the handshake must be done, on trio's clock; None: in the time that
+            ``limits`` gives it from now on.
+          on_greeted: called when the handshake is done.
+          certificate_role: the role that the client's verified certificate names, if it has one.
+        """
+        self.certificate_role = certificate_role
+        if greet_by_s is None:
+            greet_by_s = trio.current_time() + limits.handshake_timeout_s
+        self._greet_by_s = greet_by_s
+        self._on_greeted = on_greeted
         self._broker = broker
         self._stream = stream
         self._limits = limits
@@ -91,7 +109,7 @@ class Session:
             on_room=lambda: self._consumers.wake(),
             end=self._scope.cancel,
         )
-        self._caller = Caller(broker.services.access)
+        self._caller = Caller(broker.services.access, certificate_role)
         self._producers = Producers(broker, self._outbound, limits, self._caller)
         self._consumers = Consumers(broker, self._outbound, self._caller)
         self._handlers: tuple[RequestHandler, ...] = (
@@ -151,9 +169,10 @@ class Session:
 
     async def _read_all(self, nursery: trio.Nursery) -> None:
         try:
-            with trio.fail_after(self._limits.handshake_timeout_s):
+            with trio.fail_at(self._greet_by_s):
                 while not self._protocol.closed and not await self._greet():
                     pass
+            self._on_greeted()
             await self._listen(nursery)
         except trio.TooSlowError:
             self._outbound.last_words(ProtocolError("the peer was silent for too long"))

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from escapement.cli.input.remote import DEFAULT_BROKER, ask_broker, broker_address
+from escapement.client.connection.address import Address
 
 # The prefix under which click's context keeps the group's options for its commands.
 _META: Final = "escapement.admin"
@@ -30,7 +31,7 @@ class AdminCommand:
       output: ``table`` or ``json``.
     """
 
-    def __init__(self, at: tuple[str, int], output: str) -> None:
+    def __init__(self, at: Address, output: str) -> None:
         self._at = at
         self._output = output
 
@@ -111,7 +112,7 @@ def verb(
     def decorate(function: Callable[..., None]) -> click.Command:
         @_options(leaf=True)
         @wraps(function)
-        def command(broker: tuple[str, int], output: str, **arguments: Any) -> None:
+        def command(broker: Address, output: str, **arguments: Any) -> None:
             function(AdminCommand(broker, output), **arguments)
 
         call = f"  escapement admin {group.name} {name}"

@@ -15,9 +15,11 @@ import trio
 
 from escapement.broker.crash import one_error
 from escapement.cli.input.lazy_group import TOKEN_FILE
-from escapement.cli.input.parameters import host_and_port, host_and_port_text
+from escapement.cli.input.parameters import host_and_port
+from escapement.cli.input.tls_files import kept
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
+from escapement.client.connection.address import PLAIN_SCHEME, TLS_SCHEME, Address
 from escapement.protocol.limits import DEFAULT_PORT
 
 Result = TypeVar("Result")
@@ -26,27 +28,30 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 
 
-def broker_address(text: str) -> tuple[str, int]:
-    """Parse ``host:port``, or the URL that applications use, ``escapement://host:port``."""
-    return host_and_port(text.removeprefix("escapement://"))
+def broker_address(text: str) -> Address:
+    """Parse ``host:port``, or a URL that applications use, such as ``escapements://host:port``."""
+    scheme, _, rest = text.rpartition("://")
+    if scheme not in ("", PLAIN_SCHEME, TLS_SCHEME):
+        rest = text  # refused, with the text as it is
+    return Address(*host_and_port(rest), tls=scheme == TLS_SCHEME)
 
 
 def broker_option(command: Command) -> Command:
-    """Add the option ``--broker``. The command gets its host and port as ``at_broker``."""
+    """Add the option ``--broker``. The command gets its address as ``at_broker``."""
     return click.option(
         "--broker",
         "at_broker",
         type=broker_address,
-        metavar="HOST:PORT",
+        metavar="[escapements://]HOST:PORT",
         default=DEFAULT_BROKER,
         envvar="ESCAPEMENT_BROKER",
         show_default=True,
         show_envvar=True,
-        help="Address of the broker.",
+        help="Address of the broker; escapements:// for TLS.",
     )(command)
 
 
-def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]) -> Result:
+def with_broker(at: Address, work: Callable[[Broker], Awaitable[Result]]) -> Result:
     """Run ``work`` on a connection to the broker at ``at`` and return its result.
 
     Raises:
@@ -54,8 +59,8 @@ def with_broker(at: tuple[str, int], work: Callable[[Broker], Awaitable[Result]]
     """
 
     async def connected() -> Result:
-        url = f"escapement://{host_and_port_text(*at)}"
-        async with connect(url, name="cli", token_file=_token_file()) as broker:
+        files = kept() if at.tls else {}
+        async with connect(str(at), name="cli", token_file=_token_file(), **files) as broker:
             return await work(broker)
 
     with one_error():
@@ -68,7 +73,7 @@ def _token_file() -> str | None:
     return None if context is None else context.meta.get(TOKEN_FILE)
 
 
-def ask_broker(at: tuple[str, int], verb: str, **arguments: Any) -> Any:
+def ask_broker(at: Address, verb: str, **arguments: Any) -> Any:
     """Send an admin verb to the broker at ``at``, and return the answer.
 
     Raises:

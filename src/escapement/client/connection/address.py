@@ -1,23 +1,27 @@
-"""The address of a broker: ``escapement://host:port``."""
+"""The address of a broker: ``escapement://host:port``, or ``escapements://host:port`` with TLS."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from escapement.errors import InvalidRequest
 from escapement.protocol.limits import DEFAULT_PORT
 
+PLAIN_SCHEME: Final = "escapement"
+TLS_SCHEME: Final = "escapements"
+
 
 class Address(NamedTuple):
-    """The host, by name or IP address, and the port of a broker."""
+    """The host, by name or IP address, and the port of a broker, and whether to use TLS."""
 
     host: str
     port: int
+    tls: bool = False
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Parse the address of a broker: ``escapement://host:port``, or without ``:port``.
+        """Parse the address of a broker. Without ``:port``, the port is 7650, also with TLS.
 
         Raises:
           InvalidRequest: if ``url`` has another form.
@@ -28,17 +32,17 @@ class Address(NamedTuple):
         except ValueError:  # the port, or the brackets of an IP address, are not valid
             raise InvalidRequest(_refusal(url)) from None
         rest = parts.path.strip("/") or parts.query or parts.fragment or parts.username
-        if parts.scheme != "escapement" or not host or rest or port == 0:
+        if parts.scheme not in (PLAIN_SCHEME, TLS_SCHEME) or not host or rest or port == 0:
             raise InvalidRequest(_refusal(url))
-        return cls(host, DEFAULT_PORT if port is None else port)
+        return cls(host, DEFAULT_PORT if port is None else port, parts.scheme == TLS_SCHEME)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"escapement://{host}:{self.port}"
+        return f"{TLS_SCHEME if self.tls else PLAIN_SCHEME}://{host}:{self.port}"
 
 
 def _refusal(url: str) -> str:
     return (
-        f"{url!r} is not a broker's address: write escapement://host:port, with a port from 1 to "
-        f"65535 (port {DEFAULT_PORT} may be left out)"
+        f"{url!r} is not a broker's address: write escapement://host:port, or escapements:// for "
+        f"TLS, with a port from 1 to 65535 (port {DEFAULT_PORT} may be left out)"
     )

@@ -12,6 +12,7 @@ bound their unanswered commands.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from socket import socket
@@ -20,6 +21,8 @@ from typing import Final, Protocol
 import anyio
 from anyio.abc import SocketAttribute, SocketStream, TaskGroup
 
+from escapement.client.connection.address import TLS_SCHEME
+from escapement.client.connection.tls import CLOSED, reason_of
 from escapement.clock import SystemClock
 from escapement.errors import Disconnected, EscapementError, RemoteProtocolError
 from escapement.message import Buffer
@@ -111,6 +114,10 @@ class Link:
             ) from None
         except _ENDS as error:
             reason = str(error) or "it closed the connection"
+            if isinstance(error, ssl.SSLError):
+                reason = reason_of(error)
+            elif not str(error) and address.startswith(TLS_SCHEME):
+                reason = CLOSED
             raise Disconnected(f"cannot connect to {address}: {reason}; {_HINT}") from error
 
     @classmethod

@@ -181,8 +181,8 @@ class MysqlEngine:
         cause = getattr(error, "original_exception", None)
         if isinstance(cause, ssl.SSLCertVerificationError):
             return StorageError(
-                f"{self.location}: the server's certificate is not trusted; check ssl_ca and the "
-                f"host's name ({cause.verify_message})"
+                f"{self.location}: the server's certificate is not trusted; name its authority "
+                f"with ssl_ca, and the host as in the certificate ({cause.verify_message})"
             )
         return mysql_errors.translated(error, self.location)
 

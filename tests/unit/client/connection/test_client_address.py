@@ -14,6 +14,8 @@ from escapement.errors import InvalidRequest
         ("escapement://localhost", Address("localhost", 7650)),
         ("escapement://10.0.0.7:99/", Address("10.0.0.7", 99)),
         ("escapement://[::1]:7651", Address("::1", 7651)),
+        ("escapements://db.example", Address("db.example", 7650, tls=True)),
+        ("escapements://[::1]:99", Address("::1", 99, tls=True)),
     ],
 )
 def test_an_address_is_parsed(url: str, address: Address) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escapement.errors import InvalidRequest
-from escapement.storage.engine.address import MysqlAddress
+from escapement.storage.engine.address import MysqlAddress, SslMode
 from escapement.storage.engine.mysql import MysqlEngine
 
 SECRET = "s3cr3t"
@@ -26,7 +26,7 @@ def test_every_part_of_a_url_is_read() -> None:
         ssl_ca="/ca.pem",
         ssl_cert="/c.pem",
         ssl_key="/k.pem",
-        ssl_verify_identity=False,
+        ssl_mode=SslMode.VERIFY_CA,
         connect_timeout=2,
         read_timeout=9,
     )
@@ -36,7 +36,7 @@ def test_parts_missing_from_a_url_have_defaults() -> None:
     address = MysqlAddress.parse("mysql://localhost/log")
     assert (address.user, address.password, address.port) == ("root", "", 3306)
     assert (address.connect_timeout, address.read_timeout) == (5, 30)
-    assert address.ssl_verify_identity
+    assert address.ssl_mode is SslMode.PREFERRED
 
 
 def test_local_socket_and_ipv6_address_are_parsed() -> None:
@@ -78,3 +78,43 @@ def test_error_for_an_invalid_url_does_not_show_the_password(url: str) -> None:
         MysqlAddress.parse(url)
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("host", "query", "mode"),
+    [
+        ("db.example", "", SslMode.PREFERRED),
+        ("db.example", "ssl_ca=/ca.pem", SslMode.VERIFY_IDENTITY),
+        ("db.example", "ssl-ca=/ca.pem", SslMode.VERIFY_IDENTITY),
+        ("db.example", "ssl_cert=/c.pem&ssl_key=/k.pem", SslMode.VERIFY_IDENTITY),
+        ("db.example", "ssl_ca=/ca.pem&ssl_verify_identity=0", SslMode.VERIFY_CA),
+        ("db.example", "ssl_mode=required", SslMode.VERIFY_IDENTITY),
+        ("db.example", "ssl-mode=REQUIRED", SslMode.VERIFY_IDENTITY),
+        ("db.example", "ssl-mode=VERIFY-CA", SslMode.VERIFY_CA),
+        ("db.example", "ssl_mode=unverified", SslMode.UNVERIFIED),
+        ("db.example", "ssl_mode=disabled", SslMode.DISABLED),
+        ("127.0.0.1", "ssl_mode=required", SslMode.UNVERIFIED),
+        ("localhost", "ssl_mode=required", SslMode.UNVERIFIED),
+        ("[::1]", "ssl_mode=required", SslMode.UNVERIFIED),
+        ("db.example", "ssl_mode=required&unix_socket=/s", SslMode.UNVERIFIED),
+        ("127.0.0.1", "ssl_mode=required&ssl_ca=/ca.pem", SslMode.VERIFY_IDENTITY),
+        ("127.0.0.1", "ssl_mode=verify_identity", SslMode.VERIFY_IDENTITY),
+    ],
+)
+def test_option_for_tls_asks_for_verified_tls(host: str, query: str, mode: SslMode) -> None:
+    """O2: verification is on by default, except on this machine."""
+    assert MysqlAddress.parse(f"mysql://app@{host}/log?{query}").verification is mode
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("ssl_mode=on", "known: disabled, preferred, unverified, required, verify_ca"),
+        ("ssl_mode=required&ssl_verify_identity=0", "leave out one"),
+        ("ssl_mode=preferred&ssl_ca=/ca.pem", "does not require TLS"),
+        ("ssl_mode=disabled&ssl_cert=/c.pem", "does not require TLS"),
+    ],
+)
+def test_contradicting_options_for_tls_are_refused(query: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        MysqlAddress.parse(f"mysql://app@db/log?{query}")

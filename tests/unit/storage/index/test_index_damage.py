@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isal.isal_zlib import crc32
 
 from escapement.errors import IndexDamaged
 from escapement.storage.index import DelayedIndex
+from escapement.storage.index.segments.block import FOOTER, BlockCache, encode
+from escapement.storage.index.segments.manifest import Manifest
+from escapement.storage.index.segments.segment import (
+    COUNTS,
+    HEADER,
+    RUN_COLUMNS,
+    TRAILER,
+    TRAILER_END,
+    Segment,
+)
 from support.faults.damaged_bytes import damaged
 from support.storage.index_samples import SMALL_BLOCKS, Content, content, fill, write_checkpoint
 
@@ -70,3 +83,41 @@ def test_a_missing_segment_is_damage_and_a_discarded_index_is_new(
     assert index.manifest is None
     assert not index.topics()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"positions": {}, "segments": {"a": Infinity}}', b"[" * 100_000, b"[]", b"7", b"\xff"],
+)
+def test_manifest_with_a_correct_checksum_and_wrong_content_is_damage(body: bytes) -> None:
+    with pytest.raises(IndexDamaged):
+        Manifest.decode(b"escapement index manifest 1 %08x\n" % crc32(body) + body, "here")
+
+
+@pytest.mark.parametrize(
+    ("topics", "runs"),
+    [
+        ([], [1]),  # a run of no topic
+        ([1, 5], [1]),  # a topic whose first run does not exist
+        ([1, 0, 1, 0], [1]),  # a topic twice
+        ([1, 0], [0]),  # a run without messages
+        ([1, 0], [2**40]),  # more messages than the file has bytes
+        ([1, 0], [-1]),
+    ],
+)
+def test_directory_that_contradicts_itself_is_damage(
+    topics: list[int], runs: list[int], tmp_path: Path
+) -> None:
+    """The check comes before memory is taken for the messages."""
+    columns = [1 if name == "rows" else 0 for name in RUN_COLUMNS]
+    columns[RUN_COLUMNS.index("rows")] = runs[0]
+    ids, firsts = topics[::2], topics[1::2]
+    directory = np.array([*ids, *firsts, *columns], "<i8").tobytes()
+    footer = b"".join(encode(FOOTER, 1, [COUNTS.pack(len(ids), 1), directory]))
+    trailer = TRAILER.pack(16, len(footer))
+    path = tmp_path / "1.segment"
+    path.write_bytes(
+        HEADER.ljust(16, b"\0") + footer + trailer + struct.pack("<I", crc32(trailer)) + TRAILER_END
+    )
+    with pytest.raises(IndexDamaged, match="contradicts itself"):
+        Segment(path, BlockCache(1 << 20))

@@ -133,7 +133,9 @@ class Manifest:
             lineage = Lineage(_mark(fields["mark"]), _mark(fields["base"]))
             until_ms = int(fields["forgotten_until_ms"])
             return cls(str(fields["log"]), positions, segments, lineage, until_ms)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError) as error:
+            raise IndexDamaged(f"{where}: {error!r}") from error
+        except (TypeError, ValueError) as error:
             raise IndexDamaged(f"{where}: {error!r}") from error
 
 

@@ -132,6 +132,8 @@ class Segment:
         if at + size + TRAILER_BYTES != self.size_bytes:
             raise IndexDamaged(f"{self.path}: its directory is not where its trailer points")
         _, body = decode(self._read(at, size), FOOTER, str(self.path))
+        if len(body) < COUNTS.size or len(body) % 8:
+            raise IndexDamaged(f"{self.path}: its directory has the wrong size")
         topic_count, run_count = COUNTS.unpack_from(body)
         columns = np.frombuffer(body, "<i8", offset=COUNTS.size)
         height = len(RUN_COLUMNS)
@@ -139,7 +141,24 @@ class Segment:
             raise IndexDamaged(f"{self.path}: its directory has the wrong size")
         topics = columns[: 2 * topic_count].reshape(2, topic_count)
         runs = columns[2 * topic_count :].reshape(height, run_count)
+        self._check_directory(topics, runs)
         return run_count, topics, runs
+
+    def _check_directory(self, topics: Int64s, runs: Int64s) -> None:
+        """Raise ``IndexDamaged`` if a directory with a correct checksum contradicts itself."""
+        ids, first_runs = topics
+        starts = np.append(first_runs, runs.shape[1])
+        columns = dict(zip(RUN_COLUMNS, runs, strict=True))
+        sizes = np.array([columns["rows"], columns["at"], columns["message_bytes"]])
+        if not (
+            (np.diff(ids) > 0).all()
+            and starts[0] == 0
+            and (np.diff(starts) > 0).all()
+            and (columns["rows"] > 0).all()
+            and ((sizes >= 0) & (sizes <= self.size_bytes)).all()
+            and ((columns["most_traits"] >= 0) & (columns["most_traits"] < 2**32)).all()
+        ):
+            raise IndexDamaged(f"{self.path}: its directory contradicts itself")
 
     @property
     def rows(self) -> int:
@@ -224,8 +243,10 @@ class Segment:
         return self._block(TraitBlock, at, HEADER_BYTES + 4 * rows).traits
 
     def _read(self, at: int, size: int) -> bytes:
+        if not 0 <= at <= at + size <= self.size_bytes:  # before memory is taken for it
+            raise IndexDamaged(f"{self.path}: has {self.size_bytes} bytes, not {size} at {at}")
         try:
-            data = os.pread(self._descriptor, size, at) if at >= 0 else b""
+            data = os.pread(self._descriptor, size, at)
         except OSError as error:
             raise IndexDamaged(f"{self.path} at {at}: {error.strerror}") from error
         if len(data) != size:
