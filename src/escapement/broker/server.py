@@ -32,6 +32,8 @@ from escapement.broker.runners import Runners
 from escapement.broker.session import Session
 from escapement.broker.session.inbound import Inbound
 from escapement.broker.session.request_memory import RequestMemory
+from escapement.broker.side_port.config import SidePortConfig
+from escapement.broker.side_port.shown import Shown
 from escapement.clock import SystemClock
 from escapement.errors import (
     Busy,
@@ -80,6 +82,7 @@ class ServerConfig:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     broker: BrokerConfig = field(default_factory=BrokerConfig)
+    http: SidePortConfig | None = None  # None: no HTTP side port
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda at: None) -> None:
@@ -109,7 +112,18 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                     engine, directory.index, identity, SystemClock(), runners, config.broker
                 )
 
-            await _serve_and_repair(make_broker, listeners, lambda: on_ready(f"{host}:{port}"))
+            shown = Shown()
+            with one_error():
+                async with trio.open_nursery() as beside:
+                    if config.http is not None:
+                        # Imported here, because its packages are an extra.
+                        from escapement.broker.side_port.side_port import run_side_port
+
+                        beside.start_soon(run_side_port, config.http, shown)
+                    await _serve_and_repair(
+                        make_broker, listeners, shown, lambda: on_ready(f"{host}:{port}")
+                    )
+                    beside.cancel_scope.cancel()
         finally:
             engine.close()
             for listener in listeners:
@@ -161,6 +175,7 @@ async def _on_one_port(host: str, port: int) -> list[trio.SocketListener]:
 async def _serve_and_repair(
     make_broker: Callable[[], Broker],
     listeners: list[trio.SocketListener],
+    shown: Shown,
     on_ready: Callable[[], None],
 ) -> None:
     """Serve until asked to stop. Start a new broker each time the index was damaged.
@@ -181,13 +196,14 @@ async def _serve_and_repair(
         broker = make_broker()
         try:
             with one_error():
-                await _serve_once(broker, listeners, ready)
+                await _serve_once(broker, listeners, shown, ready)
             return
         except IndexDamaged as error:
             if broker.stopping:
                 _log.error("the next start rebuilds the delayed index from the log: %s", error)
                 return
             _log.error("rebuilding the delayed index from the log: %s", error)
+            shown.hide()
             repairing = True
         except (StorageUnavailable, TransactionAborted) as error:
             if not repairing:
@@ -208,7 +224,10 @@ async def _asked_to_stop(within_s: float) -> bool:
 
 
 async def _serve_once(
-    broker: Broker, listeners: list[trio.SocketListener], on_ready: Callable[[], None]
+    broker: Broker,
+    listeners: list[trio.SocketListener],
+    shown: Shown,
+    on_ready: Callable[[], None],
 ) -> None:
     front = Front(broker)
     async with trio.open_nursery() as nursery:
@@ -219,6 +238,7 @@ async def _serve_once(
                 # Duplicate the socket: ``accept`` closes its own, and another broker may need it.
                 own = trio.SocketListener(listener.socket.dup())
                 connections.start_soon(front.accept, own, connections)
+            shown.show(broker, front.count)
             on_ready()
             await broker.stopped.wait()
             connections.cancel_scope.cancel()
@@ -270,6 +290,10 @@ class Front:
         finally:
             self._sessions.discard(session)
             self._session_ended.set()
+
+    def count(self) -> int:
+        """Return the number of connections."""
+        return len(self._sessions)
 
     def say_goodbye(self) -> None:
         """Tell every peer that the broker is stopping."""

@@ -27,7 +27,17 @@ FACADES = {"__init__", "__main__"}
 
 # The floors inside the broker.
 BROKER_FLOORS: list[set[str]] = [
-    {"binary_logs", "crash", "lease_keeper", "limits", "log", "outage", "runners", "token_bucket"},
+    {
+        "binary_logs",
+        "crash",
+        "lease_keeper",
+        "limits",
+        "log",
+        "metering",
+        "outage",
+        "runners",
+        "token_bucket",
+    },
     {"subscription"},
     {"config", "topic"},
     {"inspection", "registry"},
@@ -41,7 +51,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"services"},
     {"broker"},
     {"admin"},
-    {"session"},
+    {"session", "side_port"},
     {"server"},
 ]
 

@@ -1,0 +1,69 @@
+"""Runs the HTTP side port beside the broker, in the same event loop.
+
+No failure of the side port stops the broker: it is logged, and the port starts again after a pause.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final
+
+import hypercorn.trio
+import trio
+from hypercorn.config import Config
+
+from escapement.broker.side_port.app import SidePortApp
+from escapement.broker.side_port.config import SidePortConfig
+from escapement.broker.side_port.shown import Shown
+
+_log = logging.getLogger(__name__)
+
+# Pauses before the port starts again: the first, and the longest. They double. A port that has run
+# for longer than the longest pause begins with the first again.
+_FIRST_PAUSE_S: Final = 0.5
+_LAST_PAUSE_S: Final = 30.0
+
+
+async def run_side_port(config: SidePortConfig, shown: Shown) -> None:
+    """Serve HTTP until cancelled."""
+    pause_s = _FIRST_PAUSE_S
+    where = f"[{config.host}]" if ":" in config.host else config.host
+    while True:
+        began_s = trio.current_time()
+        try:
+            await _serve(f"{where}:{config.port}", config, shown)
+        except* Exception as errors:
+            _log.error("the HTTP side port on %s:%d failed: %s", where, config.port, _first(errors))
+        if trio.current_time() > began_s + _LAST_PAUSE_S:
+            pause_s = _FIRST_PAUSE_S
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+
+async def _serve(bind: str, config: SidePortConfig, shown: Shown) -> None:
+    settings = Config()
+    settings.bind = [bind]
+    settings.errorlog = logging.getLogger("hypercorn.error")
+    settings.errorlog.setLevel(logging.WARNING)
+    settings.include_server_header = False
+    async with trio.open_nursery() as nursery:
+        app = SidePortApp(shown, nursery, admin=config.admin)
+        # The task ends by cancellation only, so the trigger never fires.
+        serve = partial(
+            hypercorn.trio.serve,
+            app.asgi,  # type: ignore[arg-type]
+            settings,
+            shutdown_trigger=trio.sleep_forever,
+            mode="asgi",
+        )
+        await nursery.start(serve)
+        _log.info("the HTTP side port is on http://%s", bind)
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, Exception)
+    return found
