@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 
@@ -165,10 +166,11 @@ class SidePortApp:
 
 async def _body(request: Request) -> bytes:
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BODY_BYTES:
-            raise InvalidRequest(f"The body has more than {MOST_BODY_BYTES} bytes.")
+    async with aclosing(request.stream()) as stream:
+        async for part in stream:
+            body += part
+            if len(body) > MOST_BODY_BYTES:
+                raise InvalidRequest(f"The body has more than {MOST_BODY_BYTES} bytes.")
     return bytes(body)
 
 

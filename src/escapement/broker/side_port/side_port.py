@@ -29,21 +29,24 @@ async def run_side_port(config: SidePortConfig, shown: Shown) -> None:
     """Serve HTTP until cancelled."""
     pause_s = _FIRST_PAUSE_S
     where = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"{where}:{config.port}"
     while True:
         began_s = trio.current_time()
         try:
-            await _serve(f"{where}:{config.port}", config, shown)
+            await _serve(address, config, shown)
         except* Exception as errors:
-            _log.error("the HTTP side port on %s:%d failed: %s", where, config.port, _first(errors))
+            _log.error("the HTTP side port on %s failed: %s", address, _first(errors))
         if trio.current_time() > began_s + _LAST_PAUSE_S:
             pause_s = _FIRST_PAUSE_S
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
 
-async def _serve(bind: str, config: SidePortConfig, shown: Shown) -> None:
+async def _serve(address: str, config: SidePortConfig, shown: Shown) -> None:
     settings = Config()
-    settings.bind = [bind]
+    # Hypercorn would not close a socket that it cannot bind.
+    listeners = await trio.open_tcp_listeners(config.port, host=config.host)
+    settings.bind = [f"fd://{listener.socket.detach()}" for listener in listeners]
     settings.errorlog = logging.getLogger("hypercorn.error")
     settings.errorlog.setLevel(logging.WARNING)
     settings.include_server_header = False
@@ -58,7 +61,7 @@ async def _serve(bind: str, config: SidePortConfig, shown: Shown) -> None:
             mode="asgi",
         )
         await nursery.start(serve)
-        _log.info("the HTTP side port is on http://%s", bind)
+        _log.info("the HTTP side port is on http://%s", address)
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
