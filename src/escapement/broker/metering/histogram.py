@@ -2,7 +2,7 @@
 
 ``add`` takes an array of values. It only notes the array, because most batches are small and each
 numpy call costs about a microsecond. The arrays are counted together when they have
-``_NOTED_VALUES`` values, or when somebody reads the histogram.
+``_NOTED_VALUES`` values, or when the histogram is read.
 
 Pure: no I/O and no clock.
 """

@@ -1,4 +1,4 @@
-"""Who may use /admin/v1.
+"""The access rules of /admin/v1.
 
 This module is the one place where access control is added. For now, only programs on this machine
 may use the API, and they may do everything. With tokens, ``principal_of`` takes the bearer token of
@@ -19,20 +19,20 @@ _LOCAL_OPERATOR: Final = "local operator"
 
 
 class Refused(EscapementError):
-    """Raised when a request comes from somebody who may not use the API."""
+    """Raised when the sender of a request may not use the API."""
 
     code: ClassVar[str] = "forbidden"
 
 
 def principal_of(request: Request) -> str:
-    """Return the name of who sends a request.
+    """Return the name of the sender of a request.
 
     A browser on this machine could send requests of a web site. So a request must also name a
     loopback address as its host, and its content type must be JSON (``app.py``), which web sites
     cannot send to another host.
 
     Raises:
-      Refused: if nobody is known to send such a request.
+      Refused: if the sender may not use the API.
     """
     if request.client is None or not is_loopback(request.client.host):
         raise Refused("only programs on the machine of the broker may use /admin/v1")

@@ -116,7 +116,7 @@ class SidePortApp:
         text = request.query_params.get("namespace")
         if text is None:
             raise InvalidRequest("name a namespace: /metrics/detailed?namespace=tenant/namespace")
-        families = detailed_families(self._broker(), NamespaceName.parse(text))
+        families = await detailed_families(self._broker(), NamespaceName.parse(text))
         accept = request.headers.get("accept", "")
         # Rendering thousands of series takes long. A thread lets the event loop turn meanwhile.
         return _rendered(*await trio.to_thread.run_sync(render, families, accept))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import trio
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from escapement.broker.broker import Broker
@@ -12,8 +13,10 @@ from escapement.broker.subscription.counts import Counts
 from escapement.names import NamespaceName
 from escapement.storage.catalog.catalog import TopicRecord
 
-# The most series of one answer. Further topics are left out, and the answer says how many.
+# The most series of one answer. Further topics are left out, and the answer has their number.
 MAX_SERIES: Final = 10_000
+# Topics that are read in one step of the event loop.
+_STEP_TOPICS: Final = 20
 _TOPIC: Final = "escapement_topic_"
 _SUBSCRIPTION: Final = "escapement_subscription_"
 _COUNTS: Final = (
@@ -70,10 +73,11 @@ class _Families:
         yield self.consumers
 
 
-def detailed_families(broker: Broker, namespace: NamespaceName) -> list[Metric]:
+async def detailed_families(broker: Broker, namespace: NamespaceName) -> list[Metric]:
     """Return the metrics of each topic of a namespace and of its subscriptions.
 
     Counters begin at 0 when the broker starts, and end with their topic. No topic becomes active.
+    Works in steps, so topics that are created or deleted meanwhile may be there or not.
 
     Raises:
       NotFound: if the namespace does not exist.
@@ -82,8 +86,11 @@ def detailed_families(broker: Broker, namespace: NamespaceName) -> list[Metric]:
     registry.namespaces.find(namespace)
     prefix = namespace.full + "/"
     families, series, left_out = _Families(), 0, 0
-    for name, record in registry.topics.items():
-        if not name.startswith(prefix):
+    found = [one for one in registry.topics.items() if one[0].startswith(prefix)]
+    for at, (name, record) in enumerate(found):
+        if at % _STEP_TOPICS == 0:
+            await trio.lowlevel.checkpoint()
+        if not registry.exists(record.id):
             continue
         if left_out:
             left_out += 1

@@ -13,7 +13,7 @@ class State:
 
     stopping: bool
     lease_left_ms: int
-    database: str  # "up", or what is wrong with it
+    database: str  # the state of the commit pipeline, such as "up" or "read-only"
     commit_age_ms: int  # since the last group commit or renewal of the lease
     commit_limit_ms: int  # from this age on, something is wrong
 

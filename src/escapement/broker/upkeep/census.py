@@ -7,7 +7,7 @@ the event loop for a few milliseconds at most:
 - The messages of a passive topic are estimated from the index, because it has no runtime. The
   number of its due messages is an upper bound.
 
-A census of ten million pending messages takes seconds. So it is made only if somebody asks for it,
+A census of ten million pending messages takes seconds. So it is made only on request,
 and not again until ``_REST_SHARE`` times its duration have passed. Meanwhile the last one stands.
 
 A message is *scheduled* if it is not yet due. It counts once, however many subscriptions get it. It
@@ -39,7 +39,7 @@ from escapement.storage.index import KEY_MAX, KEY_MIN, DelayedIndex, Key
 
 _log = logging.getLogger(__name__)
 
-# A census takes at most one part in so many of the time.
+# After a census, the next one waits for this many times its duration.
 _REST_SHARE: Final = 30
 # Topics that are visited in one step of the event loop.
 _STEP_TOPICS: Final = 50
