@@ -4,7 +4,8 @@
 
 The measurements are those of docs/benchmarks.md. Each pair runs `escapement bench` once with the
 source of COMMIT and once with the working tree, and the order changes from pair to pair. Prints the
-median figure of each side, and the median, lowest and highest ratio of the pairs. A ratio above 1
+median figure of each side, and the median, lowest and highest ratio of the pairs, for the figure
+and for the processor time of the broker, which hardly depends on other load. A ratio above 1
 means that the working tree is better. With --scrape, the broker of the working tree has an HTTP
 side port, and its metrics are read each second.
 """
@@ -37,6 +38,11 @@ class Figure(NamedTuple):
     unit: str
     value: float
     higher_is_better: bool
+    broker_s: float = 0.0  # processor time of the broker
+
+    def with_broker(self, found: dict[str, Any]) -> Figure:
+        """Return this figure with the processor time of the broker."""
+        return self._replace(broker_s=found.get("broker_cpu_seconds", 0.0))
 
 
 def figure_of(found: dict[str, Any]) -> Figure:
@@ -104,7 +110,7 @@ def measure(
             server.admin(f"DROP DATABASE IF EXISTS {database}")
     if found is None:
         sys.exit(f"{one.name}: `escapement bench` failed with {source}")
-    return figure_of(found)
+    return figure_of(found).with_broker(found)
 
 
 def compare(
@@ -127,16 +133,25 @@ def compare(
         now.value / then.value if now.higher_is_better else then.value / now.value
         for then, now in zip(figures["before"], figures["now"], strict=True)
     ]
+    busy = [
+        then.broker_s / now.broker_s
+        for then, now in zip(figures["before"], figures["now"], strict=True)
+        if then.broker_s and now.broker_s
+    ]
     medians = {name: statistics.median(one.value for one in figures[name]) for name in sources}
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    ratio = f"{statistics.median(ratios):.2f} ({spread})"
     columns = [
         f"{one.name}, {figures['now'][0].unit}",
         rounded(medians["before"]),
         rounded(medians["now"]),
-        ratio,
+        spread(ratios),
+        spread(busy) if busy else "",
     ]
     return f"| {' | '.join(columns)} |"
+
+
+def spread(ratios: list[float]) -> str:
+    """Return the median, the lowest and the highest of some ratios."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def rounded(figure: float) -> str:
@@ -165,8 +180,8 @@ def main() -> None:
         before = stack.enter_context(source_of(options.commit))
         server = None if options.sqlite else stack.enter_context(private_server())
         header = [
-            f"| {options.pairs} pairs | {options.commit} | now | ratio |",
-            "|---|---|---|---|",
+            f"| {options.pairs} pairs | {options.commit} | now | ratio | broker processor time |",
+            "|---|---|---|---|---|",
         ]
         print("\n".join(header), flush=True)
         for one in chosen:

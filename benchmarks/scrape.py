@@ -64,7 +64,7 @@ async def measure(topics: int, active: int) -> None:
         began_s = time.thread_time()
         async with trio.open_nursery() as nursery:
             trio.lowlevel.add_instrument(turns)
-            census = await taker.fresh(nursery, 1e9)
+            census = await taker.fresh(nursery.start_soon, 1e9)
             trio.lowlevel.remove_instrument(turns)
         took_s = time.thread_time() - began_s
         print(f"census: {took_s * 1e3:.0f} ms, longest turn {turns.longest_s * 1e3:.1f} ms")

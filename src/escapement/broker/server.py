@@ -203,7 +203,6 @@ async def _serve_and_repair(
                 _log.error("the next start rebuilds the delayed index from the log: %s", error)
                 return
             _log.error("rebuilding the delayed index from the log: %s", error)
-            shown.hide()
             repairing = True
         except (StorageUnavailable, TransactionAborted) as error:
             if not repairing:
@@ -230,6 +229,7 @@ async def _serve_once(
     on_ready: Callable[[], None],
 ) -> None:
     front = Front(broker)
+    broker.on_end(shown.end)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch_signals, broker)
         async with trio.open_nursery() as connections:

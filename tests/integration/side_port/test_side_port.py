@@ -33,6 +33,7 @@ async def side_port(
     shown = Shown()
     if world is not None:
         shown.show(world.server, lambda: 0)
+        world.server.on_end(shown.end)
     async with trio.open_nursery() as nursery:
         app = SidePortApp(shown, nursery, admin=admin)
         transport = httpx.ASGITransport(app.asgi, client=client)
@@ -51,7 +52,7 @@ async def test_broker_that_has_not_started_is_alive_and_not_ready() -> None:
         assert (await http.get("/livez")).status_code == 200
         answer = await http.get("/readyz")
         assert answer.status_code == 503
-        assert "has not started" in answer.text
+        assert "no broker runs" in answer.text
         found = plain(await scrape(http))
         assert found["escapement_ready"] == 0
         assert "escapement_messages_published_total" not in found
@@ -130,6 +131,25 @@ async def test_detailed_metrics_are_those_of_one_namespace_and_bounded(
             ):
                 answer = await http.get(f"/metrics/detailed{query}")
                 assert await refusal(answer) == expected, query
+
+
+async def test_requests_end_before_the_broker_closes_what_they_use(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """O4: a request that waits gets an error, and the broker stops."""
+    async with testing.start() as world, side_port(world) as http:
+        answers: list[httpx.Response] = []
+
+        async def ask() -> None:
+            answers.append(await http.post(path_of("topics.list"), json={}))
+
+        async with trio.open_nursery() as nursery, world.server.answering:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not answers
+            await world.stop()
+        assert await refusal(answers[0]) == (503, "shutting_down")
+        assert (await http.get("/readyz")).status_code == 503
 
 
 async def test_scrapes_come_in_the_format_that_the_scraper_asks_for(

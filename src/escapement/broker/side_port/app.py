@@ -23,7 +23,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from escapement.broker.admin.admin import VERBS, Admin
-from escapement.broker.broker import Broker
 from escapement.broker.side_port import json_values
 from escapement.broker.side_port.access import Refused, principal_of
 from escapement.broker.side_port.collector import families_of, render
@@ -107,8 +106,7 @@ class SidePortApp:
     # -- metrics ---------------------------------------------------------------
 
     async def _metrics(self, request: Request) -> Response:
-        if (taker := self._shown.census_taker) is not None:
-            await taker.fresh(self._nursery, CENSUS_WAIT_S)
+        await self._shown.freshen_census(self._nursery, CENSUS_WAIT_S)
         families = families_of(take_readings(self._shown))
         return _rendered(*render(families, request.headers.get("accept", ""), process=True))
 
@@ -116,7 +114,8 @@ class SidePortApp:
         text = request.query_params.get("namespace")
         if text is None:
             raise InvalidRequest("name a namespace: /metrics/detailed?namespace=tenant/namespace")
-        families = await detailed_families(self._broker(), NamespaceName.parse(text))
+        with self._shown.use() as broker:
+            families = await detailed_families(broker, NamespaceName.parse(text))
         accept = request.headers.get("accept", "")
         # Rendering thousands of series takes long. A thread lets the event loop turn meanwhile.
         return _rendered(*await trio.to_thread.run_sync(render, families, accept))
@@ -135,15 +134,10 @@ class SidePortApp:
                 "Send the arguments with the header Content-Type: application/json."
             )
         arguments = json_values.decode(await _body(request))
-        broker = self._broker()
-        broker.check_open()
-        result = await Admin(broker).carry_out(verb, arguments)
+        with self._shown.use() as broker:
+            broker.check_open()
+            result = await Admin(broker).carry_out(verb, arguments)
         return Response(json_values.encode(result), media_type="application/json")
-
-    def _broker(self) -> Broker:
-        if self._shown.broker is None:
-            raise Busy("the broker has not started yet")
-        return self._shown.broker
 
     # -- every request ---------------------------------------------------------
 

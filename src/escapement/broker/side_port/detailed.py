@@ -86,20 +86,18 @@ async def detailed_families(broker: Broker, namespace: NamespaceName) -> list[Me
     registry.namespaces.find(namespace)
     prefix = namespace.full + "/"
     families, series, left_out = _Families(), 0, 0
-    found = [one for one in registry.topics.items() if one[0].startswith(prefix)]
-    for at, (name, record) in enumerate(found):
+    names = [name for name in registry.topics if name.startswith(prefix)]
+    for at, name in enumerate(names):
         if at % _STEP_TOPICS == 0:
             await trio.lowlevel.checkpoint()
-        if not registry.exists(record.id):
-            continue
-        if left_out:
-            left_out += 1
-            continue
+        record = registry.topics.get(name)
+        if record is None:
+            continue  # deleted meanwhile
         subscriptions = list(registry.subscriptions_of(record.id))
         series += _TOPIC_SERIES + _SUBSCRIPTION_SERIES * len(subscriptions)
         if series > MAX_SERIES:
-            left_out = 1
-            continue
+            left_out = len(names) - at
+            break
         _add(broker, name, record, families)
     return list(families.all(left_out))
 

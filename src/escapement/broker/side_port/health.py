@@ -36,7 +36,7 @@ def state_of(shown: Shown) -> State | None:
 def reasons_not_ready(state: State | None) -> list[str]:
     """Return why the broker is not ready, in words; an empty list if it is ready."""
     if state is None:
-        return ["the broker has not started: it waits for the lease or loads the index"]
+        return ["no broker runs: it waits for the lease or loads the index"]
     reasons = []
     if state.stopping:
         reasons.append("the broker is stopping")

@@ -46,14 +46,11 @@ class Readings:
 def take_readings(shown: Shown) -> Readings:
     """Return the present values. O(1) in topics and messages."""
     state = state_of(shown)
-    taker = shown.census_taker
-    census = None if taker is None else taker.last
-    return Readings(
-        version("escapement"), not reasons_not_ready(state), _broker_readings(shown, census)
-    )
+    ready = not reasons_not_ready(state)
+    return Readings(version("escapement"), ready, _broker_readings(shown))
 
 
-def _broker_readings(shown: Shown, census: Census | None) -> BrokerReadings | None:
+def _broker_readings(shown: Shown) -> BrokerReadings | None:
     broker = shown.broker
     if broker is None:
         return None
@@ -74,5 +71,5 @@ def _broker_readings(shown: Shown, census: Census | None) -> BrokerReadings | No
         active_topics=len(services.registry.active),
         waiting_bytes=services.pipeline.waiting_bytes,
         waiting_acks=services.pipeline.waiting_acks,
-        census=census,
+        census=shown.last_census,
     )

@@ -19,8 +19,7 @@ are not due.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,16 +84,18 @@ class CensusTaker:
         self._done = trio.Event()
         self.last: Census | None = None
 
-    async def fresh(self, nursery: trio.Nursery, within_s: float) -> Census | None:
+    async def fresh(
+        self, start: Callable[[Callable[[], Awaitable[None]]], None], within_s: float
+    ) -> Census | None:
         """Return a census that was made now, or else the last one; None if there was none.
 
         Args:
-          nursery: runs the census, which goes on if the caller is cancelled.
+          start: starts a function that makes the census, in another task.
           within_s: how long to wait for it.
         """
-        if not self._counting and time.monotonic() >= self._rests_until_s:
+        if not self._counting and trio.current_time() >= self._rests_until_s:
             self._counting, self._done = True, trio.Event()
-            nursery.start_soon(self._take)
+            start(self._take)
         if self._counting:
             with trio.move_on_after(within_s):
                 await self._done.wait()
@@ -102,13 +103,13 @@ class CensusTaker:
 
     async def _take(self) -> None:
         """Make one census. A failure is logged, and the last census stands."""
-        began_s = time.monotonic()
+        began_s = trio.current_time()
         try:
             self.last = await self._count()
         except Exception:
             _log.exception("cannot count the pending messages for the metrics")
         finally:
-            ended_s = time.monotonic()
+            ended_s = trio.current_time()
             self._rests_until_s = ended_s + _REST_SHARE * (ended_s - began_s)
             self._counting = False
             self._done.set()

@@ -14,9 +14,7 @@ READY = State(
 def test_broker_is_ready_or_says_in_words_why_not() -> None:
     """O4: each reason alone, and all together."""
     assert reasons_not_ready(READY) == []
-    assert reasons_not_ready(None) == [
-        "the broker has not started: it waits for the lease or loads the index"
-    ]
+    assert reasons_not_ready(None) == ["no broker runs: it waits for the lease or loads the index"]
     cases = [
         ({"stopping": True}, "the broker is stopping"),
         ({"lease_left_ms": 0}, "the lease has expired: another broker may take over the database"),
