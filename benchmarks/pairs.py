@@ -1,11 +1,13 @@
 """Compare the working tree with another commit, in pairs of runs on one machine.
 
-    python benchmarks/pairs.py COMMIT [--pairs 7] [--sqlite] [--only WORD ...]
+    python benchmarks/pairs.py COMMIT [--pairs 7] [--sqlite] [--quick] [--scrape] [--only WORD ...]
 
 The measurements are those of docs/benchmarks.md. Each pair runs `escapement bench` once with the
 source of COMMIT and once with the working tree, and the order changes from pair to pair. Prints the
-median figure of each side, and the median, lowest and highest ratio of the pairs. A ratio above 1
-means that the working tree is better.
+median figure of each side, and the median, lowest and highest ratio of the pairs, for the figure
+and for the processor time of the broker, which hardly depends on other load. A ratio above 1
+means that the working tree is better. With --scrape, the broker of the working tree has an HTTP
+side port, and its metrics are read each second.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +27,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from measurements import MEASUREMENTS, Measurement
 
-from support.database.servers import MysqlServer, private_server
+from support.database.servers import MysqlServer, free_port, private_server
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,6 +38,11 @@ class Figure(NamedTuple):
     unit: str
     value: float
     higher_is_better: bool
+    broker_s: float = 0.0  # processor time of the broker
+
+    def with_broker(self, found: dict[str, Any]) -> Figure:
+        """Return this figure with the processor time of the broker."""
+        return self._replace(broker_s=found.get("broker_cpu_seconds", 0.0))
 
 
 def figure_of(found: dict[str, Any]) -> Figure:
@@ -65,43 +74,84 @@ def source_of(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def measure(one: Measurement, source: Path, server: MysqlServer | None) -> Figure:
+@contextlib.contextmanager
+def scraped() -> Iterator[dict[str, str]]:
+    """Scrape a broker that starts with the yielded environment, each second. Print how often."""
+    port, ended, answers = free_port(), threading.Event(), 0
+
+    def scrape() -> None:
+        nonlocal answers
+        while not ended.wait(1):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read()
+                answers += 1
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield {"ESCAPEMENT_HTTP": f"127.0.0.1:{port}"}
+    finally:
+        ended.set()
+        thread.join()
+        print(f"  {answers} scrapes", file=sys.stderr, flush=True)
+
+
+def measure(
+    one: Measurement, source: Path, size: int, server: MysqlServer | None, *, scrape: bool
+) -> Figure:
     """Run `escapement bench` once with the package in ``source``, on an empty database."""
     database = "escapement_pairs"
     log = None if server is None else server.url(database)
     try:
-        found = one.run(log, 1, one.size, {"PYTHONPATH": str(source)})
+        with scraped() if scrape else contextlib.nullcontext({}) as environment:
+            found = one.run(log, 1, size, {"PYTHONPATH": str(source), **environment})
     finally:
         if server is not None:
             server.admin(f"DROP DATABASE IF EXISTS {database}")
     if found is None:
         sys.exit(f"{one.name}: `escapement bench` failed with {source}")
-    return figure_of(found)
+    return figure_of(found).with_broker(found)
 
 
-def compare(one: Measurement, before: Path, pairs: int, server: MysqlServer | None) -> str:
+def compare(
+    one: Measurement,
+    before: Path,
+    options: argparse.Namespace,
+    server: MysqlServer | None,
+) -> str:
     """Run all pairs of one measurement, and return its row of the table."""
     sources = {"before": before, "now": ROOT / "src"}
     figures: dict[str, list[Figure]] = {"before": [], "now": []}
-    for pair in range(pairs):
+    size = one.size // 10 if options.quick else one.size
+    for pair in range(options.pairs):
         order = ["before", "now"] if pair % 2 == 0 else ["now", "before"]
         for name in order:
-            figures[name].append(measure(one, sources[name], server))
-        print(f"  {one.name}: pair {pair + 1} of {pairs}", file=sys.stderr, flush=True)
+            scrape = options.scrape and name == "now"
+            figures[name].append(measure(one, sources[name], size, server, scrape=scrape))
+        print(f"  {one.name}: pair {pair + 1} of {options.pairs}", file=sys.stderr, flush=True)
     ratios = [
         now.value / then.value if now.higher_is_better else then.value / now.value
         for then, now in zip(figures["before"], figures["now"], strict=True)
     ]
+    busy = [
+        then.broker_s / now.broker_s
+        for then, now in zip(figures["before"], figures["now"], strict=True)
+        if then.broker_s and now.broker_s
+    ]
     medians = {name: statistics.median(one.value for one in figures[name]) for name in sources}
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    ratio = f"{statistics.median(ratios):.2f} ({spread})"
     columns = [
         f"{one.name}, {figures['now'][0].unit}",
         rounded(medians["before"]),
         rounded(medians["now"]),
-        ratio,
+        spread(ratios),
+        spread(busy) if busy else "",
     ]
     return f"| {' | '.join(columns)} |"
+
+
+def spread(ratios: list[float]) -> str:
+    """Return the median, the lowest and the highest of some ratios."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def rounded(figure: float) -> str:
@@ -116,6 +166,8 @@ def main() -> None:
     parser.add_argument("commit", help="the commit to compare with")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--sqlite", action="store_true", help="use SQLite instead of MariaDB")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the messages")
+    parser.add_argument("--scrape", action="store_true", help="read the metrics each second")
     parser.add_argument(
         "--only",
         nargs="*",
@@ -128,12 +180,12 @@ def main() -> None:
         before = stack.enter_context(source_of(options.commit))
         server = None if options.sqlite else stack.enter_context(private_server())
         header = [
-            f"| {options.pairs} pairs | {options.commit} | now | ratio |",
-            "|---|---|---|---|",
+            f"| {options.pairs} pairs | {options.commit} | now | ratio | broker processor time |",
+            "|---|---|---|---|---|",
         ]
         print("\n".join(header), flush=True)
         for one in chosen:
-            print(compare(one, before, options.pairs, server), flush=True)
+            print(compare(one, before, options, server), flush=True)
 
 
 if __name__ == "__main__":

@@ -276,6 +276,17 @@ class Broker:
         """Return whether the lease is valid, so that no other broker can deliver messages yet."""
         return self._keeper.held
 
+    @property
+    def lease_left_ms(self) -> int:
+        """How long the lease is still valid; 0 if it has expired."""
+        return self._keeper.left_ms
+
+    @property
+    def commit_age_ms(self) -> int:
+        """The time since the last commit: of a group, or of a renewal of the lease."""
+        last_ms = max(self._keeper.renewed_at_ms, self.services.committed_at_ms or 0)
+        return max(self.clock.lease_ms() - last_ms, 0)
+
     async def checkpoint(self) -> None:
         """Write a checkpoint now."""
         await self.services.checkpointer.checkpoint()

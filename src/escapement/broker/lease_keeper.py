@@ -76,6 +76,16 @@ class LeaseKeeper:
         """Whether no other broker can have taken the lease yet."""
         return self._clock.lease_ms() < self.lease.deadline_ms
 
+    @property
+    def left_ms(self) -> int:
+        """How long the lease is still valid; 0 if it has expired."""
+        return max(self.lease.deadline_ms - self._clock.lease_ms(), 0)
+
+    @property
+    def renewed_at_ms(self) -> int:
+        """When the last renewal that succeeded was sent, by the lease clock."""
+        return self._noted[1]
+
     async def run(self) -> None:
         """Renew the lease forever.
 

@@ -39,6 +39,8 @@ from escapement.broker.session import Session
 from escapement.broker.session.inbound import Inbound
 from escapement.broker.session.request_memory import RequestMemory
 from escapement.broker.session.tls_transport import TlsTransport
+from escapement.broker.side_port.config import SidePortConfig
+from escapement.broker.side_port.shown import Shown
 from escapement.clock import SystemClock
 from escapement.errors import (
     Busy,
@@ -92,6 +94,7 @@ class ServerConfig:
     insecure: bool = False
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     tls: TlsFiles | None = None  # None: without TLS
+    http: SidePortConfig | None = None  # None: no HTTP side port
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda at: None) -> None:
@@ -137,18 +140,25 @@ async def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda a
                 ready()
                 notify("READY=1")
 
+            shown = Shown()
             with log_fields(broker=identity.owner_id), one_error():
-                async with trio.open_nursery() as nursery:
+                async with trio.open_nursery() as beside:
+                    if config.http is not None:
+                        # Imported here, because its packages are an extra.
+                        from escapement.broker.side_port.side_port import run_side_port
+
+                        beside.start_soon(run_side_port, config.http, shown)
                     if certificates is not None:
-                        await nursery.start(_reload_on_hangup, certificates)
+                        await beside.start(_reload_on_hangup, certificates)
                     await _serve_and_repair(
                         make_broker,
                         lambda broker: Bootstrap(broker, config.data, needs_token),
                         listeners,
+                        shown,
                         announce,
                         certificates,
                     )
-                    nursery.cancel_scope.cancel()
+                    beside.cancel_scope.cancel()
                 _log.info("broker.stopped", "stopped")
         finally:
             engine.close()
@@ -202,6 +212,7 @@ async def _serve_and_repair(
     make_broker: Callable[[], Broker],
     make_bootstrap: Callable[[Broker], Bootstrap],
     listeners: list[trio.SocketListener],
+    shown: Shown,
     on_ready: Callable[[], None],
     certificates: Certificates | None,
 ) -> None:
@@ -223,7 +234,9 @@ async def _serve_and_repair(
         broker = make_broker()
         try:
             with one_error():
-                await _serve_once(broker, make_bootstrap(broker), listeners, ready, certificates)
+                await _serve_once(
+                    broker, make_bootstrap(broker), listeners, shown, ready, certificates
+                )
             return
         except IndexDamaged as error:
             if broker.stopping:
@@ -261,10 +274,12 @@ async def _serve_once(
     broker: Broker,
     bootstrap: Bootstrap,
     listeners: list[trio.SocketListener],
+    shown: Shown,
     on_ready: Callable[[], None],
     certificates: Certificates | None,
 ) -> None:
     front = Front(broker, certificates)
+    broker.on_end(shown.end)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch_signals, broker)
         async with trio.open_nursery() as connections:
@@ -272,6 +287,7 @@ async def _serve_once(
             await bootstrap.begin()
             connections.start_soon(bootstrap.run)
             connections.start_soon(front.accept, listeners, connections)
+            shown.show(broker, front.count)
             on_ready()
             await broker.stopped.wait()
             connections.cancel_scope.cancel()
@@ -396,6 +412,10 @@ class Front:
         finally:
             self._sessions.discard(session)
             self._session_ended.set()
+
+    def count(self) -> int:
+        """Return the number of connections."""
+        return len(self._sessions)
 
     def say_goodbye(self) -> None:
         """Tell every peer that the broker is stopping."""

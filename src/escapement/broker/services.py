@@ -29,6 +29,7 @@ from escapement.broker.inbox.inbox_relay import InboxRelay
 from escapement.broker.inbox.scheduler import Scheduler
 from escapement.broker.lease_keeper import LeaseKeeper
 from escapement.broker.log.log_reader import LogReader
+from escapement.broker.metering.totals import Totals
 from escapement.broker.outbox.relays import Relays
 from escapement.broker.publishing.amending import Amending
 from escapement.broker.publishing.publishing import Publishing
@@ -49,6 +50,7 @@ from escapement.broker.tables.tables import Tables
 from escapement.broker.topic.backlogs import Backlogs
 from escapement.broker.topic.passive_topics import PassiveTopics
 from escapement.broker.topic.topic import Topic
+from escapement.broker.upkeep.census import CensusTaker
 from escapement.broker.upkeep.checkpointer import Checkpointer
 from escapement.broker.upkeep.compactor import Compactor
 from escapement.broker.upkeep.drop_oldest import DropOldest
@@ -104,9 +106,12 @@ class Services:
         self._runners = runners
         self._limits = config.limits
         self._frame_bytes = frame_bytes
+        self.totals = Totals()
+        # When the last group commit became durable, by the lease clock; None: none yet.
+        self.committed_at_ms: int | None = None
         self._progress = Progress(dict(ground.index_positions))
         state = ground.state
-        self._passive = PassiveTopics(
+        self.passive_topics = PassiveTopics(
             chunks=state.chunks,
             moves=state.moves,
             attempts=state.attempts,
@@ -136,6 +141,7 @@ class Services:
             self._progress,
             clock,
             self._keeper.lease.epoch,
+            self.totals,
             self._appended,
             self.group_completer.done,
             self.group_completer.look,
@@ -154,6 +160,7 @@ class Services:
             self._committed,
             journal_ends=ground.state.journal_ends,
             on_state=self._database_changed,
+            on_took=self._took,
             max_lanes=limits.commit_lanes,
             max_waiting_bytes=limits.commit_waiting_bytes,
             max_waiting_acks=limits.unwritten_acks,
@@ -173,7 +180,7 @@ class Services:
         self.access = Access(
             Changes(self.pipeline.transact), clock, ground.state.tokens, ground.state.grants
         )
-        self.compactor = Compactor(ground.index, self.registry, self._passive, clock, run)
+        self.compactor = Compactor(ground.index, self.registry, self.passive_topics, clock, run)
         unwritten = Unwritten(
             ground.log,
             self.registry,
@@ -266,7 +273,7 @@ class Services:
             self.pipeline,
             ground.index,
             self._filler,
-            self._passive,
+            self.passive_topics,
             clock,
             limits,
             np.random.default_rng(config.seed),
@@ -275,6 +282,7 @@ class Services:
             doubtful_below_id=lease.doubtful_below_id,
             on_change=self._subscribed,
             on_dead=self._dead,
+            totals=self.totals,
         )
 
     def _serve(self, ground: Ground, config: BrokerConfig) -> None:
@@ -289,6 +297,7 @@ class Services:
                 self._look_at,
                 lambda topic_id: self.timekeeper.schedule(topic_id, None),
                 lambda: self._keeper.held,
+                self.totals,
             ),
             config.limits,
             np.random.default_rng(config.seed),
@@ -410,6 +419,17 @@ class Services:
             self.publishing.check_times,
         )
 
+    def census_taker(self) -> CensusTaker:
+        """Return an object that counts the pending messages of all topics for metrics."""
+        return CensusTaker(
+            self.registry,
+            self.passive_topics,
+            self.tables.topics,
+            self.index,
+            self._drop_oldest,
+            self._clock,
+        )
+
     async def recover(self, ground: Ground) -> None:
         """Replay the journal up to the last group commit."""
         await self.compactor.make_room()
@@ -417,7 +437,7 @@ class Services:
             ground,
             self.registry,
             self.activation,
-            self._passive,
+            self.passive_topics,
             self._progress,
             self.checkpointer,
             self._runners.work,
@@ -463,6 +483,10 @@ class Services:
         self.tables.close()
 
     # -- after a commit --------------------------------------------------------
+
+    def _took(self, commit_s: float) -> None:
+        self.committed_at_ms = self._clock.lease_ms()
+        self.totals.commit_us.add(np.array([int(commit_s * 1e6)]))
 
     def _committed(self, group: Group) -> None:
         self._settlement.take(group)

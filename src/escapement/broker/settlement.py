@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from escapement.broker.metering.totals import Totals
 from escapement.broker.publishing.publishing import Publishing
 from escapement.broker.publishing.rescheduling import Restatement
 from escapement.broker.registry.registry import Registry
@@ -35,6 +36,7 @@ class Settlement:
     Args:
       subscriptions: all subscriptions with a runtime, by id.
       epoch: the epoch of the lease that the groups are committed under.
+      totals: the counters of the whole broker.
       on_appended: called with each topic that has new, moved or cancelled messages.
       on_done: called with a topic that watches groups, a subscription of it, and the messages with
         which the subscription is now done.
@@ -52,6 +54,7 @@ class Settlement:
         progress: Progress,
         clock: Clock,
         epoch: int,
+        totals: Totals,
         on_appended: Callable[[Topic], None],
         on_done: Callable[[Topic, Subscription, Int64s], None],
         on_left: Callable[[Topic], None],
@@ -64,6 +67,7 @@ class Settlement:
         self._progress = progress
         self._clock = clock
         self._epoch = epoch
+        self._totals = totals
         self._on_appended = on_appended
         self._on_done = on_done
         self._on_left = on_left
@@ -128,6 +132,7 @@ class Settlement:
         restated.item.context()
 
     def _cancel(self, cancelled: Acks) -> None:
+        self._totals.cancelled += len(cancelled.offsets)
         topic = self._registry.active.get(cancelled.topic_id)  # None: the topic was deleted
         if topic is not None:
             topic.amendments.cancelled.committed(cancelled.offsets)
@@ -155,6 +160,7 @@ class Settlement:
         publications: list[Publication] = [append.context for append in part.appends]
         if topic is not None:
             if len(part.due_ms):
+                self._totals.published += len(part.due_ms)
                 batches = [publication.batch for publication in publications]
                 topic.accept(part.base_offset, part.due_ms, MessageBatch.concat(batches), now_ms)
             if part.has_members:

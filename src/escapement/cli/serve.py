@@ -23,12 +23,14 @@ from escapement.broker.config import MOST_PARALLELISM, BrokerConfig
 from escapement.broker.limits import DEFAULT_LIMITS, MIB
 from escapement.broker.server import DEFAULT_HOST, ServerConfig
 from escapement.broker.server import serve as serve_until_stopped
+from escapement.broker.side_port.config import DEFAULT_HTTP_PORT, SidePortConfig
 from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.cli.input.configuration import ConfiguredCommand, Setting, config_warnings
 from escapement.cli.input.database_urls import database_url_option
 from escapement.cli.input.parameters import (
     duration_ms,
     host_and_port,
+    host_and_port_or,
     host_and_port_text,
     positive_duration_ms,
     size_bytes,
@@ -182,6 +184,25 @@ _option = partial(click.option, cls=Setting, show_default=True, show_envvar=True
     help="Most due messages a subscription keeps in memory; the others stay on disk.",
 )
 @_option(
+    "--http",
+    type=host_and_port_or(DEFAULT_HTTP_PORT),
+    metavar="HOST:PORT",
+    envvar="ESCAPEMENT_HTTP",
+    help="Address of the HTTP side port: health, metrics. Off by default.",
+)
+@_option(
+    "--http-admin/--no-http-admin",
+    default=False,
+    envvar="ESCAPEMENT_HTTP_ADMIN",
+    help="Serve /admin/v1 on the HTTP side port, for programs on this machine.",
+)
+@_option(
+    "--http-insecure/--no-http-insecure",
+    default=False,
+    envvar="ESCAPEMENT_HTTP_INSECURE",
+    help="Allow --http on an address that other machines reach.",
+)
+@_option(
     "--log-level",
     type=click.Choice(LEVELS, case_sensitive=False),
     default="info",
@@ -215,6 +236,9 @@ def serve(
     max_commits_per_second: float | None,
     index_memory_bytes: int,
     ready_messages: int,
+    http: tuple[str, int] | None,
+    http_admin: bool,
+    http_insecure: bool,
     log_level: str,
     log_format: LogFormat,
 ) -> None:
@@ -228,6 +252,9 @@ def serve(
         _log.warning("config.readable_by_others", "%s", warning)
     if binary_logs:
         check_package()
+    side_port = None if http is None else SidePortConfig(*http, admin=http_admin)
+    if side_port is not None:
+        side_port.check(insecure=http_insecure)
     limits = replace(
         DEFAULT_LIMITS,
         max_delay_ms=max_delay_ms,
@@ -246,7 +273,7 @@ def serve(
     )
     host, port = listen
     tls = _tls_files(tls_cert, tls_key, tls_client_ca)
-    config = ServerConfig(data, log_url, host, port, insecure, broker, tls)
+    config = ServerConfig(data, log_url, host, port, insecure, broker, tls, side_port)
     # Otherwise each thread keeps the memory of large messages that it has freed, together several
     # hundred MiB.
     share_one_heap()

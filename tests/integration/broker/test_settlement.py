@@ -12,6 +12,7 @@ import trio
 
 from escapement import testing
 from escapement.broker.broker import BrokerConfig
+from escapement.broker.metering.totals import Totals
 from escapement.broker.publishing.rescheduling import Restatement
 from escapement.broker.settlement import Settlement
 from escapement.broker.subscription.subscription import Subscription
@@ -55,6 +56,7 @@ class Settled:
             services._progress,
             self.world.clock,
             1,
+            Totals(),
             self.appended.append,
             self._done,
             self.left.append,

@@ -54,6 +54,13 @@ def refused(*options: str | Path, **variables: str) -> str:
     return done.stderr
 
 
+def test_http_address_that_other_machines_reach_is_refused(tmp_path: Path) -> None:
+    """O4: the error names the option that allows it."""
+    said = refused("--data", tmp_path, "--http", "0.0.0.0")
+    assert "--http 0.0.0.0 is not a loopback address" in said
+    assert "--http-insecure" in said
+
+
 @pytest.fixture(params=["sqlite", "mysql"])
 def log_url(request: pytest.FixtureRequest) -> str | None:
     """No URL for SQLite, and the URL of a new MySQL database."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
+from escapement.broker.metering.totals import Totals
 from escapement.broker.subscription.delivery.consumer import Consumer
 from escapement.broker.subscription.retries.backoff import DEFAULT_ACK_WAIT_MS
 from escapement.broker.subscription.shared import SharedSubscription
@@ -38,7 +39,7 @@ def subscription(ready_messages: int = 4, large_offer: int = 2048) -> SharedSubs
     record = SubscriptionRecord(1, 1, "s", "shared", 0, 0, 0, 0, 0, 1)
     limits = BrokerLimits(ready_messages=ready_messages, large_offer=large_offer)
     environment = Environment(
-        limits, lambda item: None, np.random.default_rng(0), Amendments(), lambda it: None
+        limits, lambda item: None, np.random.default_rng(0), Amendments(), lambda it: None, Totals()
     )
     made = SharedSubscription(record, environment, 0, KEY_MIN)
     consumer = Consumer(1, 1, "c", Outlet(), 0, DEFAULT_ACK_WAIT_MS)

@@ -35,6 +35,7 @@ BROKER_FLOORS: list[set[str]] = [
         "limits",
         "lobby",
         "log",
+        "metering",
         "outage",
         "runners",
         "service_manager",
@@ -53,7 +54,7 @@ BROKER_FLOORS: list[set[str]] = [
     {"services"},
     {"broker"},
     {"admin"},
-    {"session"},
+    {"session", "side_port"},
     {"bootstrap"},
     {"server"},
 ]

@@ -210,12 +210,21 @@ def needs_of(command: wire.Command) -> Iterator[Need]:
       InvalidRequest: if the name of a resource is missing or not valid.
     """
     if isinstance(command, wire.Admin):
-        try:
-            yield from _needs(VERB_NEEDS.get(command.verb, ()), command.arguments.get)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{command.verb}: {error}") from None
+        yield from needs_of_verb(command.verb, command.arguments)
     else:
         yield from _needs(COMMAND_NEEDS[type(command)], lambda name: getattr(command, name))
+
+
+def needs_of_verb(verb: str, arguments: Mapping[str, Any]) -> Iterator[Need]:
+    """Yield what a verb of administration needs. One that does not exist needs nothing.
+
+    Raises:
+      InvalidRequest: if the name of a resource is missing or not valid.
+    """
+    try:
+        yield from _needs(VERB_NEEDS.get(verb, ()), arguments.get)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{verb}: {error}") from None
 
 
 def _needs(row: Row, get: Get) -> Iterator[Need]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.metering.totals import Totals
 from escapement.broker.subscription.ordered import OrderedSubscription
 from escapement.broker.subscription.shared import SharedSubscription
 from escapement.broker.subscription.subscription import Environment, Subscription
@@ -39,6 +40,7 @@ class Activation:
       doubtful_below_id: it may have delivered them to subscriptions with lower ids.
       on_change: called with a topic that got a new or another subscription.
       on_dead: called with a subscription that has new dead messages.
+      totals: the counters of the whole broker.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Activation:
         doubtful_below_id: int,
         on_change: Callable[[Topic], None],
         on_dead: Callable[[Subscription], None],
+        totals: Totals,
     ) -> None:
         self._pipeline = pipeline
         self._index = index
@@ -71,6 +74,7 @@ class Activation:
         self._doubtful_below_id = doubtful_below_id
         self._on_change = on_change
         self._on_dead = on_dead
+        self._totals = totals
         self.recovered_at_ms = clock.now_ms()
         # Whether the journal is being replayed. It may still add attempts to new subscriptions, so
         # they are not begun.
@@ -135,6 +139,7 @@ class Activation:
             self._rng,
             topic.amendments,
             self._on_dead,
+            self._totals,
             # Subscriptions with higher ids did not exist when the earlier broker delivered.
             self.doubtful_until_ms if record.id < self._doubtful_below_id else 0,
         )

@@ -212,6 +212,8 @@ class DueSubscription(Subscription):
         now_ms: int,
         wanted_ms: Int64s | None = None,
     ) -> list[HandOver]:
+        if int(rows.due_ms.max()) > now_ms:
+            self._totals.early += int(np.count_nonzero(rows.due_ms > now_ms))
         return super()._deliver(takers, self._assumed.with_attempts(rows), now_ms, wanted_ms)
 
     def _finish_undelivered(self, rows: Rows, reason: Reason, to_dead_letter: bool) -> None:
@@ -308,6 +310,11 @@ class DueSubscription(Subscription):
         if self._order is not None:
             return [self._order.queues]
         return [band.ready for band in self.bands]
+
+    def oldest_ready_ms(self) -> int | None:
+        """Return the lowest due time of a ready message; None if none is ready. O(n)."""
+        due_ms = self._ready_again().due_ms
+        return int(due_ms.min()) if len(due_ms) else None
 
     def _forget_ready(self, offsets: Int64s) -> None:
         for store in self._stores:
@@ -566,9 +573,10 @@ class DueSubscription(Subscription):
         if self._skipping is not None:
             self._skipping.skipped_from = None
 
-    def count_open(self, due_ms: Int64s, offsets: Int64s) -> int:
-        """Return how many of these messages are open; they are sorted by position key."""
-        return self._open(Rows.fresh(due_ms, offsets)).once().height if len(offsets) else 0
+    def open_of(self, due_ms: Int64s, offsets: Int64s) -> Rows:
+        """Return which of these messages are open; they are sorted by position key."""
+        rows = Rows.fresh(due_ms, offsets)
+        return self._open(rows).once() if len(offsets) else rows
 
     def drop_held(self, most: int, below: Key | None) -> int:
         """Drop the oldest messages that are ready or in retry; return how many were dropped.

@@ -81,6 +81,10 @@ class OrderedSubscription(Subscription):
         if was_active and self.active is not None:
             self.active.outlet.active(self.active.wire_id, True)
 
+    @property
+    def ready_count(self) -> int:
+        return sum(part.rows.height for part in self._buffer)
+
     # -- reading ---------------------------------------------------------------------
 
     def covers(self, due_ms: Int64s, offsets: Int64s) -> npt.NDArray[np.bool_]:
@@ -287,7 +291,7 @@ class OrderedSubscription(Subscription):
         consumer = self.active
         taken: list[HandOver] = []
         # Held messages that are not buffered: in flight, in retry or dead.
-        unacked = len(self.held) - sum(part.rows.height for part in self._buffer)
+        unacked = len(self.held) - self.ready_count
         room = self.limits.unacked_messages - unacked
         if consumer is None or not self._buffer or room <= 0:
             return taken

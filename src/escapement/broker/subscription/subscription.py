@@ -39,6 +39,7 @@ import numpy.typing as npt
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
 from escapement.broker.log.cursor import Cursor
+from escapement.broker.metering.totals import Totals
 from escapement.broker.subscription.counts import Counts
 from escapement.broker.subscription.dead_letters.dead_letter import Dead, Reason
 from escapement.broker.subscription.dead_letters.dead_messages import DeadMessages
@@ -72,6 +73,7 @@ class Environment(NamedTuple):
       rng: random numbers for the jitter of back-offs.
       amendments: which messages of the topic were cancelled or moved to another due time.
       on_dead: called with a subscription when messages are added to its ``dead``.
+      totals: the counters of the whole broker.
       doubtful_until_ms: the time up to which an earlier broker, which did not stop cleanly, may
         have delivered messages without recording it; 0 if there is none. Messages that it may have
         delivered are marked redelivered.
@@ -82,6 +84,7 @@ class Environment(NamedTuple):
     rng: np.random.Generator
     amendments: Amendments
     on_dead: Callable[[Subscription], None]
+    totals: Totals
     doubtful_until_ms: int = 0
 
 
@@ -90,7 +93,7 @@ class Subscription(ABC):
 
     def __init__(self, record: SubscriptionRecord, environment: Environment, now_ms: int) -> None:
         """Create a subscription that holds no messages."""
-        limits, submit, rng, amendments, on_dead, doubtful_until_ms = environment
+        limits, submit, rng, amendments, on_dead, totals, doubtful_until_ms = environment
         self.record = record
         self.limits = limits
         self.doubtful_until_ms = doubtful_until_ms
@@ -114,6 +117,7 @@ class Subscription(ABC):
         self.gave_back = False  # whether messages were given back since the last quota check
         self._submit = submit
         self._on_dead = on_dead
+        self._totals = totals
         self._rng = rng
         self._amendments = amendments
 
@@ -153,6 +157,16 @@ class Subscription(ABC):
         These are rows that were delivered before, and rows that an earlier broker may have
         delivered without recording it. ``attempts`` of the rows counts the present delivery.
         """
+
+    @property
+    @abstractmethod
+    def ready_count(self) -> int:
+        """The number of ready messages that are held."""
+
+    @property
+    def retrying(self) -> int:
+        """The number of messages that wait in retry for another attempt."""
+        return max(len(self.held) - self.ready_count - len(self.in_flight) - len(self.dead), 0)
 
     @property
     def scatters(self) -> bool:
@@ -265,6 +279,7 @@ class Subscription(ABC):
             if self.held.discard(bits) > settled:
                 self._forget_ready(fresh)
             self.counts.acknowledged += len(fresh)
+            self._totals.acknowledged += len(fresh)
             if lapsed is not None and len(lapsed):
                 every = len(fresh) == len(offsets)
                 unsent = lapsed if every else lapsed[np.isin(lapsed, fresh)]
@@ -520,6 +535,7 @@ class Subscription(ABC):
 
         self.held.discard(offsets)
         self.counts.dead_lettered += len(offsets)
+        self._totals.dead_lettered += len(offsets)
         self.acknowledge(offsets, durable, lambda fresh: inbox_entries, lapsed=self._unsent(rows))
 
     def expire(self, rows: Rows) -> None:
@@ -529,6 +545,7 @@ class Subscription(ABC):
         messages.
         """
         self.counts.expired += rows.height
+        self._totals.expired += rows.height
         self._finish_undelivered(rows, "expired", self.record.policy.expired_to_dead_letter)
 
     def _drop(self, rows: Rows) -> None:
@@ -538,6 +555,7 @@ class Subscription(ABC):
         messages.
         """
         self.counts.dropped += rows.height
+        self._totals.dropped += rows.height
         self._finish_undelivered(rows, "dropped", self.record.policy.dropped_to_dead_letter)
 
     def _finish_undelivered(self, rows: Rows, reason: Reason, to_dead_letter: bool) -> None:
@@ -644,12 +662,13 @@ class Subscription(ABC):
                 deadline_ms[tried] = policy.until_ms(now_ms, rows.counts[tried], chance)
                 first_ms = int(deadline_ms[low:high].min())
             firsts_ms.append(first_ms)
+        wanted_ms = self._wanted_ms(rows, wanted_ms)
         made = self.in_flight.deliver(
             [(consumer.id, height) for consumer, height in takers],
             rows,
             deadline_ms,
             now_ms,
-            self._wanted_ms(rows, wanted_ms),
+            wanted_ms,
         )
         watched = [
             (delivery_id, first_ms)
@@ -661,6 +680,10 @@ class Subscription(ABC):
         self.throttle.delivered(rows.height, now_ms)
         self.counts.delivered += rows.height
         self.counts.redelivered += again
+        self._totals.delivered += rows.height
+        self._totals.redelivered += again
+        late_ms = now_ms - wanted_ms
+        self._totals.lateness_ms.add(late_ms[rows.attempts == 1] if again else late_ms)
         return [
             HandOver(consumer, own, delivery_id)
             for (consumer, _), (delivery_id, own) in zip(takers, made, strict=True)

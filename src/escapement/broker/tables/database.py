@@ -18,6 +18,7 @@ import trio
 
 from escapement.broker.delivery.pump import Pump
 from escapement.broker.limits import BrokerLimits
+from escapement.broker.metering.totals import Totals
 from escapement.broker.subscription.subscription import Subscription
 from escapement.broker.tables.claim import Claim
 from escapement.broker.tables.claims import Claims
@@ -85,12 +86,14 @@ class Delivery(NamedTuple):
       look_at: called with a topic that may have work.
       unschedule: called with the id of a topic that is gone.
       holds_lease: returns whether the broker holds its lease.
+      totals: the counters of the whole broker.
     """
 
     make_pump: Callable[[TableIndex, Run, Callable[[], bool]], Pump]
     look_at: Callable[[Topic], None]
     unschedule: Callable[[int], None]
     holds_lease: Callable[[], bool]
+    totals: Totals
 
 
 class Database:
@@ -403,6 +406,7 @@ class Database:
             self._rng,
             self._clock.now_ms,
             self.writer.submit,
+            self._delivery.totals,
         )
         self._tables[name] = self._by_id[table.topic.id] = table
         table.begin(now_ms)

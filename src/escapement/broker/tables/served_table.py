@@ -9,6 +9,7 @@ import numpy as np
 
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.log.amendments import Amendments
+from escapement.broker.metering.totals import Totals
 from escapement.broker.subscription.priorities.ready import Rows
 from escapement.broker.subscription.subscription import Environment
 from escapement.broker.tables.cached_rows import CachedRows
@@ -65,9 +66,11 @@ class ServedTable:
         rng: np.random.Generator,
         clock_ms: Callable[[], int],
         submit: Callable[[ServedTable, Acks | Attempts], None],
+        totals: Totals,
     ) -> None:
         now_ms = clock_ms()
         self._clock_ms = clock_ms
+        self._totals = totals
         self.table = table
         self.statements = RowStatements(table)
         self.cached = CachedRows(first_offset)
@@ -95,7 +98,7 @@ class ServedTable:
             id, id, SUBSCRIPTION, "shared", 0, 0, 0, 0, 0, id, _policy(table.directives)
         )
         environment = Environment(
-            limits, lambda item: submit(self, item), rng, Amendments(), lambda _: None
+            limits, lambda item: submit(self, item), rng, Amendments(), lambda _: None, totals
         )
         self.subscription = TableSubscription(record, environment, clock_ms, self.removed)
 
@@ -263,6 +266,7 @@ class ServedTable:
         if not tried.all():
             fresh = ~tried
             self.topic.found(due_ms[fresh], offsets[fresh], traits[fresh], now_ms)
+            self._totals.published += int(np.count_nonzero(fresh))
         if tried.any():
             attempts = np.minimum(versions.epochs[tried], MOST_ATTEMPTS)
             # The time of the next attempt is known, and the first due time is not.

@@ -172,6 +172,10 @@ class PassiveTopics:
         """
         return self._lengths.get(subscription_id, 0)
 
+    def figures(self, topic_id: int) -> Figures | None:
+        """Return the figures of a passive topic; None if this broker has not served it."""
+        return self._figures.get(topic_id)
+
     def cancelled(self, topic_id: int) -> int:
         """Return how many messages of a passive topic are cancelled.
 

@@ -13,9 +13,8 @@ other acknowledgements.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-import numpy as np
 import trio
 
 from escapement.broker.log.log_reader import LogReader
@@ -34,6 +33,13 @@ _STEP_KEYS: Final = 65_536
 # Reads of the log in one sweep for expired messages. The next sweep comes a second later, so that
 # other subscriptions can read meanwhile.
 _READS: Final = 16
+
+
+class Sighted(NamedTuple):
+    """Messages that were counted key by key."""
+
+    number: int
+    first_ms: int | None  # the lowest due time among them; None if there are none
 
 
 class DropOldest:
@@ -80,15 +86,23 @@ class DropOldest:
         """
         if not isinstance(subscription, SharedSubscription):
             return topic.waiting(subscription)
+        unread = await self.unread(topic, subscription)
+        return len(subscription.held) - len(subscription.dead) + unread.number
+
+    async def unread(self, topic: Topic, subscription: SharedSubscription) -> Sighted:
+        """Count the open messages that are due and that a subscription has still to read."""
         frontier = Key(topic.frontier_ms(self._clock.now_ms()) + 1, 0)
-        waiting = len(subscription.held) - len(subscription.dead)
+        counted, first_ms = 0, None
         at = subscription.waits_from
         while at is not None and at < frontier:
             plan = self._index.plan(topic.id, at, frontier, _STEP_KEYS)
             due_ms, offsets, _ = await read_from(plan, self._run, plan.read_traits)
-            waiting += subscription.count_open(due_ms, offsets)
+            rows = subscription.open_of(due_ms, offsets)
+            if first_ms is None and rows.height:
+                first_ms = int(rows.due_ms.min())
+            counted += rows.height
             at = plan.stop
-        return waiting
+        return Sighted(counted, first_ms)
 
     async def weigh(self, topic: Topic, counts_all: bool) -> Weighed:
         """Count the backlog of a topic key by key.
@@ -103,21 +117,24 @@ class DropOldest:
         for subscription in list(topic.consumed()):
             dues.append((subscription, await self.count(topic, subscription)))
             await trio.lowlevel.checkpoint()
-        ahead = await self._ahead(topic) if counts_all else None
+        ahead = (await self.ahead(topic)).number if counts_all else None
         return amount_of(self._index, topic, dues, self._clock.now_ms(), ahead), dues
 
-    async def _ahead(self, topic: Topic) -> int:
-        """Return exactly how many messages of a topic are not yet due and not cancelled."""
-        counted, now_ms = 0, self._clock.now_ms()
+    async def ahead(self, topic: Topic) -> Sighted:
+        """Count the messages of a topic that are not yet due and not cancelled."""
+        counted, first_ms, now_ms = 0, None, self._clock.now_ms()
         at = Key(now_ms + 1, 0)
         while at < KEY_MAX:
             plan = self._index.plan(topic.id, at, KEY_MAX, _STEP_KEYS)
             due_ms, offsets = await read_from(plan, self._run, plan.read)
             hidden = topic.amendments.hidden(due_ms, offsets)
-            counted += len(offsets) - (0 if hidden is None else int(np.count_nonzero(hidden)))
+            due_ms = due_ms if hidden is None else due_ms[~hidden]
+            if first_ms is None and len(due_ms):
+                first_ms = int(due_ms[0])
+            counted += len(due_ms)
             at = plan.stop
             await trio.lowlevel.checkpoint()
-        return counted
+        return Sighted(counted, first_ms)
 
     async def expire(self, topic: Topic, subscription: OrderedSubscription) -> None:
         """Expire messages of an exclusive or failover subscription, oldest first.

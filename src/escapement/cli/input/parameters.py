@@ -65,20 +65,27 @@ def size_bytes(*, least: str) -> Callable[[str], int]:
     return read
 
 
-def host_and_port(text: str) -> tuple[str, int]:
-    """Parse ``host``, ``host:port`` or ``[address]:port`` into the pair of host and port."""
-    if text.isdecimal():  # would be the address of a host, 0.0.29.226 for 7650
-        raise click.BadParameter(
-            f"{text!r} is only a port. Write HOST:PORT, such as 127.0.0.1:{text}."
-        )
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or parts.netloc != text or "@" in text:
-        raise click.BadParameter(f"{text!r} is not host:port, such as 127.0.0.1:7650.")
-    return host, DEFAULT_PORT if port is None else port
+def host_and_port_or(default: int) -> Callable[[str], tuple[str, int]]:
+    """Return a parser of ``host``, ``host:port`` or ``[address]:port`` with a default port."""
+
+    def read(text: str) -> tuple[str, int]:
+        if text.isdecimal():  # would be the address of a host, 0.0.29.226 for 7650
+            raise click.BadParameter(
+                f"{text!r} is only a port. Write HOST:PORT, such as 127.0.0.1:{text}."
+            )
+        try:
+            parts = urlsplit(f"//{text}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or parts.netloc != text or "@" in text:
+            raise click.BadParameter(f"{text!r} is not host:port, such as 127.0.0.1:{default}.")
+        return host, default if port is None else port
+
+    return read
+
+
+host_and_port = host_and_port_or(DEFAULT_PORT)
 
 
 def host_and_port_text(host: str, port: int) -> str:

@@ -69,6 +69,7 @@ class CommitPipeline:
         *,
         journal_ends: Mapping[int, JournalPosition],
         on_state: Callable[[State], None] = lambda state: None,
+        on_took: Callable[[float], None] = lambda took_s: None,
         max_lanes: int = DEFAULT_LANES,
         max_waiting_bytes: int = DEFAULT_WAITING_BYTES,
         max_waiting_acks: int = DEFAULT_WAITING_ACKS,
@@ -82,6 +83,7 @@ class CommitPipeline:
           on_commit: is called with each durable group.
           journal_ends: by lane, the position of the last entry in the journal.
           on_state: is called when :attr:`state` changes, but not when the pipeline ends.
+          on_took: is called with the seconds that each durable group took.
           max_lanes: limit of lanes. The engine may have a lower limit.
           max_waiting_bytes: limit of the bytes that wait for commit. Beyond it, appends are refused
             with ``Busy``.
@@ -111,6 +113,7 @@ class CommitPipeline:
                 waiting=self._waiting,
                 min_interval_s=interval_s,
                 on_commit=on_commit,
+                on_took=on_took,
                 on_change=self._changed,
             )
             for number in range(count)

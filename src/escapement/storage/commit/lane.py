@@ -112,6 +112,7 @@ class Lane:
         waiting: Waiting,
         min_interval_s: float,
         on_commit: Callable[[Group], None],
+        on_took: Callable[[float], None],
         on_change: Callable[[], None],
     ) -> None:
         self.number = number
@@ -125,6 +126,7 @@ class Lane:
         self._waiting = waiting
         self._min_interval_s = min_interval_s
         self._on_commit = on_commit
+        self._on_took = on_took
         self._on_change = on_change
         self._queue: deque[Item] = deque()
         self._group: Group | None = None
@@ -320,6 +322,7 @@ class Lane:
         self._waiting.ack_items -= len(group.acks)
         self._log.wrote(group.log_bytes)
         self._set_state(State.UP)
+        self._on_took(trio.current_time() - self._last_start_s)
         self._on_commit(group)
         for statement in group.statements:
             statement.settle()

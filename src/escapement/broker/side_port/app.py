@@ -1,0 +1,187 @@
+"""The routes of the side port, as a Starlette application.
+
+========================  ==============================================================
+``GET /livez``            200 as long as the event loop turns
+``GET /readyz``           200 if the broker is ready, or 503 with the reasons in words
+``GET /metrics``          the metrics of the whole broker
+``GET /metrics/detailed``  those of each topic and subscription of ``?namespace=``
+``POST /admin/v1/…``      a verb of administration; the arguments are the JSON body
+========================  ==============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Final
+
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from escapement.broker.access.needs import needs_of_verb
+from escapement.broker.admin.admin import VERBS, Admin
+from escapement.broker.side_port import json_values
+from escapement.broker.side_port.access import Refused, caller_of
+from escapement.broker.side_port.collector import families_of, render
+from escapement.broker.side_port.detailed import detailed_families
+from escapement.broker.side_port.health import reasons_not_ready, state_of
+from escapement.broker.side_port.openapi import PREFIX, document, path_of
+from escapement.broker.side_port.readings import take_readings
+from escapement.broker.side_port.shown import Shown
+from escapement.errors import (
+    AccessDenied,
+    AlreadyExists,
+    Busy,
+    Conflict,
+    EscapementError,
+    InvalidRequest,
+    NotFound,
+    ShuttingDown,
+    StorageUnavailable,
+    Unauthenticated,
+)
+from escapement.names import NamespaceName
+
+# The most requests, beside /livez and /readyz, that are handled at once. Further ones get 503.
+MOST_REQUESTS: Final = 16
+# The most bytes of the body of a request.
+MOST_BODY_BYTES: Final = 1 << 20
+# How long a scrape waits for the numbers of messages. Then it shows the last ones.
+CENSUS_WAIT_S: Final = 2.0
+_STATUSES: Final[dict[type[EscapementError], int]] = {
+    Unauthenticated: 401,
+    AccessDenied: 403,
+    Refused: 403,
+    NotFound: 404,
+    AlreadyExists: 409,
+    Conflict: 409,
+    InvalidRequest: 400,
+    Busy: 503,
+    ShuttingDown: 503,
+    StorageUnavailable: 503,
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class SidePortApp:
+    """The application.
+
+    Args:
+      shown: the broker to show.
+      nursery: runs the census, which outlives the request that asks for it.
+      admin: whether to serve /admin/v1.
+    """
+
+    def __init__(self, shown: Shown, nursery: trio.Nursery, *, admin: bool) -> None:
+        self._shown = shown
+        self._nursery = nursery
+        self._requests = 0
+        routes = [
+            Route("/livez", self._live),
+            Route("/readyz", self._ready),
+            Route("/metrics", self._bounded(self._metrics)),
+            Route("/metrics/detailed", self._bounded(self._detailed)),
+        ]
+        if admin:
+            routes.append(Route(f"{PREFIX}/openapi.json", self._bounded(self._openapi)))
+            routes += [
+                Route(
+                    path_of(verb), self._bounded(partial(self._carry_out, verb)), methods=["POST"]
+                )
+                for verb in VERBS
+            ]
+        self.asgi = Starlette(routes=routes)
+
+    # -- health ----------------------------------------------------------------
+
+    async def _live(self, request: Request) -> Response:
+        return PlainTextResponse("alive\n")
+
+    async def _ready(self, request: Request) -> Response:
+        reasons = reasons_not_ready(state_of(self._shown))
+        if reasons:
+            return PlainTextResponse("".join(f"{one}\n" for one in reasons), 503)
+        return PlainTextResponse("ready\n")
+
+    # -- metrics ---------------------------------------------------------------
+
+    async def _metrics(self, request: Request) -> Response:
+        await self._shown.freshen_census(self._nursery, CENSUS_WAIT_S)
+        families = families_of(take_readings(self._shown))
+        return _rendered(*render(families, request.headers.get("accept", ""), process=True))
+
+    async def _detailed(self, request: Request) -> Response:
+        text = request.query_params.get("namespace")
+        if text is None:
+            raise InvalidRequest("name a namespace: /metrics/detailed?namespace=tenant/namespace")
+        with self._shown.use() as broker:
+            families = await detailed_families(broker, NamespaceName.parse(text))
+        accept = request.headers.get("accept", "")
+        # Rendering thousands of series takes long. A thread lets the event loop turn meanwhile.
+        return _rendered(*await trio.to_thread.run_sync(render, families, accept))
+
+    # -- administration --------------------------------------------------------
+
+    async def _openapi(self, request: Request) -> Response:
+        with self._shown.use() as broker:
+            caller_of(request, broker.services.access)
+        return JSONResponse(document())
+
+    async def _carry_out(self, verb: str, request: Request) -> Response:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise InvalidRequest(
+                "Send the arguments with the header Content-Type: application/json."
+            )
+        with self._shown.use() as broker:
+            caller = caller_of(request, broker.services.access)
+        arguments = json_values.decode(await _body(request))
+        with self._shown.use() as broker:
+            caller.check(needs_of_verb(verb, arguments))
+            broker.check_open()
+            result = await Admin(broker).carry_out(verb, arguments)
+        return Response(json_values.encode(result), media_type="application/json")
+
+    # -- every request ---------------------------------------------------------
+
+    def _bounded(self, handler: Handler) -> Handler:
+        """Return a handler that refuses a request beyond the bound and answers with errors."""
+
+        async def handle(request: Request) -> Response:
+            if self._requests >= MOST_REQUESTS:
+                return _error(Busy(f"{MOST_REQUESTS} requests are in progress; try again"))
+            self._requests += 1
+            try:
+                return await handler(request)
+            except EscapementError as error:
+                return _error(error)
+            finally:
+                self._requests -= 1
+
+        return handle
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async with aclosing(request.stream()) as stream:
+        async for part in stream:
+            body += part
+            if len(body) > MOST_BODY_BYTES:
+                raise InvalidRequest(f"The body has more than {MOST_BODY_BYTES} bytes.")
+    return bytes(body)
+
+
+def _rendered(body: bytes, content_type: str) -> Response:
+    return Response(body, headers={"content-type": content_type})
+
+
+def _error(error: EscapementError) -> Response:
+    status = next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), 500)
+    body = {"error": error.code, "message": str(error), "retryable": error.retryable}
+    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(body, status, headers)

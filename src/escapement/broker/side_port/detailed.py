@@ -1,0 +1,140 @@
+"""The metrics of each topic and subscription of one namespace, in a bounded number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import trio
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from escapement.broker.broker import Broker
+from escapement.broker.subscription.counts import Counts
+from escapement.names import NamespaceName
+from escapement.storage.catalog.catalog import TopicRecord
+
+# The most series of one answer. Further topics are left out, and the answer has their number.
+MAX_SERIES: Final = 10_000
+# Topics that are read in one step of the event loop.
+_STEP_TOPICS: Final = 20
+_TOPIC: Final = "escapement_topic_"
+_SUBSCRIPTION: Final = "escapement_subscription_"
+_COUNTS: Final = (
+    "delivered", "redelivered", "acknowledged", "nacked", "released", "timed_out",
+    "dead_lettered", "expired", "dropped",
+)  # fmt: skip
+_GAUGES: Final = ("ready", "in_flight", "retrying", "unacknowledged")
+_TOPIC_SERIES: Final = 2
+_SUBSCRIPTION_SERIES: Final = len(_COUNTS) + len(_GAUGES) + 1
+
+
+class _Families:
+    """The families of an answer, which are filled one topic after the other."""
+
+    def __init__(self) -> None:
+        names = ["topic"]
+        self.published = CounterMetricFamily(
+            f"{_TOPIC}messages_published", "Messages stored in the topic", labels=names
+        )
+        self.entries = GaugeMetricFamily(
+            f"{_TOPIC}index_entries", "Entries of the index, finished ones included", labels=names
+        )
+        names = ["topic", "subscription"]
+        self.counts = {
+            name: CounterMetricFamily(
+                f"{_SUBSCRIPTION}messages_{name}",
+                f"Messages {name}".replace("_", " "),
+                labels=names,
+            )
+            for name in _COUNTS
+        }
+        self.gauges = {
+            name: GaugeMetricFamily(
+                f"{_SUBSCRIPTION}messages_{name}",
+                f"Messages {name}".replace("_", " "),
+                labels=names,
+            )
+            for name in _GAUGES
+        }
+        self.consumers = GaugeMetricFamily(
+            f"{_SUBSCRIPTION}consumers", "Consumers of the subscription", labels=names
+        )
+
+    def all(self, left_out: int) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "escapement_detailed_topics_left_out",
+            f"Topics without series here, because an answer has at most {MAX_SERIES} series",
+            value=left_out,
+        )
+        yield self.published
+        yield self.entries
+        yield from self.counts.values()
+        yield from self.gauges.values()
+        yield self.consumers
+
+
+async def detailed_families(broker: Broker, namespace: NamespaceName) -> list[Metric]:
+    """Return the metrics of each topic of a namespace and of its subscriptions.
+
+    Counters begin at 0 when the broker starts, and end with their topic. No topic becomes active.
+    Works in steps, so topics that are created or deleted meanwhile may be there or not.
+
+    Raises:
+      NotFound: if the namespace does not exist.
+    """
+    registry = broker.registry
+    registry.namespaces.find(namespace)
+    prefix = namespace.full + "/"
+    families, series, left_out = _Families(), 0, 0
+    names = [name for name in registry.topics if name.startswith(prefix)]
+    for at, name in enumerate(names):
+        if at % _STEP_TOPICS == 0:
+            await trio.lowlevel.checkpoint()
+        record = registry.topics.get(name)
+        if record is None:
+            continue  # deleted meanwhile
+        subscriptions = list(registry.subscriptions_of(record.id))
+        series += _TOPIC_SERIES + _SUBSCRIPTION_SERIES * len(subscriptions)
+        if series > MAX_SERIES:
+            left_out = len(names) - at
+            break
+        _add(broker, name, record, families)
+    return list(families.all(left_out))
+
+
+def _add(broker: Broker, name: str, record: TopicRecord, families: _Families) -> None:
+    families.entries.add_metric([name], broker.index.count(record.id))
+    topic = broker.registry.active.get(record.id)
+    if topic is None:
+        figures = broker.services.passive_topics.figures(record.id)
+        families.published.add_metric([name], 0 if figures is None else figures.published)
+        for one in broker.registry.subscriptions_of(record.id):
+            known = None if figures is None else figures.counts.get(one.id)
+            done = broker.services.passive_topics.done(one.id)
+            waiting = max(record.next_offset - done, 0)
+            _add_counts([name, one.name], known or Counts(), (0, 0, 0, waiting), 0, families)
+        return
+    families.published.add_metric([name], topic.published)
+    for subscription in topic.subscriptions():
+        gauges = (
+            subscription.ready_count,
+            len(subscription.in_flight),
+            subscription.retrying,
+            topic.unacknowledged(subscription),
+        )
+        labels = [name, subscription.record.name]
+        _add_counts(labels, subscription.counts, gauges, len(subscription.consumers), families)
+
+
+def _add_counts(
+    labels: list[str],
+    counts: Counts,
+    gauges: tuple[int, ...],
+    consumers: int,
+    families: _Families,
+) -> None:
+    for name, counter in families.counts.items():
+        counter.add_metric(labels, getattr(counts, name))
+    for gauge, value in zip(families.gauges.values(), gauges, strict=True):
+        gauge.add_metric(labels, value)
+    families.consumers.add_metric(labels, consumers)

@@ -1,0 +1,49 @@
+"""Whether the broker is ready for clients, decided from its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escapement.broker.side_port.shown import Shown
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of a broker that has started."""
+
+    stopping: bool
+    lease_left_ms: int
+    database: str  # the state of the commit pipeline, such as "up" or "read-only"
+    commit_age_ms: int  # since the last group commit or renewal of the lease
+    commit_limit_ms: int  # from this age on, something is wrong
+
+
+def state_of(shown: Shown) -> State | None:
+    """Return the state of the present broker; None if it has not started."""
+    broker = shown.broker
+    if broker is None:
+        return None
+    return State(
+        stopping=broker.stopping,
+        lease_left_ms=broker.lease_left_ms,
+        database=broker.services.pipeline.reported_state.name.lower().replace("_", "-"),
+        commit_age_ms=broker.commit_age_ms,
+        # The lease is renewed three times in its duration, and each renewal is a commit.
+        commit_limit_ms=broker.config.limits.lease_ms * 2 // 3,
+    )
+
+
+def reasons_not_ready(state: State | None) -> list[str]:
+    """Return why the broker is not ready, in words; an empty list if it is ready."""
+    if state is None:
+        return ["no broker runs: it waits for the lease or loads the index"]
+    reasons = []
+    if state.stopping:
+        reasons.append("the broker is stopping")
+    if not state.lease_left_ms:
+        reasons.append("the lease has expired: another broker may take over the database")
+    if state.database != "up":
+        reasons.append(f"the database is {state.database}: publishes are refused")
+    if state.commit_age_ms >= state.commit_limit_ms:
+        reasons.append(f"no commit has succeeded for {state.commit_age_ms / 1000:.1f} s")
+    return reasons

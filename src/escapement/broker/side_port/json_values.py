@@ -1,0 +1,48 @@
+"""Arguments and results of verbs as JSON. Bytes are ``{"base64": "…"}`` in both directions."""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode, b64encode
+from typing import Any, Final
+
+from escapement.errors import InvalidRequest
+
+_BASE64: Final = "base64"
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """Return the arguments of a verb from the body of a request; an empty body has none.
+
+    Raises:
+      InvalidRequest: if the body is not a JSON object.
+    """
+    try:
+        found = json.loads(body or b"{}", object_hook=_unwrapped)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"The body is not JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest("The body must be a JSON object with the arguments of the verb.")
+    return found
+
+
+def encode(value: Any) -> bytes:
+    """Return a result of a verb as JSON."""
+    return json.dumps(value, default=_wrapped, ensure_ascii=False).encode()
+
+
+def _unwrapped(found: dict[str, Any]) -> Any:
+    text = found.get(_BASE64)
+    if len(found) != 1 or not isinstance(text, str):
+        return found
+    try:
+        return b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise InvalidRequest(f"A value is not base64: {error}.") from error
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {_BASE64: b64encode(value).decode()}
+    return str(value)

@@ -1,0 +1,75 @@
+"""The values of one scrape, read from the broker in one step without a sum over topics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from escapement.broker.metering.histogram import Buckets
+from escapement.broker.metering.totals import Totals
+from escapement.broker.side_port.health import reasons_not_ready, state_of
+from escapement.broker.side_port.shown import Shown
+from escapement.broker.upkeep.census import Census
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerReadings:
+    """The values of a broker that has started."""
+
+    now_ms: int
+    totals: Totals  # the counters themselves, to be read in the same step
+    lateness_ms: Buckets
+    commit_us: Buckets
+    lease_left_ms: int
+    commit_age_ms: int
+    database_up: bool
+    index_memory_bytes: int
+    index_disk_bytes: int
+    index_segments: int
+    connections: int
+    topics: int
+    active_topics: int
+    waiting_bytes: int
+    waiting_acks: int
+    census: Census | None
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """The values of the process; ``broker`` is None while no broker has started."""
+
+    version: str
+    ready: bool
+    broker: BrokerReadings | None
+
+
+def take_readings(shown: Shown) -> Readings:
+    """Return the present values. O(1) in topics and messages."""
+    state = state_of(shown)
+    ready = not reasons_not_ready(state)
+    return Readings(version("escapement"), ready, _broker_readings(shown))
+
+
+def _broker_readings(shown: Shown) -> BrokerReadings | None:
+    broker = shown.broker
+    if broker is None:
+        return None
+    services = broker.services
+    return BrokerReadings(
+        now_ms=broker.clock.now_ms(),
+        totals=services.totals,
+        lateness_ms=services.totals.lateness_ms.read(),
+        commit_us=services.totals.commit_us.read(),
+        lease_left_ms=broker.lease_left_ms,
+        commit_age_ms=broker.commit_age_ms,
+        database_up=services.pipeline.reported_state.name == "UP",
+        index_memory_bytes=services.index.memory_bytes,
+        index_disk_bytes=services.index.disk_bytes,
+        index_segments=services.index.segment_count,
+        connections=shown.connections(),
+        topics=len(services.registry.topics),
+        active_topics=len(services.registry.active),
+        waiting_bytes=services.pipeline.waiting_bytes,
+        waiting_acks=services.pipeline.waiting_acks,
+        census=shown.last_census,
+    )
