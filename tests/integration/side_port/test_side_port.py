@@ -17,7 +17,7 @@ from escapement.access.token import Token
 from escapement.broker.admin.admin import VERBS
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.limits import BrokerLimits
-from escapement.broker.side_port.app import MOST_BODY_BYTES, SidePortApp
+from escapement.broker.side_port.app import SidePortApp
 from escapement.broker.side_port.detailed import MAX_SERIES
 from escapement.broker.side_port.openapi import PREFIX, document, path_of
 from escapement.broker.side_port.shown import Shown
@@ -294,13 +294,3 @@ async def test_admin_api_needs_the_rights_of_a_token(
         # Anyone may ask whether the broker lives, and read its metrics.
         for path in ("/livez", "/readyz", "/metrics"):
             assert (await http.get(path)).status_code == 200
-
-
-async def test_request_with_a_large_body_is_refused(mock_clock: trio.testing.MockClock) -> None:
-    """Q10: the body of a request is bounded."""
-    async with testing.start() as world, side_port(world) as http:
-        body = b" " * (MOST_BODY_BYTES + 1)
-        headers = {"content-type": "application/json"}
-        answer = await http.post(path_of("broker.stats"), content=body, headers=headers)
-        assert await refusal(answer) == (400, "invalid_request")
-        assert "bytes" in answer.json()["message"]

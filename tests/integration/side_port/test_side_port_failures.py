@@ -9,7 +9,9 @@ import httpx
 import trio
 
 import escapement
+from escapement.broker.side_port.app import MOST_BODY_BYTES
 from escapement.broker.side_port.config import SidePortConfig
+from escapement.broker.side_port.openapi import path_of
 from escapement.broker.side_port.shown import Shown
 from escapement.broker.side_port.side_port import run_side_port
 from support.database.servers import MysqlServer, free_port
@@ -45,6 +47,23 @@ async def test_side_port_starts_again_when_its_port_becomes_free() -> None:
             answer = await answered(f"http://127.0.0.1:{port}/livez", 200)
             assert answer.text == "alive\n"
             nursery.cancel_scope.cancel()
+
+
+async def test_request_with_a_large_body_is_refused() -> None:
+    """Q10: the body of a request is bounded."""
+    port = free_port()
+    config = SidePortConfig("127.0.0.1", port, admin=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_side_port, config, Shown())
+        await answered(f"http://127.0.0.1:{port}/livez", 200)
+        async with httpx.AsyncClient(timeout=30) as http:
+            answer = await http.post(
+                f"http://127.0.0.1:{port}{path_of('broker.stats')}",
+                content=b" " * (MOST_BODY_BYTES + 1),
+                headers={"content-type": "application/json"},
+            )
+        assert (answer.status_code, "bytes" in answer.json()["message"]) == (400, True)
+        nursery.cancel_scope.cancel()
 
 
 async def test_broker_serves_messages_while_its_side_port_fails(tmp_path: Path) -> None:

@@ -138,10 +138,9 @@ class SidePortApp:
             raise InvalidRequest(
                 "Send the arguments with the header Content-Type: application/json."
             )
-        with self._shown.use() as broker:
-            caller = caller_of(request, broker.services.access)
         arguments = json_values.decode(await _body(request))
         with self._shown.use() as broker:
+            caller = caller_of(request, broker.services.access)
             caller.check(needs_of_verb(verb, arguments))
             broker.check_open()
             result = await Admin(broker).carry_out(verb, arguments)
