@@ -213,7 +213,7 @@ def _definitions(connection: Connection, outlines: Sequence[_Outline]) -> dict[s
             one.comment,
             one.engine,
             "partitioned" in (one.options or ""),
-            tuple(columns[one.name]),
+            tuple(columns.get(one.name, ())),
             tuple(Index(*key, tuple(names)) for key, names in parts.get(one.name, {}).items()),
         )
         for one in outlines
@@ -258,6 +258,11 @@ def _checked(name: str, definition: _Definition) -> MessageTable:
         raise TableRejected(
             f"Table {name} uses {definition.engine}, which has no transactions. ALTER TABLE"
             f" {quoted(name)} ENGINE=InnoDB."
+        )
+    if not definition.columns:
+        raise TableRejected(
+            f"The columns of table {name} cannot be read. GRANT SELECT, UPDATE, DELETE ON"
+            f" {quoted(name)} to the user of the broker."
         )
     comment = parse_comment(definition.comment, name)
     layout = check_columns(

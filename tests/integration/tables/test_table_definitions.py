@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -128,6 +130,27 @@ async def test_dropped_table_ends_its_consumers(shop: Shop, mock_clock: MockCloc
         async with broker.consumer(topic, "table") as consumer:
             (message,) = await taken(world, consumer, seconds=1)
             assert message.row["id"] == id
+
+
+async def test_dropped_tables_use_no_memory(shop: Shop, mock_clock: MockClock) -> None:
+    """Tables are created and dropped again and again."""
+    gone = []
+    async with serving_tables(shop) as world, world.connect() as broker:
+        for _ in range(3):
+            topic = shop.create()
+            await world.clock.advance(seconds=SEEN_S)
+            table = await world.server.services.tables.find(topic)
+            gone.append(weakref.ref(table))
+            del table
+            async with broker.consumer(topic, "table") as consumer:
+                shop.insert()
+                assert len(await taken(world, consumer, seconds=2)) == 1
+                shop.run("DROP TABLE mails")
+                await world.clock.advance(seconds=SEEN_S)
+        for _ in range(15):
+            await world.clock.advance(seconds=1)
+        gc.collect()
+        assert [one() for one in gone] == [None] * 3
 
 
 async def test_table_with_the_name_of_no_topic_refuses_consumers_with_the_listed_reason(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Final, cast
 
 import pytest
@@ -145,6 +146,26 @@ def test_tables_of_other_databases_are_ignored(connection: Connection) -> None:
 
 
 # -- rejected tables -----------------------------------------------------------
+
+
+def test_table_whose_columns_cannot_be_read_is_rejected(
+    connection: Connection, mysql_url: str
+) -> None:
+    """V8: DELETE alone shows a table, and not its columns."""
+    connection.execute(CURRENT)
+    connection.execute(named(FIRST, "other"))
+    address = MysqlAddress.parse(mysql_url)
+    connection.execute("CREATE USER reader IDENTIFIED BY 'secret'")
+    try:
+        connection.execute(f"GRANT DELETE ON `{address.database}`.my_message TO reader")
+        connection.execute(f"GRANT SELECT ON `{address.database}`.other TO reader")
+        reader = MysqlEngine(replace(address, user="reader", password="secret"), creates=False)
+        with closing(reader.connect()) as session:
+            found = Discovery().look(session)
+        assert list(found.good) == ["other"]
+        assert "GRANT SELECT, UPDATE, DELETE" in found.rejected["my_message"].reason
+    finally:
+        connection.execute("DROP USER reader")
 
 
 @pytest.mark.parametrize("marker", ["vitess_mesage", "escapement-message", "tasks"])

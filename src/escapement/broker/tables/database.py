@@ -360,6 +360,8 @@ class Database:
         if in_full:
             self._full_look_s = trio.current_time() + _FULL_LOOK_S
         self._problems.unused([name for name, one in self._tables.items() if not one.is_used])
+        if in_full:
+            self._forget_gone()
         if found is self._found:
             return
         before, self._found = self._found, found
@@ -377,6 +379,13 @@ class Database:
                 self.hasten(self._tables[name])
             if before is None or before.good.get(name) is not table:
                 await self._warn(name)
+
+    def _forget_gone(self) -> None:
+        """Free the memory of tables that were dropped, if no claim of their rows is in progress."""
+        gone = [table for table in self._by_id.values() if table.is_gone]
+        for table in gone:
+            if not len(self._claims.offsets(table)):
+                del self._by_id[table.topic.id]
 
     def _reject(self, reasons: dict[str, str]) -> None:
         """Remember why tables cannot be served, and log what is new."""
@@ -610,7 +619,9 @@ class Database:
 
     def wake(self, topic: Topic, subscription: Subscription | None) -> None:
         """Wake the pump for a subscription of one of the tables, or for its whole topic."""
-        table = self._by_id[topic.id]
+        table = self._by_id.get(topic.id)
+        if table is None:
+            return  # it was dropped
         if table.is_used and not table.had_consumers:
             self.hasten(table)
         table.had_consumers = table.is_used
