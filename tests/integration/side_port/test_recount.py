@@ -18,7 +18,7 @@ import escapement
 from escapement.protocol.amend_status import AmendStatus
 from support.database.servers import free_port
 from support.metrics import plain, scrape
-from support.processes.broker import broker_process, until
+from support.processes.broker import PATIENT, broker_process, until
 from support.seeds import seeds
 
 MOST_DELIVERIES = 3
@@ -102,7 +102,7 @@ async def test_metrics_equal_a_recount_of_what_clients_did(
     rng = random.Random(seed)
     with broker_process(tmp_path / "b", log_url, "--http", f"127.0.0.1:{port}") as process:
         async with (
-            escapement.connect(process.url) as broker,
+            escapement.connect(process.url, settings=PATIENT) as broker,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http,
         ):
             with trio.fail_after(TIMEOUT_S):
