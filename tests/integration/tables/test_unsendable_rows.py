@@ -218,3 +218,27 @@ async def test_refused_rows_in_memory_are_limited(
         table = await world.server.services.tables.find(topic)
         # Refused rows are in flight while they are tried again, and then take no room either.
         assert 20 < len(table.cached) <= 15 + 20 + 10
+
+
+async def test_row_whose_trigger_uses_a_missing_table_holds_up_no_other(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """The error is the same as for a table that was dropped."""
+    topic = shop.create(comment=comment(poller_interval=1, batch_size=20))
+    shop.run(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON mails FOR EACH ROW"
+        " IF NEW.id = 10 THEN SET NEW.tenant_id = (SELECT x FROM missing); END IF"
+    )
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table", permits=100) as consumer,
+    ):
+        shop.fill(30, tenant_id=1)
+        got = []
+        for _ in range(10):
+            messages = await taken(world, consumer, ms=500)
+            got += [message.row["id"] for message in messages]
+            await consumer.ack(messages)
+        assert sorted(got) == [*range(1, 10), *range(11, 31)]
+        assert "row 10 cannot be updated" in state(world)
