@@ -150,6 +150,17 @@ class RowStatements:
         busy = np.concatenate([self._busy(connection, ids, missing), same[~fits]])
         return Claimed(taken, busy, payloads, large)
 
+    def try_claim(self, connection: Connection) -> None:
+        """Make a claim of no rows.
+
+        Raises:
+          StorageError: if the statements of claims cannot be used for any row.
+        """
+        none = "IS NULL AND FALSE"
+        connection.execute(f"{self._claimed} {none} FOR UPDATE SKIP LOCKED")
+        connection.execute(f"{self._values} {none}")
+        connection.execute(f"UPDATE {self._name} SET epoch = 0, time_next = 0 WHERE id {none}")
+
     def _read(self, connection: Connection, ids: Sequence[RowId]) -> dict[RowId, Row]:
         """Return the values of locked rows."""
         return {

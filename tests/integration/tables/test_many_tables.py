@@ -184,3 +184,33 @@ async def test_table_that_cannot_be_polled_is_tried_again_soon_after_it_can(
             await world.clock.advance(ms=100)
         for consumer in consumers:
             assert len(await arrived(consumer)) == 1
+
+
+async def test_locked_tables_cost_their_database_little(mock_clock: MockClock) -> None:
+    """V9: a refused poll keeps its connection, and nobody looks for altered tables after it."""
+    with private_server() as server:
+        server.admin("CREATE DATABASE shop")
+        shop = Shop(server.url("shop"))
+
+        def status(name: str) -> int:
+            return int(server.admin(f"SHOW GLOBAL STATUS LIKE '{name}'")[0][1])
+
+        names = [f"mails{number}" for number in range(9)]
+        topics = [shop.create(name, comment(poller_interval=1)) for name in names]
+        async with serving_tables(shop) as world, world.connect() as broker:
+            async with AsyncExitStack() as stack:
+                for topic in topics:
+                    await stack.enter_async_context(broker.consumer(topic, "table"))
+                await world.clock.advance(seconds=5)
+                with shop.session() as session:
+                    session.execute(
+                        "LOCK TABLES " + ", ".join(f"{name} WRITE" for name in names[:6])
+                    )
+                    for _ in range(100):
+                        await world.clock.advance(ms=100)
+                    statements, connections = status("Questions"), status("Connections")
+                    for _ in range(SECONDS * 10):
+                        await world.clock.advance(ms=100)
+                    # Each status is asked on a connection of its own.
+                    assert status("Connections") - connections <= 2
+                    assert status("Questions") - statements < 12 * SECONDS

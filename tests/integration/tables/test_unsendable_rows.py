@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import trio
 
+from escapement.broker.tables import served_table
 from escapement.broker.tables.claim import MOST_ROW_BYTES
 from escapement.storage.engine.base import Connection
 from escapement.tables.discovery import Discovery
@@ -171,3 +172,73 @@ async def test_row_that_cannot_be_updated_is_shown_and_holds_up_no_other(
         (message,) = got
         assert (message.row["id"], shop.row(6, "epoch")) == (6, (2,))
         assert state(world) == "ok"
+
+
+async def test_refused_rows_take_no_room_from_others(shop: Shop, mock_clock: MockClock) -> None:
+    """There are more refused rows than the broker keeps in memory, and they are the oldest."""
+    topic = shop.create(comment=comment(poller_interval=1, batch_size=10, cache_size=20))
+    shop.run(REFUSE)
+    shop.fill(30, tenant_id=7)
+    shop.fill(30, tenant_id=1)
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table", permits=100) as consumer,
+    ):
+        got = []
+        for _ in range(40):
+            messages = await taken(world, consumer, ms=500)
+            got += [message.row["id"] for message in messages]
+            await consumer.ack(messages)
+        assert sorted(got) == list(range(31, 61))
+        shop.run("DROP TRIGGER refuse")
+        got.clear()
+        for _ in range(80):
+            messages = await taken(world, consumer, seconds=1)
+            got += [message.row["id"] for message in messages]
+            await consumer.ack(messages)
+        assert sorted(got) == list(range(1, 31))
+        assert state(world) == "ok"
+
+
+async def test_refused_rows_in_memory_are_limited(
+    shop: Shop, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_table, "_MOST_REFUSED", 15)
+    topic = shop.create(comment=comment(poller_interval=1, batch_size=10, cache_size=20))
+    shop.run(REFUSE)
+    shop.fill(100, tenant_id=7)
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table", permits=10),
+    ):
+        for _ in range(60):
+            await world.clock.advance(ms=500)
+        table = await world.server.services.tables.find(topic)
+        # Refused rows are in flight while they are tried again, and then take no room either.
+        assert 20 < len(table.cached) <= 15 + 20 + 10
+
+
+async def test_row_whose_trigger_uses_a_missing_table_holds_up_no_other(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """The error is the same as for a table that was dropped."""
+    topic = shop.create(comment=comment(poller_interval=1, batch_size=20))
+    shop.run(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON mails FOR EACH ROW"
+        " IF NEW.id = 10 THEN SET NEW.tenant_id = (SELECT x FROM missing); END IF"
+    )
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table", permits=100) as consumer,
+    ):
+        shop.fill(30, tenant_id=1)
+        got = []
+        for _ in range(10):
+            messages = await taken(world, consumer, ms=500)
+            got += [message.row["id"] for message in messages]
+            await consumer.ack(messages)
+        assert sorted(got) == [*range(1, 10), *range(11, 31)]
+        assert "row 10 cannot be updated" in state(world)

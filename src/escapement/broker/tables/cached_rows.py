@@ -8,7 +8,8 @@ and a later poll finds it as a new one.
 The columns have the *version* of each row: epoch, ``time_next`` and priority, as the broker last
 read or wrote them. A row is sent only if the table still has this version. ``changed`` has the
 number of the poll during or after which the broker last wrote the version. So an older poll does
-not take it for a change by SQL.
+not take it for a change by SQL. A row is *refused* from a claim that the database refuses until the
+next one that it accepts.
 
 Pure. Invariants (``_check``): offsets ascend; each row that is alive has its id in the map.
 """
@@ -45,6 +46,7 @@ class CachedRows:
         self._traits: UInt32s = np.zeros(0, np.uint32)
         self._alive: Bools = np.zeros(0, bool)
         self._writing: Bools = np.zeros(0, bool)
+        self._refused: Bools = np.zeros(0, bool)
         self._ids: npt.NDArray[Any] = np.zeros(0, object)
         self._keys: npt.NDArray[Any] = np.zeros(0, object)
         self._by_id: dict[RowId, int] = {}
@@ -72,6 +74,7 @@ class CachedRows:
         self._traits = np.concatenate([self._traits, traits])
         self._alive = np.concatenate([self._alive, np.ones(count, bool)])
         self._writing = np.concatenate([self._writing, np.zeros(count, bool)])
+        self._refused = np.concatenate([self._refused, np.zeros(count, bool)])
         self._ids = np.concatenate([self._ids, _objects(ids)])
         self._keys = np.concatenate([self._keys, _objects(keys)])
         self._by_id.update(zip(ids, offsets.tolist(), strict=True))
@@ -98,7 +101,7 @@ class CachedRows:
         kept = np.flatnonzero(self._alive)
         self._numbers = {name: column[kept] for name, column in self._numbers.items()}
         self._traits, self._alive = self._traits[kept], self._alive[kept]
-        self._writing = self._writing[kept]
+        self._writing, self._refused = self._writing[kept], self._refused[kept]
         self._ids, self._keys = self._ids[kept], self._keys[kept]
 
     # -- looking up --------------------------------------------------------------------
@@ -134,6 +137,15 @@ class CachedRows:
     def later(self, now_ns: int) -> Int64s:
         """Return the rows here that have a ``time_next`` after ``now_ns``."""
         return self._numbers["offsets"][self._alive & (self._numbers["times_ns"] > now_ns)]
+
+    def refused(self, now_ns: int) -> Int64s:
+        """Return the refused rows here that have no ``time_next`` after ``now_ns``."""
+        due = self._numbers["times_ns"] <= now_ns
+        return self._numbers["offsets"][self._alive & self._refused & due]
+
+    def set_refused(self, offsets: Int64s, refused: bool) -> None:
+        """Note that the database refused, or accepted, the claim of those rows that are here."""
+        self._refused[self._at(offsets[self.contains(offsets)])] = refused
 
     # -- versions ----------------------------------------------------------------------
 

@@ -194,6 +194,8 @@ class Claim:
         rows.set_versions(here[written], self.epochs[written], self.times_ns[written], poll)
         refused = np.array([at for at in self._unsendable if at not in self._large], np.int64)
         busy[self._here[refused]] = False
+        rows.set_refused(here[self._is_settled], False)
+        rows.set_refused(here[refused], True)
         lost = left & ~busy
         lost[self._here[refused]] = False
         next_ms = self.times_ns // NANOSECONDS

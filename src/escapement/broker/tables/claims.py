@@ -171,7 +171,9 @@ class Claims:
             if error is None:
                 continue
             failures += 1
-            if isinstance(error, StorageUnavailable | TransactionAborted) or concerns_table(error):
+            if isinstance(error, StorageUnavailable | TransactionAborted):
+                return error
+            if concerns_table(error) and not self._is_usable(claim):
                 return error
             if len(claim.ids[part]) == 1:
                 claim.refuse(part.start, error)
@@ -182,6 +184,18 @@ class Claims:
                 return error
             error = None
         return None
+
+    def _is_usable(self, claim: Claim) -> bool:
+        """Return whether the table of a claim can be used.
+
+        A trigger may use another table, which does not exist, for some of the rows only.
+        """
+        try:
+            with self._connection.transaction() as connection:
+                claim.statements.try_claim(connection)
+        except StorageError:
+            return False
+        return True
 
     def _try(self, parts: Sequence[_Part]) -> StorageError | None:
         """Make parts of claims in one transaction. Return the error if it fails."""

@@ -45,6 +45,7 @@ from escapement.field import Field
 from escapement.names import TableName
 from escapement.storage.blocking import Run
 from escapement.storage.engine.base import Connection, Engine
+from escapement.storage.engine.mysql_errors import waits_for_lock
 from escapement.tables.discovery import Discovery, MessageTables
 from escapement.tables.poll import Polled, Target, index_warning, poll
 from escapement.tables.row_ids import RowIds
@@ -463,11 +464,19 @@ class Database:
                 table=name,
             )
 
-    async def _ask(self, call: Callable[[Connection], T]) -> T:
-        """Call a function with the connection for polls."""
+    async def _ask(self, call: Callable[[Connection], T], *, keeps: bool = False) -> T:
+        """Call a function with the connection for polls.
+
+        Args:
+          keeps: whether the connection is kept if the database refuses a statement.
+        """
+        polls = self._connections.polls
 
         def made() -> T:
-            with values_of(self.database), self._connections.polls.use() as connection:
+            with (
+                values_of(self.database),
+                polls.statements() if keeps else polls.use() as connection,
+            ):
                 return call(connection)
 
         self._asked_s = trio.current_time()
@@ -527,11 +536,12 @@ class Database:
         now_s, now_ms = trio.current_time(), self._clock.now_ms()
         targets = [table.target(now_ms) for table in tables]
         try:
-            found = await self._ask(lambda connection: poll(connection, targets))
+            found = await self._ask(lambda connection: poll(connection, targets), keeps=True)
         except StorageUnavailable:
             raise
         except StorageError as error:
-            await self._look()  # a table may have been altered or dropped
+            if not waits_for_lock(error):
+                await self._look()  # a table may have been altered or dropped
             if len(tables) > 1:
                 for part in divided([table for table in tables if not table.is_gone]):
                     await self._poll_tables(part)

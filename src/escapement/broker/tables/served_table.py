@@ -42,6 +42,9 @@ _GRANULARITY_MS: Final = 300_000
 # The due rows of a table in memory are refilled when they are fewer than this part of
 # ``cache_size``.
 _REFILL: Final = 2
+# The most refused rows of a table that take no room in memory from other rows. Each poll reads them
+# again.
+_MOST_REFUSED: Final = 10_000
 
 
 class ServedTable:
@@ -142,12 +145,24 @@ class ServedTable:
 
         They must not take the room of due rows, which would wait until the others are due.
         """
-        later = self.cached.later(self._clock_ms() * NANOSECONDS)
-        if not len(later):
-            return 0
         # Rows that were sent have their ack deadline as their time.
-        sent = self.subscription.in_flight.offsets.contains(later)
-        sent |= self.subscription.acked.undurable.contains(later)
+        return self._unsent(self.cached.later(self._clock_ms() * NANOSECONDS))
+
+    @property
+    def _eligible(self) -> int:
+        """How many of the waiting rows may be sent now.
+
+        Refused rows do not count, up to a limit. They must not take the room of other due rows.
+        """
+        refused = self._unsent(self.cached.refused(self._clock_ms() * NANOSECONDS))
+        return self.waiting - self._later - min(refused, _MOST_REFUSED)
+
+    def _unsent(self, offsets: Int64s) -> int:
+        """Return how many of these rows were not sent."""
+        if not len(offsets):
+            return 0
+        sent = self.subscription.in_flight.offsets.contains(offsets)
+        sent |= self.subscription.acked.undurable.contains(offsets)
         return int(np.count_nonzero(~sent))
 
     @property
@@ -156,13 +171,13 @@ class ServedTable:
         if not self.is_full:
             return False
         most = self.table.directives.cache_size // _REFILL
-        return self.waiting <= most or self.waiting - self._later <= most
+        return self.waiting <= most or self._eligible <= most
 
     @property
     def is_cramped(self) -> bool:
         """Whether memory has no room for more due rows."""
         most = self.table.directives.cache_size
-        return self.waiting >= most and self.waiting - self._later >= most
+        return self.waiting >= most and self._eligible >= most
 
     @property
     def is_used(self) -> bool:
@@ -172,7 +187,7 @@ class ServedTable:
     def target(self, now_ms: int) -> Target:
         """Return what the next poll is to find, and begin to note which rows are removed."""
         self._removed.clear()
-        room = max(self.table.directives.cache_size - (self.waiting - self._later), 0)
+        room = max(self.table.directives.cache_size - self._eligible, 0)
         until_ns = (now_ms + int(self.pace.ahead_s * 1000)) * NANOSECONDS
         priorities = self.priorities
         return Target(
@@ -202,8 +217,8 @@ class ServedTable:
         are_new = self._are_new(rows, poll, claimed, now_ms)
         fresh = [row for row, new in zip(rows, are_new, strict=True) if new]
         due, later = self._by_time(fresh, now_ms)
-        most, known_later = self.table.directives.cache_size, self._later
-        room, later_room = most - (self.waiting - known_later), most - known_later
+        most = self.table.directives.cache_size
+        room, later_room = most - self._eligible, most - self._later
         ageing_ms = self.subscription.record.policy.priority_ageing_ms
         kept = self._ranking.first(due, room, ageing_ms, now_ms)
         fresh = [*kept, *self._ranking.first(later, later_room, ageing_ms, now_ms)]

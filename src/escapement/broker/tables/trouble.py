@@ -31,6 +31,9 @@ _PART: Final = 32
 # only after the longest wait for a connection.
 _CLAIMS_S: Final = 15.0
 
+# A problem of a table that ends and begins again is logged at most once in this time.
+_LOGGED_S: Final = 60.0
+
 # The kinds of work that may fail. "row" is the sending of single rows.
 Work = Literal["look", "poll", "claim", "write", "row"]
 
@@ -39,7 +42,8 @@ class Problems:
     """Why messages of the tables of one database wait.
 
     A problem concerns one table, or the whole database, which is the table ``""``. It is logged
-    once.
+    once. Of the problems of one table with one kind of work, one is logged in a minute. If the last
+    of them lasts, it is logged after that minute.
 
     Args:
       clock_s: returns the time of the event loop.
@@ -49,6 +53,8 @@ class Problems:
         self._database = database
         self._clock_s = clock_s
         self._by_table: dict[str, dict[Work, StorageError]] = {}
+        self._unlogged: set[tuple[str, Work]] = set()  # problems that are to be logged later
+        self._logged_s: dict[tuple[str, Work], float] = {}  # when each was logged, if not long ago
         self._last_claim_s: dict[str, float] = {}  # when a claim failed the last time, by table
 
     @property
@@ -75,11 +81,11 @@ class Problems:
         error = self._explained(error)
         was_outage = self.is_outage
         errors = self._by_table.setdefault(table, {})
-        is_new = work not in errors
+        is_new = work not in errors or (table, work) in self._unlogged
         errors[work] = error
         if work == "claim":
             self._last_claim_s[table] = self._clock_s()
-        if is_new and not was_outage:
+        if is_new and not was_outage and self._may_log(table, work):
             whose = f" of table {table}" if table else " of tables"
             _log.warning(
                 "tables.waiting",
@@ -90,6 +96,19 @@ class Problems:
                 table=table or None,
                 work=work,
             )
+
+    def _may_log(self, table: str, work: Work) -> bool:
+        """Return whether to log a problem now. If not, it is to be logged later."""
+        if not table:
+            return True
+        since_s = self._clock_s() - _LOGGED_S
+        self._logged_s = {one: at_s for one, at_s in self._logged_s.items() if at_s > since_s}
+        if (table, work) in self._logged_s:
+            self._unlogged.add((table, work))
+            return False
+        self._unlogged.discard((table, work))
+        self._logged_s[table, work] = self._clock_s()
+        return True
 
     def _explained(self, error: StorageError) -> StorageError:
         """Return an error that also says what to do."""
@@ -107,6 +126,7 @@ class Problems:
 
     def end(self, work: Work, table: str = "") -> None:
         """Note that work has succeeded."""
+        self._unlogged.discard((table, work))
         errors = self._by_table.get(table)
         if errors is not None and errors.pop(work, None) is not None and not errors:
             del self._by_table[table]

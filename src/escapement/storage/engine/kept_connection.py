@@ -49,23 +49,32 @@ class KeptConnection:
             raise
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """Provide the connection in a transaction, which is committed at the end; blocking.
+    def statements(self) -> Iterator[Connection]:
+        """Provide the connection for statements that leave nothing behind if one fails; blocking.
 
-        If the database refuses a statement, the transaction is rolled back and the connection is
-        kept. After any other error it is closed.
+        If the database refuses a statement, the connection is kept. After any other error it is
+        closed. The ``with`` block must end the transactions that it begins, in any case.
         """
         refusal: StorageError | None = None
         with self.use() as connection:
             try:
-                with transaction(connection):
-                    yield connection
+                yield connection
             except StorageError as error:
                 if isinstance(error, StorageUnavailable):
                     raise
                 refusal = error
         if refusal is not None:
             raise refusal
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Provide the connection in a transaction, which is committed at the end; blocking.
+
+        If the database refuses a statement, the transaction is rolled back and the connection is
+        kept. After any other error it is closed.
+        """
+        with self.statements() as connection, transaction(connection):
+            yield connection
 
     def close(self) -> None:
         """Close the connection, if it is open. The next use opens another."""
