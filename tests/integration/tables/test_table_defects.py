@@ -97,6 +97,38 @@ async def test_acknowledgements_that_fail_hold_up_no_other_table(
         assert shop.run("SELECT COUNT(*) FROM letters WHERE time_acked IS NULL") == ((0,),)
 
 
+async def test_refused_acknowledgements_hold_up_no_good_ones_of_their_table(
+    shop: Shop, mock_clock: MockClock
+) -> None:
+    """Each of many acknowledgements has one row that is refused. More come all the time."""
+    topic = shop.create()
+    shop.run(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON mails FOR EACH ROW"
+        " IF NEW.time_acked IS NOT NULL AND NEW.id % 5 = 0"
+        " THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"
+    )
+    async with (
+        serving_tables(shop) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table", permits=1000) as consumer,
+    ):
+        shop.fill(300)
+        await world.clock.advance(seconds=31)
+        messages = await arrived(consumer)
+        assert len(messages) == 300
+        for first in range(0, 300, 10):
+            await consumer.ack(messages[first : first + 10])
+            await world.clock.advance(ms=500)
+        waiting = "SELECT id % 5 = 0, COUNT(*) FROM mails WHERE time_acked IS NULL GROUP BY 1"
+        for _ in range(5):
+            await world.clock.advance(seconds=1)
+        assert shop.run(waiting) == ((1, 60),)
+        shop.run("DROP TRIGGER refuse")
+        for _ in range(10):
+            await world.clock.advance(seconds=1)
+        assert shop.run(waiting) == ()
+
+
 async def test_table_that_cannot_be_polled_holds_up_no_other(
     shop: Shop, mock_clock: MockClock
 ) -> None:

@@ -137,6 +137,61 @@ async def test_acknowledgement_of_a_locked_row_is_answered_in_time_with_the_reas
         assert shop.row(id, "time_acked IS NULL") == (0,)
 
 
+async def test_locked_rows_are_tried_together_and_hold_up_no_other(
+    shop_to_break: Shop, mysql_to_break: MysqlServer, mock_clock: MockClock
+) -> None:
+    """Another session locks many rows for a time, while they are acknowledged one by one."""
+    shop = shop_to_break
+    topic = shop.create(comment=comment(poller_interval=1))
+    ids = [shop.insert() for _ in range(50)]
+    shop.fill(2, tenant_id=7)
+    counts: list[int] = []
+
+    def statements() -> int:
+        return int(mysql_to_break.admin("SHOW GLOBAL STATUS LIKE 'Questions'")[0][1])
+
+    async with (
+        serving_tables(as_broker(shop)) as world,
+        world.connect() as broker,
+        broker.consumer(topic, "table", permits=100) as consumer,
+    ):
+        await world.clock.advance(seconds=2)
+        messages = await arrived(consumer)
+        assert len(messages) == 52
+        nacked = [message for message in messages if message.row["id"] in ids[48:]]
+        good = [message for message in messages if message.row["tenant_id"] == 7]
+
+        async def ack(id: int) -> None:
+            counts.append(await broker.ack_rows(topic, [id]))
+
+        async with trio.open_nursery() as nursery:
+            with shop.session() as cursor:
+                for id in ids:
+                    cursor.execute("SELECT 1 FROM mails WHERE id = %s FOR UPDATE", (id,))
+                for id in [*ids[:48], *ids[:2]]:
+                    nursery.start_soon(ack, id)
+                for message in nacked:
+                    await consumer.nack([message], timedelta(seconds=1))
+                    await world.clock.advance(ms=10)
+                for _ in range(40):
+                    await world.clock.advance(ms=100)
+                before = statements()
+                for _ in range(40):
+                    await world.clock.advance(ms=100)
+                executed = statements() - before
+                counts_then = list(counts)
+                # The clock stands still, so this waits for no pause.
+                assert await consumer.ack(good, durable=True) == 2
+            for _ in range(25):
+                await world.clock.advance(ms=100)
+        assert executed < 80
+        assert counts_then == [0] * 2  # the rows of the last two are acknowledged already
+        assert sorted(counts) == [0] * 2 + [1] * 48
+        assert shop.run("SELECT COUNT(*) FROM mails WHERE time_acked IS NULL") == ((2,),)
+        again = await taken(world, consumer, seconds=3)
+        assert {message.row["id"] for message in again} == {m.row["id"] for m in nacked}
+
+
 @pytest.mark.parametrize("kind", ["kill", "stop"])
 async def test_broker_goes_on_when_the_server_of_the_table_is_back(
     shop_to_break: Shop, mysql_to_break: MysqlServer, mock_clock: MockClock, kind: str

@@ -1,12 +1,15 @@
 """Writes acknowledgements and retries into the rows of message tables, in group commits.
 
 Subscriptions submit them without waiting. One task takes all that wait, up to a bound, and writes
-them in one transaction. A row that another session has locked is written later. After an error
-everything is kept, and tried again until it is written.
+them in one transaction. After an error everything is kept, and tried again until it is written.
 
-An item that the database refuses, for example because the table is locked, is a *suspect*. It is
-written later and alone. The other items of its table are then written apart from those of other
-tables, until that succeeds. So they hold up no other table.
+A row that another session has locked waits for a back-off. Then all such rows of the table are
+tried together, in a transaction of their own. So they hold up no other row.
+
+An item that the database refuses is a *suspect*. It is written alone, and divided into halves until
+each refused row is alone. Refused rows, and items that met the lock of a whole table, wait for
+another back-off. The other items of the table are meanwhile written apart from those of other
+tables. So they hold up no other table, and refused rows hold up no other row of their table.
 
 While an acknowledgement waits, its row stays in memory, so that no poll takes it for a new message.
 While a retry waits, its row is not claimed, because a claim would not find the version that the
@@ -46,13 +49,12 @@ _MOST_ROWS: Final = 8_192
 # The pause before rows that another session has locked are tried again, the first time and after
 # many times.
 _LOCKED_S: Final = 0.05
-_LONGEST_LOCKED_S: Final = 1.0
+_LONGEST_LOCKED_S: Final = 2.0
 # The shortest pause after an error, and the longest after several.
 _FIRST_RETRY_S: Final = 0.1
 _LAST_RETRY_S: Final = 2.0
-# After items of a table have failed, the pause before the next items of this table is at least this
-# many times as long as that took. A statement that waits for the lock of a whole table may take a
-# second.
+# After a lock of a whole table, the pause before the next items of this table is at least this many
+# times as long as the failed transaction took. A statement may wait for the lock for a second.
 _SLOW_FAILURE: Final = 4
 
 
@@ -93,48 +95,66 @@ _Item = _Ack | _Retry
 
 
 @dataclass(slots=True, eq=False)
-class _Apart:
-    """The items of a table of which some have failed.
+class _Line:
+    """Items that wait for the same time, which is on the clock of the event loop."""
 
-    Both times are on the clock of the event loop. ``known_good`` is how many of the first items
-    were written before another one failed. They are written first, so there is progress.
-    """
-
-    suspects: deque[_Item] = field(default_factory=deque)
-    suspects_s: float = 0.0  # not before this time
-    suspects_pause_s: float = 0.0
-    items: deque[_Item] = field(default_factory=deque)  # the others, unless they are trusted
-    items_s: float = 0.0
-    items_pause_s: float = 0.0
-    known_good: int = 0
-    is_trusted: bool = False
-    was_suspect: bool = False  # whether the last transaction was of a suspect
+    items: deque[_Item] = field(default_factory=deque)
+    due_s: float = 0.0
+    pause_s: float = 0.0
 
     @property
     def next_s(self) -> float:
         """When to write some of the items."""
-        return min(self.suspects_s if self.suspects else inf, self.items_s if self.items else inf)
+        return self.due_s if self.items else inf
 
-    def next(self, now_s: float) -> deque[_Item]:
-        """Return the suspects or the others, from which items are to be written now.
 
-        If it is time for both, they take turns.
-        """
-        items_due = bool(self.items) and self.items_s <= now_s
-        suspects_due = bool(self.suspects) and self.suspects_s <= now_s
-        self.was_suspect = suspects_due and not (items_due and self.was_suspect)
-        return self.suspects if self.was_suspect else self.items
+@dataclass(slots=True, eq=False)
+class _Apart:
+    """The items of a table of which some have failed.
 
-    def failed(self, took_s: float, now_s: float, *, was_suspect: bool, is_locked: bool) -> None:
-        """Set the times of the next attempts after an item has failed."""
-        if was_suspect or is_locked:
-            self.suspects_pause_s = _longer_s(self.suspects_pause_s)
-        self.suspects_s = now_s + max(self.suspects_pause_s, _SLOW_FAILURE * took_s)
-        if not was_suspect:
+    ``suspects`` have failed together with others, or are halves of an item that has failed alone.
+    ``refused`` are single rows that have failed alone, and items that met the lock of the table.
+    ``others`` are all further items, unless they are trusted. ``known_good`` is how many of the
+    first of these were written before another one failed. They are written first, so there is
+    progress.
+    """
+
+    suspects: _Line = field(default_factory=_Line)
+    refused: _Line = field(default_factory=_Line)
+    others: _Line = field(default_factory=_Line)
+    known_good: int = 0
+    is_trusted: bool = False
+    last: _Line | None = None  # the line of the last transaction
+
+    @property
+    def lines(self) -> list[_Line]:
+        return [self.others, self.suspects, self.refused]
+
+    @property
+    def next_s(self) -> float:
+        """When to write some of the items."""
+        return min(line.next_s for line in self.lines)
+
+    def next(self, now_s: float) -> _Line:
+        """Return the line from which items are to be written now. Lines that are due take turns."""
+        lines = self.lines
+        at = 0 if self.last is None else lines.index(self.last) + 1
+        self.last = next(line for line in lines[at:] + lines[:at] if line.next_s <= now_s)
+        return self.last
+
+    def failed(self, item: _Item, took_s: float, now_s: float, *, is_locked: bool) -> None:
+        """Set the times of the next attempts after an item has failed, before it is in a line."""
+        slow_s = _SLOW_FAILURE * took_s if is_locked else 0.0
+        refuses = is_locked or (item.is_suspect and len(item.ids) == 1)
+        if refuses and (self.last is self.refused or not self.refused.items):
+            self.refused.pause_s = _longer_s(self.refused.pause_s)
+            self.refused.due_s = now_s + max(self.refused.pause_s, slow_s)
+        # All suspects may fail if the table is locked. Otherwise the next one is written soon.
+        self.suspects.due_s = now_s + max(self.refused.pause_s if is_locked else 0.0, slow_s)
+        if not item.is_suspect:
             self.is_trusted = False
-            # All items may fail if the table is locked. Otherwise the others are written soon.
-            self.items_pause_s = _longer_s(self.items_pause_s) if is_locked else 0.0
-            self.items_s = now_s + max(self.items_pause_s, _SLOW_FAILURE * took_s)
+            self.others.pause_s = _longer_s(self.others.pause_s) if is_locked else 0.0
+            self.others.due_s = now_s + max(self.others.pause_s, slow_s)
 
 
 def _longer_s(pause_s: float) -> float:
@@ -175,7 +195,11 @@ class RowWriter:
         self._most_acks = most_acks
         self._items: deque[_Item] = deque()
         self._apart: dict[ServedTable, _Apart] = {}
-        self._was_apart = False  # whether the last transaction was of a table apart
+        # Whether the last transaction was of a table apart. Those of locked rows do not count.
+        self._was_apart = False
+        # The items of locked rows, by their table and the pause before they are tried again.
+        self._locked: dict[tuple[ServedTable, float], _Line] = {}
+        self._locked_s = 0.0  # this pause of the rows of the current transaction; 0 for others
         # Callers that wait until acknowledgements are written, and the errors that they get.
         self._callers: dict[trio.Event, StorageError | None] = {}
         self._waiting = 0  # rows of all items, including those being written
@@ -229,8 +253,8 @@ class RowWriter:
             if isinstance(item, _Retry) and item.table is table:
                 self._keep(item, ~np.isin(item.offsets, offsets))
         self._items = _without_empty(self._items)
-        for apart in self._apart.values():
-            apart.suspects, apart.items = map(_without_empty, (apart.suspects, apart.items))
+        for line in self._lines:
+            line.items = _without_empty(line.items)
 
     def acknowledge(
         self, table: ServedTable, ids: list[RowId], done: Callable[[int], None]
@@ -251,9 +275,9 @@ class RowWriter:
 
     def _queue_of(self, item: _Item) -> deque[_Item]:
         apart = self._apart.get(item.table)
-        if apart is None or (apart.is_trusted and not item.is_suspect):
+        if apart is None or apart.is_trusted:
             return self._items
-        return apart.suspects if item.is_suspect else apart.items
+        return apart.others.items
 
     async def written(self, ended: trio.Event) -> None:
         """Wait until ``ended`` is set, because acknowledgements of the caller are written.
@@ -284,51 +308,82 @@ class RowWriter:
                 await self._wait()
                 continue
             began_s = trio.current_time()
+            write = _write_joined if self._locked_s else _write_all
             try:
-                await self._run(self._write, partial(_write_all, items, tried))
+                await self._run(self._write, partial(write, items, tried))
             except StorageError as error:
                 if isinstance(error, StorageUnavailable) or not tried:
-                    self._put_back(items)
+                    self._return(items)
                     self._on_trouble(error, None)
                     if isinstance(error, StorageReadOnly):
                         self._refuse(error)
                     pause_s = _longer_s(pause_s)
+                    await trio.sleep(pause_s)
+                    continue
+                if self._locked_s:  # write them one by one to find the one that fails
+                    for item in self._without_replaced(items):
+                        self._queue_of(item).append(item)
                 else:
                     self._put_apart(items, tried, error, trio.current_time() - began_s)
                     self._on_trouble(error, tried[-1].table)
-                    pause_s = 0.0
             else:
                 self._note_success(items)
                 left = [one for item in items if (one := self._finish(item)) is not None]
-                self._put_back(left)
+                pause_s = min(max(2 * self._locked_s, _LOCKED_S), _LONGEST_LOCKED_S)
+                self._put_locked(left, pause_s)
                 for item in self._waiting_items:
                     if isinstance(item, _Retry):  # maybe a newer one of the same rows
                         item.table.cached.set_writing(item.offsets, True)
-                if len(left) == len(items):
-                    pause_s = min(max(2 * pause_s, _LOCKED_S), _LONGEST_LOCKED_S)
-                else:
-                    pause_s = 0.0
-            await trio.sleep(pause_s)
+            pause_s = 0.0
+            await trio.lowlevel.checkpoint()
+
+    @property
+    def _lines(self) -> list[_Line]:
+        """The lines of all tables: those of locked rows, and those of tables apart."""
+        apart = [line for each in self._apart.values() for line in each.lines]
+        return [*self._locked.values(), *apart]
 
     @property
     def _waiting_items(self) -> list[_Item]:
-        apart = [one for each in self._apart.values() for one in (*each.suspects, *each.items)]
-        return [*self._items, *apart]
+        return [*self._items, *(one for line in self._lines for one in line.items)]
 
     def _next(self) -> list[_Item]:
-        """Return the items of the next transaction. Tables apart take turns with all others."""
+        """Return the items of the next transaction.
+
+        Locked rows take turns with all others, and so do tables apart.
+        """
         now_s = trio.current_time()
-        due = [one for one in self._apart.values() if one.next_s <= now_s]
-        self._was_apart = bool(due) and not (self._was_apart and self._items)
-        queue, most = self._items, len(self._items)
-        if self._was_apart:
-            apart = min(due, key=lambda one: one.next_s)
-            queue = apart.next(now_s)
-            is_suspect = queue is apart.suspects
-            most = 1 if is_suspect else min(apart.known_good or len(queue), len(queue))
+        apart = [one for one in self._apart.values() if one.next_s <= now_s]
+        locked = [key for key, line in self._locked.items() if line.next_s <= now_s]
+        if locked and not (self._locked_s and (self._items or apart)):
+            return self._next_locked(min(locked, key=lambda key: self._locked[key].due_s))
+        self._locked_s = 0.0
+        self._was_apart = bool(apart) and not (self._was_apart and self._items)
+        if not self._was_apart:
+            return self._taken(self._items, len(self._items))
+        table = min(apart, key=lambda one: one.next_s)
+        line = table.next(now_s)
+        known_good = table.known_good or len(line.items)
+        return self._taken(line.items, known_good if line is table.others else 1)
+
+    def _next_locked(self, key: tuple[ServedTable, float]) -> list[_Item]:
+        """Return the items of locked rows that wait equally long, with all retries in one item."""
+        line = self._locked[key]
+        items = self._taken(line.items, len(line.items))
+        if not line.items:
+            del self._locked[key]
+        self._locked_s = key[1]
+        acks: list[_Item] = [item for item in items if isinstance(item, _Ack)]
+        retries = [item for item in items if isinstance(item, _Retry)]
+        return [*acks, self._prepared(_joined(retries))] if retries else acks
+
+    def _taken(self, queue: deque[_Item], most: int) -> list[_Item]:
+        """Take the first items from a queue, at most ``most``."""
         items: list[_Item] = []
         count = 0
-        while len(items) < most and (not items or count + len(queue[0].ids) <= _MOST_ROWS):
+        while queue and len(items) < most:
+            if items and count + len(queue[0].ids) > _MOST_ROWS:
+                break
             items.append(self._prepared(queue.popleft()))
             count += len(items[-1].ids)
         return items
@@ -338,13 +393,32 @@ class RowWriter:
         self._added = trio.Event()
         if not self._waiting_items:
             self._idle.set()
-        with trio.move_on_at(min((one.next_s for one in self._apart.values()), default=inf)):
+        with trio.move_on_at(min((line.next_s for line in self._lines), default=inf)):
             await self._added.wait()
+
+    def _return(self, items: Sequence[_Item]) -> None:
+        """Put items where they were, because nothing could be written."""
+        if self._locked_s:
+            self._put_locked(items, self._locked_s)
+            return
+        apart = self._apart.get(items[0].table) if self._was_apart else None
+        if apart is not None and apart.last is not None and apart.last is not apart.others:
+            apart.last.items.extendleft(self._without_replaced(items))  # it is a single item
+            return
+        self._put_back(items)
 
     def _put_back(self, items: Sequence[_Item]) -> None:
         """Write items before all others, because their transaction has not written them."""
         for item in reversed(self._without_replaced(items)):
             self._queue_of(item).appendleft(item)
+
+    def _put_locked(self, items: Sequence[_Item], pause_s: float) -> None:
+        """Write items later, because another session has locked their rows."""
+        for item in self._without_replaced(items):
+            line = self._locked.setdefault((item.table, pause_s), _Line(pause_s=pause_s))
+            if not line.items:
+                line.due_s = trio.current_time() + pause_s
+            line.items.append(item)
 
     def _refuse(self, error: StorageReadOnly) -> None:
         """Answer the callers that wait for acknowledgements with an error."""
@@ -358,15 +432,15 @@ class RowWriter:
         """Note that a transaction is committed."""
         table = items[0].table
         apart = self._apart.get(table)
-        if self._was_apart and apart is not None:
-            if items[0].is_suspect:
-                apart.suspects_s = apart.suspects_pause_s = 0.0
-            else:
-                apart.known_good, apart.items_pause_s = 0, 0.0
-                apart.is_trusted = not apart.items
-            if not apart.suspects:
+        if self._was_apart and not self._locked_s and apart is not None:
+            assert apart.last is not None
+            apart.last.due_s = apart.last.pause_s = 0.0
+            if apart.last is apart.others:
+                apart.known_good = 0
+                apart.is_trusted = not apart.others.items
+            if not apart.suspects.items and not apart.refused.items:
                 del self._apart[table]
-                self._items.extendleft(reversed(apart.items))
+                self._items.extendleft(reversed(apart.others.items))
         for item in items:
             item.is_suspect = False
         self._on_written(self._apart.keys())
@@ -387,10 +461,11 @@ class RowWriter:
     def _put_apart(
         self, items: Sequence[_Item], tried: Sequence[_Item], error: StorageError, took_s: float
     ) -> None:
-        """Write the item that has failed later and alone, and the others of its table apart.
+        """Write the item that has failed alone, and the others of its table apart.
 
         If it has failed alone, its halves are written one by one. So in the end only the rows that
-        cannot be written wait. If a lock of the whole table was the reason, it is not divided.
+        cannot be written wait. Halves are written before other suspects, because these may fail
+        too. If a lock of the whole table was the reason, the item is not divided.
 
         Args:
           items: the items of the failed transaction.
@@ -400,15 +475,20 @@ class RowWriter:
         failed, table = tried[-1], tried[-1].table
         apart = self._apart.setdefault(table, _Apart())
         is_locked, was_suspect = isinstance(error, TransactionAborted), failed.is_suspect
-        apart.failed(took_s, trio.current_time(), was_suspect=was_suspect, is_locked=is_locked)
+        apart.failed(failed, took_s, trio.current_time(), is_locked=is_locked)
         divides = was_suspect and not is_locked and len(failed.ids) > 1
         parts = self._without_replaced(_halves(failed) if divides else [failed])
         for part in parts:
             part.is_suspect = True
-        apart.suspects.extend(parts)
+        if divides:
+            apart.suspects.items.extendleft(reversed(parts))
+        elif was_suspect or is_locked:
+            apart.refused.items.extend(parts)
+        else:
+            apart.suspects.items.extend(parts)
         if was_suspect:
             return
-        apart.items.extend(item for item in self._items if item.table is table)
+        apart.others.items.extend(item for item in self._items if item.table is table)
         self._items = deque(item for item in self._items if item.table is not table)
         self._put_back([item for item in items if item is not failed])
         apart.known_good = sum(item.table is table for item in tried[:-1])
@@ -499,6 +579,17 @@ def _without_empty(items: deque[_Item]) -> deque[_Item]:
     return deque(item for item in items if item.ids or isinstance(item, _Ack))
 
 
+def _joined(retries: Sequence[_Retry]) -> _Retry:
+    """Return one retry for all rows of retries of the same table."""
+    return _Retry(
+        retries[0].table,
+        [id for item in retries for id in item.ids],
+        np.concatenate([item.offsets for item in retries]),
+        np.concatenate([item.epochs for item in retries]),
+        np.concatenate([item.times_ns for item in retries]),
+    )
+
+
 def _halves(item: _Item) -> list[_Item]:
     """Divide an item into two, which together have its effect."""
     middle = len(item.ids) // 2
@@ -535,9 +626,33 @@ def _write_all(items: Sequence[_Item], tried: list[_Item], connection: Connectio
             _write_one(connection, item)
 
 
+def _write_joined(items: Sequence[_Item], tried: list[_Item], connection: Connection) -> None:
+    """Like ``_write_all``, for items of one table, with the same statements for all acks.
+
+    Their rows get the time of the last acknowledgement.
+    """
+    tried.extend(items)
+    table = items[0].table
+    acks = [item for item in items if isinstance(item, _Ack)]
+    with values_of(table.table.name):
+        if acks:
+            ids = list(dict.fromkeys(id for item in acks for id in item.ids))
+            joined = _Ack(table, ids, None, max(item.at_ns for item in acks))
+            _write_one(connection, joined)
+            for item in acks:
+                item.locked = joined.locked.intersection(item.ids)
+                item.found = joined.found.intersection(item.ids)
+                joined.found -= item.found  # the first of two acknowledgements took effect
+        for retry in items:
+            if isinstance(retry, _Retry):
+                _write_one(connection, retry)
+
+
 def _write_one(connection: Connection, item: _Item) -> None:
     statements = item.table.statements
     if item.table.is_gone:
+        if isinstance(item, _Ack):
+            item.found, item.locked = set(), set()
         return
     if isinstance(item, _Ack):
         item.found, item.locked = statements.acknowledge(connection, item.ids, item.at_ns)
