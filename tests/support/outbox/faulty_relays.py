@@ -53,7 +53,7 @@ def relay_of(
         services.pipeline.transact,
         world.clock,
         inline,
-        DAY_MS,
+        lambda topic: services.registry.delays_of(topic).within(DAY_MS),
         services.inbox_relay.wake,
         mapping,
     )
