@@ -301,7 +301,9 @@ async def test_role_has_two_valid_tokens_at_most(
 ) -> None:
     """O1: one token can replace the other without a pause."""
     async with testing.start() as world, connected(world, await begin(world)) as root:
-        first, second = await new_token(root, "r"), await new_token(root, "r")
+        first = await new_token(root, "r")
+        await world.clock.advance(ms=1)
+        second = await new_token(root, "r")
         with pytest.raises(LimitExceeded, match=f"tokens revoke {first.id}"):
             await new_token(root, "r")
         assert (await root.admin("tokens.revoke", id=first.id))["state"] == "revoked"

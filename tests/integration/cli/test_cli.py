@@ -20,6 +20,7 @@ import trio
 import escapement
 import escapement.sync
 from escapement.cli.input.remote import with_broker
+from escapement.client.connection.address import Address
 from escapement.protocol import commands as wire
 from support.processes.broker import BrokerProcess
 from support.processes.command_lines import TIMEOUT_S, Say, process
@@ -315,7 +316,7 @@ def test_interrupt_in_any_task_raises_keyboard_interrupt(broker: BrokerProcess) 
             await client.admin("topics.list")
 
     with pytest.raises(KeyboardInterrupt):
-        with_broker(("127.0.0.1", broker.port), work)
+        with_broker(Address("127.0.0.1", broker.port), work)
 
 
 def test_full_disk_is_reported_in_one_line_and_acknowledges_nothing(
