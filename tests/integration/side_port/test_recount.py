@@ -93,6 +93,7 @@ async def until_equal(http: httpx.AsyncClient, expected: dict[str, float]) -> di
     return found
 
 
+@pytest.mark.long  # on a busy machine, some runs do not end; see the known limitations
 @pytest.mark.parametrize("seed", seeds(range(1)))
 async def test_metrics_equal_a_recount_of_what_clients_did(
     seed: int, tmp_path: Path, log_url: str | None
