@@ -11,7 +11,6 @@ machine only, unless the operator allows more.
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +27,6 @@ _log = EventLog(__name__)
 
 # How often a running broker looks for a request. One look is one system call.
 _POLL_S: Final = 0.5
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an IP address can be reached from its own machine only."""
-    try:
-        return ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 async def check_exposure(engine: Engine, directory: Path, where: str) -> None:

@@ -22,8 +22,8 @@ import trio.testing
 from escapement.broker.broker import Broker as Server
 from escapement.broker.broker import BrokerConfig
 from escapement.broker.crash import one_error
+from escapement.broker.front import Front
 from escapement.broker.runners import Runners
-from escapement.broker.server import Front
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
 from escapement.client.consuming.batch import Message

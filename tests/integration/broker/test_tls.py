@@ -16,7 +16,7 @@ import escapement
 import escapement.sync
 from escapement.access.token import Token
 from escapement.broker.certificates import Certificates, TlsFiles
-from escapement.broker.server import certificate_role
+from escapement.broker.front import certificate_role
 from escapement.cli.main import run
 from escapement.errors import AccessDenied, Disconnected, InvalidRequest
 from escapement.storage.bootstrap_request import BootstrapRequest

@@ -17,11 +17,11 @@ from trio.testing import MockClock
 import escapement
 from escapement import testing
 from escapement.broker.broker import Broker, BrokerConfig
+from escapement.broker.front import Front
 from escapement.broker.inspection import search
 from escapement.broker.inspection.search import Sought
 from escapement.broker.limits import BrokerLimits
 from escapement.broker.runners import Runners
-from escapement.broker.server import Front
 from escapement.client.connect import connect
 from escapement.clock import SystemClock
 from escapement.names import TopicName

@@ -85,7 +85,6 @@ class Session:
           on_greeted: called when the handshake is done.
           certificate_role: the role that the client's verified certificate names, if it has one.
         """
-        self.certificate_role = certificate_role
         if greet_by_s is None:
             greet_by_s = trio.current_time() + limits.handshake_timeout_s
         self._greet_by_s = greet_by_s

@@ -13,8 +13,8 @@ from starlette.requests import Request
 
 from escapement.broker.access.access import Access
 from escapement.broker.access.caller import Caller
-from escapement.broker.side_port.config import is_loopback
 from escapement.errors import EscapementError
+from escapement.loopback import is_loopback
 
 
 class Refused(EscapementError):

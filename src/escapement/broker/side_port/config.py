@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
 from escapement.errors import InvalidRequest
+from escapement.loopback import is_loopback
 
 DEFAULT_HTTP_PORT: Final = 7651
 _PACKAGES: Final = ("starlette", "hypercorn", "prometheus_client")
@@ -42,11 +42,3 @@ class SidePortConfig:
                 "read the names of topics and subscriptions. Choose 127.0.0.1, or allow it with "
                 "--http-insecure."
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only programs on this machine reach an address or host name."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

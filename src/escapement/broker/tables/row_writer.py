@@ -34,6 +34,15 @@ import numpy as np
 import trio
 
 from escapement.broker.tables.claim import NANOSECONDS
+from escapement.broker.tables.row_items import (
+    RowAck,
+    RowItem,
+    RowRetry,
+    halves,
+    joined,
+    write_all,
+    write_joined,
+)
 from escapement.broker.tables.served_table import ServedTable
 from escapement.clock import Clock
 from escapement.errors import StorageError, StorageReadOnly, StorageUnavailable
@@ -42,7 +51,6 @@ from escapement.storage.blocking import Run
 from escapement.storage.commit.items import Acks, Attempts
 from escapement.storage.engine.base import Connection, TransactionAborted
 from escapement.tables.row_ids import RowId
-from escapement.tables.row_statements import Versions, values_of
 
 # The most rows of one transaction, unless one item has more.
 _MOST_ROWS: Final = 8_192
@@ -59,46 +67,10 @@ _SLOW_FAILURE: Final = 4
 
 
 @dataclass(slots=True, eq=False)
-class _Ack:
-    """Rows to acknowledge. ``offsets`` is None for rows that are not in memory.
-
-    Like a retry, it is a suspect from the time that it has failed until it is written.
-    """
-
-    table: ServedTable
-    ids: list[RowId]
-    done: Callable[[int], None] | None
-    at_ns: int
-    offsets: Int64s | None = None
-    acked: int = 0  # how many rows were acknowledged
-    found: set[RowId] = field(default_factory=set)
-    locked: set[RowId] = field(default_factory=set)
-    is_suspect: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Retry:
-    """Rows that get a new time, and maybe another epoch."""
-
-    table: ServedTable
-    ids: list[RowId]
-    offsets: Int64s
-    epochs: Int64s
-    times_ns: Int64s
-    known: Versions | None = None  # the versions of the rows when they are written
-    written: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
-    locked: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
-    is_suspect: bool = False
-
-
-_Item = _Ack | _Retry
-
-
-@dataclass(slots=True, eq=False)
 class _Line:
     """Items that wait for the same time, which is on the clock of the event loop."""
 
-    items: deque[_Item] = field(default_factory=deque)
+    items: deque[RowItem] = field(default_factory=deque)
     due_s: float = 0.0
     pause_s: float = 0.0
 
@@ -142,7 +114,7 @@ class _Apart:
         self.last = next(line for line in lines[at:] + lines[:at] if line.next_s <= now_s)
         return self.last
 
-    def failed(self, item: _Item, took_s: float, now_s: float, *, is_locked: bool) -> None:
+    def failed(self, item: RowItem, took_s: float, now_s: float, *, is_locked: bool) -> None:
         """Set the times of the next attempts after an item has failed, before it is in a line."""
         slow_s = _SLOW_FAILURE * took_s if is_locked else 0.0
         refuses = is_locked or (item.is_suspect and len(item.ids) == 1)
@@ -193,7 +165,7 @@ class RowWriter:
         self._on_change = on_change
         self._last_poll = last_poll
         self._most_acks = most_acks
-        self._items: deque[_Item] = deque()
+        self._items: deque[RowItem] = deque()
         self._apart: dict[ServedTable, _Apart] = {}
         # Whether the last transaction was of a table apart. Those of locked rows do not count.
         self._was_apart = False
@@ -239,18 +211,18 @@ class RowWriter:
         if isinstance(item, Acks):
             # A client that connects again may acknowledge rows that this broker never had.
             table.subscription.acked.committed(item.offsets[~here])
-            self._add(_Ack(table, ids, item.done, self._now_ns, offsets))
+            self._add(RowAck(table, ids, item.done, self._now_ns, offsets))
         elif ids:
             if table.cached.are_written(offsets).any():
                 self._replace(table, offsets)
             table.cached.set_writing(offsets, True)
             times_ns = item.next_ms[here] * NANOSECONDS
-            self._add(_Retry(table, ids, offsets, item.attempts[here], times_ns))
+            self._add(RowRetry(table, ids, offsets, item.attempts[here], times_ns))
 
     def _replace(self, table: ServedTable, offsets: Int64s) -> None:
         """Leave rows out of the retries that wait, because they get newer ones."""
         for item in self._waiting_items:
-            if isinstance(item, _Retry) and item.table is table:
+            if isinstance(item, RowRetry) and item.table is table:
                 self._keep(item, ~np.isin(item.offsets, offsets))
         self._items = _without_empty(self._items)
         for line in self._lines:
@@ -260,20 +232,20 @@ class RowWriter:
         self, table: ServedTable, ids: list[RowId], done: Callable[[int], None]
     ) -> None:
         """Acknowledge rows that are not in memory; ``done`` gets the number that took effect."""
-        self._add(_Ack(table, ids, done, self._now_ns))
+        self._add(RowAck(table, ids, done, self._now_ns))
 
     @property
     def _now_ns(self) -> int:
         return self._clock.now_ms() * NANOSECONDS
 
-    def _add(self, item: _Item) -> None:
+    def _add(self, item: RowItem) -> None:
         self._queue_of(item).append(item)
         self._waiting += len(item.ids)
         if self._idle.is_set():
             self._idle = trio.Event()
         self._added.set()
 
-    def _queue_of(self, item: _Item) -> deque[_Item]:
+    def _queue_of(self, item: RowItem) -> deque[RowItem]:
         apart = self._apart.get(item.table)
         if apart is None or apart.is_trusted:
             return self._items
@@ -303,12 +275,12 @@ class RowWriter:
         """Write until cancelled."""
         pause_s = 0.0
         while True:
-            items, tried = self._next(), list[_Item]()
+            items, tried = self._next(), list[RowItem]()
             if not items:
                 await self._wait()
                 continue
             began_s = trio.current_time()
-            write = _write_joined if self._locked_s else _write_all
+            write = write_joined if self._locked_s else write_all
             try:
                 await self._run(self._write, partial(write, items, tried))
             except StorageError as error:
@@ -332,7 +304,7 @@ class RowWriter:
                 pause_s = min(max(2 * self._locked_s, _LOCKED_S), _LONGEST_LOCKED_S)
                 self._put_locked(left, pause_s)
                 for item in self._waiting_items:
-                    if isinstance(item, _Retry):  # maybe a newer one of the same rows
+                    if isinstance(item, RowRetry):  # maybe a newer one of the same rows
                         item.table.cached.set_writing(item.offsets, True)
             pause_s = 0.0
             await trio.lowlevel.checkpoint()
@@ -344,10 +316,10 @@ class RowWriter:
         return [*self._locked.values(), *apart]
 
     @property
-    def _waiting_items(self) -> list[_Item]:
+    def _waiting_items(self) -> list[RowItem]:
         return [*self._items, *(one for line in self._lines for one in line.items)]
 
-    def _next(self) -> list[_Item]:
+    def _next(self) -> list[RowItem]:
         """Return the items of the next transaction.
 
         Locked rows take turns with all others, and so do tables apart.
@@ -366,20 +338,20 @@ class RowWriter:
         known_good = table.known_good or len(line.items)
         return self._taken(line.items, known_good if line is table.others else 1)
 
-    def _next_locked(self, key: tuple[ServedTable, float]) -> list[_Item]:
+    def _next_locked(self, key: tuple[ServedTable, float]) -> list[RowItem]:
         """Return the items of locked rows that wait equally long, with all retries in one item."""
         line = self._locked[key]
         items = self._taken(line.items, len(line.items))
         if not line.items:
             del self._locked[key]
         self._locked_s = key[1]
-        acks: list[_Item] = [item for item in items if isinstance(item, _Ack)]
-        retries = [item for item in items if isinstance(item, _Retry)]
-        return [*acks, self._prepared(_joined(retries))] if retries else acks
+        acks: list[RowItem] = [item for item in items if isinstance(item, RowAck)]
+        retries = [item for item in items if isinstance(item, RowRetry)]
+        return [*acks, self._prepared(joined(retries))] if retries else acks
 
-    def _taken(self, queue: deque[_Item], most: int) -> list[_Item]:
+    def _taken(self, queue: deque[RowItem], most: int) -> list[RowItem]:
         """Take the first items from a queue, at most ``most``."""
-        items: list[_Item] = []
+        items: list[RowItem] = []
         count = 0
         while queue and len(items) < most:
             if items and count + len(queue[0].ids) > _MOST_ROWS:
@@ -396,7 +368,7 @@ class RowWriter:
         with trio.move_on_at(min((line.next_s for line in self._lines), default=inf)):
             await self._added.wait()
 
-    def _return(self, items: Sequence[_Item]) -> None:
+    def _return(self, items: Sequence[RowItem]) -> None:
         """Put items where they were, because nothing could be written."""
         if self._locked_s:
             self._put_locked(items, self._locked_s)
@@ -407,12 +379,12 @@ class RowWriter:
             return
         self._put_back(items)
 
-    def _put_back(self, items: Sequence[_Item]) -> None:
+    def _put_back(self, items: Sequence[RowItem]) -> None:
         """Write items before all others, because their transaction has not written them."""
         for item in reversed(self._without_replaced(items)):
             self._queue_of(item).appendleft(item)
 
-    def _put_locked(self, items: Sequence[_Item], pause_s: float) -> None:
+    def _put_locked(self, items: Sequence[RowItem], pause_s: float) -> None:
         """Write items later, because another session has locked their rows."""
         for item in self._without_replaced(items):
             line = self._locked.setdefault((item.table, pause_s), _Line(pause_s=pause_s))
@@ -428,7 +400,7 @@ class RowWriter:
             )
             ended.set()
 
-    def _note_success(self, items: Sequence[_Item]) -> None:
+    def _note_success(self, items: Sequence[RowItem]) -> None:
         """Note that a transaction is committed."""
         table = items[0].table
         apart = self._apart.get(table)
@@ -445,21 +417,21 @@ class RowWriter:
             item.is_suspect = False
         self._on_written(self._apart.keys())
 
-    def _without_replaced(self, items: Sequence[_Item]) -> list[_Item]:
+    def _without_replaced(self, items: Sequence[RowItem]) -> list[RowItem]:
         """Leave rows out of retries if a newer one waits. Return the items that are left."""
         newer: dict[ServedTable, set[int]] = {}
         for item in self._waiting_items:
-            if isinstance(item, _Retry):
+            if isinstance(item, RowRetry):
                 newer.setdefault(item.table, set()).update(item.offsets.tolist())
         for item in items:
-            if isinstance(item, _Retry) and item.table in newer:
+            if isinstance(item, RowRetry) and item.table in newer:
                 of_table = newer[item.table]
                 kept = [offset not in of_table for offset in item.offsets.tolist()]
                 self._keep(item, np.array(kept, bool))
-        return [item for item in items if item.ids or isinstance(item, _Ack)]
+        return [item for item in items if item.ids or isinstance(item, RowAck)]
 
     def _put_apart(
-        self, items: Sequence[_Item], tried: Sequence[_Item], error: StorageError, took_s: float
+        self, items: Sequence[RowItem], tried: Sequence[RowItem], error: StorageError, took_s: float
     ) -> None:
         """Write the item that has failed alone, and the others of its table apart.
 
@@ -477,7 +449,7 @@ class RowWriter:
         is_locked, was_suspect = isinstance(error, TransactionAborted), failed.is_suspect
         apart.failed(failed, took_s, trio.current_time(), is_locked=is_locked)
         divides = was_suspect and not is_locked and len(failed.ids) > 1
-        parts = self._without_replaced(_halves(failed) if divides else [failed])
+        parts = self._without_replaced(halves(failed) if divides else [failed])
         for part in parts:
             part.is_suspect = True
         if divides:
@@ -493,15 +465,15 @@ class RowWriter:
         self._put_back([item for item in items if item is not failed])
         apart.known_good = sum(item.table is table for item in tried[:-1])
 
-    def _prepared(self, item: _Item) -> _Item:
+    def _prepared(self, item: RowItem) -> RowItem:
         """Leave rows out of a retry that were forgotten, and note the versions of the others."""
-        if isinstance(item, _Retry):
+        if isinstance(item, RowRetry):
             cached = item.table.cached
             self._keep(item, cached.contains(item.offsets))
             item.known = cached.versions(item.offsets)
         return item
 
-    def _keep(self, item: _Retry, kept: Bools) -> None:
+    def _keep(self, item: RowRetry, kept: Bools) -> None:
         """Leave rows out of a retry that are not ``kept``; bool[n]."""
         at = np.flatnonzero(kept)
         self._waiting -= len(item.ids) - len(at)
@@ -509,15 +481,15 @@ class RowWriter:
         item.offsets = item.offsets[at]
         item.epochs, item.times_ns = item.epochs[at], item.times_ns[at]
 
-    def _finish(self, item: _Item) -> _Item | None:
+    def _finish(self, item: RowItem) -> RowItem | None:
         """Note that an item is written. Return the part of it that is not; None for nothing."""
         before = len(item.ids)
-        left = self._acknowledged(item) if isinstance(item, _Ack) else self._retried(item)
+        left = self._acknowledged(item) if isinstance(item, RowAck) else self._retried(item)
         self._waiting -= before - (0 if left is None else len(left.ids))
         self._on_change(item.table)
         return left
 
-    def _acknowledged(self, item: _Ack) -> _Ack | None:
+    def _acknowledged(self, item: RowAck) -> RowAck | None:
         item.acked += len(item.found)
         locked = [id for id in item.ids if id in item.locked]
         if item.offsets is not None:
@@ -533,7 +505,7 @@ class RowWriter:
             item.done(item.acked)
         return None
 
-    def _retried(self, item: _Retry) -> _Retry | None:
+    def _retried(self, item: RowRetry) -> RowRetry | None:
         table, written = item.table, item.written
         cached = table.cached
         here = written[cached.contains(item.offsets[written])]
@@ -555,14 +527,14 @@ class RowWriter:
             return None
         at = item.locked
         ids = [item.ids[row] for row in at.tolist()]
-        return _Retry(table, ids, item.offsets[at], item.epochs[at], item.times_ns[at])
+        return RowRetry(table, ids, item.offsets[at], item.epochs[at], item.times_ns[at])
 
     def _are_retried(self, table: ServedTable, offsets: Int64s) -> Bools:
         """Return which rows have a retry that waits to be written; bool[n]."""
         waiting = [
             one.offsets
             for one in self._waiting_items
-            if isinstance(one, _Retry) and one.table is table
+            if isinstance(one, RowRetry) and one.table is table
         ]
         return np.isin(offsets, np.concatenate([np.zeros(0, np.int64), *waiting]))
 
@@ -574,90 +546,6 @@ class RowWriter:
             table.subscription.forget(offsets[~table.subscription.acked.contains(offsets)])
 
 
-def _without_empty(items: deque[_Item]) -> deque[_Item]:
+def _without_empty(items: deque[RowItem]) -> deque[RowItem]:
     """Leave out retries without rows."""
-    return deque(item for item in items if item.ids or isinstance(item, _Ack))
-
-
-def _joined(retries: Sequence[_Retry]) -> _Retry:
-    """Return one retry for all rows of retries of the same table."""
-    return _Retry(
-        retries[0].table,
-        [id for item in retries for id in item.ids],
-        np.concatenate([item.offsets for item in retries]),
-        np.concatenate([item.epochs for item in retries]),
-        np.concatenate([item.times_ns for item in retries]),
-    )
-
-
-def _halves(item: _Item) -> list[_Item]:
-    """Divide an item into two, which together have its effect."""
-    middle = len(item.ids) // 2
-    parts = slice(0, middle), slice(middle, None)
-    if isinstance(item, _Retry):
-        return [
-            _Retry(item.table, item.ids[at], item.offsets[at], item.epochs[at], item.times_ns[at])
-            for at in parts
-        ]
-    total, waiting = item.acked, len(parts)
-
-    def done(count: int) -> None:
-        nonlocal total, waiting
-        total, waiting = total + count, waiting - 1
-        if not waiting and item.done is not None:
-            item.done(total)
-
-    offsets = item.offsets
-    return [
-        _Ack(item.table, item.ids[at], done, item.at_ns, None if offsets is None else offsets[at])
-        for at in parts
-    ]
-
-
-def _write_all(items: Sequence[_Item], tried: list[_Item], connection: Connection) -> None:
-    """Write items in a transaction, and note the result in each. Runs in a thread.
-
-    Args:
-      tried: gets the items that were tried, so that the last one is known after an error.
-    """
-    for item in items:
-        tried.append(item)
-        with values_of(item.table.table.name):
-            _write_one(connection, item)
-
-
-def _write_joined(items: Sequence[_Item], tried: list[_Item], connection: Connection) -> None:
-    """Like ``_write_all``, for items of one table, with the same statements for all acks.
-
-    Their rows get the time of the last acknowledgement.
-    """
-    tried.extend(items)
-    table = items[0].table
-    acks = [item for item in items if isinstance(item, _Ack)]
-    with values_of(table.table.name):
-        if acks:
-            ids = list(dict.fromkeys(id for item in acks for id in item.ids))
-            joined = _Ack(table, ids, None, max(item.at_ns for item in acks))
-            _write_one(connection, joined)
-            for item in acks:
-                item.locked = joined.locked.intersection(item.ids)
-                item.found = joined.found.intersection(item.ids)
-                joined.found -= item.found  # the first of two acknowledgements took effect
-        for retry in items:
-            if isinstance(retry, _Retry):
-                _write_one(connection, retry)
-
-
-def _write_one(connection: Connection, item: _Item) -> None:
-    statements = item.table.statements
-    if item.table.is_gone:
-        if isinstance(item, _Ack):
-            item.found, item.locked = set(), set()
-        return
-    if isinstance(item, _Ack):
-        item.found, item.locked = statements.acknowledge(connection, item.ids, item.at_ns)
-    else:
-        assert item.known is not None
-        item.written, item.locked = statements.reschedule(
-            connection, item.ids, item.known, item.epochs, item.times_ns
-        )
+    return deque(item for item in items if item.ids or isinstance(item, RowAck))

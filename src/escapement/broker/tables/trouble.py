@@ -111,7 +111,7 @@ class Problems:
         return True
 
     def _explained(self, error: StorageError) -> StorageError:
-        """Return an error that also says what to do."""
+        """Return an error with advice, if there is any."""
         if lacks_right(error):
             return StorageError(
                 f"{error}. The broker's user lacks a right. GRANT SELECT, UPDATE, DELETE ON"

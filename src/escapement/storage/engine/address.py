@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from escapement.errors import InvalidRequest
+from escapement.loopback import is_loopback
 
 DEFAULT_PORT: Final = 3306
 # A server that takes longer to open a connection counts as unreachable.
@@ -106,12 +106,7 @@ class MysqlAddress:
     @property
     def is_local(self) -> bool:
         """Whether the server is on this machine: a socket, or a loopback address."""
-        if self.unix_socket is not None or self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return self.unix_socket is not None or is_loopback(self.host)
 
     @property
     def verification(self) -> SslMode:
