@@ -1,11 +1,11 @@
-"""Handling of Ctrl-C and SIGTERM by commands.
+"""Handling of Ctrl-C by commands.
 
 While modules are imported, no work is in progress, so Ctrl-C ends the process at once. A
 ``KeyboardInterrupt`` would show a meaningless traceback from the module being imported, or
 become another error: a class body turns it into a ``RuntimeError``.
 
-While a command starts another process that it cannot end yet, Ctrl-C is delayed until it can. By
-default SIGTERM would end only the command, and its processes would go on.
+While a command starts another process that it cannot end yet, Ctrl-C is delayed until it can.
+``interruptible`` has what async commands use.
 """
 
 from __future__ import annotations
@@ -66,21 +66,3 @@ def put_off() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if came:
             raise KeyboardInterrupt
-
-
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C during the ``with`` block.
-
-    Does nothing in another thread than the main one.
-    """
-    ours = threading.current_thread() is threading.main_thread()
-    if ours:
-        before = signal.signal(
-            signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT)
-        )
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGTERM, before)

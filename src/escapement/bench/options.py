@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,9 +25,10 @@ from rich.progress import Progress as ProgressBar
 from escapement.bench.outcome import Outcome
 from escapement.bench.payload import PayloadSize
 from escapement.bench.stage import Setting
+from escapement.broker.crash import one_error
 from escapement.durations import parse
 from escapement.errors import InvalidRequest
-from escapement.interrupt import sigterm_interrupts
+from escapement.interruptible import until_interrupted
 from escapement.protocol.limits import MAX_FRAME_BYTES
 
 Measure = Callable[[], Awaitable[Outcome]]
@@ -175,8 +177,10 @@ def measured(**uses: Use) -> Callable[[Callable[..., Measure]], Function]:
                 broker, data, log_url, tick_ms, payload, batch_size, in_flight, pending, runs, show
             )
             measure = function(setting, **own)
-            with bar, sigterm_interrupts():
-                outcome: Outcome = trio.run(measure)
+            with bar, one_error():
+                outcome: Outcome = trio.run(
+                    until_interrupted, measure, signal.SIGINT, signal.SIGTERM
+                )
             if output == "json":
                 click.echo(json.dumps(outcome.as_json()))
             else:

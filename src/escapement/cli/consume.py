@@ -11,7 +11,7 @@ import click
 from escapement.cli.input.message_ids import position_of
 from escapement.cli.input.options import kind_option, output_option
 from escapement.cli.input.parameters import duration_ms, start_position
-from escapement.cli.input.remote import broker_option, until_interrupted, with_broker
+from escapement.cli.input.remote import broker_option, with_broker
 from escapement.cli.output.line import plain, print_json, print_payload
 from escapement.client.broker import Broker
 from escapement.client.connection.address import Address
@@ -19,6 +19,7 @@ from escapement.client.consuming.batch import Message
 from escapement.client.consuming.inbox import Inbox
 from escapement.client.delivery_times import Where
 from escapement.errors import NotFound
+from escapement.interruptible import until_interrupted
 
 # The most messages buffered in this process. More would only keep them from other consumers.
 _PERMITS: Final = 1000

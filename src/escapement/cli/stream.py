@@ -9,7 +9,7 @@ from typing import Final
 import click
 import numpy as np
 
-from escapement.cli.input.remote import broker_option, until_interrupted, with_broker
+from escapement.cli.input.remote import broker_option, with_broker
 from escapement.cli.input.stream_statement import StreamStatement, stream_statement
 from escapement.cli.input.table_topics import topic_of_table
 from escapement.cli.output.rows import RowForm, RowPrinter
@@ -17,6 +17,7 @@ from escapement.client.broker import Broker
 from escapement.client.connection.address import Address
 from escapement.client.consuming.inbox import Inbox
 from escapement.errors import InvalidRequest
+from escapement.interruptible import until_interrupted
 
 # The subscription of every message table.
 _SUBSCRIPTION: Final = "table"

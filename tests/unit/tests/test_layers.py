@@ -11,7 +11,16 @@ ROOT = Path(escapement.__file__).parent
 
 # Lowest first. Packages on one floor do not import each other.
 FLOORS: list[set[str]] = [
-    {"errors", "clock", "interrupt", "allocator", "field", "event_log", "loopback"},
+    {
+        "errors",
+        "clock",
+        "interrupt",
+        "interruptible",
+        "allocator",
+        "field",
+        "event_log",
+        "loopback",
+    },
     {"message", "dedup", "names", "durations", "position", "properties", "recurrence", "spans"},
     {"timewheel", "traits", "group_names", "sorting", "spread", "access"},
     {"protocol", "storage"},

@@ -9,6 +9,7 @@ arrives again, and no message is early.
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import time
@@ -29,7 +30,7 @@ from escapement.client.consuming.batch import Batch
 from escapement.client.producing.producer import Producer
 from escapement.client.settings import Settings
 from escapement.errors import Disconnected
-from escapement.interrupt import sigterm_interrupts
+from escapement.interruptible import until_interrupted
 from escapement.message import Int64s
 
 _NAMESPACE: Final = "demo/clock"
@@ -95,8 +96,9 @@ def demo(messages: int, seconds: float, svg: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="escapement-demo-") as directory:
         host = Host(Path(directory), None)
         try:
-            with one_error(), sigterm_interrupts():
-                kept = trio.run(Demo(host, messages, seconds, svg=svg).run)
+            run = Demo(host, messages, seconds, svg=svg)
+            with one_error():
+                kept = trio.run(until_interrupted, run.run, signal.SIGINT, signal.SIGTERM)
         finally:
             host.kill()
     if not kept:

@@ -1,13 +1,11 @@
 """The connection of a command to a broker: its address, and one connection per command.
 
-Ctrl-C cancels the command as a whole. A plain ``KeyboardInterrupt`` could be raised in any task,
-such as the connection's, and the command would only see a lost connection.
+Ctrl-C cancels the command as a whole.
 """
 
 from __future__ import annotations
 
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import click
@@ -20,6 +18,7 @@ from escapement.cli.input.tls_files import kept
 from escapement.client.broker import Broker
 from escapement.client.connect import connect
 from escapement.client.connection.address import PLAIN_SCHEME, TLS_SCHEME, Address
+from escapement.interruptible import until_interrupted
 from escapement.protocol.limits import DEFAULT_PORT
 
 Result = TypeVar("Result")
@@ -80,19 +79,3 @@ def ask_broker(at: Address, verb: str, **arguments: Any) -> Any:
       EscapementError: if the broker cannot be reached, or refuses the request.
     """
     return with_broker(at, lambda broker: broker.admin(verb, **arguments))
-
-
-async def until_interrupted(work: Callable[[], Awaitable[Result]]) -> Result:
-    """Run ``work`` and return its result. Ctrl-C cancels it and raises ``KeyboardInterrupt``."""
-    with trio.open_signal_receiver(signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on, signals, nursery.cancel_scope)
-            result = await work()
-            nursery.cancel_scope.cancel()
-            return result
-    raise KeyboardInterrupt
-
-
-async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    async for _ in signals:
-        scope.cancel()
